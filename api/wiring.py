@@ -86,52 +86,42 @@ class Wiring:
 
     @cached_property
     def measurements(self) -> SqlMeasurementStore:
-        """Measurements, on the same database. Raises StoreError."""
         return SqlMeasurementStore(self.store.engine)
 
     @cached_property
     def probes(self) -> SqlProbeStore:
-        """The queue of probes, on the same database. Raises StoreError."""
         return SqlProbeStore(self.store.engine)
 
     @cached_property
     def tasks(self) -> SqlTaskStore:
-        """The queue of studies and sweep runs, on the same database. Raises StoreError."""
         return SqlTaskStore(self.store.engine)
 
     @cached_property
     def sweeps(self) -> SqlSweepStore:
-        """Sweeps, on the same database. Raises StoreError."""
         return SqlSweepStore(self.store.engine)
 
     @cached_property
     def quarantine(self) -> SqlQuarantine:
-        """Hosts that no run uses for a while, on the same database. Raises StoreError."""
         return SqlQuarantine(self.store.engine)
 
     @cached_property
     def audit(self) -> SqlAuditTrail:
-        """The audit trail, on the same database. Raises StoreError."""
         return SqlAuditTrail(self.store.engine)
 
     @cached_property
     def own_entries(self) -> SqlOwnEntries:
-        """Models, GPUs and clusters of the users' own, on the same database. Raises StoreError."""
         return SqlOwnEntries(self.store.engine)
 
     @cached_property
     def calibrations(self) -> SqlCalibrationStore:
-        """Learnt calibrations, on the same database. Raises StoreError."""
         return SqlCalibrationStore(self.store.engine, learning_basis())
 
     @cached_property
     def learning(self) -> SqlLearningStore:
-        """Inputs and by-products of learning, on the same database. Raises StoreError."""
         return SqlLearningStore(self.store.engine, learning_basis())
 
     @cached_property
     def drift(self) -> SqlDriftStore:
-        """Histories of layouts and what they showed, on the same database. Raises StoreError."""
         return SqlDriftStore(self.store.engine)
 
     @cached_property

@@ -203,12 +203,10 @@ COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")
 
 
 def dtype_of(name: str) -> type[np.generic]:
-    """The dtype of a field's column."""
     return np.bool_ if name in FLAGS else np.float64 if name in SHARES else np.int64
 
 
 def schedule_is(codes: IntColumn, holds: Callable[[Schedule], bool]) -> BoolColumn:
-    """True where this holds for the schedule of the code, (N,)."""
     return np.array([holds(schedule) for schedule in SCHEDULES.values()], dtype=np.bool_)[codes]
 
 

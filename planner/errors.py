@@ -84,7 +84,6 @@ class SpecError(PlannerError):
         return error
 
     def as_dict(self) -> dict[str, object]:
-        """The contract's error object; further faults are in `errors`."""
         first = self.faults[0]
         body: dict[str, object] = {
             "type": self.kind,
@@ -146,7 +145,6 @@ class InfeasibleError(PlannerError):
         super().__init__(message)
 
     def as_dict(self) -> dict[str, object]:
-        """The contract's error object with the nearest miss and the counts of rejected layouts."""
         return {
             "type": self.kind,
             "field": self.field,
@@ -180,7 +178,6 @@ class UnsupportedError(InfeasibleError):
         super().__init__(message, remedy=remedy, field=field)
 
     def as_dict(self) -> dict[str, object]:
-        """The contract's error object, with what could run it."""
         return {**super().as_dict(), "could": list(self.could), "violations": list(self.violations)}
 
 

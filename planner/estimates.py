@@ -325,7 +325,6 @@ class _Columns:
     def estimate(
         self, row: int, job_id: str | int | None, lacking: Sequence[Violation]
     ) -> Estimate:
-        """The estimate of one row."""
         pricer, prices = self.pricer, self.prices
         mfu = None if self.mfu is None else float(self.mfu[row])
         probability = float(self.spread.oom_probability[row])

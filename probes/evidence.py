@@ -40,7 +40,6 @@ class RankError:
 
     @property
     def said(self) -> str:
-        """Type and message in one text."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
 

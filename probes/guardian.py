@@ -208,7 +208,6 @@ class KernelLog:
         return "\n".join(kept)
 
     def _records(self) -> Iterator[str]:
-        """Lines of the new records."""
         while self.descriptor is not None:
             try:
                 record = os.read(self.descriptor, RECORD_BYTES)
@@ -342,7 +341,6 @@ class Guardian:
 
 
 def main() -> NoReturn:
-    """Runs the spec whose path is the one argument."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     guardian = Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -171,7 +171,6 @@ class KernelProgram:
         )
 
     def environment(self) -> Environment:
-        """The environment in which the numbers were measured."""
         return environment(self.device)
 
     def notes(self) -> list[str]:

@@ -53,7 +53,6 @@ class Begin:
 
     @classmethod
     def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
-        """A start at the current time."""
         moment = datetime.now(UTC)
         return cls(
             started_at=moment.isoformat(),

@@ -128,7 +128,6 @@ def check(need: Need, *, python: str, program: str, folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes left for us on the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 

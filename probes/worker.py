@@ -133,7 +133,6 @@ class Attempt:
         return measured
 
     def environment(self) -> Environment:
-        """The environment, as far as it is known."""
         if self._run is not None:
             found: Environment = self._run.environment()
             return found

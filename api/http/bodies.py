@@ -113,7 +113,6 @@ class CheckedByPlanner:
     def __get_pydantic_json_schema__(
         self, _: Any, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema of the type."""
         return handler(TypeAdapter(self.shape).core_schema)
 
 

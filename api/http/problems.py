@@ -30,7 +30,6 @@ _REMEDIES = {
 
 
 def problem(request: Request, error: PlannerError) -> Response:
-    """The answer to an error of the planner's tree."""
     status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, PassingError):

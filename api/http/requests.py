@@ -46,7 +46,6 @@ def limiters() -> dict[Threads, anyio.CapacityLimiter]:
 
 
 def wiring_of(request: Request) -> Wiring:
-    """The outside world of this app."""
     wiring: Wiring = request.app.state.wiring
     return wiring
 

@@ -47,7 +47,6 @@ class BadHost:
     evidence: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-safe form."""
         return {"host": self.host, "evidence": list(self.evidence)}
 
 
@@ -108,7 +107,6 @@ class HostWatch:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts that probes ran on so far."""
         return len(self._probes)
 
     def new_bad(self) -> list[BadHost]:

@@ -61,7 +61,6 @@ class RequestedProbe:
 
     @property
     def devices(self) -> int:
-        """Devices of the pool that it occupies."""
         return 1 if self.request.emulate else self.num_gpus
 
     @property

@@ -132,7 +132,6 @@ class SideBySide:
 
     @property
     def devices(self) -> int:
-        """Devices that our probes occupy now."""
         return sum(one.devices for one in self.running.values())
 
     def ended(self, wait_seconds: float) -> Iterator[tuple[RequestedProbe, ProbeRecord]]:
@@ -159,7 +158,6 @@ class SideBySide:
         return bool(self._avoids) and all(self._avoids)
 
     def stop(self) -> None:
-        """Tells all that run to end."""
         for stop in list(self._stops.values()):
             stop.set()
 

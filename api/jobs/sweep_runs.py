@@ -335,7 +335,6 @@ class SweepRun:
         return replace(requested, request=own)
 
     def _take(self, record: ProbeRecord) -> None:
-        """Takes in a probe that ended."""
         item = self._running.pop(record.id)
         self.gpu_seconds += gpu_seconds_of(record)
         self.probes -= not _counts(record)

@@ -243,7 +243,6 @@ def _priority(sweep: SweepRecord) -> int:
 
 
 def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
-    """Every sweep, newest first, page by page."""
     cursor = None
     while True:
         page = wiring.sweeps.list(cursor, PAGE)

@@ -29,7 +29,6 @@ def sweep_points(detail: Mapping[str, Any]) -> Iterator[SweepPoint]:
 
 
 def sweep_chart(detail: Mapping[str, Any]) -> Chart:
-    """How the measured layouts of a sweep changed from run to run."""
     points = list(sweep_points(detail))
     return Chart(
         over_time(
@@ -72,5 +71,4 @@ def study_points(events: Iterable[Mapping[str, Any]]) -> Iterator[StudyPoint]:
 
 
 def study_chart(events: Iterable[Mapping[str, Any]]) -> Chart:
-    """The best step of a study so far, result by result."""
     return Chart(progress(list(study_points(events)), title="Best so far"))

@@ -16,7 +16,6 @@ NOTE = (
 
 
 def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
-    """The answer, why, and the candidates, fastest first."""
     apart = f", {answer.stride} apart" if answer.stride > 1 else ""
     lines = (
         f"{answer.operation} of {format_bytes(answer.size_bytes)} over "

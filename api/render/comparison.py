@@ -48,7 +48,6 @@ class Beside:
 
 
 def beside(measurements: Sequence[Measurement]) -> list[Beside]:
-    """Each measurement with its prediction, in order."""
     return [_beside(one) for one in measurements]
 
 

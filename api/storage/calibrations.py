@@ -99,7 +99,6 @@ class SqlCalibrationStore:
             return None if row is None else _record(row)
 
     def subjects(self, owner: str) -> Sequence[Subject]:
-        """Subjects of this owner's calibrations in use."""
         table = CalibrationRow
         query = select(table.trainer, table.gpu, table.owner).where(
             table.superseded_at.is_(None), table.owner == plain_text(owner)

@@ -24,7 +24,6 @@ class SqlQuarantine:
     def add(
         self, pool: str, host: str, *, seconds: float, found_by: str, evidence: Sequence[str]
     ) -> None:
-        """Keeps a host out for so many seconds from now on."""
         row = QuarantinedHostRow(
             pool=plain_text(pool),
             host=plain_text(host),

@@ -56,7 +56,6 @@ def plans_today(session: Session, name: str) -> int:
 
 
 def queued_probes(session: Session, name: str) -> int:
-    """Probes that wait for a worker."""
     query = select(func.count()).where(ProbeRow.asked_by == name, ProbeRow.state == "queued")
     return session.scalar(query) or 0
 

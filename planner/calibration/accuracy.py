@@ -62,7 +62,6 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether it is predicted to fit."""
         return bool(self.estimate.fits)
 
     @property
@@ -77,7 +76,6 @@ class Row:
 
     @property
     def sweep(self) -> str | None:
-        """The sweep that the run belongs to."""
         name = self.job.labels.get("sweep")
         return str(name) if name else None
 
@@ -160,7 +158,6 @@ class Row:
         return [one.name for one in used_by(self.job.layout, self.job) if one.name != "compute"]
 
     def label(self, key: str) -> str:
-        """Value of a grouping key, one of LABELS."""
         return LABELS[key](self)
 
 
@@ -274,7 +271,6 @@ def family_of(model: str) -> str:
 
 
 def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
-    """All figures over these rows."""
     answered = [row for row in rows if row.valid]
     inside = [_inside(row) for row in answered]
     covered = [flag for flag in inside if flag is not None]
@@ -339,7 +335,6 @@ def sweeps(rows: Sequence[ComparedRowT], least: int = 3) -> dict[str, list[Compa
 def mean_over_sweeps(
     rows: Sequence[ComparedRowT], figure: Callable[[Sequence[ComparedRowT]], float]
 ) -> float | None:
-    """Mean of a figure over all sweeps; None if there are none."""
     values = [figure(members) for members in sweeps(rows).values()]
     return float(np.mean(values)) if values else None
 

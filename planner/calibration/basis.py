@@ -118,7 +118,6 @@ def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[M
 
 
 def unmeasured(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> BoolColumn:
-    """Which of `unmeasured_mechanisms` each layout uses, (N, U)."""
     return uses(batch, setting, unmeasured_mechanisms(calibration, setting))
 
 

@@ -88,7 +88,6 @@ class Comparison:
 
     @classmethod
     def from_document(cls, text: str) -> "Comparison":
-        """Reads what `as_document` wrote."""
         document = json.loads(text)
         lines = document["rows"]
         rows = tuple(_row(line) for line in lines)

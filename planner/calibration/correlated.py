@@ -56,7 +56,6 @@ class CorrelatedErrors:
     def of(
         cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int
     ) -> "CorrelatedErrors":
-        """The errors of the logs of these layouts' step times."""
         return cls(
             sd=spread.own_sd,
             factor=spread.loadings.T,
@@ -66,7 +65,6 @@ class CorrelatedErrors:
 
     @cached_property
     def variance(self) -> FloatColumn:
-        """Variance of every candidate, (N,)."""
         return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
 
     def column(self, row: int) -> FloatColumn:

@@ -119,7 +119,6 @@ def choose(
 
 
 def probe_seconds(use: Use) -> float:
-    """Approximate GPU seconds to time one shape."""
     return RUNS * use.seconds + OVERHEAD_SECONDS
 
 

@@ -25,5 +25,4 @@ def runs_of(rows: Iterable[Compared]) -> list[RunPoint]:
 
 
 def chart_of(rows: Iterable[Compared], title: str) -> Chart:
-    """Predicted against measured step times of these rows."""
     return Chart(accuracy(runs_of(rows), title=title))

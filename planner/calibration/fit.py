@@ -142,7 +142,6 @@ class Data:
 
     @property
     def names(self) -> "Names":
-        """What each run is of."""
         places = {int(row): group.job for group in self.groups for row in group.rows}
         jobs = [places[row] for row in range(len(self.log_seconds))]
         return Names(
@@ -260,7 +259,6 @@ class Unknowns:
 
     @property
     def of_knobs(self) -> BoolColumn:
-        """Mask of keys that are knobs' shifts."""
         return np.array([knob in PLACE for knob, _ in self.keys])
 
 
@@ -427,7 +425,6 @@ def _counts(units: Sequence[str], kept: BoolColumn) -> FloatColumn:
 
 
 def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> FloatColumn:
-    """Log step seconds of all runs, (R,)."""
     out = np.zeros(len(data.log_seconds))
     for group in data.groups:
         pricer = _pricer(group.job, calibration.shift(*_scopes_of(group.job)))
@@ -436,7 +433,6 @@ def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> 
 
 
 def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linear:
-    """Linearises the model around a calibration that has all of `unknowns`' knobs."""
     gradient = gradient_of(data, calibration)
     at = dict(zip(calibration.keys, calibration.shifts, strict=True))
     return Linear(
@@ -553,7 +549,6 @@ def fit(
 
 
 def _at(start: Calibration, unknowns: Unknowns, shifts: FloatColumn) -> Calibration:
-    """The calibration with these shifts of knobs and no offsets."""
     knobs = unknowns.of_knobs
     keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
     return replace(start, keys=keys, shifts=shifts, covariance=np.eye(len(keys)))

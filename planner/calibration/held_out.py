@@ -211,7 +211,6 @@ def _choices(runs: int, count: int, chance: np.random.Generator) -> list[IntColu
 
 
 def is_fitted(row: Row, calibration: Calibration) -> bool:
-    """Whether the calibration was fitted to this run."""
     return (
         row.measured_seconds is not None
         and fingerprint(row.job, row.measured_seconds) in calibration.fitted

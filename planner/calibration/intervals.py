@@ -67,7 +67,6 @@ class TimeSpread:
         return cls(loadings=loadings, own_sd=own)
 
     def take(self, places: IntColumn) -> "TimeSpread":
-        """The spread of some layouts."""
         return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places])
 
 
@@ -164,8 +163,6 @@ class Spread:
 
 
 def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: FloatColumn) -> Spread:
-    """Intervals of N prices."""
-
     def around(values: FloatColumn, sd: FloatColumn, width: float = TWO_SIDED_90) -> Pair:
         return values * np.exp(-width * sd), values * np.exp(width * sd)
 

@@ -126,7 +126,6 @@ class KernelShape:
         return cls(kind, name, dtype, tuple(sorted(sizes.items())))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -145,7 +144,6 @@ class KernelShape:
 
     @property
     def between_ranks(self) -> bool:
-        """Whether a group of ranks runs it together."""
         return "ranks" in dict(self.sizes)
 
     def octaves_to(self, other: "KernelShape") -> float:
@@ -260,7 +258,6 @@ def _attention_seconds(
 
 
 def shape_seconds(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
-    """Seconds of each of these shapes, (S,)."""
     out = np.zeros(len(shapes))
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, shape in enumerate(shapes):
@@ -306,7 +303,6 @@ def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, flo
 
 
 def timing_fingerprint(gpu: str, timing: KernelTiming) -> str:
-    """A short name of a timing on a GPU."""
     text = json.dumps([gpu, timing.shape.as_dict(), f"{timing.seconds:.6g}"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 

@@ -114,7 +114,6 @@ class Mechanism:
 def _layout(
     name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int = 0, words: str = ""
 ) -> Mechanism:
-    """A mechanism that follows from the layout alone."""
     return Mechanism(
         name=name, words=words or name, points=points,
         used=lambda x, setting: np.asarray(condition(x)),
@@ -122,7 +121,6 @@ def _layout(
 
 
 def _job(name: str, condition: Callable[[Setting], bool], words: str = "") -> Mechanism:
-    """A mechanism of all layouts of a job."""
     return Mechanism(
         name=name, words=words or name, points=0, of_job=True,
         used=lambda x, setting: np.full(len(x), condition(setting), dtype=np.bool_),
@@ -132,7 +130,6 @@ def _job(name: str, condition: Callable[[Setting], bool], words: str = "") -> Me
 def _experts(
     name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int, words: str
 ) -> Mechanism:
-    """A mechanism of layouts of models with experts."""
     return Mechanism(
         name=name, words=words, points=points,
         used=lambda x, s: np.asarray(condition(x) & (s.model.num_experts > 0)),
@@ -385,7 +382,6 @@ WEIGHTY = tuple(mechanism for mechanism in MECHANISMS if mechanism.points)
 
 
 def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
-    """Sum of the points of what each layout uses, (N,)."""
     total = np.zeros(len(batch), dtype=np.int64)
     for mechanism in WEIGHTY:
         if not mechanism.practised(setting):

@@ -81,7 +81,6 @@ class Compared:
         return self.labels[key]
 
     def techniques(self) -> Sequence[str]:
-        """What the layout uses."""
         return self.used
 
 
@@ -98,7 +97,6 @@ class OwnRuns:
 
     @classmethod
     def mean(cls, parts: "Sequence[OwnRuns]") -> "OwnRuns":
-        """The mean of both figures."""
         return cls(
             error=sum(part.error for part in parts) / len(parts),
             coverage=sum(part.coverage for part in parts) / len(parts),
@@ -111,5 +109,4 @@ def rounded(value: float) -> float:
 
 
 def rounded_or_none(value: float | None) -> float | None:
-    """The rounded value; None if it is missing."""
     return None if value is None else rounded(value)

@@ -105,7 +105,6 @@ class PricedRun:
 
 
 def layout_of(measurement: Measurement) -> str:
-    """Names the job and layout of a run."""
     key = measurement.key()
     return f"{key.job_hash}{key.layout_hash}"
 

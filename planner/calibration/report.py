@@ -38,7 +38,6 @@ class Figures:
 
     @classmethod
     def of(cls, rows: Sequence[ComparedRow], name: str) -> "Figures":
-        """All figures of these rows."""
         return cls(
             overall=summarise(rows, name),
             groups={
@@ -129,7 +128,6 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
 
 
 def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[AfterOwnRuns]:
-    """For the units of these rows."""
     kind_of = {row.label("unit"): row.label("kind") for row in rows}
     results = []
     for count, units in found.own_runs.items():

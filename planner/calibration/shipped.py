@@ -8,5 +8,4 @@ from planner.catalog.calibrations import calibration_text
 
 @lru_cache(maxsize=1)
 def shipped_comparison() -> Comparison:
-    """Published runs with the shipped calibration's predictions."""
     return Comparison.from_document(calibration_text("accuracy"))

@@ -40,7 +40,6 @@ class Group:
     correlation: FloatColumn
 
     def column(self, row: int) -> FloatColumn:
-        """Correlation of every candidate with this one, (N,)."""
         return np.asarray(self.correlation[self.codes[row]][self.codes])
 
     def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:

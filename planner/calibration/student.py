@@ -22,7 +22,6 @@ def quantile(probability: float) -> float:
 
 
 def upper_tail(t: FloatColumn) -> FloatColumn:
-    """P(T > t), (N,)."""
     s = t / np.sqrt(1.0 + t * t / 4.0)
     return np.asarray(0.5 - 0.375 * s * (1.0 - s * s / 12.0))
 

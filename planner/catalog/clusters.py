@@ -49,12 +49,10 @@ def _normal(name: str) -> str:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Catalogue names of all GPUs, sorted."""
     return _names("gpus")
 
 
 def cluster_names() -> tuple[str, ...]:
-    """Catalogue names of all clusters, sorted."""
     return _names("clusters")
 
 

@@ -89,12 +89,10 @@ def _named(text: str) -> str | None:
 
 
 def model_names() -> list[str]:
-    """Catalogue names of all models, sorted; without aliases."""
     return sorted(_names().values())
 
 
 def is_model_name(text: str) -> bool:
-    """Whether the catalogue has this name or alias, in any case."""
     return _named(text) is not None
 
 

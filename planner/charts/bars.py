@@ -72,7 +72,6 @@ def memory(bars: Sequence[Bar], usable_bytes: float | None, *, title: str) -> Sp
 
 
 def time(bars: Sequence[Bar], *, title: str) -> Spec:
-    """Seconds of one step on the critical path."""
     rows = [{**row, "seconds": row["size"]} for bar in bars for row in bar.rows()]
     body = _bars(rows, "seconds", "seconds of one step", TIME_COLOURS, ".4s")
     return spec_of(title, "on the critical path", body, height={"step": BAR_STEP})

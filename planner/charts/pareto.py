@@ -39,7 +39,6 @@ class Point:
 
     @property
     def series(self) -> str:
-        """The kind of the point, as the legend names it."""
         if not self.fits:
             return UNFIT
         return OTHER if self.rank is None else FIRST if self.rank == 1 else RANKED

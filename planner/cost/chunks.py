@@ -11,7 +11,6 @@ LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that raises glibc's
 
 
 def slices(count: int, size: int = CHUNK) -> Iterator[slice]:
-    """Slices of `size` rows that cover `count`."""
     return (slice(start, start + size) for start in range(0, count, size))
 
 

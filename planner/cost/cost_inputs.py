@@ -97,7 +97,6 @@ def in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
 
 
 def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
-    """What units cost at U rows."""
     work, saved = _work_at(job, rows)
     return layers.unit_costs(work, saved, rows, job.model, job.training, job.rules)
 
@@ -137,7 +136,6 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
 
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
-    """Rows in parts that are priced at once."""
     return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
 
 
@@ -180,7 +178,6 @@ def _by_module(rows: LayoutBatch) -> bool:
 
 
 def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) -> NDArray[np.uint64]:
-    """Hashes of all that the savings of some rows depend on."""
     columns = [
         getattr(rows, name)
         for name in _without_mode(job, rows)
@@ -363,7 +360,6 @@ class JobColumns:
 
     @classmethod
     def alike(cls, job: PreparedJob) -> "JobColumns":
-        """A job on one machine."""
         return cls(layouts=job, units=job, shards=job, ranks=job, means=job)
 
 
@@ -395,7 +391,6 @@ class CostInputs:
 
     @classmethod
     def at(cls, rows: CostRows, jobs: JobColumns) -> "CostInputs":
-        """The cost inputs of these rows."""
         unit = units_at(jobs.units, rows.unit_rows)
         shards = shards_at(jobs.shards, rows.shard_rows)
         if rows.has_blocks:

@@ -144,7 +144,6 @@ def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
 
 
 def row_of_each(inverse: IntColumn, count: int) -> IntColumn:
-    """A row that has each of `count` distinct combinations, by every row's combination."""
     rows = np.empty(count, dtype=np.int64)
     rows[inverse] = np.arange(len(inverse))
     return rows

@@ -74,7 +74,6 @@ class KnownRows(Generic[RowsT]):
         return self._at(places)
 
     def _at(self, places: IntColumn) -> RowsT:
-        """The columns of the known rows that stand there."""
         taken = np.take(self.matrix, places, axis=1)
         return self.kind(
             **{
@@ -162,5 +161,4 @@ class KnownJob:
         self.rows = JobRows()
 
     def forget(self) -> None:
-        """Forgets all rows."""
         self.rows = JobRows()

@@ -77,7 +77,6 @@ class Pipelines:
 
     @property
     def counts(self) -> IntColumn:
-        """The numbers of microbatches as integers, (T,)."""
         return self.m.astype(np.int64)
 
     def of_layouts(self, column: Column) -> Column:
@@ -224,7 +223,6 @@ class _Work:
 
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
-    """The pipelines of a batch; `work` names its numbers of microbatches."""
     counts, inverse = deduplicated.unique_rows([work.m[work.first]])
     size = held.rank.shape[1] * len(counts)
     found, at = deduplicated.numbered(at_pipe * len(counts) + inverse.take(work.at), size)

@@ -83,7 +83,6 @@ class Idle:
         return cls(overlaps, np.where(np.isfinite(least), least, 0.0))
 
     def take(self, rows: IntColumn) -> "Idle":
-        """That of some cells."""
         return Idle(self.overlaps[rows], self.microbatches[rows])
 
 
@@ -442,7 +441,6 @@ def _others(
 
 
 def _of_all_units(job: PreparedJob, values: FloatColumn) -> FloatColumn:
-    """Sum of (K + 2, U) over the model's units, (U,)."""
     return in_order(job.unit_counts[:, None] * values)
 
 

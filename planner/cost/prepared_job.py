@@ -52,7 +52,6 @@ class PreparedJob:
 
     @property
     def optimizer_step(self) -> OptimizerStep:
-        """What the end of a step depends on."""
         return OptimizerStep(
             model=self.model,
             cluster=self.cluster,
@@ -69,11 +68,9 @@ class PreparedJob:
 
     @property
     def rules_context(self) -> Context:
-        """The job as rules see it."""
         return Context(model=self.model, cluster=self.cluster, training=self.training)
 
     def context(self, rows: LayoutBatch) -> CostContext:
-        """What the costs of a layer's operations depend on at these rows."""
         fused, quantised = (
             fused_kernels(rows, self.rules),
             quantised_model(self.model, self.recipes),

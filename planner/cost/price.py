@@ -271,25 +271,20 @@ class Pricer(PreparedJob):
     def device_and_compute_bounds(
         self, batch: LayoutBatch, idle: Idle
     ) -> tuple[FloatColumn, FloatColumn]:
-        """See `lower_bounds.device_and_compute_bounds`."""
         return lower_bounds.device_and_compute_bounds(self, batch, idle)
 
     def cell_device_bounds(
         self, batch: LayoutBatch, most_bytes: float
     ) -> tuple[FloatColumn, FloatColumn]:
-        """See `lower_bounds.cell_device_bounds`."""
         return lower_bounds.cell_device_bounds(self, batch, most_bytes)
 
     def compute_lower_bounds(self, batch: LayoutBatch, idle: Idle) -> FloatColumn:
-        """See `lower_bounds.compute_lower_bounds`."""
         return lower_bounds.compute_lower_bounds(self, batch, idle)
 
     def least_in_flight(self, batch: LayoutBatch) -> FloatColumn:
-        """See `lower_bounds.least_in_flight`."""
         return lower_bounds.least_in_flight(self, batch)
 
     def time_lower_bounds(self, batch: LayoutBatch, idle: Idle | None = None) -> FloatColumn:
-        """The step seconds of `lower_bounds`, (N,)."""
         return lower_bounds.time_lower_bounds(self, batch, idle)
 
     def step_lower_bounds(
@@ -305,12 +300,10 @@ class Pricer(PreparedJob):
         return lower_bounds.layout_lower_bounds(self, batch, overlaps)
 
     def as_units_see(self, batch: LayoutBatch) -> LayoutBatch:
-        """See `cost_inputs.as_units_see`."""
         return as_units_see(self, batch)
 
     @property
     def unit_fields(self) -> tuple[str, ...]:
-        """The layout fields that the cost of a unit depends on."""
         return unit_fields(self)
 
     @property

@@ -163,7 +163,6 @@ def play(
 
 
 def _pipeline(pricer: Pricer, batch: LayoutBatch, rows: IntColumn) -> SimulatedPipeline:
-    """The pipeline that layouts `rows` share."""
     first = rows[:1]
     schedule = SCHEDULES.of_code(int(batch.pp_schedule[first[0]]))
     return SimulatedPipeline(

@@ -72,7 +72,6 @@ class StageSeconds:
 
     @property
     def costs(self) -> layers.UnitCosts:
-        """Costs of the units at distinct rows."""
         return self.inputs.unit.costs
 
     @property
@@ -82,7 +81,6 @@ class StageSeconds:
 
     @cached_property
     def forward(self) -> FloatColumn:
-        """Seconds of the forward."""
         return self.inputs.unit.forward[:, self.at]
 
     @cached_property
@@ -92,7 +90,6 @@ class StageSeconds:
 
     @cached_property
     def weight_grad(self) -> FloatColumn:
-        """Seconds of weight gradients."""
         inputs = self.inputs
         alone = inputs.unit.weight_grad[:, self.at]
         return alone + _adding_up(inputs.shards, inputs.at_shard, inputs.m)
@@ -114,7 +111,6 @@ class StageSeconds:
 
     @cached_property
     def sends(self) -> Sends:
-        """Of the same N layouts."""
         return _sends(self.inputs.job, self.inputs.batch, self.costs, self.at)
 
 

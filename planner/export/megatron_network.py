@@ -86,7 +86,6 @@ def _fixed(
 
 
 def norm_arguments(model: ModelSpec) -> list[str]:
-    """Epsilon and kind of the norms."""
     arguments = [] if model.norm_eps is None else ["--norm-epsilon", f"{model.norm_eps:g}"]
     arguments += ["--apply-layernorm-1p"] if model.norm_plus_one else []
     return arguments + (["--qk-l2-norm"] if model.qk_l2_norm else [])

@@ -274,5 +274,4 @@ def own_run(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Ru
 
 
 def label(current: Current) -> str:
-    """The kind of text in words."""
     return LABELS[current.format]

@@ -173,7 +173,6 @@ def _gpu(name: str) -> GpuSpec:
 
 
 def catalogue_gpus() -> tuple[GpuSpec, ...]:
-    """Every GPU of the catalogue, by name."""
     return tuple(load_gpu(name) for name in gpu_names())
 
 

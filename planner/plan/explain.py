@@ -298,7 +298,6 @@ def difference(
 
 
 def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[FieldValue, FieldValue]]:
-    """Fields in which two layouts differ, with both values."""
     a, b = first.model_dump(), second.model_dump()
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 

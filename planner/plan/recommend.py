@@ -323,7 +323,6 @@ def _plan(
 
 
 def _entries(job: Job, ranked: list[PlanCandidate]) -> list[RankedLayout]:
-    """The ranked layouts with their estimates and reasons."""
     together = {
         id(one.at_size): Together(
             one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
@@ -339,7 +338,6 @@ def _entries(job: Job, ranked: list[PlanCandidate]) -> list[RankedLayout]:
 
 
 def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
-    """The estimate of every choice, priced together at each size."""
     return _by_size(ranked, lambda at_size, those: estimate_layouts(at_size.pricer, those))
 
 

@@ -32,7 +32,6 @@ class _Need:
 
 
 def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
-    """The sentences that explain this layout's replicas, shards and splits."""
     if not _is_explained(layout):
         return
     pricer = together.pricer

@@ -46,7 +46,6 @@ class PipelineTimeline:
     pipeline_seconds: float
 
     def spans(self) -> list[Span]:
-        """Every action of every rank, from the trace."""
         return [
             Span(
                 rank=event["tid"],

@@ -153,7 +153,6 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """As in `layout.precision`."""
         return self.torchao.name
 
 

@@ -48,7 +48,6 @@ def columns_read(c: Context) -> tuple[str, ...]:
 
 
 def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
-    """The rules that can refuse these graphs in this job."""
     training = c.training.model_copy(update={"cuda_graphs": graphs})
     job = Context(model=c.model, cluster=c.cluster, training=training)
     return tuple(rule for rule in CUDA_GRAPH_RULES if rule.applies(job))

@@ -27,7 +27,6 @@ _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
 def of_fork(codes: IntColumn) -> BoolColumn:
-    """Whether only a fork of the trainer has the schedule. (N,)."""
     return schedule_is(codes, lambda schedule: bool(schedule.fork))
 
 
@@ -273,8 +272,6 @@ def _count(x: Layout, c: Context) -> int:
 
 
 def _schedule_rule(schedule: Schedule, code: int, demand: ScheduleRule, of: Runtime) -> Rule:
-    """One demand of one schedule under one runtime, as a rule on layouts."""
-
     def broken(x: LayoutBatch, c: Context) -> BoolColumn:
         count = np.maximum(1, num_microbatches(x, c))
         return np.asarray(

@@ -30,7 +30,6 @@ def make(seed: int, startup: int) -> "BaseSampler":
             state: TrialState,
             values: Sequence[float] | None,
         ) -> None:
-            """As Optuna's."""
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Constraints have been set")
                 super().after_trial(study, trial, state, values)

@@ -111,7 +111,6 @@ class ActionColumns:
 
     @classmethod
     def of(cls, order: RankOrder) -> "ActionColumns":
-        """Columns of actions listed one by one."""
         singles = leaves(order)
         stages, kinds, microbatches = zip(*singles, strict=True) if singles else ((), (), ())
         joined_A = None
@@ -134,7 +133,6 @@ class ActionColumns:
         )
 
     def items(self) -> RankOrder:
-        """The actions one by one."""
         singles = [
             Action(stage, KINDS[kind], microbatch)
             for stage, kind, microbatch in zip(
@@ -156,7 +154,6 @@ _JOINED: dict[type, tuple[bool, ...]] = {Action: (False,), OverlappedPair: (Fals
 
 
 def as_columns(order: Iterable[RankOrder | ActionColumns]) -> tuple[ActionColumns, ...]:
-    """Every rank's actions as columns."""
     return tuple(
         rank if isinstance(rank, ActionColumns) else ActionColumns.of(rank) for rank in order
     )

@@ -161,7 +161,6 @@ class Schedule(ABC):
         return tuple(rank.items() for rank in self.columns(pp, v, m))
 
     def columns(self, pp: int, v: int, m: int) -> tuple[ActionColumns, ...]:
-        """`actions` as columns."""
         return as_columns(self.rank_order(rank, pp, v, m) for rank in range(pp))
 
     def stage_rank(self, stage: IntLike, pp: IntLike, v: IntLike) -> Ints:
@@ -177,7 +176,6 @@ class Schedule(ABC):
         return np.where((np.asarray(stage) // pp) % 2 == 0, index, pp - 1 - index)
 
     def legal(self, pp: Ints, v: Ints, m: Ints, runtime: Runtime = "torch") -> Bools:
-        """True where every rule holds. (N,)."""
         result = np.ones(np.broadcast(pp, v, m).shape, dtype=np.bool_)
         for rule in self.rules(runtime):
             result &= rule.holds(pp, v, m)

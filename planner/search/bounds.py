@@ -172,7 +172,6 @@ class CellBounds:
         return np.asarray(self.pricer.least_in_flight(batch) <= (1.0 + ROUNDING) * room)
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:
-        """Whether the memory bounds of these cells fit."""
         self._know_memory(rows)
         return fitting(self.pricer, self.device_bytes[rows])
 

@@ -82,7 +82,6 @@ class CellQueue:
         self.order = np.concatenate([self.order, nearest])
 
     def too_large(self) -> IntColumn:
-        """Cells known not to fit."""
         return np.concatenate(self.known_too_large)
 
     def smallest(self, count: int) -> IntColumn:

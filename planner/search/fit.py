@@ -33,7 +33,6 @@ def priced_and_fitting(
 
 
 def fits_at_all(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
-    """Whether each layout fits, (N,), whatever its time."""
     parts = [pricer.least_device_bytes(batch.take(rows)) for rows in slices(len(batch))]
     return fitting(pricer, np.concatenate([np.zeros(0), *parts]))
 

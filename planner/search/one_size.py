@@ -121,7 +121,6 @@ class PlanCandidate(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The candidate's layout."""
         return self.at_size.candidates[self.row][2]
 
     @property
@@ -136,13 +135,11 @@ class PlanCandidate(NamedTuple):
 
     @property
     def supported(self) -> bool:
-        """Whether runs support its speed (`preference.Weighed`)."""
         weighed = self.at_size.weighed
         return weighed is None or bool(weighed.supported[self.row])
 
     @property
     def step_seconds(self) -> float:
-        """Simulated step seconds of the candidate."""
         return self.at_size.candidates[self.row][0]
 
     @property

@@ -126,7 +126,6 @@ class Shortlist:
             self.pipelined.append((part.take(below), floor[below]))
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
-        """Records the best value of every structure that fits."""
         rows = np.flatnonzero(fits)
         if not len(rows):
             return
@@ -139,7 +138,6 @@ class Shortlist:
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
     def _note_unfit(self, part: LayoutBatch, step_seconds: FloatColumn, fits: BoolColumn) -> None:
-        """Records the fastest that do not fit."""
         rows = np.flatnonzero(~fits)
         rows = rows[np.argsort(step_seconds[rows], kind="stable")[:UNFIT]]
         self.unfit.append((part.take(rows), step_seconds[rows]))

@@ -78,7 +78,6 @@ class SpaceSearch:
 
     @property
     def nothing(self) -> LayoutBatch:
-        """No layouts of this space."""
         return self.space.cells.take(np.arange(0))
 
     def _screen(self) -> Screened:

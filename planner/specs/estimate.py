@@ -89,7 +89,6 @@ class TimeBreakdown(BaseModel):
         return self.launch_seconds + self.host_wait_seconds
 
     def total(self) -> float:
-        """Sum of all parts."""
         return (
             self.compute_seconds
             + self.host_seconds

@@ -347,7 +347,6 @@ def value_in_words(name: str, value: object) -> str:
 
 
 def changed_fields(base: Layout, layout: Layout) -> dict[str, FieldValue]:
-    """The fields of a layout that differ from those of another."""
     return {
         name: value
         for name in Layout.model_fields

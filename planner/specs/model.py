@@ -251,7 +251,6 @@ class ModelSpec(Network):
 
     @property
     def is_moe(self) -> bool:
-        """Whether any layer has routed experts."""
         return self.num_experts > 0
 
     @property
@@ -276,7 +275,6 @@ class ModelSpec(Network):
 
     @property
     def num_moe_layers(self) -> int:
-        """Number of layers with routed experts."""
         return sum(kind.moe for kind in self.layer_kinds())
 
     def is_moe_layer(self, index: int) -> bool:
@@ -378,7 +376,6 @@ class ModelSpec(Network):
         return self.norms_per_layer * self._norm_width_parameters + inner
 
     def layer_parameters(self, kind: LayerKind) -> int:
-        """Parameters of one layer of this kind."""
         mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters()
         return self.attention_parameters() + mlp + self.norm_parameters()
 
@@ -396,7 +393,6 @@ class ModelSpec(Network):
 
     @property
     def final_norm_parameters(self) -> int:
-        """The norm before the head."""
         return self._norm_width_parameters
 
     def total_parameters(self) -> int:

@@ -85,7 +85,6 @@ class Prior:
         )
 
     def take(self, rows: IntColumn) -> "Prior":
-        """The prior of these candidates."""
         return Prior(
             log_seconds=self.log_seconds[rows],
             sd=self.sd[rows],

@@ -36,7 +36,6 @@ def upper_tail(z: FloatColumn) -> FloatColumn:
 
 
 def density(z: FloatColumn) -> FloatColumn:
-    """Density at z."""
     return np.asarray(np.exp(-0.5 * np.minimum(np.abs(z), _FAR) ** 2) / np.sqrt(2.0 * np.pi))
 
 

@@ -296,7 +296,6 @@ def _names(plan: Plan, chosen: str) -> list[str]:
 
 
 def _asked_for(plan: Plan) -> str:
-    """The objective of the plan's job."""
     return str((plan.job.get("search") or {}).get("objective") or "throughput")
 
 

@@ -568,7 +568,6 @@ class StudyPosterior:
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> "StudyPosterior":
-        """From everything learnt so far."""
         prior = knowledge.candidates.prior.log_seconds
         times = knowledge.time_observations()
         time = condition(knowledge.time, times)

@@ -28,7 +28,6 @@ class ExpectedRegret:
     probability_other_better: float
 
     def statement(self, tolerance: float) -> str:
-        """The figures as a sentence."""
         verdict = "below" if self.expected_share <= tolerance else "above"
         return (
             f"expected regret {self.expected_share:.2%}, {verdict} the tolerance of "

@@ -59,7 +59,6 @@ class FieldSpace:
         self._numbers["zero_stage"] = np.asarray(batch.zero_stage, dtype=np.float64)
 
     def parameters(self, row: int) -> dict[str, Any]:
-        """The fields of a candidate."""
         values: dict[str, Any] = {}
         for name in Layout.model_fields:
             if name in self.words:
@@ -94,7 +93,6 @@ class FieldSpace:
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:
-    """The layout with a trial's parameters."""
     split = parameters["layers_per_stage"]
     layers = None if split == TRAINER_WORD else tuple(map(int, split.split(",")))
     return Layout(**{**parameters, "layers_per_stage": layers})
@@ -162,15 +160,12 @@ class FiniteSampler(BaseSampler):
         )
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
-        """The candidate of this trial."""
         raise NotImplementedError
 
     def has_more(self) -> bool:
-        """Whether there is anything left to choose."""
         return bool(self.free().any())
 
     def free(self) -> BoolColumn:
-        """Candidates to choose from."""
         return self.knowledge.untried()
 
     def allowed(self, posterior: StudyPosterior) -> BoolColumn:
@@ -195,7 +190,6 @@ class CostModelSampler(FiniteSampler):
     """
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
-        """See the class."""
         posterior = self.knowledge.posterior()
         free = self.knowledge.untried()
         first = self.knowledge.first
@@ -296,7 +290,6 @@ class SnappedSampler(FiniteSampler):
         self.inner, self.name, self.first = inner, name, tuple(first)
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
-        """See the class."""
         posterior = self.knowledge.posterior()
         allowed = self.allowed(posterior)
         for index, row in enumerate(self.first, start=1):
@@ -332,17 +325,14 @@ class SnappedSampler(FiniteSampler):
         return free
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Passed on."""
         self.inner.before_trial(study, trial)
 
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Passed on."""
         self.inner.after_trial(study, trial, state, values)
 
     def reseed_rng(self) -> None:
-        """Passed on."""
         self.inner.reseed_rng()
 
 

@@ -408,7 +408,6 @@ class ProbeStudy:
             self._stale = True
 
     def regret(self) -> ExpectedRegret:
-        """Expected regret of the current winner."""
         return self.knowledge.regret(seed=self.settings.seed)
 
     def gpu_seconds_left(self) -> float:

@@ -244,7 +244,6 @@ class TrainerRules:
 
     @property
     def runtime(self) -> Runtime:
-        """Whose pipeline runtime it uses."""
         return self.framework.runtime
 
     @property

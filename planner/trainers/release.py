@@ -194,7 +194,6 @@ class Releases:
     library: str = ""
 
     def hold(self, release: Release) -> bool:
-        """Whether the release is one of these."""
         if self.distribution and release.named.distribution != self.distribution:
             return False
         if self.library not in release.named.text.lower():

@@ -123,7 +123,6 @@ def line_of(release: Release) -> str:
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """The shape that identifies a flavor."""
     has_dense = model.num_moe_layers < model.num_hidden_layers
     return (
         model.hidden_size,

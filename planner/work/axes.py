@@ -105,7 +105,6 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
 
 
 def loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether every TP rank computes the loss on its own part of the vocabulary."""
     return (
         rules.vocab_parallel_loss
         if training.vocab_parallel_loss is None

@@ -61,7 +61,6 @@ class Choices:
 
     @classmethod
     def nothing(cls, size: int) -> "Choices":
-        """Those of a unit that saves nothing."""
         return Choices(**{field.name: np.zeros(size) for field in fields(Choices)})
 
 

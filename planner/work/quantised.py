@@ -35,7 +35,6 @@ class QuantisedModel:
 
 @lru_cache(maxsize=256)
 def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedModel:
-    """The table for a model under a trainer's recipes."""
     kinds = [kind for kind, _ in model.distinct_layers()]
     every = {op.name: op for kind in kinds for op in products(model, kind)}
     shares = {
@@ -108,10 +107,8 @@ def local_shape(
 
 
 def row_parallel(op: Gemm) -> bool:
-    """Whether TP divides the dimension that this GEMM sums over, not its columns."""
     return bool(TP_DIMS & {*op.depth})
 
 
 def column_parallel(op: Gemm) -> bool:
-    """Whether TP divides this GEMM's columns."""
     return bool(TP_DIMS & {*op.cols})

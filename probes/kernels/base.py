@@ -65,12 +65,10 @@ def num_runs(once_seconds: float, budget_seconds: float) -> int:
 
 
 def time_runs(run: Callable[[], object], device: torch.device, count: int) -> list[float]:
-    """Seconds of each of `count` single runs."""
     return _on_gpu(run, count) if device.type == "cuda" else _on_host(run, count)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

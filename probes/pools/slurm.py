@@ -380,7 +380,6 @@ class SlurmPool:
 
 
 def _hosts(folder: Path) -> list[str]:
-    """Slurm's names of the nodes on which a probe was started."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(NODE_STARTS)]
     return sorted(one["env"][NODE_NAME] for one in told)
 

@@ -108,7 +108,6 @@ class Allocation:
 
     @property
     def folder(self) -> Path:
-        """The parent of a folder for each of its jobs."""
         return self.parent / FOLDER / self.name
 
     @property

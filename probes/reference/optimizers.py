@@ -152,7 +152,6 @@ class AfterBackward:
         """Does nothing: no update happens inside the backward."""
 
     def step(self) -> None:
-        """Updates the parameters and frees the gradients."""
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()

@@ -128,7 +128,6 @@ def _steps(
 def _whole(
     trainer: Trainer, microbatches: tuple[int, int] | None, found: list[list[float]]
 ) -> list[float]:
-    """Seconds of whole steps."""
     if not microbatches:
         return found[0]
     whole = trainer.recipe.num_microbatches

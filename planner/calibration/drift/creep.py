@@ -58,5 +58,4 @@ def creeps(
 
 
 def _medians(values: FloatColumn) -> FloatColumn:
-    """Medians of BEST neighbouring values."""
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, BEST), axis=1))

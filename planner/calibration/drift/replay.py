@@ -70,7 +70,6 @@ class Replay:
         self.thresholds: dict[int, float] = {}
 
     def advance(self, night: int) -> None:
-        """Takes in one more night."""
         for host, (found, since) in list(self.slow.items()):
             self._leave_out(host, night)
             self._take_in_again(host, found, since, night)

@@ -476,7 +476,6 @@ class _Seconds:
         stride: FloatColumn,
         times: FloatColumn | float = 1.0,
     ) -> ShardCall:
-        """The collective with its seconds."""
         return ShardCall(
             part=part,
             operation=operation,

@@ -100,7 +100,6 @@ class CostContext:
         return self.nothing
 
     def width_bytes(self, width: str) -> FloatColumn:
-        """Bytes of one element of this width, (U,)."""
         found = self.known.get(("width", width))
         if found is None:
             found = self.known["width", width] = self._width_bytes(width)
@@ -117,7 +116,6 @@ class CostContext:
         return compute if width == "compute" else np.full_like(compute, FIXED_BYTES[width])
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:
-        """Bytes of a tensor on one rank, (U,)."""
         key = tensor.width, tensor.dims
         found = self.known.get(key)
         if found is None:

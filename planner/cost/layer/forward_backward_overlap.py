@@ -37,12 +37,10 @@ class PairColumns:
 
     @property
     def forward_wire(self) -> FloatColumn:
-        """Communication of a forward that may hide, of both axes."""
         return self.forward_tp + self.forward_ep
 
     @property
     def backward_wire(self) -> FloatColumn:
-        """Communication of a backward that may hide, of both axes."""
         return self.backward_tp + self.backward_ep
 
 

@@ -131,7 +131,6 @@ class Quantisation:
 
     @property
     def active(self) -> bool:
-        """Whether any layout quantises anything."""
         return bool(self.low.any())
 
     def share(self, op: Gemm) -> FloatColumn:
@@ -140,7 +139,6 @@ class Quantisation:
         return np.zeros(len(self.low)) if shares is None else shares[self.precision] * self.low
 
     def number(self, field: str) -> FloatColumn:
-        """One number of the recipes."""
         return column(field, self.precision, self.model.recipes)
 
     def saved_bytes(self, compute_bytes: FloatColumn) -> FloatColumn:

@@ -13,7 +13,6 @@ FUSED_NORM_SINCE = (2, 8)
 
 
 def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
-    """What this run's software saves in eager mode."""
     released = rules.at(training_release(training))
     return Code(
         composite_norm=composite_norm(training, rules),

@@ -212,7 +212,6 @@ def _under_budget(
 
 
 def lacking_precisions(device: Device) -> tuple[str, ...]:
-    """Recipes that this GPU has no rate for."""
     return tuple(
         name for name, rate in zip(PRECISIONS, device.linear_rate, strict=False) if np.isnan(rate)
     )

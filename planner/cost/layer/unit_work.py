@@ -107,7 +107,6 @@ class Savings:
     again: FloatColumn
 
     def take(self, rows: IntColumn) -> "Savings":
-        """That of some layouts."""
         return Savings(bytes=self.bytes[..., rows], again=self.again[..., rows])
 
 
@@ -132,11 +131,9 @@ class SharedWork:
         return cls(np.concatenate(found))
 
     def take(self, rows: slice) -> "SharedWork":
-        """That of some layouts."""
         return SharedWork(self.columns[:, rows])
 
     def of_units(self, units: Sequence["Unit"]) -> Iterator[dict[str, FloatColumn]]:
-        """The columns of each unit by name."""
         start = 0
         for unit in units:
             columns = {}
@@ -172,7 +169,6 @@ def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None 
 
 
 def savings(context: CostContext, model: ModelSpec) -> Savings:
-    """What memory budgets can save at the U layouts of `context`."""
     found = [_sorted_by_worth(unit) for unit in units_of(context, model) if unit.is_layer]
     most, size = max(len(sizes) for sizes, _ in found), len(context.batch)
     bytes_ = np.zeros((most, len(found), size))
@@ -227,7 +223,6 @@ class Unit:
         ]
 
     def costs(self, part: slice) -> list[OpCost]:
-        """Costs of the operations of one part."""
         start, stop, _ = part.indices(len(self.ops))
         shares = start == 0 and self.alike <= min(stop, len(self.of_first))
         known = self.of_first[: self.alike] if shares else []
@@ -239,7 +234,6 @@ class Unit:
 
 
 def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
-    """Every unit of the model at the layouts of `context`."""
     flash = context.training.attention_kernel != "unfused"
     code = trainer_code(context.training, context.rules)
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
@@ -278,7 +272,6 @@ def _completed(unit: Unit, begun: dict[str, FloatColumn]) -> dict[str, FloatColu
 
 
 def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
-    """The columns of one unit by the names of `UnitWork`."""
     everything = summed["again_all"]
     return {
         **summed,

@@ -67,7 +67,6 @@ class Knob:
     place_sd: float = 0.0
 
     def moved(self, shift: float) -> float:
-        """The number after a shift on its own scale."""
         if not self.share:
             return float(self.prior * np.exp(shift))
         odds = self.prior / (1.0 - self.prior) * np.exp(shift)
@@ -131,7 +130,6 @@ PLACE_SD = np.array([knob.place_sd for knob in KNOBS])
 
 
 def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
-    """The trainer's profile with its knobs moved by shifts (K,)."""
     values: dict[str, Any] = {
         knob.name: knob.moved(shifts[index])
         for index, knob in enumerate(KNOBS)
@@ -141,7 +139,6 @@ def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
 
 
 def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
-    """The GPU's kernels with the family's knobs moved by shifts (K,)."""
     base = kernel_profile(gpu)
     by = {
         knob.name: knob.moved(shifts[index])
@@ -251,7 +248,6 @@ class Calibration:
 
     @classmethod
     def prior(cls) -> "Calibration":
-        """The prior, before any run was fitted."""
         return cls(
             id="prior",
             keys=(),
@@ -351,7 +347,6 @@ class Calibration:
         return directions, float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
 
     def profile(self, trainer: str, family: str) -> Profile:
-        """The trainer's calibrated profile."""
         moved = profile_at(trainer, self.shift(trainer, family))
         return replace(moved, memory_sd=self.memory_sd, memory_sd_bytes=self.memory_sd_bytes)
 

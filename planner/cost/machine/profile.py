@@ -80,7 +80,6 @@ class KernelProfile:
     rates_sd: float = 0.0
 
     def attention_curve(self, generation: str) -> AttentionCurve:
-        """The curve of a generation."""
         return self.attention.get(generation, self.attention["flash2"])
 
 
@@ -372,5 +371,4 @@ def software_profile(trainer: TrainerRules) -> Profile:
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:
-    """The kernels that price this GPU, see `kernel_family`."""
     return KERNELS[kernel_family(gpu)]

@@ -26,7 +26,6 @@ def shipped_calibration() -> Calibration:
 
 
 def from_document(document: Mapping[str, Any]) -> Calibration:
-    """The calibration of a document that `to_document` made."""
     size = len(document["keys"])
     covariance = np.zeros((size, size))
     covariance[np.tril_indices(size)] = document["covariance"]

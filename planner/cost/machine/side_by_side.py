@@ -33,7 +33,6 @@ def profiles(of: Sequence[Profile], size: int) -> Profile:
 
 
 def taken(profile: Profile, rows: IntColumn) -> Profile:
-    """The profile of some of the columns."""
     values = {field.name: getattr(profile, field.name) for field in fields(Profile)}
     columns: dict[str, Any] = {
         name: value[rows] for name, value in values.items() if isinstance(value, np.ndarray)

@@ -49,7 +49,6 @@ def exposed_copies(
 
 
 def host_bytes(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """Bytes of activations that one GPU keeps on the host, (N,)."""
     held = np.zeros(len(batch))
     moved = np.flatnonzero(batch.activation_offload_layers)
     if len(moved):

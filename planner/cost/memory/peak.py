@@ -171,7 +171,6 @@ class PeakMemory:
 
     @property
     def workspace(self) -> FloatColumn:
-        """Of kernels."""
         return np.full_like(self.allocated, self.workspace_bytes)
 
     @property
@@ -674,5 +673,4 @@ PARTS = (
 
 
 def rows(memory: PeakMemory) -> dict[str, FloatColumn]:
-    """The parts by name."""
     return {name: getattr(memory, name) for name in PARTS}

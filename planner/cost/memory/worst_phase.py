@@ -49,7 +49,6 @@ class PhaseBytes:
 
     @property
     def moving(self) -> FloatColumn:
-        """What comes and goes within a step."""
         return np.asarray(self.activations + self.logits + self.buffers)
 
 
@@ -108,7 +107,6 @@ class Streams:
 
     @property
     def most_apart(self) -> FloatColumn:
-        """The most that another stream allocated."""
         return np.asarray(reduce(np.maximum, self.apart))
 
 

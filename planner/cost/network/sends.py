@@ -52,7 +52,6 @@ class Sends:
     fabric: Fabric
 
     def take(self, rows: IntColumn) -> "Sends":
-        """The same for these layouts only."""
         return replace(
             self,
             batch=self.batch.take(rows),

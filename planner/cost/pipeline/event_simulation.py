@@ -98,11 +98,9 @@ class StageCosts:
 
     @property
     def num_candidates(self) -> int:
-        """C."""
         return len(self.forward_seconds_CS)
 
     def take(self, rows: Rows) -> "StageCosts":
-        """Those of some candidates."""
         pair = self.pair and replace(self.pair, **_columns_at(self.pair, rows))
         return replace(self, **_columns_at(self, rows), pair=pair)
 
@@ -192,7 +190,6 @@ class CompiledSchedule:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The order's items, rank after rank."""
         return tuple(item for rank in self.order for item in rank.items())
 
 
@@ -301,7 +298,6 @@ def _simulation(
     times: bool,
     memory: bool,
 ) -> Simulation:
-    """What a replay tells, from the end of every node."""
     schedule = run.schedule
     kept_bytes, peak_RC = (
         _kept_bytes(schedule, run.costs)

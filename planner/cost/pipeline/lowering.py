@@ -83,12 +83,10 @@ class _Parts:
 
     @property
     def from_T(self) -> Rows:
-        """Rank that sends."""
         return self.rank_A[self.sender_T]
 
     @property
     def to_T(self) -> Rows:
-        """Rank that receives."""
         return self.rank_A[self.receiver_T]
 
 
@@ -142,7 +140,6 @@ def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
 
 
 def _starts(sizes: Rows) -> Rows:
-    """Where each of some consecutive pieces starts."""
     return np.cumsum(sizes) - sizes
 
 

@@ -42,5 +42,4 @@ class RecentlyUsed(Generic[KeyT, ValueT]):
             used -= size
 
     def clear(self) -> None:
-        """Keeps nothing."""
         self._kept.clear()

@@ -61,7 +61,6 @@ class SimulatedPipeline(NamedTuple):
 
     @property
     def num_actions(self) -> int:
-        """Actions of the whole order."""
         return self.per_microbatch * self.num_microbatches
 
     @property
@@ -72,11 +71,9 @@ class SimulatedPipeline(NamedTuple):
 
     @property
     def legal(self) -> bool:
-        """Whether the schedule takes these numbers."""
         return self.schedule.violation(*self.shape) is None
 
     def with_microbatches(self, count: int) -> "SimulatedPipeline":
-        """The same with as many microbatches."""
         return self._replace(num_microbatches=count)
 
 
@@ -92,7 +89,6 @@ def compiled(
     num_microbatches: int,
     transport: Transport = IDEAL,
 ) -> CompiledSchedule:
-    """The compiled order of a schedule, computed once."""
     return compile_together(
         [SimulatedPipeline(schedule, pp, virtual_stages, num_microbatches, transport)]
     )[0]
@@ -226,7 +222,6 @@ def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Si
 
 
 def _fewest(pipeline: SimulatedPipeline, least: int) -> int:
-    """Microbatches to replay at least."""
     return max(4 * pipeline.pp, DIRECT_ACTIONS // 2 // pipeline.per_microbatch, least)
 
 

@@ -351,7 +351,6 @@ def busy_seconds(prices: Prices) -> FloatColumn:
 
 
 def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
-    """The run that users see, of one row."""
     shares, paid = columns.progress, columns.bill
     mtbf, wall = job_mtbf_seconds(pricer.cluster), float(columns.wall_seconds[row])
     checkpoint = _checkpoint(pricer, columns, row)

@@ -62,7 +62,6 @@ class StatedBridge(StatedMegatron):
 
     @property
     def trainer(self) -> str:
-        """Always Megatron-Bridge."""
         return NAME
 
     @property

@@ -28,7 +28,6 @@ class Placed:
 
     @property
     def words(self) -> list[str]:
-        """Its values as text."""
         return (
             [self.flag.text.partition("=")[2]]
             if self.joined
@@ -46,7 +45,6 @@ class Command:
 
     @property
     def flags(self) -> tuple[Placed, ...]:
-        """Every flag, in order."""
         return tuple(_placed(self.fields))
 
     def words(self) -> dict[str, list[str]]:

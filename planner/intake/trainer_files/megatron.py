@@ -137,7 +137,6 @@ class StatedMegatron:
 
     @property
     def trainer(self) -> str:
-        """Always Megatron-LM."""
         return "megatron"
 
     @property

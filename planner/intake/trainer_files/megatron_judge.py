@@ -113,11 +113,9 @@ class ScriptRun:
         return all(name in self.words for name in names)
 
     def word(self, name: str) -> str | None:
-        """A flag's first value."""
         return word(self.words, name)
 
     def number(self, name: str, default: int = 0) -> int:
-        """A flag's whole number."""
         return whole(self.words, name, default)
 
     @property
@@ -129,12 +127,10 @@ class ScriptRun:
 
     @property
     def modules(self) -> Sequence[str]:
-        """Modules of selective recomputation."""
         return self.words.get("recompute_modules", ("core_attn",))
 
     @property
     def dispatcher(self) -> str:
-        """The dispatcher of tokens, by Megatron's name."""
         return self.word("moe_token_dispatcher_type") or "allgather"
 
     @property

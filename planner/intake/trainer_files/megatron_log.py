@@ -27,7 +27,6 @@ DERIVED = frozenset({"tokenizer_type", "num_layers_per_virtual_pipeline_stage", 
 
 
 def is_log(text: str) -> bool:
-    """Whether a text holds the arguments of a run of Megatron-LM."""
     return _DUMP.search(text) is not None
 
 

@@ -50,7 +50,6 @@ class Chars:
         return Chars(self.text + other.text, self.at + other.at, self.ref + other.ref)
 
     def cut(self, start: int, end: int) -> "Chars":
-        """Characters from start to end."""
         return Chars(self.text[start:end], self.at[start:end], self.ref[start:end])
 
     def through(self, span: Span) -> "Chars":

@@ -47,7 +47,6 @@ class _Unread:
 
 
 def is_registry(text: str) -> bool:
-    """Whether a text is a Python module of TorchTitan's configurations."""
     return "Trainer.Config(" in text and "def " in text
 
 

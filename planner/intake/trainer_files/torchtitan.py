@@ -64,7 +64,6 @@ class StatedTitan:
 
     @property
     def trainer(self) -> str:
-        """Always TorchTitan."""
         return "torchtitan"
 
     @property

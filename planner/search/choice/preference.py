@@ -71,7 +71,6 @@ class Weighed:
 
     @classmethod
     def of(cls, batch: LayoutBatch, pricer: Pricer) -> "Weighed":
-        """From the table of mechanisms, for the pricer's job."""
         lacking = [
             one for one in unmeasured_mechanisms(pricer.calibration, pricer) if not one.of_job
         ]
@@ -93,7 +92,6 @@ class Weighed:
         return np.asarray(~some.any(axis=1))
 
     def take(self, rows: IntColumn) -> "Weighed":
-        """The mechanisms of these layouts."""
         return Weighed(
             points=self.points[rows],
             unmeasured=self.unmeasured[rows],
@@ -169,7 +167,6 @@ class Spreads:
         self._count = 0
 
     def at(self, rows: IntColumn) -> TimeSpread:
-        """Those of some rows, in their order."""
         new = np.unique(rows[self._places[rows] < 0])
         if len(new):
             self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))

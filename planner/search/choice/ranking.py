@@ -229,7 +229,6 @@ def best_measured(ranking: Ranking) -> BestMeasured | None:
 
 
 def _rank(ranking: Ranking, choice: PlanCandidate) -> int | None:
-    """The rank of a choice; None if it is not shown."""
     return next((i for i, one in enumerate(ranking.choices, 1) if one == choice), None)
 
 
@@ -258,7 +257,6 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
 
 
 def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
-    """The mechanisms of a choice that no run behind its calibration used."""
     pricer = choice.at_size.pricer
     return rests_on(choice.layout, pricer, pricer.calibration)
 

@@ -60,7 +60,6 @@ class NearBatch:
     plainer: bool
 
     def sentence(self, asked: int, winner: Layout) -> str:
-        """The suggestion as a sentence."""
         ranks = counted(winner.dp_degree, "data-parallel rank")
         plain = "the plainer " if self.plainer else ""
         return (

@@ -38,11 +38,9 @@ class Request:
     cluster: ClusterSpec
 
     def pricer(self) -> Pricer:
-        """Prices of this request's layouts."""
         return Pricer.build(self.job.model, self.cluster, self.job.training)
 
     def on(self, cluster: ClusterSpec) -> "Request":
-        """The same job on another cluster."""
         return replace(self, cluster=cluster)
 
     def with_training(self, training: TrainingSpec) -> "Request":

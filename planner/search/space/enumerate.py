@@ -111,11 +111,9 @@ class Space:
 
     @property
     def num_layouts(self) -> int:
-        """How many layouts there are in all."""
         return int(self.cell_sizes.sum())
 
     def take(self, cells: IntColumn) -> "Space":
-        """The space of these cells alone."""
         expansions = tuple(replace(one, classes=one.classes[cells]) for one in self.expansions)
         columns = {
             name: taken(column, cells) if column.strides == (0,) else column[cells]
@@ -215,7 +213,6 @@ class Expanded:
         return self.chosen[self.owner]
 
     def take(self, rows: BoolColumn) -> "Expanded":
-        """Those of some rows."""
         at = np.flatnonzero(rows)
         return replace(self, owner=self.owner[at], places=tuple(place[at] for place in self.places))
 
@@ -251,7 +248,6 @@ class Branches:
 
     @classmethod
     def of(cls, space: Space, chosen: IntColumn, names: Sequence[str]) -> "Branches":
-        """See `Space.branches`."""
         split = [expansion.parts(names) for expansion in space.expansions]
         sizes = np.ones(len(chosen), dtype=np.int64)
         for expansion, (_, number, _) in zip(space.expansions, split, strict=True):
@@ -354,7 +350,6 @@ class _Component:
 
     @property
     def keeps(self) -> tuple[Keep, ...]:
-        """What the domains leave out."""
         return tuple(domain.keep for domain in self.domains if domain.keep is not None)
 
     def first_legal(self, kept: BoolColumn) -> BoolColumn:
@@ -400,7 +395,6 @@ class _Rows:
         self._now: Columns = {}
 
     def names(self) -> frozenset[str]:
-        """The columns that are there."""
         return frozenset((*self._before, *self._now))
 
     def __getitem__(self, name: str) -> Column:
@@ -424,13 +418,11 @@ class _Rows:
         return column if self._at is None else column[self._at]
 
     def pop(self, name: str) -> Column:
-        """The column, which is there no more."""
         column = self[name]
         del self._now[name]
         return column
 
     def at(self, places: IntColumn) -> Columns:
-        """All columns at few of the rows."""
         before = places if self._at is None else self._at[places]
         return {
             **{name: wide(column[before]) for name, column in self._before.items()},
@@ -438,7 +430,6 @@ class _Rows:
         }
 
     def cross(self, columns: Columns) -> None:
-        """Every row with each of these values."""
         self.settle()
         count = _length(columns)
         self._at = np.repeat(np.arange(self.count), count)
@@ -446,13 +437,11 @@ class _Rows:
         self.count *= count
 
     def take(self, kept: IntColumn) -> None:
-        """Only these rows."""
         self._at = kept if self._at is None else self._at[kept]
         self._now = {name: column[kept] for name, column in self._now.items()}
         self.count = len(kept)
 
     def settle(self) -> Columns:
-        """All columns, as they are."""
         columns = {name: self[name] for name in sorted(self.names())}
         self._before, self._at, self._now = columns, None, {}
         return columns
@@ -536,7 +525,6 @@ class _Builder:
     # ---- dropping rows ----
 
     def _product(self) -> IntColumn:
-        """Product of the degrees known so far."""
         product = np.ones(self.rows.count, dtype=np.int64)
         for axis in DEGREES:
             if axis in self.rows.names():
@@ -722,7 +710,6 @@ class _Builder:
         return _classes(late, self.rows.count)
 
     def _read(self, name: str) -> IntColumn:
-        """A column of all rows that rules read."""
         needs = columns_of(frozenset({name})) & self.rows.names()
         known = {**self.constants, **{needed: wide(self.rows[needed]) for needed in needs}}
         return self._value(name, self._batch(known), self.rows.count)
@@ -752,7 +739,6 @@ class _Builder:
     # ---- the result ----
 
     def space(self) -> Space:
-        """The space, once every field is crossed."""
         rejected = {key: count for key, count in self.rejected.most_common() if count}
         if self.impossible:
             nothing = np.zeros(0, dtype=np.int64)

@@ -153,7 +153,6 @@ class Budgeted:
     def _with(
         self, found: "LargestBudgets", waiting: "list[_Round]", limits: "StepLimits", keep: int
     ) -> "LargestBudgets":
-        """What was found, with the largest budgets of those that wait."""
         batch = LayoutBatch.concatenate([one.batch for one in waiting])
         if not len(batch):
             return found
@@ -192,7 +191,6 @@ class _Round:
         )
 
     def take(self, rows: BoolColumn) -> "_Round":
-        """Some of its layouts."""
         return _Round(
             cells=self.cells,
             batch=self.batch.take(rows),
@@ -286,7 +284,6 @@ class LargestBudgets:
 
     @classmethod
     def none(cls, nothing: LayoutBatch) -> "LargestBudgets":
-        """Those of no layouts."""
         return cls(
             layouts=nothing,
             simple=np.zeros(0, dtype=np.bool_),
@@ -296,7 +293,6 @@ class LargestBudgets:
 
     @classmethod
     def joined(cls, parts: Sequence["LargestBudgets"]) -> "LargestBudgets":
-        """Those of all parts."""
         return cls(
             layouts=LayoutBatch.concatenate([part.layouts for part in parts]),
             simple=np.concatenate([part.simple for part in parts]),
@@ -305,11 +301,9 @@ class LargestBudgets:
         )
 
     def first(self, count: int) -> "LargestBudgets":
-        """The fastest of them."""
         return self.take(np.argsort(self.seconds, kind="stable")[:count])
 
     def take(self, rows: IntColumn | BoolColumn) -> "LargestBudgets":
-        """Those of some layouts."""
         return LargestBudgets(
             layouts=self.layouts.take(rows),
             simple=self.simple[rows],

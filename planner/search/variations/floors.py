@@ -61,7 +61,6 @@ class Fullest:
         return cls(layers, counts[:, None] - (layers - 1.0) * pp)
 
     def take(self, rows: IntColumn | BoolColumn) -> "Fullest":
-        """Those of some rows."""
         return Fullest(self.layers[:, rows], self.ranks[:, rows])
 
 
@@ -109,7 +108,6 @@ class Pace:
         )
 
     def take(self, rows: IntColumn | BoolColumn) -> "Pace":
-        """Those of some rows."""
         return Pace(*(getattr(self, field.name)[..., rows] for field in fields(self)))
 
     def floor(self, fullest: Fullest) -> FloatColumn:
@@ -255,5 +253,4 @@ def parts(pp: IntColumn) -> list[IntColumn]:
 
 
 def pieces(rows: IntColumn) -> list[IntColumn]:
-    """The rows in parts that are priced at once."""
     return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]

@@ -146,7 +146,6 @@ def _schedule_changes(layout: Layout) -> Iterator[tuple[str, object, object, Lay
 
 
 def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
-    """The fastest fitting neighbour in this field, if there is one."""
     here = [n for n in found if n.field == name and n.fits]
     return min(here, key=lambda n: n.step_ratio) if here else None
 

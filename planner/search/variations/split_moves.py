@@ -21,7 +21,6 @@ Holders = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=512)
 def holders_of(schedule: Schedule, pp: int, virtual: int) -> Holders:
-    """The stages of each rank."""
     rank_S = schedule.stage_rank(np.arange(pp * virtual), pp, virtual)
     return tuple(tuple(np.flatnonzero(rank_S == rank).tolist()) for rank in range(pp))
 
@@ -63,7 +62,6 @@ def balanced(split: Split, holders: Holders, loads: FloatColumn) -> Split:
 
 
 def _spare(sizes: Sequence[int], stage: int) -> int:
-    """Layers that a stage can give away."""
     return sizes[stage] - (0 < stage < len(sizes) - 1)
 
 
@@ -83,7 +81,6 @@ def possible(split: Split) -> bool:
 
 
 def moved(split: Split, giver: int, taker: int, layers: int) -> Split:
-    """The split after one stage gave some layers to another."""
     sizes = list(split)
     sizes[giver] -= layers
     sizes[taker] += layers

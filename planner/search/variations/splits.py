@@ -153,7 +153,6 @@ class Tried:
         return cls(owner, at, tuple(places), budget)
 
     def take(self, rows: IntColumn) -> "Tried":
-        """Some of them."""
         return replace(
             self, owner=self.owner[rows], split=self.split[rows], budget=self.budget[rows]
         )
@@ -200,7 +199,6 @@ class Climb:
         return self._climbed(tried, exact=True, limit=np.inf)
 
     def _holders(self, row: int) -> Holders:
-        """The stages of each rank of this class."""
         return holders_of(
             SCHEDULES.of_code(int(self.classes.pp_schedule[row])),
             int(self.classes.pp[row]),
