@@ -11,7 +11,7 @@ Student's t with four degrees of freedom (`student`), and every deviation here i
 Letters: N layouts, D directions and offsets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,12 +21,12 @@ from planner.calibration import student
 from planner.calibration.basis import WIDER, widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
-from planner.cost.deduplicated import layout_hashes
-from planner.cost.known_rows import Steps
+from planner.columns.groups import layout_hashes
+from planner.columns.table import Table
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer, Prices, Steps
 from planner.specs.cluster import ClusterSpec
 from planner.trainers.registry import code_of
 
@@ -38,7 +38,7 @@ Pair = tuple[FloatColumn, FloatColumn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSpread:
+class TimeSpread(Table):
     """Scales of log step seconds.
 
     loadings (D, N): along each direction, then those of the offsets of stack and units, then those
@@ -53,21 +53,6 @@ class TimeSpread:
     def sd(self) -> FloatColumn:
         """Scale of each layout by itself, (N,)."""
         return np.asarray(np.sqrt(in_order(self.loadings**2) + self.own_sd**2))
-
-    @classmethod
-    def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
-        """The spread of all layouts of these parts, in order.
-
-        The parts share their directions and offsets.
-        """
-        loadings, own = (
-            np.concatenate([getattr(part, name) for part in parts], axis=-1)
-            for name in ("loadings", "own_sd")
-        )
-        return cls(loadings=loadings, own_sd=own)
-
-    def take(self, places: IntColumn) -> "TimeSpread":
-        return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places])
 
 
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:

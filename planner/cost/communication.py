@@ -50,7 +50,7 @@ class _Calls:
     exposed: list[float]
 
 
-class Table:
+class CommunicationTable:
     """The rows of one layout: how many, bytes sent, seconds alone and seconds exposed of each."""
 
     def __init__(self) -> None:
@@ -183,14 +183,14 @@ def unslowed(job: PreparedJob, prices: Prices, even: PreparedJob, same: Prices) 
     return answers
 
 
-def tables(job: PreparedJob, prices: Prices) -> Iterator["Table"]:
+def tables(job: PreparedJob, prices: Prices) -> Iterator["CommunicationTable"]:
     """Communication of the busiest rank of every layout, before `PreparedJob.own_factor`."""
     stage, inputs = prices.stage_seconds, prices.stage_seconds.inputs
     loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
     of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))
     rounds = rounds_of(loads.batch, loads.m, job.rules)
     for row in range(len(inputs.batch)):
-        load, table = int(stage.load[row]), Table()
+        load, table = int(stage.load[row]), CommunicationTable()
         units, m = loads.units[:, load], float(loads.m[load])
         for calls in of_layers:
             table.add(calls, int(inputs.at_unit[row]), m * float(units[calls.unit]))

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, taken
-from planner.cost import chunks, deduplicated
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
+from planner.cost import chunks
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.unit_work import (
@@ -124,7 +124,7 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     saves = bool(len(budgeted))
     found: Savings | None = None
     if job.remembers:
-        hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
+        hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
         work_at = job.known.rows.work.at(hashes, work)
         if saves:
             found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
@@ -154,7 +154,7 @@ def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     def price(missing: IntColumn) -> list[SharedWork]:
         return [SharedWork.of(job.context(rows.take(missing)), job.model)]
 
-    hashes = deduplicated.hashes([getattr(rows, name) for name in names])
+    hashes = groups.hashes([getattr(rows, name) for name in names])
     if len(rows) < FEW_ROWS and not job.known.rows.shared.has(hashes):
         return None
     return job.known.rows.shared.at(hashes, price)
@@ -184,7 +184,7 @@ def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) ->
         if name not in TRAVEL_FIELDS or name in graph_columns(job)
     ]
     columns.append(rows.cp_method == ULYSSES)
-    return deduplicated.hashes([taken(column, budgeted) for column in columns])
+    return groups.hashes([taken(column, budgeted) for column in columns])
 
 
 def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
@@ -201,7 +201,7 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known.rows.shards.at(deduplicated.hashes(columns), price)
+    return job.known.rows.shards.at(groups.hashes(columns), price)
 
 
 def unit_fields(job: PreparedJob) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 
     Where a unit's cost depends on whether there are several stages, the rows have 2 of them.
     """
-    return deduplicated.distinct(as_units_see(job, batch), unit_fields(job))
+    return groups.distinct(as_units_see(job, batch), unit_fields(job))
 
 
 def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
@@ -302,8 +302,8 @@ class CostRows:
         blocks = stages.block_layers(batch)
         alike = batch if blocks is None else _without_count(batch)
         unit_rows, at_unit = distinct_rows(job, alike)
-        shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
-        pipe_rows, at_pipe = deduplicated.distinct(
+        shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
+        pipe_rows, at_pipe = groups.distinct(
             batch, stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
         )
         held = stages.rank_layers(

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import deduplicated
+from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch, groups
 from planner.cost.pipeline.schedule_columns import schedule_rows
 from planner.cost.pipeline.stages import RankLayers
 from planner.schedules import Schedule
@@ -185,16 +184,16 @@ class _Work:
         count = int(count * (at_shard.max() + 1))
         differ = [column for column in beside if (column != column[0]).any()]
         if differ:
-            distinct, inverse = deduplicated.unique_rows(differ)
+            distinct, inverse = groups.unique_rows(differ)
             codes, count = codes * len(distinct) + inverse, count * len(distinct)
-        found, at = deduplicated.numbered(codes, count)
+        found, at = groups.numbered(codes, count)
         return cls(
             batch=batch,
             m=m,
             at_unit=at_unit,
             at_shard=at_shard,
             spared=spared,
-            first=deduplicated.row_of_each(at, len(found)),
+            first=groups.row_of_each(at, len(found)),
             at=at,
             at_pipe=at_pipe,
         )
@@ -205,10 +204,10 @@ class _Work:
         units (K + 2, H): what may be held.
         places (..., P): which of them, at each place of each pipeline.
         """
-        distinct, inverse = deduplicated.unique_rows(list(units))
+        distinct, inverse = groups.unique_rows(list(units))
         codes = inverse[places].take(self.at_pipe, axis=-1)
         codes += self.at * len(distinct)
-        found, at = deduplicated.numbered(codes, len(self.first) * len(distinct))
+        found, at = groups.numbered(codes, len(self.first) * len(distinct))
         way, what = np.divmod(found, len(distinct))
         first = self.first.take(way)
         loads = Loads(
@@ -223,10 +222,10 @@ class _Work:
 
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
-    counts, inverse = deduplicated.unique_rows([work.m[work.first]])
+    counts, inverse = groups.unique_rows([work.m[work.first]])
     size = held.rank.shape[1] * len(counts)
-    found, at = deduplicated.numbered(at_pipe * len(counts) + inverse.take(work.at), size)
-    first = deduplicated.row_of_each(at, len(found))
+    found, at = groups.numbered(at_pipe * len(counts) + inverse.take(work.at), size)
+    first = groups.row_of_each(at, len(found))
     pipe, rows = at_pipe[first], batch.take(first)
     return Pipelines(
         batch=rows,

@@ -9,8 +9,17 @@ from itertools import product
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order, one_number
-from planner.cost import chunks, deduplicated
+from planner.columns import (
+    BoolColumn,
+    FloatColumn,
+    IntColumn,
+    LayoutBatch,
+    groups,
+    in_order,
+    one_number,
+)
+from planner.columns.table import Table
+from planner.cost import chunks
 from planner.cost.cost_inputs import (
     SummedCosts,
     SummedTimes,
@@ -43,7 +52,7 @@ _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Table):
     """What the schedules of N cells hide and leave idle at the least, (N,).
 
     overlaps: whether one of them overlaps pairs of microbatches.
@@ -81,9 +90,6 @@ class Idle:
             )  # fmt: skip
             least[rows] = np.minimum(least[rows], np.where(paired, 0.0, idle))
         return cls(overlaps, np.where(np.isfinite(least), least, 0.0))
-
-    def take(self, rows: IntColumn) -> "Idle":
-        return Idle(self.overlaps[rows], self.microbatches[rows])
 
 
 def lower_bounds(
@@ -150,7 +156,7 @@ def least_in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     """
     count = num_microbatches(batch, job.training)
     columns = (batch.pp_schedule, batch.pp, batch.virtual_stages, count)
-    first, inverse = deduplicated.unique_rows(columns)
+    first, inverse = groups.unique_rows(columns)
     rows, m = batch.take(first), count[first]
 
     def mean(schedule: Schedule, at: IntColumn) -> FloatColumn:
@@ -219,7 +225,7 @@ def _beyond_compute(
 ) -> FloatColumn:
     """Seconds of a step of exactly these layouts beyond what a mean rank computes, (N,)."""
     m = num_microbatches(batch, job.training)
-    rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+    rows, at_shard = groups.distinct(batch, sharding.KEY)
     shards = shards_at(job, rows)
     held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
     sums = shards.sum_seconds[:, at_shard] * (m - 1.0) / m
@@ -307,7 +313,7 @@ def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatCol
 
     Every ZeRO stage is tried that shards where the layout's does, and gathers in both widths.
     """
-    alike, at = deduplicated.distinct(batch, sharding.KEY)
+    alike, at = groups.distinct(batch, sharding.KEY)
     low = alike.float8_all_gather
     widths = (False, True) if low.any() else (True,)
     tried = list(product(job.rules.sharding.stages, widths))
@@ -317,7 +323,7 @@ def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatCol
         zero_stage=np.concatenate([_sharded(alike, stage).zero_stage for stage, _ in tried]),
         float8_all_gather=np.concatenate([low & (not wide) for _, wide in tried]),
     )
-    rows, at_row = deduplicated.distinct(options, sharding.KEY)
+    rows, at_row = groups.distinct(options, sharding.KEY)
     shards = shards_at(job, rows)
     own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
     each, once, update = (
@@ -514,7 +520,7 @@ def _part_bytes(
     in_flight: FloatColumn,
 ) -> FloatColumn:
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
-    shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+    shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)
     local = _of_all_units(job, dense + expert)[at_shard] / batch.pp
     kept = sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
+from planner.columns.memo import Memo
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
-from planner.cost.known_rows import KnownJob
+from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
@@ -23,6 +25,36 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.work.axes import local_sizes
 from planner.work.quantised import quantised_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """Memos of a job: its units by their work and by what they save, and its shards.
+
+    shared: what the work of units has in common where their experts are placed differently.
+    """
+
+    work: Memo[UnitWork] = field(default_factory=lambda: Memo(UnitWork))
+    savings: Memo[Savings] = field(default_factory=lambda: Memo(Savings))
+    shards: Memo[UnitShards] = field(default_factory=lambda: Memo(UnitShards))
+    shared: Memo[SharedWork] = field(default_factory=lambda: Memo(SharedWork))
+
+
+@dataclass(slots=True)
+class KnownJob:
+    """What a job has priced already. One thread's: a price may not use it beside another.
+
+    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
+    most_device_bytes: see `search.fit`; likewise.
+    """
+
+    graph_columns: tuple[str, ...] | None = None
+    unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    most_device_bytes: float | None = None
+    rows: JobRows = field(default_factory=JobRows)
+
+    def forget(self) -> None:
+        self.rows = JobRows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ from functools import cached_property
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns.memo import Memo
+from planner.columns.table import Table
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
 from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, as_units_see, unit_fields
-from planner.cost.known_rows import KnownRows, Steps
 from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
@@ -40,6 +41,13 @@ from planner.trainers.registry import TRAINERS, training_release
 # the month of torch 2.1, which has expandable segments
 TORCH_2_1 = "2023-10"
 WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Table):
+    """Step seconds of U layouts on each of V machines, (V, U)."""
+
+    seconds: FloatColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +101,8 @@ class Pricer(PreparedJob):
     variants: dict[Hashable, "Pricer"] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    known_moved: KnownRows[Steps] = field(
-        default_factory=lambda: KnownRows(Steps), init=False, compare=False, repr=False
+    known_moved: Memo[Steps] = field(
+        default_factory=lambda: Memo(Steps), init=False, compare=False, repr=False
     )
 
     @classmethod

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number, taken
-from planner.cost.deduplicated import unique_rows
+from planner.columns.groups import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer

@@ -349,7 +349,7 @@ def _simulate(
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
         best = screened.batch.take(np.union1d(chosen, simplest))
-        measured = ~weighed.unmeasured.any(axis=1) & (screened.oom <= OOM_LIMIT)
+        measured = ~weighed.unmeasured.any(axis=0) & (screened.oom <= OOM_LIMIT)
         nearest = screened.step_seconds[measured].min(initial=np.inf)
         near = screened.num_fitting and nearest <= PARETO_SLACK * screened.step_seconds[0]
         if screened.num_fitting and not near and np.isinf(limit_seconds):

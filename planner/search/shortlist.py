@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import deduplicated as keyed
+from planner.columns.groups import unique_rows
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.search.choice.pareto import STRUCTURE
@@ -130,7 +130,7 @@ class Shortlist:
         if not len(rows):
             return
         self.best = min(self.best, float(value[rows].min()))
-        first, inverse = keyed.unique_rows([getattr(kept, name)[rows] for name in STRUCTURE])
+        first, inverse = unique_rows([getattr(kept, name)[rows] for name in STRUCTURE])
         best = np.full(len(first), np.inf)
         np.minimum.at(best, inverse, value[rows])
         for index, row in enumerate(first):

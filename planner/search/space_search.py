@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, taken
+from planner.columns.groups import hashes
 from planner.cost.chunks import CHUNK
-from planner.cost.deduplicated import hashes
 from planner.cost.price import Pricer
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
@@ -111,7 +111,7 @@ class SpaceSearch:
         of_cells = hashes([taken(getattr(space.cells, name), bounded) for name in names])
         asked = hashes([getattr(self.screened.batch, name) for name in names])
         batch = space.expand(bounded[np.isin(of_cells, asked)])
-        batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
+        batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=0)))
         if not len(batch):
             return batch
         bound, _ = pricer.step_lower_bounds(batch)

@@ -12,6 +12,7 @@ import numpy as np
 from planner.calibration import similarity as likeness
 from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns.table import Table
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
@@ -189,7 +190,7 @@ def enumerate_candidates(
             "no layout is likely enough to fit for a probe to be spent on it",
             remedy="use more GPUs or a smaller job",
         )
-    joined = _Part.join(parts)
+    joined = _Part.joined(parts)
     best = np.argsort(joined.step_seconds, kind="stable")
     within = joined.step_seconds[best] <= slack * joined.fastest
     chosen = best[within][:most]
@@ -204,7 +205,7 @@ def enumerate_candidates(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(Table):
     batch: LayoutBatch
     step_seconds: FloatColumn
     oom: FloatColumn
@@ -221,25 +222,6 @@ class _Part:
             memory={kind: getattr(prices, kind) for kind in MEMORY_KINDS},
         )
         return part if keep_all else part.take(np.flatnonzero(part.oom <= RISKIEST))
-
-    @classmethod
-    def join(cls, parts: Sequence["_Part"]) -> "_Part":
-        return cls(
-            batch=LayoutBatch.concatenate([part.batch for part in parts]),
-            step_seconds=np.concatenate([part.step_seconds for part in parts]),
-            oom=np.concatenate([part.oom for part in parts]),
-            memory={
-                kind: np.concatenate([part.memory[kind] for part in parts]) for kind in MEMORY_KINDS
-            },
-        )
-
-    def take(self, rows: IntColumn) -> "_Part":
-        return _Part(
-            batch=self.batch.take(rows),
-            step_seconds=self.step_seconds[rows],
-            oom=self.oom[rows],
-            memory={kind: column[rows] for kind, column in self.memory.items()},
-        )
 
     def without_twins(self) -> "_Part":
         """Removes duplicates; the first place of each layout counts."""
@@ -292,4 +274,4 @@ def _prior(pricer: Pricer, part: _Part) -> Prior:
     ]
     spreads = [time_spread(pricer, chunk, pricer.price(chunk)) for chunk in chunks]
     deviation = memory_deviation(pricer.profile, part.memory["device_bytes"])
-    return Prior.calibrated(seconds, TimeSpread.join(spreads), part.oom, deviation)
+    return Prior.calibrated(seconds, TimeSpread.joined(spreads), part.oom, deviation)

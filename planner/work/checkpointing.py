@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns.table import Table
 from planner.specs.layout import AC_KINDS, CORE_ATTN_BIT
 from planner.work.liveness import (
     backward_peak,
@@ -29,7 +30,7 @@ BY_MODULE = (SELECTIVE_ATTENTION, MODULES)  # recompute parts of a layer, of whi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class Choices(Table):
     """Bytes that the modes of one layer choose between, (U,).
 
     Modes change none of them but those of modules, which are of the row's own set.

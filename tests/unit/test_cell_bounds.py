@@ -8,8 +8,8 @@ import pytest
 
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
 from planner.columns import COLUMNS, LayoutBatch
-from planner.cost.known_rows import KnownJob
 from planner.cost.lower_bounds import Idle
+from planner.cost.prepared_job import KnownJob
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.cost import deduplicated
-from planner.cost.deduplicated import _same_row, hashes, numbered, row_of_each, unique_rows
+from planner.columns import groups
+from planner.columns.groups import _same_row, hashes, numbered, row_of_each, unique_rows
 
 
 def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
@@ -27,7 +27,7 @@ def test_few_rows_have_the_hashes_that_they_have_among_many() -> None:
     ]
     many = hashes(columns)
     few = np.concatenate([hashes([c[at : at + 100] for c in columns]) for at in (0, 100, 200)])
-    assert 100 <= deduplicated.FEW < 300
+    assert 100 <= groups.FEW < 300
     assert few.tolist() == many.tolist()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
-from planner.cost import cost_inputs, known_rows
+from planner.columns import LayoutBatch, memo
+from planner.columns.groups import layout_hashes
+from planner.cost import cost_inputs
 from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
-from planner.cost.deduplicated import layout_hashes
 from planner.cost.layer import unit_work as unit_work_module
 from planner.cost.layer.trainer_kernels import trainer_code
 from planner.cost.layer.unit_work import savings, unit_work
@@ -93,7 +93,7 @@ def test_budgets_and_modes_of_one_call_share_it_too() -> None:
 def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_rows(fresh())
     whole = units_at(fresh(), rows).costs
-    monkeypatch.setattr(known_rows, "MOST_ROWS", 32)
+    monkeypatch.setattr(memo, "MOST_ROWS", 32)
     pricer = fresh()
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16))).costs

@@ -95,7 +95,7 @@ def chosen(
     def spread_of(near: np.ndarray) -> TimeSpread:
         assert np.isin(near, prepared).all()
         count = len(near)
-        unproven = UNPROVEN * weighed.unmeasured[near].T
+        unproven = UNPROVEN * weighed.unmeasured[:, near]
         return TimeSpread(loadings=unproven, own_sd=np.full(count, own))
 
     return prefer(batch, weighed, expected, 64, spread_of)
@@ -263,7 +263,7 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
     full = PLAIN | {"ac": "full", "compile": True}
     batch = layouts(full, BUDGET, BUDGET | {"zero_stage": 2})
     pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, ALL_BUT_BUDGETS)
-    count = Weighed.of(batch, pricer).unmeasured.shape[1]
+    count = len(Weighed.of(batch, pricer).unmeasured)
     unproven = spread_within_stack(pricer, batch).loadings[-count:]
     assert np.linalg.norm(unproven, axis=0) == pytest.approx([0.0, UNPROVEN, UNPROVEN])
     assert np.linalg.norm(unproven[:, 1] - unproven[:, 2]) == 0.0
@@ -319,7 +319,7 @@ def test_hsdp_on_many_gpus_is_practice() -> None:
         cluster = NODE.cluster.with_num_gpus(count)
         pricer = Pricer.build(NODE.model, cluster, NODE.training, all_but("hsdp"))
         weighed = Weighed.of(hsdp, pricer)
-        assert weighed.unmeasured[0].sum() == lacking
+        assert weighed.unmeasured[:, 0].sum() == lacking
         assert weighed.points[0] - weighed.points[1] == weight
 
 

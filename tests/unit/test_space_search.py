@@ -44,7 +44,7 @@ def test_the_measured_beside_the_best_fit_and_come_from_their_cells() -> None:
     assert {cell_of(found, row) for row in range(len(found))} <= cells
     # none of what the screen kept is measured, fits and is faster
     kept, their_fits = priced_and_fitting(pricer, screened.batch)
-    of_kept = ~Weighed.of(screened.batch, pricer).unmeasured.any(axis=1) & their_fits
+    of_kept = ~Weighed.of(screened.batch, pricer).unmeasured.any(axis=0) & their_fits
     assert of_kept.any()
     assert seconds[0] <= kept[of_kept].min() * (1.0 + 1e-12)
 

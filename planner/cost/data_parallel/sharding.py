@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, in_order
+from planner.columns.table import Table
 from planner.cost.data_parallel.optimizer_step import (
     HOST_STREAM_BYTES_PER_SECOND,
     MUON_WIRE_BYTES,
@@ -37,7 +38,7 @@ HOST_ADD_MOVES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitShards:
+class UnitShards(Table):
     """Parameters of one unit on one rank, and seconds of its data-parallel communication.
 
     All are (K + 2, U) but step_seconds, which is (U,).

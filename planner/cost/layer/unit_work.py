@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import FloatColumn, LayoutBatch, in_order
+from planner.columns.table import Table
 from planner.cost.layer.context import AXES, CostContext, OpCost
 from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
@@ -41,7 +42,7 @@ TRAVEL_FIELDS = ("async_tp", "cp_method", "moe_dispatcher")
 
 
 @dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them
-class EndBytes:
+class EndBytes(Table):
     """Bytes at the ends of a stage, (U,): of the loss, and of what is handed on.
 
     logits_bytes: at the peak of the loss.
@@ -96,7 +97,7 @@ class UnitWork(Choices, EndBytes):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Savings:
+class Savings(Table):
     """What a memory budget can save of each layer, what costs most to repeat per byte first.
 
     bytes (M, K, U): of each operation's result; 0 behind the last.
@@ -106,12 +107,9 @@ class Savings:
     bytes: FloatColumn
     again: FloatColumn
 
-    def take(self, rows: IntColumn) -> "Savings":
-        return Savings(bytes=self.bytes[..., rows], again=self.again[..., rows])
-
 
 @dataclass(frozen=True, slots=True)
-class SharedWork:
+class SharedWork(Table):
     """What layouts share that differ in how routed experts are placed alone; columns (F, U).
 
     Of units without experts it is all their columns, of the others the sums over the operations
@@ -129,9 +127,6 @@ class SharedWork:
             columns = _summed(unit) if whole else _sums(unit, slice(0, unit.first), {})
             found += [columns[name].reshape(-1, len(context.batch)) for name in _names(whole)]
         return cls(np.concatenate(found))
-
-    def take(self, rows: slice) -> "SharedWork":
-        return SharedWork(self.columns[:, rows])
 
     def of_units(self, units: Sequence["Unit"]) -> Iterator[dict[str, FloatColumn]]:
         start = 0

@@ -3,11 +3,12 @@
 Letters: N layouts, R pipeline ranks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns.table import Table
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.network.topology import Fabric
@@ -36,7 +37,7 @@ def alike_sends(training: TrainingSpec, codes: IntColumn) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sends:
+class Sends(Table):
     """What the sends of N layouts depend on.
 
     payload_bytes (N,): activation that one rank holds at a stage boundary.
@@ -50,14 +51,6 @@ class Sends:
     cluster: ClusterSpec
     device: Device
     fabric: Fabric
-
-    def take(self, rows: IntColumn) -> "Sends":
-        return replace(
-            self,
-            batch=self.batch.take(rows),
-            payload_bytes=self.payload_bytes[rows],
-            fused=self.fused[rows],
-        )
 
     def mean_seconds(self) -> FloatColumn:
         """Seconds of one hop to the next rank, (N,), the mean over the pipeline's p - 1.

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import deduplicated
+from planner.columns import FloatColumn, LayoutBatch, groups
 from planner.cost.data_parallel import sharding
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.pipeline import stages
@@ -147,10 +146,10 @@ def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
 
 def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     """Parameters of the fullest rank after TP, EP, PP and sharding, (N,)."""
-    shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+    shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(pricer.model, shard_rows)
     kept = sharding.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order)[:, at_shard]
-    pipe_rows, at_pipe = deduplicated.distinct(batch, stages.KEY)
+    pipe_rows, at_pipe = groups.distinct(batch, stages.KEY)
     units = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=False).units[
         :, :, at_pipe
     ]

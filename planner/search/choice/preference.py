@@ -37,6 +37,7 @@ from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns.table import Table
 from planner.cost.price import Pricer
 from planner.trainers.registry import code_of
 
@@ -56,11 +57,11 @@ MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched wit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class Weighed(Table):
     """The mechanisms of N layouts.
 
     points (N,): the sum over the mechanisms that each layout uses.
-    unmeasured (N, U): which of the U mechanisms it uses that no run behind the calibration used
+    unmeasured (U, N): which of the U mechanisms it uses that no run behind the calibration used
         (`calibration.basis`). What all layouts of a job use tells none of them apart: left out.
     supported (N,): whether it does without those among them that may not lead.
     """
@@ -74,12 +75,12 @@ class Weighed:
         lacking = [
             one for one in unmeasured_mechanisms(pricer.calibration, pricer) if not one.of_job
         ]
-        unmeasured = uses(batch, pricer, lacking)
+        unmeasured = uses(batch, pricer, lacking).T
         following = np.array([not one.leads for one in lacking], dtype=np.bool_)
         return cls(
             points=points(batch, pricer),
             unmeasured=unmeasured,
-            supported=np.asarray(~unmeasured[:, following].any(axis=1)),
+            supported=np.asarray(~unmeasured[following].any(axis=0)),
         )
 
     @property
@@ -88,22 +89,15 @@ class Weighed:
 
         What all of them use tells none apart and does not count.
         """
-        some = self.unmeasured & ~self.unmeasured.all(axis=0)
-        return np.asarray(~some.any(axis=1))
-
-    def take(self, rows: IntColumn) -> "Weighed":
-        return Weighed(
-            points=self.points[rows],
-            unmeasured=self.unmeasured[rows],
-            supported=self.supported[rows],
-        )
+        some = self.unmeasured & ~self.unmeasured.all(axis=1, keepdims=True)
+        return np.asarray(~some.any(axis=0))
 
     def expected(self, scores: FloatColumn, oom: FloatColumn) -> FloatColumn:
         """Scores (seconds, dollars, joules) over the chance to finish to the power of RISK, (N,).
 
         They are longer for unmeasured mechanisms.
         """
-        unproven = np.exp(UNPROVEN * self.unmeasured.sum(axis=1))
+        unproven = np.exp(UNPROVEN * self.unmeasured.sum(axis=0))
         return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9) ** RISK)
 
 
@@ -146,7 +140,7 @@ def spread_within_stack(pricer: Pricer, batch: LayoutBatch) -> TimeSpread:
     found = time_spread(pricer, batch, pricer.price(batch))
     trainer, family = code_of(pricer.training), pricer.cluster.gpu.family
     _, rest = pricer.calibration.directions(trainer, family)
-    unproven = UNPROVEN * Weighed.of(batch, pricer).unmeasured.T
+    unproven = UNPROVEN * Weighed.of(batch, pricer).unmeasured
     return replace(
         found,
         loadings=np.vstack([found.loadings, unproven]),
@@ -172,7 +166,7 @@ class Spreads:
             self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))
             self._places[new] = np.arange(self._count, self._count + len(new))
             self._count += len(new)
-        return TimeSpread.join(self._known).take(self._places[rows])
+        return TimeSpread.joined(self._known).take(self._places[rows])
 
 
 def difference_sd(errors: CorrelatedErrors, row: int) -> FloatColumn:
@@ -214,7 +208,7 @@ def prefer(
         return first
     measured = simplest(np.where(proven, expected, np.inf))
     gain = np.log(expected[measured] / expected[first])
-    apart = int((weighed.unmeasured[first] != weighed.unmeasured[measured]).sum())
+    apart = int((weighed.unmeasured[:, first] != weighed.unmeasured[:, measured]).sum())
     doubt = UNPROVEN * np.sqrt(apart)
     return first if gain > SURE * doubt else measured
 

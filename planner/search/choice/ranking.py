@@ -160,7 +160,7 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
         places = [place for place, choice in enumerate(choices) if choice.at_size is at_size]
         found = _columns(at_size)[1].at(np.array([choices[place].row for place in places]))
         spreads.update((place, found.take(np.array([i]))) for i, place in enumerate(places))
-    return TimeSpread.join([spreads[place] for place in range(len(choices))])
+    return TimeSpread.joined([spreads[place] for place in range(len(choices))])
 
 
 def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:

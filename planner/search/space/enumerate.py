@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken, wide
-from planner.cost.deduplicated import unique_rows
+from planner.columns.groups import unique_rows
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of

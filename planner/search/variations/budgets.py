@@ -11,13 +11,14 @@ recomputation must beat the best so far. The largest budget that fits is found b
 layouts at once; those whose smallest budget that does not fit is too slow drop out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number
+from planner.columns.table import Table
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
@@ -101,43 +102,45 @@ class Budgeted:
         while first < len(self.cells):
             reached = int(ends[first - 1]) if first else 0
             last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-            self.known_rounds.append(self._round(np.arange(first, last)))
+            self.known_rounds.append(self._round(range(first, last)))
             yield self.known_rounds[-1]
             first = last
 
-    def _round(self, cells: IntColumn) -> "_Round":
+    def _round(self, cells: range) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
-        branches = self.space.branches(self.cells[cells], self.pricer.unit_fields)
+        branches = self.space.branches(
+            self.cells[cells.start : cells.stop], self.pricer.unit_fields
+        )
         near = np.ones(len(branches.batch), dtype=np.bool_)
         if self.dial is _with_budget:  # torch.compile's partitioner reads it
             near = np.array(branches.batch.compile)
         rows = np.flatnonzero(near)
-        owner = cells[branches.owner[rows]]
+        owner = cells.start + branches.owner[rows]
         tried = self.dial(branches.batch.take(rows), self.most[owner])
         overlaps = self.cell_bounds.idle.overlaps[self.cells[owner]]
         near[rows] = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
         found = branches.expand(near)
         found = found.take(self.cell_bounds.has_room(found))
-        owner = cells[found.owner]
-        batch = self.dial(found.batch(), self.most[owner])
-        simple, seconds = self.simple[owner], np.zeros(0)
-        if len(batch):
-            seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
-            near = seconds < self.worth
-            batch, simple, seconds = batch.take(near), simple[near], seconds[near]
-            legal = legal_mask(
-                self.dial(batch, np.full(len(batch), STEPS // 2)), self.pricer.rules_context, MODE
-            )
-            batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
-        return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
+        owner = cells.start + found.owner
+        one = _Round(
+            cells=cells,
+            batch=self.dial(found.batch(), self.most[owner]),
+            simple=self.simple[owner],
+            seconds=np.zeros(len(owner)),
+        )
+        if len(owner):
+            seconds, _ = self.pricer.step_lower_bounds(one.batch, self.worth)
+            one = replace(one, seconds=seconds).take(seconds < self.worth)
+            half = self.dial(one.batch, np.full(len(one.batch), STEPS // 2))
+            one = one.take(legal_mask(half, self.pricer.rules_context, MODE))
+        return one
 
     def fastest(self, keep: int) -> "list[LargestBudgets]":
         """The `keep` fastest layouts, and of those with few mechanisms.
 
         Each is at its largest budget that fits.
         """
-        waiting = [_Round.of_none(self.space.cells)]
-        found = LargestBudgets.none(waiting[0].batch)
+        found, waiting = LargestBudgets.none(self.space.cells.take(slice(0, 0))), list[_Round]()
         limits = StepLimits(every=self.worth, simple=self.worth)
         for one in self._rounds():
             limit = limits.simple if self.simple[one.cells[0] :].any() else limits.every
@@ -146,18 +149,17 @@ class Budgeted:
             waiting.append(one.take(one.seconds < limits.of(one.simple)))
             if sum(len(those.batch) for those in waiting) >= CHUNK:
                 found = self._with(found, waiting, limits, keep)
-                limits, waiting = limits.lowered(found.seconds, found.simple, keep), waiting[:1]
+                limits, waiting = limits.lowered(found.seconds, found.simple, keep), []
         found = self._with(found, waiting, limits, keep)
         return [found.first(keep), found.take(found.simple).first(keep)]
 
     def _with(
         self, found: "LargestBudgets", waiting: "list[_Round]", limits: "StepLimits", keep: int
     ) -> "LargestBudgets":
-        batch = LayoutBatch.concatenate([one.batch for one in waiting])
-        if not len(batch):
+        if not sum(len(one.batch) for one in waiting):
             return found
-        simple = np.concatenate([one.simple for one in waiting])
-        more = largest_budgets(self.pricer, batch, simple, limits, keep, self.dial)
+        every = _Round.joined(waiting)
+        more = largest_budgets(self.pricer, every.batch, every.simple, limits, keep, self.dial)
         return LargestBudgets.joined([found, more])
 
     def pipelined(self, limit: float) -> LayoutBatch:
@@ -171,32 +173,16 @@ class Budgeted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
+class _Round(Table):
     """Cells expanded at once, by their place among all: their layouts and what bounds them.
 
     simple (N,): whether the layout's cell is. seconds (N,): lower bound of the layout's step.
     """
 
-    cells: IntColumn
+    cells: range
     batch: LayoutBatch
     simple: BoolColumn
     seconds: FloatColumn
-
-    @classmethod
-    def of_none(cls, cells: LayoutBatch) -> "_Round":
-        """One without cells. cells: any of its space."""
-        nothing = np.zeros(0, dtype=np.bool_)
-        return cls(
-            cells=np.arange(0), batch=cells.take(slice(0, 0)), simple=nothing, seconds=np.zeros(0)
-        )
-
-    def take(self, rows: BoolColumn) -> "_Round":
-        return _Round(
-            cells=self.cells,
-            batch=self.batch.take(rows),
-            simple=self.simple[rows],
-            seconds=self.seconds[rows],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +257,7 @@ def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestBudgets:
+class LargestBudgets(Table):
     """Layouts, the largest budget of each that fits, and its step with it, (N,).
 
     simple: whether the layout is of a cell with few mechanisms.
@@ -291,25 +277,8 @@ class LargestBudgets:
             seconds=np.zeros(0),
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence["LargestBudgets"]) -> "LargestBudgets":
-        return cls(
-            layouts=LayoutBatch.concatenate([part.layouts for part in parts]),
-            simple=np.concatenate([part.simple for part in parts]),
-            hundredths=np.concatenate([part.hundredths for part in parts]),
-            seconds=np.concatenate([part.seconds for part in parts]),
-        )
-
     def first(self, count: int) -> "LargestBudgets":
         return self.take(np.argsort(self.seconds, kind="stable")[:count])
-
-    def take(self, rows: IntColumn | BoolColumn) -> "LargestBudgets":
-        return LargestBudgets(
-            layouts=self.layouts.take(rows),
-            simple=self.simple[rows],
-            hundredths=self.hundredths[rows],
-            seconds=self.seconds[rows],
-        )
 
 
 def largest_budgets(

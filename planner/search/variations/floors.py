@@ -9,12 +9,12 @@ of budgets until that bound is above the limit or the range is COARSE.
 Letters: N layouts, R pipeline ranks, K kinds of layers, and all of them together as one more.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns.table import Table
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
@@ -27,11 +27,9 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
 FEW_RANKS = 2**14
 
-ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
-
 
 @dataclass(frozen=True, slots=True)
-class Fullest:
+class Fullest(Table):
     """The fullest rank of N pipelines under the most even split that memory allows, (K + 1, N).
 
     layers: of one kind (the last: of any) on it, at the least; infinite where they find no room.
@@ -60,12 +58,9 @@ class Fullest:
         layers = np.ceil(counts[:, None] / pp)
         return cls(layers, counts[:, None] - (layers - 1.0) * pp)
 
-    def take(self, rows: IntColumn | BoolColumn) -> "Fullest":
-        return Fullest(self.layers[:, rows], self.ranks[:, rows])
-
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Table):
     """How fast N layouts are under any split, as far as their budget decides, (N,) or (K + 1, N).
 
     shared: a step with its compute shared evenly, idle seconds counted as far as no split hides
@@ -106,9 +101,6 @@ class Pace:
             before=np.where((ordered > 0) & ~(paired > 0), each, 0.0),
             stages=batch.virtual_stages.astype(np.float64),
         )
-
-    def take(self, rows: IntColumn | BoolColumn) -> "Pace":
-        return Pace(*(getattr(self, field.name)[..., rows] for field in fields(self)))
 
     def floor(self, fullest: Fullest) -> FloatColumn:
         """The step, (N,), at the least; infinite where layers find no room.
@@ -163,8 +155,8 @@ def open_classes(
         there = with_budget(classes.take(owner[wide]), middle)
         paces, fullests = _paces(pricer, there), _fullest(pricer, there)
         keep = np.concatenate([done, wide, wide])
-        pace = _joined(pace.take(done), paces, pace.take(wide))
-        fullest = _joined(fullest.take(done), fullest.take(wide), fullests)
+        pace = Pace.joined([pace.take(done), paces, pace.take(wide)])
+        fullest = Fullest.joined([fullest.take(done), fullest.take(wide), fullests])
         owner = owner[keep]
         low = np.concatenate([low[done], low[wide], middle])
         high = np.concatenate([high[done], middle, high[wide]])
@@ -198,15 +190,6 @@ def with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
     )
 
 
-def _joined(*parts: ColumnsT) -> ColumnsT:
-    return type(parts[0])(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
-            for field in fields(parts[0])
-        )
-    )
-
-
 def _counts(pricer: Pricer) -> FloatColumn:
     """Layers of each kind and of all, (K + 1,)."""
     counts = pricer.unit_counts[:-2]
@@ -218,7 +201,7 @@ def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
     for start in range(0, len(batch), CHUNK):
         part = batch.take(slice(start, start + CHUNK))
         parts.append(Pace.of(pricer, part, pricer.times(part), pricer.layout_lower_bounds(part)))
-    return _joined(*parts)
+    return Pace.joined(parts)
 
 
 def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:

@@ -24,6 +24,7 @@ from planner.columns import (
     LayoutBatch,
     one_number,
 )
+from planner.columns.table import Table
 from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
@@ -132,7 +133,7 @@ class SplitSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Table):
     """Splits and budgets to try, N of them.
 
     owner (N,): whose class.
@@ -151,11 +152,6 @@ class Tried:
         places = {split: place for place, split in enumerate(dict.fromkeys(splits))}
         at = np.array([places[split] for split in splits], dtype=np.int64)
         return cls(owner, at, tuple(places), budget)
-
-    def take(self, rows: IntColumn) -> "Tried":
-        return replace(
-            self, owner=self.owner[rows], split=self.split[rows], budget=self.budget[rows]
-        )
 
 
 class Climb:

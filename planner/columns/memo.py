@@ -1,4 +1,4 @@
-"""Rows that a job has priced already, since layouts share most of their work.
+"""Rows that were worked out already, found again by the hash of what they depend on.
 
 A search meets the same units and the same shards again and again: in bounds, in prices, under one
 budget after another.
@@ -6,32 +6,24 @@ budget after another.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.data_parallel.sharding import UnitShards
-from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork
+from planner.columns.table import Table
 
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Step seconds of U layouts on each of V machines, (V, U)."""
-
-    seconds: FloatColumn
+TableT = TypeVar("TableT", bound=Table)
 
 
-RowsT = TypeVar("RowsT", UnitWork, SharedWork, Savings, UnitShards, Steps)
-
-
-class KnownRows(Generic[RowsT]):
-    """Columns of one kind by the hash of what they depend on (`deduplicated.hashes`).
+class Memo(Generic[TableT]):
+    """Rows of one kind of table by the hash of what they depend on (`groups.hashes`).
 
     hashes, places: of the known rows, in order, and where each stands in `matrix`, which holds the
         columns below each other, (F, room), so that one gather fetches all.
@@ -39,8 +31,8 @@ class KnownRows(Generic[RowsT]):
     One thread's: a price may not use it beside another.
     """
 
-    def __init__(self, kind: type[RowsT]) -> None:
-        self.kind: type[RowsT] = kind
+    def __init__(self, kind: type[TableT]) -> None:
+        self.kind: type[TableT] = kind
         self._forget()
 
     def _forget(self) -> None:
@@ -51,8 +43,8 @@ class KnownRows(Generic[RowsT]):
         self.count = 0
 
     def at(
-        self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
-    ) -> RowsT:
+        self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[TableT]]
+    ) -> TableT:
         """The columns of these rows, which may name one several times.
 
         price: those of the rows at some indices, in parts.
@@ -66,14 +58,14 @@ class KnownRows(Generic[RowsT]):
                 hashes, return_index=True, return_inverse=True
             )
             if len(distinct) > MOST_ROWS // 2:  # too many to be remembered
-                return self._joined(price(first_of_each), inverse)
+                return self.kind.joined(price(first_of_each)).take(inverse)
             self._forget()
             distinct, missing, first = every, first_of_each, np.arange(len(every))
         self._add(distinct, price(missing[first]))
         places, _ = self._places(hashes)
         return self._at(places)
 
-    def _at(self, places: IntColumn) -> RowsT:
+    def _at(self, places: IntColumn) -> TableT:
         taken = np.take(self.matrix, places, axis=1)
         return self.kind(
             **{
@@ -94,16 +86,7 @@ class KnownRows(Generic[RowsT]):
         found = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         return self.places[found], np.flatnonzero(self.hashes[found] != hashes)
 
-    def _joined(self, parts: Sequence[RowsT], rows: IntColumn) -> RowsT:
-        names = [column.name for column in fields(self.kind)]
-        return self.kind(
-            **{
-                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)[..., rows]
-                for name in names
-            }
-        )
-
-    def _add(self, hashes: NDArray[np.uint64], parts: Sequence[RowsT]) -> None:
+    def _add(self, hashes: NDArray[np.uint64], parts: Sequence[TableT]) -> None:
         if not self.spans:
             start = 0
             for column in fields(self.kind):
@@ -130,35 +113,3 @@ class KnownRows(Generic[RowsT]):
         self.hashes = np.concatenate([self.hashes, hashes])[order]
         self.places = np.concatenate([self.places, np.arange(self.count, new)])[order]
         self.count = new
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRows:
-    """What is known of a job: its units by their work and by what they save, and its shards.
-
-    shared: what the work of units has in common where their experts are placed differently.
-    """
-
-    work: KnownRows[UnitWork] = field(default_factory=lambda: KnownRows(UnitWork))
-    savings: KnownRows[Savings] = field(default_factory=lambda: KnownRows(Savings))
-    shards: KnownRows[UnitShards] = field(default_factory=lambda: KnownRows(UnitShards))
-    shared: KnownRows[SharedWork] = field(default_factory=lambda: KnownRows(SharedWork))
-
-
-class KnownJob:
-    """What a job has priced already.
-
-    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
-    most_device_bytes: see `search.fit`; likewise.
-
-    One thread's, as `KnownRows` are.
-    """
-
-    def __init__(self) -> None:
-        self.graph_columns: tuple[str, ...] | None = None
-        self.unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self.most_device_bytes: float | None = None
-        self.rows = JobRows()
-
-    def forget(self) -> None:
-        self.rows = JobRows()
