@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number, taken
+from planner.columns.bisect import bisected
 from planner.columns.groups import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
@@ -113,24 +114,22 @@ class CellBounds:
         then compute longer than the limit.
         """
         left = rows[self.budgets[rows] < 0]
-        low, high = np.full(len(left), 0), np.full(len(left), STEPS + COARSE)
-        alive = np.arange(len(left))
-        while len(alive) and (high[alive] - low[alive] > COARSE).any():
-            cells, idle = self.cells.take(left[alive]), self.idle.take(left[alive])
-            middle = (low[alive] + high[alive]) // 2
-            device, computes = self.pricer.device_and_compute_bounds(
-                replace(
-                    cells,
-                    ac_kind=one_number(MEMORY_BUDGET, len(cells)),
-                    ac_value=np.minimum(middle / STEPS, 1.0),
-                ),
-                idle,
+
+        def fits(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
+            cells = replace(
+                self.cells.take(left[rows]),
+                ac_kind=one_number(MEMORY_BUDGET, len(rows)),
+                ac_value=np.minimum(middle / STEPS, 1.0),
             )
-            fits = fitting(self.pricer, device)
-            low[alive] = np.where(fits, middle, low[alive])
-            high[alive] = np.where(fits, high[alive], middle)
-            alive = alive[fits | (computes < limit_seconds)]  # a smaller budget takes longer
-        self.budgets[left[alive]] = np.minimum(high[alive], STEPS)
+            device, computes = self.pricer.device_and_compute_bounds(
+                cells, self.idle.take(left[rows])
+            )
+            fit = fitting(self.pricer, device)
+            return fit, fit | (computes < limit_seconds)  # a smaller budget takes longer
+
+        low, high = np.zeros(len(left), dtype=np.int64), np.full(len(left), STEPS + COARSE)
+        alive, _, most = bisected(low, high, fits, COARSE)
+        self.budgets[left[alive]] = np.minimum(most, STEPS)
         return self.budgets[rows].astype(np.int64)
 
     def within(self, rows: IntColumn, limit_seconds: float) -> IntColumn:

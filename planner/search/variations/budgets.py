@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number
+from planner.columns.bisect import bisected
 from planner.columns.table import Table
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
@@ -35,8 +36,6 @@ Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
 SAFE_RISK = 0.005
-AT_ONCE = 512  # layouts that are priced as quickly as one, nearly
-MOST_TRIED = 7  # budgets of one layout, three halvings
 FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however small their budget
 
 
@@ -345,38 +344,17 @@ def _bisected(
     high_seconds: the step there, at the most. limits, keep: see `largest_budgets`.
     risk: the largest allowed P(out of memory).
     """
-    low, low_seconds = np.zeros(len(bases), dtype=np.int64), np.full(len(bases), np.inf)
-    while len(bases) and (high - low > 1).any():
-        middles = _middles(low, high, len(bases))
-        tried = LayoutBatch.concatenate([dial(bases, middle) for middle in middles])
-        seconds, fits = priced_and_fitting(pricer, tried, risk)
-        seconds, fits = seconds.reshape(len(middles), -1), fits.reshape(len(middles), -1)
-        place, rows = np.zeros(len(bases), dtype=np.int64), np.arange(len(bases))
-        while place[0] < len(middles):  # all are in the same generation
-            fit, value, middle = fits[place, rows], seconds[place, rows], middles[place, rows]
-            low, low_seconds = np.where(fit, middle, low), np.where(fit, value, low_seconds)
-            high = np.where(fit, high, middle)
-            high_seconds = np.where(fit, high_seconds, value)
-            place = 2 * place + 1 + fit.astype(np.int64)
-        limits = limits.lowered(low_seconds, simple, keep)
-        alive = high_seconds <= limits.of(simple)
-        bases, simple, low, high = bases.take(alive), simple[alive], low[alive], high[alive]
-        low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
-    return LargestBudgets(layouts=bases, simple=simple, hundredths=low, seconds=low_seconds).take(
-        low > 0
-    )
+    seconds = np.full(len(bases), np.inf)
 
+    def fits_with(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
+        nonlocal limits
+        tried, fits = priced_and_fitting(pricer, dial(bases.take(rows), middle), risk)
+        seconds[rows] = np.where(fits, tried, seconds[rows])
+        high_seconds[rows] = np.where(fits, high_seconds[rows], tried)
+        limits = limits.lowered(seconds[rows], simple[rows], keep)
+        return fits, high_seconds[rows] <= limits.of(simple[rows])
 
-def _middles(low: IntColumn, high: IntColumn, count: int) -> IntColumn:
-    """Budgets that a bisection of these ranges asks for next, whatever it finds, (T, N).
-
-    The first halves each range, the next two its halves, and so on, as in a heap; T is the most
-    with which no more than AT_ONCE layouts are priced, since few take as long as one.
-    """
-    found, ends = [(low + high) // 2], [(low, high)]
-    while len(found) < MOST_TRIED and count * (2 * len(found) + 1) <= AT_ONCE:
-        halves = ends[-(len(found) + 1) // 2 :]
-        for (first, last), middle in zip(halves, found[-len(halves) :], strict=True):
-            ends += [(first, middle), (middle, last)]
-        found += [(first + last) // 2 for first, last in ends[-2 * len(halves) :]]
-    return np.array(found)
+    rows, most, _ = bisected(np.zeros(len(bases), dtype=np.int64), high, fits_with)
+    return LargestBudgets(
+        layouts=bases.take(rows), simple=simple[rows], hundredths=most, seconds=seconds[rows]
+    ).take(most > 0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns.bisect import bisected
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
@@ -140,18 +141,15 @@ def least_offloaded(
         bases, seconds = bases.take(fits), seconds[fits]
     if not len(bases):
         return bases, np.zeros(0)
-    low, high = np.zeros(len(bases), dtype=np.int64), np.full(len(bases), dial.steps)
-    while len(bases) and (high - low > 1).any():
-        middle = (low + high + 1) // 2
-        tried, fits = priced_and_fitting(pricer, dial.at(bases, middle))
-        seconds, high, low = (
-            np.where(fits, tried, seconds),
-            np.where(fits, middle, high),
-            np.where(fits, low, middle),
-        )
-        alive = fits | (tried < limit)  # the answer takes longer than what does not fit
-        bases, low, high, seconds = bases.take(alive), low[alive], high[alive], seconds[alive]
-    found = dial.at(bases, high)
+
+    def fits_with(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
+        tried, fits = priced_and_fitting(pricer, dial.at(bases.take(rows), -middle))
+        seconds[rows] = np.where(fits, tried, seconds[rows])
+        return fits, fits | (tried < limit)  # the answer takes longer than what does not fit
+
+    nothing = np.zeros(len(bases), dtype=np.int64)
+    rows, most, _ = bisected(nothing - dial.steps, nothing, fits_with)  # of what stays here
+    found, seconds = dial.at(bases.take(rows), -most), seconds[rows]
     kept = (seconds < limit) & legal_mask(found, pricer.rules_context) & _host_holds(pricer, found)
     return found.take(kept), seconds[kept]
 

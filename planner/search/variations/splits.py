@@ -24,6 +24,7 @@ from planner.columns import (
     LayoutBatch,
     one_number,
 )
+from planner.columns.bisect import bisected
 from planner.columns.table import Table
 from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
@@ -300,18 +301,19 @@ class Climb:
 
     def _with_largest_budgets(self, tried: Tried) -> Tried:
         """With the largest budget that fits, at least 0 and to within COARSE, where it is open."""
-        count = len(tried.owner)
-        low, high = np.zeros(count, dtype=np.int64), np.full(count, STEPS + COARSE)
-        rows = np.flatnonzero(self.budgets[tried.owner])
-        while len(rows) and (high - low > COARSE).any():
-            middle = (low + high) // 2
-            batch = self._at(replace(tried, budget=middle))
+        if not self.budgets[tried.owner].any():
+            return tried
+
+        def fits(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
+            batch = self._at(replace(tried.take(rows), budget=middle))
             device = [
-                self.pricer.least_device_bytes(batch.take(rows))
-                for rows in pieces(np.arange(len(batch)))
+                self.pricer.least_device_bytes(batch.take(part))
+                for part in pieces(np.arange(len(batch)))
             ]
-            fits = fitting(self.pricer, np.concatenate(device))
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+            return fitting(self.pricer, np.concatenate(device)), np.ones(len(rows), dtype=np.bool_)
+
+        least = np.zeros(len(tried.owner), dtype=np.int64)
+        _, low, _ = bisected(least, least + STEPS + COARSE, fits, COARSE)
         return replace(tried, budget=np.minimum(low, STEPS))
 
     def _moves(
