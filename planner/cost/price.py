@@ -13,13 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.columns.memo import Memo
 from planner.columns.table import Table
-from planner.cost import lower_bounds
+from planner.cost import lower_bounds as bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
 from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, as_units_see, unit_fields
-from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
@@ -270,45 +269,16 @@ class Pricer(PreparedJob):
         )
         return memory, outside, reserved, least
 
-    def lower_bounds(
-        self, batch: LayoutBatch, idle: Idle | None = None
-    ) -> tuple[FloatColumn, FloatColumn]:
-        """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
-        return lower_bounds.lower_bounds(self, batch, idle)
-
-    def device_and_compute_bounds(
-        self, batch: LayoutBatch, idle: Idle
-    ) -> tuple[FloatColumn, FloatColumn]:
-        return lower_bounds.device_and_compute_bounds(self, batch, idle)
-
-    def cell_device_bounds(
-        self, batch: LayoutBatch, most_bytes: float
-    ) -> tuple[FloatColumn, FloatColumn]:
-        return lower_bounds.cell_device_bounds(self, batch, most_bytes)
-
-    def compute_lower_bounds(self, batch: LayoutBatch, idle: Idle) -> FloatColumn:
-        return lower_bounds.compute_lower_bounds(self, batch, idle)
-
-    def least_in_flight(self, batch: LayoutBatch) -> FloatColumn:
-        return lower_bounds.least_in_flight(self, batch)
-
-    def time_lower_bounds(self, batch: LayoutBatch, idle: Idle | None = None) -> FloatColumn:
-        return lower_bounds.time_lower_bounds(self, batch, idle)
-
-    def step_lower_bounds(
-        self, batch: LayoutBatch, limit_seconds: float = np.inf
-    ) -> tuple[FloatColumn, FloatColumn]:
-        """(lower bounds of exactly these layouts' steps, what a mean rank computes), (N,)."""
-        return lower_bounds.step_lower_bounds(self, batch, limit_seconds)
-
-    def layout_lower_bounds(
-        self, batch: LayoutBatch, overlaps: BoolColumn | None = None
-    ) -> FloatColumn:
-        """What a mean rank of exactly these layouts computes in a step, (N,)."""
-        return lower_bounds.layout_lower_bounds(self, batch, overlaps)
-
-    def as_units_see(self, batch: LayoutBatch) -> LayoutBatch:
-        return as_units_see(self, batch)
+    # what `cost.lower_bounds` and `cost.cost_inputs` say of a job and layouts, as methods
+    lower_bounds = bounds.lower_bounds
+    device_and_compute_bounds = bounds.device_and_compute_bounds
+    cell_device_bounds = bounds.cell_device_bounds
+    compute_lower_bounds = bounds.compute_lower_bounds
+    least_in_flight = bounds.least_in_flight
+    time_lower_bounds = bounds.time_lower_bounds
+    step_lower_bounds = bounds.step_lower_bounds
+    layout_lower_bounds = bounds.layout_lower_bounds
+    as_units_see = as_units_see
 
     @property
     def unit_fields(self) -> tuple[str, ...]:
