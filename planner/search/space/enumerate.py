@@ -27,8 +27,6 @@ Columns = dict[str, Column]
 Mask = Callable[[LayoutBatch, Context], BoolColumn]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
-SMALL_CODES = 1 << 18  # up to so many codes a table is read from the cache
-LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,7 @@ class Expansion:
         come first in each part, class after class)
         """
         own = [column for name, column in self.table.items() if name in names]
-        values, _ = _classes(own, _length(self.table))
+        _, values = _kinds(own, _length(self.table))
         owner = np.repeat(np.arange(len(self.counts)), self.counts)
         codes = owner * (int(values.max(initial=0)) + 1) + values[self.rows]
         _, first, part = np.unique(codes, return_index=True, return_inverse=True)
@@ -155,7 +153,7 @@ class Space:
         fields of these names.
         """
         of = [one.classes for one in self.expansions if not one.table.keys().isdisjoint(names)]
-        kinds, firsts = _classes([*columns, *of], len(self.cells))
+        firsts, kinds = _kinds([*columns, *of], len(self.cells))
         return kinds, self.take(firsts)
 
     def schedules(self) -> Iterator[tuple[int, IntColumn]]:
@@ -568,7 +566,7 @@ class _Builder:
 
     def _of_cells(self, reads: frozenset[str], mask: Mask) -> BoolColumn:
         """The mask of each row, worked out once for each distinct case of what it reads, (N,)."""
-        cases, firsts = self._cases(reads)
+        firsts, cases = self._cases(reads)
         values = mask(self._batch({**self.constants, **self.rows.at(firsts)}), self.context)
         return np.asarray(np.broadcast_to(values, len(firsts))[cases])
 
@@ -628,11 +626,11 @@ class _Builder:
         """
         ties: tuple[Rule | Keep, ...] = (*component.rules, *component.keeps)
         reads = {name for tie in ties for name in self._of_cell(tie, component)}
-        kinds, heads = self._cases(reads)
+        heads, kinds = self._cases(reads)
         one_each = self.rows.at(heads)
         rules = [self._verdict(rule, rule.broken, component, one_each) for rule in component.rules]
         keeps = [self._verdict(keep, keep.mask, component, one_each) for keep in component.keeps]
-        classes, firsts = _classes([one.cases for one in (*rules, *keeps)], len(heads))
+        firsts, classes = _kinds([one.cases for one in (*rules, *keeps)], len(heads))
         classes = classes[kinds]
         legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
         first_broken = np.full(legal.shape, len(component.rules))
@@ -671,8 +669,8 @@ class _Builder:
         table, count = component.table, _length(rows) if rows else 1
         known = self._batch({**self.constants, **rows})
         of_cell = self._of_cell(tie, component)
-        cases, firsts = _classes([self._value(name, known, count) for name in of_cell], count)
-        parts, heads = _classes([table[name] for name in table.keys() & tie.reads], _length(table))
+        firsts, cases = _kinds([self._value(name, known, count) for name in of_cell], count)
+        heads, parts = _kinds([table[name] for name in table.keys() & tie.reads], _length(table))
         crossed = {
             **self.constants,
             **{name: column[firsts][:, None] for name, column in rows.items()},
@@ -685,7 +683,7 @@ class _Builder:
         return _Verdict(cases=same[cases], holds=values[alike], parts=parts)
 
     def _cases(self, reads: Iterable[str]) -> tuple[IntColumn, IntColumn]:
-        """(which rows read the same (N,), the first row of each such case).
+        """(a row of each case, the case of each row (N,)): rows of one read the same.
 
         Columns that the last crossing repeated are told apart before it.
         """
@@ -705,9 +703,9 @@ class _Builder:
             else:
                 late.append(self._read(name))
         if early:
-            codes, _ = _classes(early, len(early[0]))
+            _, codes = _kinds(early, len(early[0]))
             late.append(self.rows.crossed(codes))
-        return _classes(late, self.rows.count)
+        return _kinds(late, self.rows.count)
 
     def _read(self, name: str) -> IntColumn:
         needs = columns_of(frozenset({name})) & self.rows.names()
@@ -785,45 +783,9 @@ def _length(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
-    """Class of each row (N,), equal if all keys are, and the first row of each class (C,)."""
-    codes = np.zeros(num_rows, dtype=np.int64)
-    size = 1
-    for key in keys:
-        ranks, count = _small(key, min(SMALL_CODES, 4 * num_rows) // max(size, 1))
-        if size * count > LOOKUP_LIMIT:
-            codes, size = _ranks(codes)
-        codes, size = codes * count + ranks, size * count
-        if size > LOOKUP_LIMIT:
-            codes, size = _ranks(codes)
-    codes, size = _ranks(codes)
-    firsts = np.zeros(size, dtype=np.int64)
-    firsts[codes[::-1]] = np.arange(num_rows)[::-1]
-    return codes, firsts
-
-
-def _small(values: IntColumn, limit: int) -> tuple[IntColumn, int]:
-    """(codes in the order of the values, a number above all of them).
-
-    They are the values themselves as long as these are whole, not negative and below the limit.
-    """
-    if len(values) and values.dtype.kind in "iu" and values.min() >= 0:
-        most = int(values.max())
-        if most < limit:
-            return values, most + 1
-    return _ranks(values)
-
-
-def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
-    """Each value's rank among the distinct values, and the number of distinct values."""
-    if len(values) == 0:
-        return values.astype(np.int64), 0
-    if values.dtype.kind not in "iu" or int(values.max()) >= LOOKUP_LIMIT:
-        distinct, ranks = np.unique(values, return_inverse=True)
-        return ranks, len(distinct)
-    present = np.zeros(int(values.max()) + 1, dtype=np.bool_)
-    present[values] = True
-    found = np.flatnonzero(present)
-    table = np.empty(len(present), dtype=np.int64)  # few of its pages are touched
-    table[found] = np.arange(len(found))
-    return table[values], len(found)
+def _kinds(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
+    """(a row of each kind (C,), the kind of each row (N,)): rows of one are equal in all keys."""
+    differ = [key for key in keys if key.strides != (0,)] if num_rows else []
+    if differ:
+        return unique_rows(differ)
+    return np.arange(min(num_rows, 1)), np.zeros(num_rows, dtype=np.int64)
