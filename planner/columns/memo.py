@@ -74,11 +74,6 @@ class Memo(Generic[TableT]):
             }
         )
 
-    def has(self, hashes: NDArray[np.uint64]) -> bool:
-        """Whether all of these rows are known."""
-        _, missing = self._places(hashes)
-        return not len(missing)
-
     def _places(self, hashes: NDArray[np.uint64]) -> tuple[IntColumn, IntColumn]:
         """(where these rows stand, indices of those that are not known)."""
         if not len(self.hashes):

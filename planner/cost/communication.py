@@ -227,7 +227,7 @@ def _numbers(inputs: CostInputs, index: int, count: int) -> tuple[int, ...]:
 
 
 def _of_unit(job: PreparedJob, unit: Unit, rows: LayoutBatch, number: int) -> Iterator[_Calls]:
-    costs, again = unit.costs(slice(None)), unit.repeats(rows)
+    costs, again = unit.costs(), unit.repeats(rows)
     for index, calls in op_calls(unit.context, unit.ops, unit.model):
         sums = {
             (call.dimension, call.backward): in_order(

@@ -16,14 +16,7 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
 from planner.cost import chunks
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.unit_work import (
-    TRAVEL_FIELDS,
-    Savings,
-    SharedWork,
-    UnitWork,
-    savings,
-    unit_work,
-)
+from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
 from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
@@ -32,11 +25,8 @@ from planner.precision import column
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, MODULES, NONE
-from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
-
-FEW_ROWS = 256  # priced in full, unless what they share is known
 
 ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
@@ -108,13 +98,7 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     """
 
     def work(missing: IntColumn) -> list[UnitWork]:
-        common = shared(job, rows.take(missing))
-        return [
-            unit_work(
-                job.context(rows.take(missing[part])), job.model, common and common.take(part)
-            )
-            for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
-        ]
+        return [unit_work(job.context(rows.take(part)), job.model) for part in _parts(missing)]
 
     def what_is_saved(missing: IntColumn) -> list[Savings]:
         these = budgeted[missing]
@@ -137,27 +121,6 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
     return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
-
-
-def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
-    """What these rows share with others that place their experts elsewhere; None without any.
-
-    CUDA graphs that not every layout captures depend on experts too. A few rows are priced in full
-    sooner than in two steps.
-    """
-    if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
-        return None
-    values, _ = _key(job)
-    apart = EXPERT_FIELDS if _by_module(rows) else (*EXPERT_FIELDS, *layers.MODE)
-    names = [name for name in values if name not in apart]
-
-    def price(missing: IntColumn) -> list[SharedWork]:
-        return [SharedWork.of(job.context(rows.take(missing)), job.model)]
-
-    hashes = groups.hashes([getattr(rows, name) for name in names])
-    if len(rows) < FEW_ROWS and not job.known.rows.shared.has(hashes):
-        return None
-    return job.known.rows.shared.at(hashes, price)
 
 
 def _without_mode(job: PreparedJob, rows: LayoutBatch) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork
+from planner.cost.layer.unit_work import Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
@@ -29,15 +29,11 @@ from planner.work.quantised import quantised_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Memos of a job: its units by their work and by what they save, and its shards.
-
-    shared: what the work of units has in common where their experts are placed differently.
-    """
+    """Memos of a job: its units by their work and by what they save, and its shards."""
 
     work: Memo[UnitWork] = field(default_factory=lambda: Memo(UnitWork))
     savings: Memo[Savings] = field(default_factory=lambda: Memo(Savings))
     shards: Memo[UnitShards] = field(default_factory=lambda: Memo(UnitShards))
-    shared: Memo[SharedWork] = field(default_factory=lambda: Memo(SharedWork))
 
 
 @dataclass(slots=True)

@@ -130,12 +130,11 @@ def choices_of(
 
 def shares_of(
     ops: tuple[Op, ...],
-    part: slice,
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
     early_stop: bool,
 ) -> Shares:
-    """What the modes of a layer of these operations repeat, of the operations of one part of it.
+    """What the modes of a layer of these operations repeat.
 
     TorchTitan's selective-op saves the outputs of some operations (`_kept_outputs`).
     bytes_of: bytes (U,) of a tensor.
@@ -145,12 +144,12 @@ def shares_of(
     stops = np.asarray(batch.compile | early_stop)
     behind = 0.0 if stops.all() else np.where(stops, 0.0, 1.0)
     needed = [1.0 if again else behind for again in needed_again(ops)]
-    selective, places = list(needed), range(len(ops))[part]
-    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of, places):
+    selective = list(needed)
+    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of):
         selective[index] = np.where(kept_bytes > 0, 0.0, 1.0) * needed[index]
     modules = modules_at(ops, batch)
     module = [_where_repeated(modules, index, share) for index, share in enumerate(needed)]
-    return Shares(*(tuple(those[part]) for those in (needed, selective, module)))
+    return Shares(*map(tuple, (needed, selective, module)))
 
 
 def modules_at(ops: tuple[Op, ...], batch: LayoutBatch) -> list[tuple[BoolColumn, Recomputed]]:
@@ -376,24 +375,18 @@ def _passing(ops: Sequence[Op]) -> list[Tensor]:
 
 
 def _kept_outputs(
-    ops: Sequence[Op],
-    batch: LayoutBatch,
-    bytes_of: Callable[[Tensor], FloatColumn],
-    part: range | None = None,
+    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
 ) -> Iterator[tuple[int, FloatColumn]]:
     """(index of an operation on selective-op's list, bytes of its output that are saved (U,)).
 
     They are the first, third, fifth and so on of the matmuls, attention, and reduce-scattered sums.
     Grouped expert GEMMs are not in TorchTitan's save list, so they are recomputed.
-    part: the operations that are asked for; unless given, all.
     """
     num_matmuls = 0
     scattered = batch.sequence_parallel & (batch.tp > 1)
     for index, op in enumerate(ops):
         matmul = isinstance(op, Gemm) and op.role != "expert"
         num_matmuls += matmul
-        if part is not None and index not in part:
-            continue
         if isinstance(op, Gemm):
             if matmul and num_matmuls % 2 == 1:
                 yield index, bytes_of(op.output)

@@ -1,26 +1,20 @@
 """Work of units and shards that a job remembers."""
 
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch, memo
 from planner.columns.groups import layout_hashes
-from planner.cost import cost_inputs
 from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
-from planner.cost.layer import unit_work as unit_work_module
-from planner.cost.layer.trainer_kernels import trainer_code
-from planner.cost.layer.unit_work import savings, unit_work
+from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.layout import CP_METHODS
-from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
-from planner.work.experts import EXPERT_DIMS, num_alike
 from tests.conftest import job_values
 
 
@@ -174,25 +168,6 @@ def test_what_was_forgotten_is_priced_again() -> None:
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
-@pytest.mark.parametrize(
-    "model", ["mixtral-8x7b", "deepseek-v2", "qwen3-235b-a22b", "gpt-oss-120b", "llama4-maverick"]
-)
-def test_what_placements_of_experts_share_is_what_each_one_has(model: str, trainer: str) -> None:
-    pricer, space = on_gpus(model, trainer, 256)
-    order = np.random.default_rng(1).permutation(len(space.cells))[:300]
-    rows = distinct_rows(pricer, space.expand(order))[0].take(slice(0, 2000))
-    alone, shared = unit_work(pricer.context(rows), pricer.model), cost_inputs.shared(pricer, rows)
-    assert shared is not None
-    assert pricer.known.rows.shared.count < len(rows)
-    assert same(alone, unit_work(pricer.context(rows), pricer.model, shared))
-    few = rows.take(slice(0, 5))
-    assert cost_inputs.shared(pricer, few) is not None  # they are known already
-    other = replace(pricer)
-    assert cost_inputs.shared(other, few) is None
-    assert other.known.rows.shared.count == 0
-
-
-@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "deepseek-v2"])
 def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer: str) -> None:
     """Layouts that differ in async TP, CP method or dispatcher alone; Ulysses is told apart."""
@@ -210,56 +185,6 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     found = units_at(pricer, rows).costs
     assert same(found, units_at(replace(pricer, remembers=False), rows).costs)
     assert 0 < pricer.known.rows.savings.count < pricer.known.rows.work.count
-
-
-@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
-@pytest.mark.parametrize("model", ["deepseek-v2", "llama4-maverick", "gpt-oss-120b", "gemma3-27b"])
-def test_layers_share_the_operations_that_they_begin_with(
-    model: str, trainer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pricer, space = on_gpus(model, trainer, 64)
-    order = np.random.default_rng(1).permutation(len(space.cells))[:100]
-    context = pricer.context(distinct_rows(pricer, space.expand(order))[0].take(slice(0, 500)))
-    asked: list[int] = []
-    op_costs = unit_work_module.op_costs
-
-    def counted(context: Any, ops: Any, *others: Any, **more: Any) -> Any:
-        asked.append(len(ops))
-        return op_costs(context, ops, *others, **more)
-
-    monkeypatch.setattr(unit_work_module, "op_costs", counted)
-    found = unit_work(context, pricer.model), savings(context, pricer.model)
-    together = sum(asked)
-    asked.clear()
-    monkeypatch.setattr(unit_work_module, "num_alike", lambda *_: 0)
-    alone = unit_work(context, pricer.model), savings(context, pricer.model)
-    assert together < sum(asked)
-    assert all(same(one, other) for one, other in zip(found, alone, strict=True))
-
-
-def test_what_a_gemm_behind_covers_is_not_shared() -> None:
-    """Communication that a GEMM hides takes longer where that GEMM does not follow."""
-    job = read_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-                    "training": {"seq_len": 4096, "global_batch_size": 64}})  # fmt: skip
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    kind, _ = job.model.distinct_layers()[0]
-    ops = layer_ops(job.model, kind, True, trainer_code(job.training, pricer.rules))
-    names = [op.name for op in ops]
-    enters, reads = names.index("mlp_in"), names.index("mlp_w1")
-    assert enters == reads - 1
-    assert num_alike(ops, ops) == len(ops)
-    assert num_alike(ops, ops[:reads]) == num_alike(ops[:reads], ops) == enters
-    other = replace(ops[reads], name="another")
-    assert num_alike(ops, (*ops[:reads], other, *ops[reads + 1 :])) == enters
-
-
-def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:
-    pricer, rows = fresh(), some_rows(fresh())
-    moved = {"ep": rows.ep * 2, "etp": rows.etp * 2}
-    other = replace(rows, **moved, moe_dispatcher=np.ones_like(rows.moe_dispatcher))
-    first, second = (pricer.context(these).sizes for these in (rows, other))
-    differ = {name for name in first if not np.array_equal(first[name], second[name])}
-    assert differ <= EXPERT_DIMS <= first.keys()
 
 
 def test_one_number_for_all_layouts_stays_one_number() -> None:

@@ -22,16 +22,13 @@ from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 COLLECTIVE_LAUNCHES = 4.0
 
 
-def op_costs(
-    context: CostContext, ops: Sequence[Op], model: ModelSpec, whole: Sequence[Op] | None = None
-) -> list[OpCost]:
-    """Costs of operations in order.
+def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
+    """Costs of a unit's operations, in order.
 
     Fused kernels quantise a tensor that several layers read only once, for the first of them. What
     is neither read nor made by attention comes from a pointwise kernel.
-    whole: the unit that they are a part of, unless they are all of it.
     """
-    gemms = _gemm_costs(context, ops, ops if whole is None else whole)
+    gemms = _gemm_costs(context, ops)
     beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
     costs = [
         gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
@@ -40,13 +37,13 @@ def op_costs(
     return under_shared_experts(ops, costs) if context.rules.framework.hides_combine else costs
 
 
-def _gemm_costs(context: CostContext, ops: Sequence[Op], whole: Sequence[Op]) -> dict[str, OpCost]:
-    """Costs of the GEMMs by name; whole: the unit that `ops` are a part of."""
+def _gemm_costs(context: CostContext, ops: Sequence[Op]) -> dict[str, OpCost]:
+    """Costs of the GEMMs by name."""
     gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
     beside_attention = {
         name
-        for op in whole
+        for op in ops
         if isinstance(op, Attention)
         for name in (op.output.name, *(tensor.name for tensor in op.reads))
     }
@@ -241,7 +238,7 @@ def op_calls(
     """(index, collectives) of the operations that communicate, as `op_costs` sums them up."""
     beside = {}
     if context.tp_hidden:
-        beside = covers(ops, _gemm_costs(context, ops, ops), len(context.batch))
+        beside = covers(ops, _gemm_costs(context, ops), len(context.batch))
     for index, op in enumerate(ops):
         if isinstance(op, Collective):
             exchanges = op.site == "ep_exchange"

@@ -9,15 +9,14 @@ model's distinct layers in the order of `ModelSpec.distinct_layers()`, then the 
 head.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
-from planner.cost.layer.context import AXES, CostContext, OpCost
+from planner.cost.layer.context import CostContext, OpCost
 from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
 from planner.cost.layer.op_costs import op_costs
@@ -29,7 +28,6 @@ from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import MEMORY_BUDGET, Choices, Mode, choices_of, makers, shares_of
-from planner.work.experts import num_alike, num_before_experts
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
 
@@ -108,45 +106,9 @@ class Savings(Table):
     again: FloatColumn
 
 
-@dataclass(frozen=True, slots=True)
-class SharedWork(Table):
-    """What layouts share that differ in how routed experts are placed alone; columns (F, U).
-
-    Of units without experts it is all their columns, of the others the sums over the operations
-    that come before anything which depends on experts (`num_before_experts`).
-    """
-
-    columns: FloatColumn
-
-    @classmethod
-    def of(cls, context: CostContext, model: ModelSpec) -> "SharedWork":
-        """That of the layouts of `context`, whatever they say of experts."""
-        found = []
-        for unit in units_of(context, model):
-            whole = unit.first == len(unit.ops)
-            columns = _summed(unit) if whole else _sums(unit, slice(0, unit.first), {})
-            found += [columns[name].reshape(-1, len(context.batch)) for name in _names(whole)]
-        return cls(np.concatenate(found))
-
-    def of_units(self, units: Sequence["Unit"]) -> Iterator[dict[str, FloatColumn]]:
-        start = 0
-        for unit in units:
-            columns = {}
-            for name, shape in _names(unit.first == len(unit.ops)).items():
-                end = start + math.prod(shape)
-                columns[name] = self.columns[start:end].reshape(*shape, -1)
-                start = end
-            yield columns
-
-
-def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None = None) -> UnitWork:
-    """The work of every unit of the model at the U layouts of `context`.
-
-    shared: of these layouts, if it is known already.
-    """
-    units = list(units_of(context, model))
-    known = [{} for _ in units] if shared is None else list(shared.of_units(units))
-    parts = [_columns(_completed(unit, begun)) for unit, begun in zip(units, known, strict=True)]
+def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
+    """The work of every unit of the model at the U layouts of `context`."""
+    parts = [_columns(_summed(unit)) for unit in units_of(context, model)]
     stacked = {
         name: np.stack([part[name] for part in (parts[:-2] if name in _OF_LAYERS else parts)], -2)
         for name in parts[0]
@@ -176,20 +138,12 @@ def savings(context: CostContext, model: ModelSpec) -> Savings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Operations of one unit, and what they are priced with.
-
-    first: how many come before anything that depends on experts.
-    alike: how many of the first are those of the model's first layer.
-    of_first: costs of that layer's operations, as far as they were priced; all units hold it.
-    """
+    """Operations of one unit, and what they are priced with."""
 
     context: CostContext
     model: ModelSpec
     ops: tuple[Op, ...]
     is_layer: bool
-    first: int
-    alike: int
-    of_first: list[OpCost]
 
     def repeats(self, rows: LayoutBatch) -> list[FloatColumn]:
         """Repeats of each operation in the backward at these rows, (U,) each."""
@@ -200,9 +154,7 @@ class Unit:
             self.context,
             Mode(rows.ac_kind, rows.ac_value, self.model.num_hidden_layers),
         )
-        shares = shares_of(
-            self.ops, slice(None), context.batch, context.bytes_of, context.rules.early_stop
-        )
+        shares = shares_of(self.ops, context.batch, context.bytes_of, context.rules.early_stop)
         under_budget = (rows.ac_kind == MEMORY_BUDGET) & (mode.budget < 1.0)
         times = {**dict(mode.repeats()), "budget": under_budget.astype(np.float64)}
         of_ops = {
@@ -217,15 +169,8 @@ class Unit:
             for index in range(len(nothing))
         ]
 
-    def costs(self, part: slice) -> list[OpCost]:
-        start, stop, _ = part.indices(len(self.ops))
-        shares = start == 0 and self.alike <= min(stop, len(self.of_first))
-        known = self.of_first[: self.alike] if shares else []
-        rest = self.ops[start + len(known) : stop]
-        found = [*known, *op_costs(self.context, rest, self.model, whole=self.ops)]
-        if start == 0 and self.alike == len(self.ops) and not known:
-            self.of_first[:] = found
-        return found
+    def costs(self) -> list[OpCost]:
+        return op_costs(self.context, self.ops, self.model)
 
 
 def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
@@ -234,18 +179,9 @@ def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
     ends = [blocks.embedding_ops(), blocks.head_ops(model, code)]
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
-    of_first: list[OpCost] = []
     for place, ops in enumerate([*layers, *ends]):
         is_layer = place < len(layers)
-        yield Unit(
-            context=context,
-            model=model,
-            ops=ops,
-            is_layer=is_layer,
-            first=num_before_experts(ops),
-            alike=num_alike(layers[0], ops) if is_layer else 0,
-            of_first=of_first,
-        )
+        yield Unit(context=context, model=model, ops=ops, is_layer=is_layer)
 
 
 def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
@@ -259,13 +195,6 @@ def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
     )
 
 
-def _completed(unit: Unit, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
-    """All columns of one unit; begun: those of `SharedWork`, or none."""
-    if not begun or unit.first < len(unit.ops):
-        return _summed(unit, begun)
-    return begun
-
-
 def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
     everything = summed["again_all"]
     return {
@@ -277,11 +206,8 @@ def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
     }
 
 
-def _summed(unit: Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str, FloatColumn]:
-    """What one unit's columns are made of, (U,), (3, U) or (Q, U): see `_names`.
-
-    begun: sums over its first operations, if they are known.
-    """
+def _summed(unit: Unit) -> dict[str, FloatColumn]:
+    """What one unit's columns are made of, (U,), (3, U) or (Q, U)."""
     context = unit.context
     if _saves(unit.ops):
         choices = choices_of(
@@ -292,7 +218,7 @@ def _summed(unit: Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str
         choices = Choices.nothing(len(context.batch))
         weights = np.zeros(len(context.batch))
     return {
-        **_sums(unit, slice(unit.first if begun else 0, len(unit.ops)), begun or {}),
+        **_sums(unit),
         "replay_seconds": replays(context, is_layer=unit.is_layer),
         "weight_bytes": weights,
         "incoming_bytes": incoming_bytes(context, unit.ops),
@@ -302,39 +228,16 @@ def _summed(unit: Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str
     }
 
 
-_SUMS: Mapping[str, tuple[int, ...]] = {
-    "again_all": (len(QUANTITIES),),
-    "again_needed": (len(QUANTITIES),),
-    "again_selective": (len(QUANTITIES),),
-    "again_module": (len(QUANTITIES),),
-    "input_grad_seconds": (),
-    "weight_grad_seconds": (),
-    "exposed_backward": (len(AXES),),
-    "launch_backward_seconds": (),
-}
 _OF_LAYERS = ("again_needed", "again_selective", "again_module")  # ends are never checkpointed
-_OF_WHOLE_UNITS = (
-    "replay_seconds", "weight_bytes", "incoming_bytes", "input_bytes", "weight_groups",
-    *(field.name for field in fields(Choices)),
-)  # fmt: skip
-
-
-def _names(whole: bool) -> Mapping[str, tuple[int, ...]]:
-    """Columns of a unit, or of the sums over its first operations, with their shape but for U."""
-    return {**_SUMS, **dict.fromkeys(_OF_WHOLE_UNITS, ())} if whole else _SUMS
 
 
 def _saves(ops: Sequence[Op]) -> bool:
     return any(not isinstance(op, Collective) and op.saves for op in ops)
 
 
-def _sums(unit: Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
-    """Sums over the operations up to the end of this part.
-
-    begun: those up to its beginning, to which this part's are added in order; empty if there is
-        nothing before.
-    """
-    context, ops, costs = unit.context, unit.ops[part], unit.costs(part)
+def _sums(unit: Unit) -> dict[str, FloatColumn]:
+    """Sums over the operations, in order."""
+    context, ops, costs = unit.context, unit.ops, unit.costs()
     host = launches(context, ops, costs, is_layer=unit.is_layer)
     quantities = _quantities(costs, host)
     each = [quantities[:, index] for index in range(len(ops))]
@@ -345,10 +248,8 @@ def _sums(unit: Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, F
         "exposed_backward": [c.exposed_backward for c in costs],
         "launch_backward_seconds": list(host.backward_OU),
     }
-    if _saves(unit.ops):
-        shares = shares_of(
-            unit.ops, part, context.batch, context.bytes_of, context.rules.early_stop
-        )
+    if _saves(ops):
+        shares = shares_of(ops, context.batch, context.bytes_of, context.rules.early_stop)
         for name, those in zip(
             _OF_LAYERS, (shares.needed, shares.selective, shares.module), strict=True
         ):
@@ -356,10 +257,7 @@ def _sums(unit: Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, F
     else:
         summands |= {name: [] for name in _OF_LAYERS}
     nothing = np.zeros_like(quantities[:, 0])
-    return {
-        name: in_order([*([begun[name]] if begun else []), *columns] or [nothing])
-        for name, columns in summands.items()
-    }
+    return {name: in_order(columns or [nothing]) for name, columns in summands.items()}
 
 
 def _repeated(
@@ -376,7 +274,7 @@ def _repeated(
 
 def _sorted_by_worth(unit: Unit) -> tuple[FloatColumn, FloatColumn]:
     """(bytes (M, U), what repeating takes (M, Q, U)) of what one layer's budget can save."""
-    costs = unit.costs(slice(None))
+    costs = unit.costs()
     host = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)
     made = makers(unit.ops)
     places = [index for index, _ in made]
