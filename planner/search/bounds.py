@@ -88,15 +88,7 @@ class CellBounds:
         columns += [self.idle.overlaps, self.idle.microbatches]
         if len(rows) < len(self.cells):
             columns = [taken(column, rows) for column in columns]
-        # a cell's checkpointing differs first from its neighbour's, so most are alike already
-        changes = np.zeros(len(rows), dtype=np.bool_)
-        changes[:1] = True
-        for column in columns:
-            if column.strides != (0,):
-                changes[1:] |= column[1:] != column[:-1]
-        heads = np.flatnonzero(changes)
-        first, alike = unique_rows([taken(column, heads) for column in columns])
-        return heads[first], alike[np.cumsum(changes) - 1]
+        return unique_rows(columns)
 
     def _bare(self, rows: IntColumn) -> FloatColumn:
         parts = [np.zeros(0)]

@@ -13,9 +13,7 @@ class CellQueue:
 
     Own bounds are computed band by band, in the order of a looser bound.
     by_memory: device bytes are minimised, not seconds.
-    order: the next cells by their looser bound, as far as they were sorted.
-    rest: the cells behind them, or beyond the limit, as they stand among all; a search ends before
-        it reaches most.
+    order: the cells that are left, by their looser bound.
     """
 
     def __init__(self, cell_bounds: CellBounds, *, by_memory: bool) -> None:
@@ -23,7 +21,7 @@ class CellQueue:
             cell_bounds.know(np.arange(len(cell_bounds.cells)))
         self.cell_bounds, self.by_memory = cell_bounds, by_memory
         self.loose = cell_bounds.device_bytes if by_memory else cell_bounds.coarse_bound_seconds
-        self.order, self.rest = np.arange(0), np.arange(len(self.loose))
+        self.order = np.argsort(self.loose, kind="stable")
         self.ready, self.values = self.order[:0], np.zeros(0)
         self.known_too_large = [self.order[:0]]
 
@@ -33,7 +31,6 @@ class CellQueue:
         Empty when no cells are left.
         """
         while True:
-            self._sort(1, limit)
             bound = self.loose[self.order[0]] if len(self.order) else np.inf
             within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
             if within:
@@ -52,10 +49,8 @@ class CellQueue:
     def _reach(self, limit: float) -> None:
         """Computes one more band, below the limit if there is one; what fits joins the queue."""
         end = WIDE * BAND if np.isfinite(limit) else BAND
-        self._sort(end, limit)
         if np.isfinite(limit):
-            below = np.searchsorted(self.loose[self.order], limit, side="right")
-            end = min(end, int(below))
+            end = int(np.searchsorted(self.loose[self.order[:end]], limit, side="right"))
         rows, self.order = self.order[:end], self.order[end:]
         if np.isfinite(limit) and not self.by_memory:
             rows = self.cell_bounds.within(rows, limit)
@@ -68,18 +63,6 @@ class CellQueue:
         ]
         order = np.lexsort((joined, values))
         self.ready, self.values = joined[order], values[order]
-
-    def _sort(self, count: int, limit: float) -> None:
-        """Sorts cells until there are so many in order, or all up to the limit."""
-        if len(self.order) >= count:
-            return
-        values, more = self.loose[self.rest], max(count - len(self.order), BAND)
-        near = values <= limit
-        if int(near.sum()) > more:
-            near = values <= np.partition(values[near], more - 1)[more - 1]
-        nearest, self.rest = self.rest[near], self.rest[~near]
-        nearest = nearest[np.argsort(values[near], kind="stable")]
-        self.order = np.concatenate([self.order, nearest])
 
     def too_large(self) -> IntColumn:
         return np.concatenate(self.known_too_large)
