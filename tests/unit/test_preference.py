@@ -67,7 +67,7 @@ def layout(values: dict) -> Layout:
 def weigh(batch: LayoutBatch, calibration: Calibration) -> Weighed:
     return Weighed(
         points=points(batch, NODE),
-        unmeasured=unmeasured(batch, NODE, calibration),
+        unmeasured=unmeasured(batch, NODE, calibration).T,
         supported=np.ones(len(batch), dtype=np.bool_),
     )
 
@@ -277,7 +277,7 @@ def bars(
     count = len(seconds)
     weighed = Weighed(
         points=np.zeros(count, dtype=np.int64),
-        unmeasured=np.zeros((count, 0), dtype=np.bool_),
+        unmeasured=np.zeros((0, count), dtype=np.bool_),
         supported=np.array(supported or [True] * count),
     )
     scores = np.array(seconds)

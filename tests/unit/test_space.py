@@ -294,15 +294,6 @@ def test_values_come_parsed() -> None:
     assert domains.by_field["layers_per_stage"].values == (None,)
 
 
-def test_large_batches_do_not_need_tables_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = context(global_batch_size=2**30)
-    space = build_space(c, search(fix={"precision": "bf16", "ac": "full"}))
-    monkeypatch.setattr(space_module, "LOOKUP_LIMIT", 4)
-    again = build_space(c, search(fix={"precision": "bf16", "ac": "full"}))
-    assert rows_of(space.cells) == rows_of(again.cells)
-    assert np.array_equal(space.cell_sizes, again.cell_sizes)
-
-
 def test_the_model_may_be_any() -> None:
     odd = {
         **TINY,
