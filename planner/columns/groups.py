@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from planner.columns import TRAINER_SPLIT, Column, IntColumn, LayoutBatch
 
-FEW = 128  # rows that are hashed as one matrix; of more, each column by itself takes less memory
-
 
 def _odd_numbers(count: int) -> list[int]:
     """64-bit numbers without a pattern, all odd; NumPy's own generators take longer to import.
@@ -45,8 +43,6 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
 
     10^5 distinct combinations clash with probability below 10^-9.
     """
-    if len(columns[0]) <= FEW:
-        return _scrambled(_hashed_together(columns))
     mixed = np.full(len(columns[0]), _OFFSETS[len(columns)])
     product, alike = np.empty_like(mixed), 0
     for mixer, number, column in zip(_MIXERS, _NUMBERS, columns, strict=False):
@@ -63,18 +59,6 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     if alike:
         mixed += np.uint64(alike % 2**64)
     return _scrambled(mixed)
-
-
-def _hashed_together(columns: Sequence[Column]) -> NDArray[np.uint64]:
-    """The sum of `hashes` for few rows."""
-    bits = np.empty((len(columns), len(columns[0])), dtype=np.uint64)
-    for row, column in zip(bits, columns, strict=True):
-        if column.dtype == np.float64:
-            row[:] = _high_and_low(np.ascontiguousarray(column).view(np.uint64))
-        else:
-            row[:] = column
-    bits *= _MIXERS[: len(columns), None]
-    return np.asarray(bits.sum(axis=0) + _OFFSETS[len(columns)])
 
 
 def _high_and_low(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
