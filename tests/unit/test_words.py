@@ -17,10 +17,10 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 113,
-    "apart": 44,
+    "alone": 110,
+    "apart": 43,
     "bare": 13,
-    "docstrings that begin with a pronoun": 251,
+    "docstrings that begin with a pronoun": 207,
     "doubt": 19,
     "floor": 23,
     "floors": 13,
@@ -28,16 +28,16 @@ CEILINGS = {
     "holder": 9,
     "kept": 142,
     "moment": 15,
-    "place": 286,
+    "place": 281,
     "rung": 20,
     "said": 63,
-    "say": 46,
+    "say": 45,
     "site": 7,
     "tell": 22,
-    "those of, that of, for who, to who": 153,
+    "those of, that of, for who, to who": 134,
     "told": 62,
     "unfit": 10,
-    "what": 1061,
+    "what": 1038,
 }
 
 
