@@ -14,6 +14,7 @@ Letters: N layouts.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from planner.rules.pipeline import spelled_out
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import AC_KINDS, Layout
+from planner.specs.mixers import MIXER_WORDS
 from planner.specs.model import ModelSpec
 from planner.specs.training import CUDA_GRAPHS, OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.registry import TRAINERS
@@ -343,8 +345,16 @@ def _program() -> Iterator[Mechanism]:
     )
 
 
+def _mixes(mixer: str, setting: Setting) -> bool:
+    return mixer in setting.model.mixers
+
+
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
+    for mixer, words in MIXER_WORDS.items():
+        yield _job(mixer, partial(_mixes, mixer), words)
+    gated = "a gate on attention's output"
+    yield _job("output gate", lambda s: s.model.attention_output_gate, gated)
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")

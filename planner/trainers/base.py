@@ -26,6 +26,11 @@ def lacks_nothing(model: ModelSpec, release: Release) -> list[str]:
     return []
 
 
+def lacks_mixers(model: ModelSpec, release: Release) -> list[str]:
+    """Mixers besides plain softmax attention, for a trainer that has no other."""
+    return model.unusual
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Fields of a trainer that have another value in some releases."""

@@ -124,7 +124,7 @@ def line_of(release: Release) -> str:
 
 def shape_of(model: ModelSpec) -> Shape:
     """The shape that identifies a flavor."""
-    has_dense = model.num_moe_layers < model.num_hidden_layers
+    has_dense = model.num_dense_layers > 0
     return (
         model.hidden_size,
         model.num_hidden_layers,
@@ -199,9 +199,8 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
             "leading dense layers without MLA",
         ),
     )
-    return [words for broken, words in rows if broken] + [
-        words for _, words in lacks(model, class_for(model), line)
-    ]
+    found = [words for broken, words in rows if broken] + model.unusual
+    return found + [words for _, words in lacks(model, class_for(model), line)]
 
 
 def class_for(model: ModelSpec) -> str:

@@ -1,14 +1,16 @@
 """A model's layers as lists of operations.
 
-Attention (GQA, MLA), MLP, mixture of experts, norms, embedding, head and loss.
+Mixers (attention by GQA or MLA, those of `mixers.MIXERS`), MLP, mixture of experts, norms,
+embedding, head and loss.
 Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel).
 Fused values are what one fused kernel must move. Saved tensors are what eager autograd saves for
 backward; `tests/torch_memory` compares them with torch's.
 """
 
 from planner.specs.model import LayerKind, ModelSpec
-from planner.work.attention import attention_core, gqa, mla
+from planner.work.attention import attention_core, gqa, mla, output_gate
 from planner.work.feed_forward import mlp, moe
+from planner.work.mixers import MIXERS
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
 from planner.work.pieces import (
     HIDDEN,
@@ -32,20 +34,28 @@ ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 
 @remembered
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
-    """Operations of one transformer layer, in order.
+    """Operations of one layer, in order: its mixer, then its feed-forward, or one of them alone.
 
     flash: fused attention; otherwise the probabilities are materialised.
     code: what the trainer's own code saves differently.
     """
-    attention = mla(model, code) if model.uses_mla else gqa(model, code)
-    own_norm = model.norms_per_layer != 1
-    source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
-    feed_forward = moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)
-    first, second = (
-        Tensor(name="attention_sum", dims=HIDDEN_SP),
-        Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP),
-    )
-    stream, middle = Tensor(name="x", dims=HIDDEN_SP), Tensor(name="h", dims=HIDDEN_SP)
+    stream, middle, end = (Tensor(name=name, dims=HIDDEN_SP) for name in ("x", "h", "y"))
+    mixing = _mixing(model, kind, (stream, middle if kind.feeds else end), flash, code)
+    feeding = _feeding(model, kind, (middle if kind.mixes else stream, end), code)
+    return (*(mixing if kind.mixes else ()), *(feeding if kind.feeds else ()))
+
+
+def _mixing(
+    model: ModelSpec, kind: LayerKind, ends: tuple[Tensor, Tensor], flash: bool, code: Code
+) -> tuple[Op, ...]:
+    """The branch that mixes tokens; ends: the residual stream before and after it."""
+    stream, after = ends
+    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
+    if kind.mixer in MIXERS:
+        mixer = MIXERS[kind.mixer].operations(model, code)
+    else:
+        mixer = _attention(model, kind, flash, code)
+    out = mixer[-1].name
     return (
         _norm(model, "attention_norm", stream, code),
         Collective(
@@ -56,7 +66,23 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             makes=(Tensor(name="attention_in", dims=HIDDEN),),
             exchanged=(SCATTERED,),
         ),
-        *attention,
+        *mixer,
+        tp_exit("attention_sum", f"{out}_full", f"{out}_out", branch),
+        _residual(
+            "attention_residual",
+            (stream, *_sandwich(model, branch), *_dropout_mask("attention", model, code)),
+            after,
+            branch,
+        ),
+    )
+
+
+def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tuple[Op, ...]:
+    """Softmax attention, from its input to the output projection."""
+    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    gate = output_gate(attended) if model.attention_output_gate else ()
+    return (
+        *(mla(model, code) if model.uses_mla else gqa(model, code)),
         Collective(
             name="context_in",
             site="cp_enter",
@@ -68,25 +94,27 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             site="cp_exit",
             tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
         ),
-        output_projection(
-            "wo",
-            ("heads", "v_dim"),
-            Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
-        ),
-        tp_exit("attention_sum", "wo_full", "wo_out", first),
-        _residual(
-            "attention_residual",
-            (stream, *_sandwich(model, first), *_dropout_mask("attention", model, code)),
-            middle,
-            first,
-        ),
+        *gate,
+        output_projection("wo", ("heads", "v_dim"), gate[0].makes[0] if gate else attended),
+    )
+
+
+def _feeding(
+    model: ModelSpec, kind: LayerKind, ends: tuple[Tensor, Tensor], code: Code
+) -> tuple[Op, ...]:
+    """The feed-forward branch; ends: the residual stream before and after it."""
+    middle, end = ends
+    own_norm = model.norms_per_layer != 1
+    source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
+    branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
+    return (
         _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
-        *feed_forward,
+        *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
         _residual(
             "mlp_residual",
-            (middle, *_sandwich(model, second), *_dropout_mask("mlp", model, code)),
-            Tensor(name="y", dims=HIDDEN_SP),
-            second,
+            (middle, *_sandwich(model, branch), *_dropout_mask("mlp", model, code)),
+            end,
+            branch,
             *_shared_sum(model, kind),
         ),
     )

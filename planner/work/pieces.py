@@ -27,6 +27,7 @@ class Code:
     expert_path: whose kernels permute tokens, a key of `expert_path.PATHS`.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     drops_residual: the model's dropout behind attention and feed-forward runs.
+    own_mixers: recurrent mixers are Megatron-Core's, which copy what their kernels read.
     """
 
     composite_norm: bool = False
@@ -37,6 +38,7 @@ class Code:
     expert_path: str = "torch"
     compiles_exchange: bool = True
     drops_residual: bool = False
+    own_mixers: bool = False
 
     @property
     def saves_outputs(self) -> bool:
@@ -77,6 +79,11 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
         reads=(Tensor(name=source, dims=GATHERED),),
         makes=(output,),
     )
+
+
+def across_heads(name: str, tensor: Tensor) -> Collective:
+    """Where context parallelism turns tokens of all heads into all tokens of some, or back."""
+    return Collective(name=name, site="cp_heads", tensor=tensor)
 
 
 def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:
