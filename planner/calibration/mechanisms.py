@@ -353,6 +353,8 @@ def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
     for mixer, words in MIXER_WORDS.items():
         yield _job(mixer, partial(_mixes, mixer), words)
+    more = "multi-token prediction"
+    yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, more)
     gated = "a gate on attention's output"
     yield _job("output gate", lambda s: s.model.attention_output_gate, gated)
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")

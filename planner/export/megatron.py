@@ -169,7 +169,11 @@ def _pipeline(draft: Draft) -> list[str]:
         even = stage_layers(layers, stages, counts_ends=False)
         return [*arguments, "--hybrid-layer-pattern", pattern(draft.model, split or even)]
     if split is not None:
-        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(split)]
+        return [
+            *arguments,
+            "--pipeline-model-parallel-layout",
+            pipeline_layout(split, draft.model.mtp_num_layers),
+        ]
     if layout.pp == 1:
         return arguments
     stages = layout.pp * layout.virtual_stages
@@ -181,7 +185,11 @@ def _pipeline(draft: Draft) -> list[str]:
             "and loss counted"
         )
         draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
-        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
+        return [
+            *arguments,
+            "--pipeline-model-parallel-layout",
+            pipeline_layout(sizes, draft.model.mtp_num_layers),
+        ]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
     if ends:
@@ -239,13 +247,14 @@ def round_arguments(layout: Layout, global_batch_size: int) -> list[str]:
     return [] if own else ["--microbatch-group-size-per-virtual-pipeline-stage", str(size)]
 
 
-def pipeline_layout(split: tuple[int, ...]) -> str:
+def pipeline_layout(split: tuple[int, ...], predicting: int = 0) -> str:
     """Megatron's layout string, such as "Et*2|t*3|t*2L".
 
-    E is the embedding, t*n are n layers, L is the loss; stages are in the order of the layers.
+    E is the embedding, t*n are n layers, m is one that predicts more tokens, L is the loss; stages
+    are in the order of the layers.
     """
     stages = [f"t*{count}" if count else "" for count in split]
-    return "|".join(["E" + stages[0], *stages[1:]]) + "L"
+    return "|".join(["E" + stages[0], *stages[1:]]) + "m" * predicting + "L"
 
 
 def _sharding(draft: Draft) -> list[str]:

@@ -46,6 +46,8 @@ def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[s
     """
     model = draft.model
     arguments = ["--attention-output-gate"] * model.attention_output_gate
+    if model.mtp_num_layers:
+        arguments += ["--mtp-num-layers", str(model.mtp_num_layers)]
     if is_hybrid(model):
         arguments += ["--spec", *STACK]
     elif "gated-delta" in model.mixers:
@@ -91,6 +93,8 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
     if not letters and any(linear):
         mixers = ["gated-delta" if one else "attention" for one in linear]
     keys: dict[str, object] = {"mixers": mixers} if mixers else {}
+    if "mtp_num_layers" in words:
+        keys["mtp_num_layers"] = whole(words, "mtp_num_layers")
     if "attention_output_gate" in words:
         keys["attention_output_gate"] = True
     for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
@@ -102,9 +106,9 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
     if "mamba2" in mixers:
         keys |= FIXED_MAMBA
     if letters:
-        bare = [i for i, letter in enumerate(letters) if letter in known]
+        own = [i for i, letter in enumerate(letters) if letter in known]
         dense = [i for i, letter in enumerate(letters) if letter == DENSE]
-        keys |= {"bare_layers": bare} | ({"dense_layers": dense} if EXPERTS in letters else {})
+        keys |= {"mixer_only_layers": own} | ({"dense_layers": dense} if EXPERTS in letters else {})
         keys |= {"moe_layer_freq": None, "first_k_dense_replace": None}
         keys |= {} if dense else {"intermediate_size": None}
     return keys

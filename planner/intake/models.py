@@ -635,10 +635,10 @@ def _moe_placement(values: Values) -> Values:
 
 def _has_dense_layers(fields: Values, values: Values) -> bool:
     layers = _get(values, "num_hidden_layers", 0)
-    listed = values.get("bare_layers")
-    bare = listed if isinstance(listed, list | tuple) else ()
+    listed = values.get("mixer_only_layers")
+    single = listed if isinstance(listed, list | tuple) else ()
     draft = ModelSpec.model_construct(None, **fields, num_hidden_layers=layers)
-    return not all(draft.is_moe_layer(i) or i in bare for i in range(layers))
+    return not all(draft.is_moe_layer(i) or i in single for i in range(layers))
 
 
 def _window_fields(values: Values) -> Values:

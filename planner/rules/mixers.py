@@ -11,7 +11,7 @@ _CUTTERS = frozenset({"megatron", "megatron-bridge"})
 
 
 def _heads(c: Context) -> int:
-    """What cuts of a recurrent mixer divide."""
+    """The number that TP times CP divides."""
     return math.gcd(*c.model.recurrent_heads)
 
 

@@ -1,6 +1,6 @@
-"""What mixes the tokens of a layer besides softmax attention: shapes, and parameters of each.
+"""Mixers of tokens besides softmax attention: shapes, and parameters of each.
 
-A layer is a mixer and a feed-forward behind it; some layers have one of the two alone. Each mixer
+A layer is a mixer and a feed-forward behind it; some layers have only one of the two. Each mixer
 has its operations in a file of `planner.work`, which `planner.work.mixers` lists.
 """
 
@@ -20,11 +20,13 @@ Check = tuple[bool, str, str, str]
 class Mixers(Network):
     """Shapes of mixers; names follow the Hugging Face configs that had them first.
 
-    mixers: what mixes tokens in each layer, (): attention in all. "none": the layer has a
-        feed-forward alone.
-    bare_layers: layers that have a mixer alone.
+    mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
+    mixer_only_layers: layers without a feed-forward.
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
         the query projection (Qwen3-Next).
+    mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
+        like the last layer, behind a projection of its input and of the next token's embedding, and
+        has a loss of its own. A config.json says how many there are: num_nextn_predict_layers.
 
     Gated DeltaNet (Yang et al. 2024), as in Qwen3-Next:
     linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
@@ -41,8 +43,9 @@ class Mixers(Network):
     """
 
     mixers: tuple[Mixer, ...] = ()
-    bare_layers: tuple[Count, ...] = ()
+    mixer_only_layers: tuple[Count, ...] = ()
     attention_output_gate: StrictBool = False
+    mtp_num_layers: Count = 0
 
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
@@ -61,11 +64,16 @@ class Mixers(Network):
 
     @property
     def unusual(self) -> list[str]:
+        """Blocks that an ordinary transformer lacks, in words."""
+        return self.unusual_mixers + ["multi-token prediction"] * (self.mtp_num_layers > 0)
+
+    @property
+    def unusual_mixers(self) -> list[str]:
         """Mixers besides plain softmax attention, and layers without one, in words."""
         used = [words for name, words in MIXER_WORDS.items() if name in self.mixers]
         rows = (
             (self.attention_output_gate, "a gate on the output of attention"),
-            (bool(self.bare_layers), "layers of a mixer alone"),
+            (bool(self.mixer_only_layers), "layers without a feed-forward"),
         )
         return used + [words for holds, words in rows if holds]
 
@@ -96,8 +104,8 @@ class Mixers(Network):
     def mixer_checks(self, layers: int) -> list[Check]:
         """Contradictions between the fields of this class; layers: of the model."""
         used = set(self.mixers)
-        bare = any(index >= layers for index in self.bare_layers)
-        empty = [i for i in self.bare_layers if self.mixers[i : i + 1] == ("none",)]
+        beyond = any(index >= layers for index in self.mixer_only_layers)
+        empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
         pairs = (
             ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
             ("mamba2", "mamba_num_heads", "mamba_n_groups"),
@@ -110,8 +118,13 @@ class Mixers(Network):
                 f"needs one value for each of {layers} layers",
                 "give as many values as layers",
             ),
-            (bare, "bare_layers", f"names a layer beyond the {layers}", f"give 0 to {layers - 1}"),
-            (bool(empty), "bare_layers", "leaves a layer with nothing", "give it a mixer"),
+            (
+                beyond,
+                "mixer_only_layers",
+                f"names a layer beyond the {layers}",
+                f"give 0 to {layers - 1}",
+            ),
+            (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
             *(
                 (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
                 for mixer, names in MIXER_SIZES.items()

@@ -6,7 +6,7 @@ the mapping and its defaults.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
@@ -29,17 +29,19 @@ Count = Annotated[StrictInt, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What distinguishes one layer from another: its mixer and its feed-forward.
+    """A kind of layer: its mixer and its feed-forward.
 
     moe: whether the feed-forward is routed experts; otherwise a dense MLP.
     window: tokens that a query looks back on; 0 is full causal attention.
     feeds: whether it has a feed-forward at all.
+    mtp: whether it predicts one more token: it is on the last stage, behind all others.
     """
 
     moe: bool
     window: int
     mixer: Mixer = "attention"
     feeds: bool = True
+    mtp: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -50,7 +52,7 @@ class LayerKind:
 class ModelSpec(Mixers):
     """Normalised shapes of a decoder-only language model; names follow Hugging Face's config.json.
 
-    Work and memory depend on the fields below and on those of `mixers.Mixers`. Those that change
+    Work and memory depend on the fields below and in `mixers.Mixers`. Fields that change
     only what the network computes (rotary base and scaling, norm epsilon, router, multipliers,
     caps) are inherited from `network.Network`, which describes each.
 
@@ -63,7 +65,7 @@ class ModelSpec(Mixers):
     head_dim: with MLA, the query-key width qk_nope_head_dim + qk_rope_head_dim.
     first_k_dense_replace, moe_layer_freq, moe_layer_offset, dense_layers: layer i is MoE when i >=
         first_k_dense_replace, (i - moe_layer_offset) is a multiple of moe_layer_freq and i is in
-        neither dense_layers nor bare_layers.
+        neither dense_layers nor mixer_only_layers.
     sliding_mask: per layer, whether sliding_window holds. Llama 4's chunked attention is taken as a
         window of one chunk, an upper bound of its work.
     """
@@ -309,7 +311,7 @@ class ModelSpec(Mixers):
             index >= self.first_k_dense_replace
             and (index - self.moe_layer_offset) % self.moe_layer_freq == 0
         )
-        others = (*self.dense_layers, *self.bare_layers)
+        others = (*self.dense_layers, *self.mixer_only_layers)
         return self.num_experts > 0 and placed and index not in others
 
     def layer_windows(self) -> tuple[int, ...]:
@@ -322,7 +324,10 @@ class ModelSpec(Mixers):
         return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:
-        """The kinds that occur, each with its number of layers, in order of first occurrence."""
+        """The kinds that occur, each with its number of layers, in order of first occurrence.
+
+        Layers of multi-token prediction are the last.
+        """
         return _distinct_layers(self)
 
     # ---- parameters (elements) -------------------------------------------------------------------
@@ -420,7 +425,9 @@ class ModelSpec(Mixers):
     def layer_parameters(self, kind: LayerKind) -> int:
         """Parameters of one layer of this kind."""
         mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters() * kind.feeds
-        return self.mixer_parameters(kind.mixer) + mlp + self.norm_parameters(kind)
+        own = self.mixer_parameters(kind.mixer) + mlp + self.norm_parameters(kind)
+        joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
+        return own + joined * kind.mtp
 
     def embedding_parameters(self) -> int:
         """Token table, learned position table and the norm after them."""
@@ -452,7 +459,8 @@ class ModelSpec(Mixers):
     def active_parameters(self) -> int:
         """Parameters that one token uses: the embedding, but no experts it is not routed to."""
         idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
-        return self.total_parameters() - self.num_moe_layers * idle
+        routed = sum(count for kind, count in self.distinct_layers() if kind.moe)
+        return self.total_parameters() - routed * idle
 
     def matmul_parameters_per_token(self) -> int:
         """Active parameters without the input embedding, as `mfu` counts them.
@@ -476,7 +484,8 @@ class ModelSpec(Mixers):
             get_moe_model_nparams_and_flops.
         """
         widths = self.qk_head_dim + self.v_dim
-        attention = 6 * self.num_attention_layers * self.num_attention_heads * widths * seq_len
+        attending = self.num_attention_layers + self.mtp_num_layers
+        attention = 6 * attending * self.num_attention_heads * widths * seq_len
         return 6 * self.matmul_parameters_per_token() + attention
 
 
@@ -489,7 +498,10 @@ def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     mixers = model.mixers or _USUAL * model.num_hidden_layers
     return tuple(
         LayerKind(
-            moe=model.is_moe_layer(i), window=window, mixer=mixer, feeds=i not in model.bare_layers
+            moe=model.is_moe_layer(i),
+            window=window,
+            mixer=mixer,
+            feeds=i not in model.mixer_only_layers,
         )
         for i, (window, mixer) in enumerate(zip(model.layer_windows(), mixers, strict=False))
     )
@@ -497,4 +509,6 @@ def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
 
 @lru_cache(maxsize=256)
 def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
-    return tuple(Counter(_layer_kinds(model)).items())
+    kinds = _layer_kinds(model)
+    more = Counter({replace(kinds[-1], mtp=True): model.mtp_num_layers})
+    return tuple((Counter(kinds) + more).items())

@@ -27,7 +27,7 @@ def lacks_nothing(model: ModelSpec, release: Release) -> list[str]:
 
 
 def lacks_mixers(model: ModelSpec, release: Release) -> list[str]:
-    """Mixers besides plain softmax attention, for a trainer that has no other."""
+    """Blocks that an ordinary transformer lacks, for a trainer without any."""
     return model.unusual
 
 

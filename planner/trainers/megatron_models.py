@@ -17,7 +17,7 @@ def is_hybrid(model: ModelSpec) -> bool:
 
     There a layer is a mixer or a feed-forward; gated DeltaNet is one of pretrain_gpt.py's as well.
     """
-    return "mamba2" in model.mixers or "none" in model.mixers or bool(model.bare_layers)
+    return "mamba2" in model.mixers or "none" in model.mixers or bool(model.mixer_only_layers)
 
 
 def lacking(model: ModelSpec, release: Release) -> list[str]:
@@ -38,8 +38,10 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
         (model.norm == "layernorm" and not model.norm_bias, "LayerNorm without biases"),
         (_some_biases(model), "biases on some of attention's output and the MLP only"),
     )
-    found = [words for broken, words in (*rows, *_network_rows(model)) if broken]
-    return found + model.unusual * early
+    more = is_hybrid(model) and model.mtp_num_layers > 0
+    found = ["multi-token prediction by a pattern of letters"] * more
+    found += [words for broken, words in (*rows, *_network_rows(model)) if broken]
+    return found + model.unusual_mixers * early
 
 
 def _some_biases(model: ModelSpec) -> bool:

@@ -162,6 +162,7 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
         model.attention_sinks != (flavor.module == "gpt_oss")
         or model.mlp != "swiglu"
         or model.norm != "rmsnorm"
+        or bool(model.unusual)
     )
     return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
 

@@ -90,6 +90,8 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
     ones = np.ones_like(tp)
     return {
         "hidden": model.hidden_size * ones,
+        "hidden_pair": 2 * model.hidden_size * ones,
+        "hidden_cut": model.hidden_size / tp,
         "heads": model.num_attention_heads / tp,
         "kv_heads": np.maximum(model.num_key_value_heads / tp, 1.0),
         "qk_dim": model.qk_head_dim * ones,

@@ -1,45 +1,46 @@
 """A model's layers as lists of operations.
 
-Mixers (attention by GQA or MLA, those of `mixers.MIXERS`), MLP, mixture of experts, norms,
+Mixers (attention by GQA or MLA, rows of `mixers.MIXERS`), MLP, mixture of experts, norms,
 embedding, head and loss.
 Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel).
 Fused values are what one fused kernel must move. Saved tensors are what eager autograd saves for
 backward; `tests/torch_memory` compares them with torch's.
 """
 
+from dataclasses import replace
+
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.attention import attention_core, gqa, mla, output_gate
 from planner.work.feed_forward import mlp, moe
 from planner.work.mixers import MIXERS
+from planner.work.next_tokens import joined, predicted
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
 from planner.work.pieces import (
+    COMPOSITE_NORM,
     HIDDEN,
     HIDDEN_SP,
     LOSS_CHUNKS,
+    ONE_KERNEL_NORM,
     PLAIN,
     SCATTERED,
     Code,
-    norm_saves,
+    norm,
     output_projection,
     tp_exit,
 )
 
-# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and
-# _fused_rms_norm (its backward reads the input twice). A chain: cast, square and mean, scale, cast
-# back, weight, with four of the seven tensors in fp32; backward twice each of them, and the sum of
-# two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite),
-# tools/autograd/derivatives.yaml.
-ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
-
 
 @remembered
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
-    """Operations of one layer, in order: its mixer, then its feed-forward, or one of them alone.
+    """Operations of one layer, in order: its mixer, then its feed-forward, or one of the two.
 
     flash: fused attention; otherwise the probabilities are materialised.
     code: what the trainer's own code saves differently.
     """
     stream, middle, end = (Tensor(name=name, dims=HIDDEN_SP) for name in ("x", "h", "y"))
+    if kind.mtp:
+        inner = layer_ops(model, replace(kind, mtp=False), flash, code)
+        return (*joined(model, code), *inner, *predicted(head_ops(model, code)))
     mixing = _mixing(model, kind, (stream, middle if kind.feeds else end), flash, code)
     feeding = _feeding(model, kind, (middle if kind.mixes else stream, end), code)
     return (*(mixing if kind.mixes else ()), *(feeding if kind.feeds else ()))
@@ -57,7 +58,7 @@ def _mixing(
         mixer = _attention(model, kind, flash, code)
     out = mixer[-1].name
     return (
-        _norm(model, "attention_norm", stream, code),
+        norm(model, "attention_norm", stream, code),
         Collective(
             name="attention_in",
             site="tp_enter",
@@ -108,7 +109,7 @@ def _feeding(
     source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
     return (
-        _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
+        norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
         _residual(
             "mlp_residual",
@@ -131,7 +132,7 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
         Tensor(name="head_in", dims=HIDDEN),
     )
     return (
-        _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP), code),
+        norm(model, "final_norm", Tensor(name="y", dims=HIDDEN_SP), code),
         Collective(
             name="head_in",
             site="tp_enter",
@@ -209,31 +210,6 @@ def embedding_ops() -> tuple[Op, ...]:
             tensor=Tensor(name="embedded", dims=HIDDEN),
             linear=False,
         ),
-    )
-
-
-def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
-    kernels, forward, backward = (
-        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
-    )
-    sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
-    output = Tensor(name=f"{name}_out", dims=source.dims)
-    return Elementwise(
-        name=name,
-        dims=source.dims,
-        kernels=max(1, round(kernels * sandwich)),
-        saves=norm_saves(model, name, source, code.composite_norm),
-        forward_moves=forward * sandwich,
-        backward_moves=backward * sandwich,
-        fused_forward_moves=2.0 * sandwich,
-        fused_backward_moves=4.0 * sandwich,
-        output=output,
-        reads=(source,),
-        makes=(output,),
-        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4
-        if code.composite_norm
-        else (),
-        casts=code.composite_norm,
     )
 
 

@@ -3,7 +3,7 @@
 Every head keeps a state of key width x value width. A chunk of tokens multiplies with itself (the
 delta rule's triangular system, and attention within the chunk) and with the state.
 Sources: Yang, Kautz, Hatamizadeh 2024 (Gated DeltaNet); fla 0.6 ops/gated_delta_rule/chunk.py for
-    kernels and what they save; transformers 5.24 models/qwen3_next; Megatron-LM core 0.18
+    kernels and the tensors they save; transformers 5.24 models/qwen3_next; Megatron-LM core 0.18
     ssm/gated_delta_net.py.
 """
 
@@ -96,8 +96,8 @@ def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementw
     """The delta rule in chunks.
 
     Products of a chunk, per head: keys with keys and queries with keys; the system's inverse with
-    keys and with values; the attention with new values; and the state three times (what it
-    predicts, what queries read, what keys add). Backward makes the inverse's and two of the state's
+    keys and with values; the attention with new values; and the state three times (its
+    prediction, the queries' reads, the keys' additions). Backward makes the inverse's and two of the state's
     again, then two gradients of each.
     """
     heads = "delta_value_heads"
@@ -134,7 +134,7 @@ def _rule_saves(code: Code) -> tuple[Tensor, ...]:
     own: Dims = ("tokens", "delta_key_heads", "delta_key_dim")
     repeated: Dims = ("tokens", "delta_value_heads", "delta_key_dim")
     copies = {"q_repeated": repeated, "k_repeated": repeated} if code.own_mixers else {}
-    kept = {
+    stay = {
         "q": own,
         "k": own,
         **copies,
@@ -145,7 +145,7 @@ def _rule_saves(code: Code) -> tuple[Tensor, ...]:
         "q_rstd": own[:2], "k_rstd": own[:2], "decay_sums": ("tokens", "delta_value_heads"),
     }  # fmt: skip
     return (
-        *(Tensor(name=f"delta_{name}", dims=dims) for name, dims in kept.items()),
+        *(Tensor(name=f"delta_{name}", dims=dims) for name, dims in stay.items()),
         *(Tensor(name=f"delta_{name}", dims=dims, width="fp32") for name, dims in sums.items()),
     )
 
@@ -157,7 +157,7 @@ def _moves(model: ModelSpec) -> tuple[float, float]:
         each chunk, in one direction. A value counts 1.
     Kernel by kernel: norms; inverse with its products; states and new values; output. Backward:
     both former again, local gradients, states' gradients, gradients of queries, keys and decays,
-    those of the inverse, norms.
+    of the inverse, norms.
     """
     width, values = model.linear_key_head_dim, model.linear_value_width
     k = model.linear_key_width / values

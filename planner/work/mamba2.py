@@ -3,7 +3,8 @@
 Every head keeps a state of head width x state width; heads of a group share keys and queries (B and
 C). A chunk of tokens multiplies with itself and with the state that the chunks before it left.
 Sources: Dao and Gu 2024 (state space duality); mamba_ssm ops/triton/ssd_combined.py for kernels and
-    what they save; Megatron-LM core 0.18 ssm/mamba_mixer.py; transformers 5.24 models/nemotron_h.
+    the tensors they save; Megatron-LM core 0.18 ssm/mamba_mixer.py; transformers 5.24
+    models/nemotron_h.
 """
 
 from dataclasses import replace

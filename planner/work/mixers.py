@@ -21,7 +21,7 @@ class MixerWork:
 
     operations: from the layer's gathered input to its output projection, whose sum over TP follows.
     sizes: of its dimensions on one rank, by the model and TP.
-    cut: those of its dimensions that TP divides.
+    cut: dimensions that TP divides.
     """
 
     operations: Callable[[ModelSpec, Code], tuple[Op, ...]]

@@ -15,7 +15,7 @@ from planner.work.blocks import layer_ops
 from planner.work.mixers import MIXERS
 from planner.work.ops import Dims, Gemm
 
-TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"}).union(
+TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn", "hidden_cut"}).union(
     *(work.cut for work in MIXERS.values())
 )
 

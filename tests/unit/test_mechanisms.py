@@ -73,6 +73,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
     "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
+    "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
     "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "chunked loss": ({"chunked_loss": True}, {}),

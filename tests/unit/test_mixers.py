@@ -26,6 +26,7 @@ from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
+from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.liveness import saved_tensors
 from planner.work.mixers import MIXERS
@@ -155,8 +156,8 @@ def test_a_pattern_that_is_no_model_is_refused() -> None:
         ({"mixers": ["mamba2"] * 3}, "one value for each of 118 layers"),
         ({"ssm_state_size": 0}, "is needed by mamba2 layers"),
         ({"mamba_n_groups": 7}, "does not divide 256 heads"),
-        ({"bare_layers": [200]}, "beyond the 118"),
-        ({"bare_layers": [1]}, "leaves a layer with nothing"),
+        ({"mixer_only_layers": [200]}, "beyond the 118"),
+        ({"mixer_only_layers": [1]}, "leaves a layer with nothing"),
     ):
         with pytest.raises(SpecError, match=word):
             read_model({**keys, **change})
@@ -254,6 +255,68 @@ def test_releases_before_the_block_are_named() -> None:
     assert "gated DeltaNet (linear attention)" in lacking(model, release_of("megatron", "0.15"))
     assert lacking(hybrid, release_of("megatron", "0.18")) == []
     assert "Mamba-2 (state space) layers" in lacking(hybrid, release_of("megatron", "0.17"))
+
+
+# ---- multi-token prediction ----------------------------------------------------------------------
+
+MTP = "deepseek-v3-mtp"
+
+
+def test_a_layer_that_predicts_more_is_counted() -> None:
+    """DeepSeek-V3 README_WEIGHTS.md: 11.5B of its own; a projection of two hidden sizes besides."""
+    one, none = read_model(MTP), read_model("deepseek-v3")
+    layer = none.layer_parameters(none.layer_kinds()[-1])
+    assert layer == pytest.approx(11.5e9, rel=0.01)
+    assert one.total_parameters() - none.total_parameters() == layer + 2 * 7168**2 + 3 * 7168
+    kind, count = one.distinct_layers()[-1]
+    assert (kind.mtp, count) == (True, 1)
+    assert len(one.layer_kinds()) == 61  # a split of layers does not see it
+
+
+def test_the_last_stage_has_it() -> None:
+    two = [
+        estimate_job(read_job(job(name, 256, tp=2, pp=4, ep=32, zero_stage=1, ac="full")))
+        for name in ("deepseek-v3", MTP)
+    ]
+    assert two[0].memory is not None
+    assert two[1].memory is not None
+    plain, more = ([one.parameters_bytes for one in each.memory.stages] for each in two)
+    assert more[:-1] == plain[:-1]
+    model = read_model(MTP)
+    kind, _ = model.distinct_layers()[-1]
+    routed = model.num_experts * model.expert_parameters()
+    table = model.vocab_size * model.hidden_size
+    own = (model.layer_parameters(kind) - routed + table) / 2 + routed / 32
+    assert more[-1] - plain[-1] == pytest.approx(2 * own, rel=0.01)  # 16 bits
+    ratio = two[1].step_seconds / two[0].step_seconds
+    assert 1.0 < ratio < 1.0 + 3 / 61
+
+
+def test_it_multiplies_a_layer_a_projection_and_a_head() -> None:
+    model = read_model(MTP)
+    kind, _ = model.distinct_layers()[-1]
+    plain, more = (
+        {op.name: op for op in blocks.layer_ops(model, one, True)}
+        for one in (LayerKind(moe=True, window=0), kind)
+    )
+    gemms = {name for name in more.keys() - plain.keys() if isinstance(more[name], Gemm)}
+    assert gemms == {"mtp_proj", "head"}
+    kept = saved_tensors(tuple(more.values())).keys() - saved_tensors(tuple(plain.values())).keys()
+    assert kept >= {"mtp_softmax", "mtp_pair", "mtp_state", "mtp_embedded", "head_in"}
+
+
+@pytest.mark.parametrize("split", [None, [16, 15, 15, 15]])
+def test_its_argument_is_read_back(split: list[int] | None) -> None:
+    asked = read_job(job(MTP, 256, pp=4, dp_shard=64, ep=32, zero_stage=1, layers_per_stage=split))
+    assert asked.layout is not None
+    done = export(asked.layout, asked.model, asked.cluster, asked.training)
+    words = plain_names(read_flags(done.arguments))
+    assert words["mtp_num_layers"] == ["1"]
+    layout = words["pipeline_model_parallel_layout"]
+    assert layout[0].endswith("mL")
+    assert parse_back(done) == asked.layout
+    assert StatedMegatron(words=words).model.value == MTP
+    assert "multi-token prediction" in TORCHTITAN.lacks(asked.model, release_of("torchtitan", None))
 
 
 # ---- published rows ------------------------------------------------------------------------------

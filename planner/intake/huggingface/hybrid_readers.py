@@ -1,7 +1,7 @@
 """Translates configs whose layers differ in their mixer: patterns, intervals and lists of kinds.
 
-Each function takes a config whose renamed keys already have their common names, as those of
-`dialect_readers` do. Sources: transformers 5.24, src/transformers/models/<model_type>/
+Each function takes a config whose renamed keys already have their common names, like the
+readers in `dialect_readers`. Sources: transformers 5.24, src/transformers/models/<model_type>/
 configuration_*.py and modeling_*.py.
 """
 
@@ -58,15 +58,15 @@ def granite_hybrid(values: Values) -> Values:
 
     Without experts, the MLP is the one that the config calls shared.
     """
-    bare = {key: value for key, value in values.items() if key != "position_embedding_type"}
+    rest = {key: value for key, value in values.items() if key != "position_embedding_type"}
     if values.get("position_embedding_type") in ("nope", None) and "mamba" in _listed(values):
-        bare["position_embedding"] = "none"
+        rest["position_embedding"] = "none"
     if not values.get("num_local_experts"):
-        bare["intermediate_size"] = bare.pop("shared_expert_intermediate_size", None)
-        bare = {
-            k: v for k, v in bare.items() if k not in ("num_local_experts", "num_experts_per_tok")
+        rest["intermediate_size"] = rest.pop("shared_expert_intermediate_size", None)
+        rest = {
+            k: v for k, v in rest.items() if k not in ("num_local_experts", "num_experts_per_tok")
         }
-    return mamba(bare)
+    return mamba(rest)
 
 
 def bamba(values: Values) -> Values:
@@ -74,8 +74,8 @@ def bamba(values: Values) -> Values:
     chosen = values.get("attn_layer_indices")
     places = chosen if isinstance(chosen, Sequence) else ()
     kinds = ["attention" if i in places else "mamba" for i in range(_layers(values))]
-    bare = {key: value for key, value in values.items() if key != "attn_layer_indices"}
-    return mamba({**bare, "layer_types": _listed(values) or kinds})
+    rest = {key: value for key, value in values.items() if key != "attn_layer_indices"}
+    return mamba({**rest, "layer_types": _listed(values) or kinds})
 
 
 def nemotron_h(values: Values) -> Values:
@@ -92,7 +92,7 @@ def nemotron_h(values: Values) -> Values:
         "none" if kind in feeding else mixer
         for kind, mixer in zip(kinds, _sequence(found["mixers"]), strict=True)
     ]
-    found["bare_layers"] = [i for i, kind in enumerate(kinds) if kind not in feeding]
+    found["mixer_only_layers"] = [i for i, kind in enumerate(kinds) if kind not in feeding]
     if feeding["moe"]:
         return {**found, "dense_layers": feeding["mlp"], "topk_method": "noaux_tc"}
     experts = ("num_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
@@ -129,7 +129,7 @@ def _listed(values: Values) -> list[str]:
 
 
 def _mixed(values: Values, recurrent: str, kinds: Sequence[str]) -> Values:
-    """The config with a mixer for each layer, and `layer_types` of its windows alone."""
+    """The config with a mixer for each layer, and `layer_types` for its windows."""
     known = _RECURRENT | _ATTENTION | {"mlp", "moe"}
     if odd := next((kind for kind in kinds if kind not in known), None):
         raise MissingBlock("layer_types", f"layers of the kind {odd[:40]!r}")

@@ -213,7 +213,7 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
 def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
     """Raises SpecError where the config switches on a key for a block that we lack.
 
-    In our own words, `mixers` says what sizes mean.
+    In an inline mapping of ours, `mixers` gives the sizes their meaning.
     """
     if "mixers" in raw:
         return

@@ -438,7 +438,7 @@ def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
 
 
 def _placed(words: Words, name: str, layers: int) -> list[bool]:
-    """The layers that an argument chooses: all, all but every n-th, or those of a list."""
+    """The layers that an argument chooses: all, all but every n-th, or a list."""
     text = word(words, name)
     if text is None:
         return [True] * layers
