@@ -14,7 +14,6 @@ Letters: N layouts.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -345,18 +344,12 @@ def _program() -> Iterator[Mechanism]:
     )
 
 
-def _mixes(mixer: str, setting: Setting) -> bool:
-    return mixer in setting.model.mixers
-
-
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
     for mixer, words in MIXER_WORDS.items():
-        yield _job(mixer, partial(_mixes, mixer), words)
-    more = "multi-token prediction"
-    yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, more)
-    gated = "a gate on attention's output"
-    yield _job("output gate", lambda s: s.model.attention_output_gate, gated)
+        yield _job(mixer, lambda s, mixer=mixer: mixer in s.model.mixers, words)
+    yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
+    yield _job("output gate", lambda s: s.model.attention_output_gate, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
@@ -372,15 +365,11 @@ def _jobs() -> Iterator[Mechanism]:
     for optimizer in OPTIMIZER_STATE_BYTES:
         yield _job(f"optimizer {optimizer}", _trained("optimizer", optimizer))
     for nodes in NODES:
-        yield _job(
-            f"more than {counted(nodes, 'node')}", _above(lambda s: s.cluster.num_nodes, nodes)
-        )
+        name = f"more than {counted(nodes, 'node')}"
+        yield _job(name, _above(lambda s: s.cluster.num_nodes, nodes))
     for tokens in TOKENS:
-        yield _job(
-            f"more than {counted(tokens, 'token')}",
-            _above(lambda s: s.training.seq_len, tokens),
-            f"sequences of more than {counted(tokens, 'token')}",
-        )
+        name = f"more than {counted(tokens, 'token')}"
+        yield _job(name, _above(lambda s: s.training.seq_len, tokens), f"sequences of {name}")
 
 
 MECHANISMS: tuple[Mechanism, ...] = (

@@ -53,6 +53,8 @@ _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
 _WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
+# list of a value for each layer -> lists of layers that repeat with it
+_OF_PATTERN = {"layer_types": (), "mixers": ("mixer_only_layers", "dense_layers")}
 _OTHER_PARTS = frozenset(
     {
         "vision_config",
@@ -369,10 +371,14 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
         ) from unknown
     inherited = dict(found.values)
     layers = own.get("num_hidden_layers")
-    for key in ("layer_types", "mixers"):
+    for key in _OF_PATTERN:
         kinds = inherited.get(key)
         if isinstance(kinds, list) and isinstance(layers, int):
             inherited[key] = [kinds[i % len(kinds)] for i in range(layers)]
+            for name in _OF_PATTERN[key]:
+                chosen = inherited.get(name)
+                if isinstance(chosen, list):
+                    inherited[name] = [i for i in range(layers) if i % len(kinds) in chosen]
     experts, groups = own.get("num_experts"), inherited.get("n_group")
     if isinstance(experts, int) and isinstance(groups, int) and groups > 0 and experts % groups:
         # the groups divide the base's experts; where they do not divide the new number of

@@ -97,8 +97,8 @@ def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementw
 
     Products of a chunk, per head: keys with keys and queries with keys; the system's inverse with
     keys and with values; the attention with new values; and the state three times (its
-    prediction, the queries' reads, the keys' additions). Backward makes the inverse's and two of the state's
-    again, then two gradients of each.
+    prediction, the queries' reads, the keys' additions). Backward makes the inverse's and two of
+    the state's again, then two gradients of each.
     """
     heads = "delta_value_heads"
     keys: Dims = ("tokens", heads, "delta_chunk", "delta_key_dim")

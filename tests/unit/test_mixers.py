@@ -13,6 +13,8 @@ import pytest
 from real_torchtitan import FOLDER
 
 from planner.catalog.megatron_arguments import argument
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export.commands import read_flags
@@ -25,7 +27,7 @@ from planner.intake.models import read_model
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
-from planner.trainers.registry import release_of
+from planner.trainers.registry import release_of, resolve_layout
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.liveness import saved_tensors
@@ -148,6 +150,10 @@ def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
 def test_fewer_layers_of_a_base_keep_its_pattern() -> None:
     short = read_model({"base": NEXT, "num_hidden_layers": 6})
     assert short.mixers == (*["gated-delta"] * 3, "attention", *["gated-delta"] * 2)
+    longer = read_model({"base": HYBRID, "num_hidden_layers": 120})
+    assert longer.layer_kinds()[118:] == longer.layer_kinds()[:2]
+    moe = read_model({"base": "nemotron-3-nano-30b-a3b", "num_hidden_layers": 4})
+    assert [kind.moe for kind in moe.layer_kinds()] == [False, True, False, True]
 
 
 def test_a_pattern_that_is_no_model_is_refused() -> None:
@@ -317,6 +323,45 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
     assert parse_back(done) == asked.layout
     assert StatedMegatron(words=words).model.value == MTP
     assert "multi-token prediction" in TORCHTITAN.lacks(asked.model, release_of("torchtitan", None))
+
+
+# ---- prices and their bounds ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
+        {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
+        {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
+    ],
+)
+def test_bounds_stay_below_prices_and_batches_are_their_rows(model: dict[str, Any]) -> None:
+    asked = read_job({**job("llama3-8b", 64), "model": model})
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training)
+    experts = {"ep": 8} if asked.model.is_moe else {}
+    rows = [
+        resolve_layout({**one, **experts}, trainer="megatron", num_gpus=64)
+        for one in (
+            {"ac": "none"},
+            {"tp": 2, "pp": 4, "ac": "full"},
+            {"pp": 4, "micro_batch_size": 2, "ac": "selective-attention"},
+            {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
+            {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
+        )
+    ]
+    together = pricer.price(LayoutBatch.from_layouts(rows), every_rank=True)
+    assert sum(together.parts.values()) == pytest.approx(together.step_seconds, rel=1e-9)
+    for at, row in enumerate(rows):
+        single = LayoutBatch.from_layouts([row])
+        found = pricer.price(single, every_rank=True)
+        assert found.step_seconds[0] == pytest.approx(together.step_seconds[at], rel=1e-12)
+        assert found.device_bytes.max() == pytest.approx(together.device_bytes[at].max(), rel=1e-12)
+        seconds, device = pricer.lower_bounds(single)
+        assert seconds[0] <= found.step_seconds[0] * (1 + 1e-12)
+        assert device[0] <= found.device_bytes.max() * (1 + 1e-12)
+        assert pricer.layout_lower_bounds(single)[0] <= found.step_seconds[0] * (1 + 1e-12)
+        assert pricer.step_lower_bounds(single)[0][0] <= found.step_seconds[0] * (1 + 1e-12)
 
 
 # ---- published rows ------------------------------------------------------------------------------

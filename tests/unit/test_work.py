@@ -80,7 +80,9 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.mixer == "attention"]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
     scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
-    return 2.0 * matrices + attention + scans
+    # a layer of multi-token prediction attends as the last one, and has the head again
+    more = attention / model.num_attention_layers + 2.0 * model.vocab_size * model.hidden_size
+    return 2.0 * matrices + attention + scans + more * model.mtp_num_layers
 
 
 def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:

@@ -5,33 +5,15 @@ A config with a block that we cannot express is refused, and the message names t
 needs no row here, only one in `families`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
-from planner.intake.huggingface import hybrid_readers as hybrid
+from planner.intake.huggingface.dialect import Dialect
 from planner.intake.huggingface.dialect_readers import MissingBlock, Values
 from planner.intake.huggingface.families import SAME_NETWORK
+from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.missing_blocks import check_blocks, missing
-
-Prepare = Callable[[Values], Values]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """How one family writes its keys.
-
-    renames: its name of a key -> the common one.
-    parts: nested mappings whose keys belong to the model itself.
-    inert: keys that do not affect work or memory, or that repeat another key.
-    prepare: translates the rest, on renamed keys.
-    """
-
-    renames: Mapping[str, str] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    inert: frozenset[str] = frozenset()
-    prepare: Prepare | None = None
-
 
 _ERNIE_MOE = Dialect(
     renames={
@@ -141,26 +123,6 @@ _HUNYUAN_INERT = frozenset(
     }
 )
 
-_TIME_STEPS = frozenset(
-    {"time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank"}
-)
-_NEMOTRON_INERT = frozenset(
-    {
-        "attention_bias",
-        "expand",
-        "mamba_hidden_act",
-        "mamba_proj_bias",
-        "mamba_ssm_cache_dtype",
-        "moe_shared_expert_overlap",
-        "mtp_layers_block_type",
-        "num_logits_to_keep",
-        "rescale_prenorm_residual",
-        "residual_in_fp32",
-        "sliding_window",
-        "use_mamba_kernels",
-    }
-)
-
 DIALECTS: Mapping[str, Dialect] = {
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, prepare=read.cohere2),
@@ -216,49 +178,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "granitemoeshared": Dialect(
         renames={"shared_intermediate_size": "shared_expert_intermediate_size"}
     ),
-    "granitemoehybrid": Dialect(
-        renames={
-            "shared_intermediate_size": "shared_expert_intermediate_size",
-            **hybrid.MAMBA_KEYS,
-        },
-        inert=frozenset({"normalization_function"}) | _TIME_STEPS,
-        prepare=hybrid.granite_hybrid,
-    ),
-    "bamba": Dialect(
-        renames=hybrid.MAMBA_KEYS,
-        inert=frozenset({"num_logits_to_keep", "z_loss_coefficient"}) | _TIME_STEPS,
-        prepare=hybrid.bamba,
-    ),
-    "nemotron_h": Dialect(
-        renames={
-            "conv_kernel": "mamba_d_conv",
-            "n_groups": "mamba_n_groups",
-            "chunk_size": "mamba_chunk_size",
-            "use_conv_bias": "mamba_conv_bias",
-            "use_bias": "mamba_proj_bias",
-            "mlp_hidden_act": "hidden_act",
-            "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
-        },
-        inert=_NEMOTRON_INERT | _TIME_STEPS,
-        prepare=hybrid.nemotron_h,
-    ),
-    "olmo_hybrid": Dialect(
-        inert=frozenset(
-            {
-                "linear_a_log_max",
-                "linear_a_log_min",
-                "linear_allow_neg_eigval",
-                "linear_dt_init_floor",
-                "linear_dt_max",
-                "linear_dt_min",
-            }
-        ),
-        prepare=hybrid.olmo_hybrid,
-    ),
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini"),
-        Dialect(prepare=hybrid.delta),
-    ),
+    **HYBRIDS,
     "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
     "gpt_bigcode": Dialect(
         inert=frozenset(
