@@ -329,12 +329,8 @@ def _program() -> Iterator[Mechanism]:
         used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
         yield replace(used, leads=kind != "memory-budget")
     yield _layout("compile", lambda x: x.compile, words="compiled layers")
-    yield _layout(
-        "optimizer in backward",
-        lambda x: x.optimizer_in_backward,
-        1,
-        "the optimizer in the backward",
-    )
+    words = "the optimizer in the backward"
+    yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, words)
     yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
     yield _layout(
         "activation offload",
@@ -344,10 +340,14 @@ def _program() -> Iterator[Mechanism]:
     )
 
 
+def _mixes(mixer: str) -> Callable[[Setting], bool]:
+    return lambda s: mixer in s.model.mixers
+
+
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
     for mixer, words in MIXER_WORDS.items():
-        yield _job(mixer, lambda s, mixer=mixer: mixer in s.model.mixers, words)
+        yield _job(mixer, _mixes(mixer), words)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
     yield _job("output gate", lambda s: s.model.attention_output_gate, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
