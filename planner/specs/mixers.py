@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from planner.specs.network import NETWORK_FIELDS, Network
 
-Mixer = Literal["attention", "gated-delta", "mamba2", "none"]
+Mixer = Literal["attention", "gated-delta", "kimi-delta", "mamba2", "none"]
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]
@@ -32,6 +32,7 @@ class Mixers(Network):
     linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
     linear_key_head_dim, linear_value_head_dim: widths of one head.
     linear_conv_kernel_dim: taps of the short convolution over queries, keys and values.
+    Kimi Delta Attention has the same sizes, keys and values being alike.
 
     Mamba-2 (Dao and Gu 2024), as in Nemotron-H:
     mamba_num_heads, mamba_head_dim: of the values.
@@ -82,6 +83,7 @@ class Mixers(Network):
         """Numbers of heads and of their groups, all of which must divide over ranks."""
         numbers = {
             "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
+            "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
         }
         return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
@@ -108,6 +110,7 @@ class Mixers(Network):
         empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
         pairs = (
             ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
+            ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
             ("mamba2", "mamba_num_heads", "mamba_n_groups"),
         )
         lengths = self.mixers != () and len(self.mixers) != layers
@@ -147,18 +150,21 @@ class Mixers(Network):
 MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
     "gated-delta": "gated DeltaNet (linear attention)",
+    "kimi-delta": "Kimi Delta Attention (linear attention)",
     "mamba2": "Mamba-2 (state space) layers",
     "none": "layers without attention",
 }
 # Sizes that each mixer needs.
+_LINEAR = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
-    "gated-delta": (
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
-    ),
+    "gated-delta": _LINEAR,
+    "kimi-delta": _LINEAR,
     "mamba2": (
         "mamba_num_heads",
         "mamba_head_dim",
@@ -182,6 +188,18 @@ def _gated_delta(model: Mixers, hidden: int) -> int:
     return into + mixed + model.linear_value_head_dim + values * hidden
 
 
+def _kimi_delta(model: Mixers, hidden: int) -> int:
+    """A gated DeltaNet whose decay, one a channel, and gate are products of low rank."""
+    width, heads, rank = (
+        model.linear_value_width,
+        model.linear_num_value_heads,
+        model.linear_value_head_dim,
+    )
+    into = hidden * (3 * width + heads) + 2 * rank * (hidden + width)
+    mixed = model.linear_conv_kernel_dim * 3 * width + width + heads
+    return into + mixed + rank + width * hidden
+
+
 def _mamba2(model: Mixers, hidden: int) -> int:
     """Projections in and out, convolution, three scalars a head, and the gated norm."""
     width, heads = model.mamba_width, model.mamba_num_heads
@@ -194,6 +212,7 @@ def _mamba2(model: Mixers, hidden: int) -> int:
 # Parameters of each mixer but attention, its own norms included.
 MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "gated-delta": _gated_delta,
+    "kimi-delta": _kimi_delta,
     "mamba2": _mamba2,
     "none": lambda model, hidden: 0,
 }

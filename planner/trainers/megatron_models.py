@@ -22,7 +22,9 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 def lacking(model: ModelSpec, release: Release) -> list[str]:
     """What no argument can express about the model; empty where the arguments describe it."""
-    early = release.before(HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE)
+    early = "kimi-delta" in model.mixers or release.before(
+        HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
+    )
     rows = (
         (model.parallel_residual, "parallel residual"),
         (model.norms_per_layer != 2, "other norms than two a layer"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
 
 CHUNK = 64  # fla's chunk_size
@@ -50,25 +50,30 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     return (
         into,
         across_heads("delta_in_heads", Tensor(name="delta_sent", dims=("tokens", "delta_in"))),
-        Elementwise(
-            name="delta_conv",
-            dims=mixed.dims,
-            kernels=4,
-            forward_moves=4.0,
-            backward_moves=6.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=3.0,
-            saves=(into.output,),
-            reads=(into.output,),
-            makes=(mixed,),
-            products=((*mixed.dims, "delta_taps"),),
-            backward_products=((*mixed.dims, "delta_taps"),) * 2,
-        ),
+        convolution(into, mixed),
         _gates(),
-        _rule(model, code, mixed, core),
-        _norm(code, core, normed),
+        rule(model, code, mixed, core),
+        norm(code, core, normed),
         across_heads("delta_out_heads", Tensor(name="delta_returned", dims=VALUES)),
         output_projection("delta_out", VALUES[1:], normed),
+    )
+
+
+def convolution(projected: Gemm, mixed: Tensor) -> Elementwise:
+    """The short convolution and its activation; it keeps all of the projection's output."""
+    return Elementwise(
+        name="delta_conv",
+        dims=mixed.dims,
+        kernels=4,
+        forward_moves=4.0,
+        backward_moves=6.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=3.0,
+        saves=(projected.output,),
+        reads=(projected.output,),
+        makes=(mixed,),
+        products=((*mixed.dims, "delta_taps"),),
+        backward_products=((*mixed.dims, "delta_taps"),) * 2,
     )
 
 
@@ -92,7 +97,7 @@ def _gates() -> Elementwise:
     )
 
 
-def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementwise:
+def rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementwise:
     """The delta rule in chunks.
 
     Products of a chunk, per head: keys with keys and queries with keys; the system's inverse with
@@ -171,7 +176,7 @@ def _moves(model: ModelSpec) -> tuple[float, float]:
     return forward, backward
 
 
-def _norm(code: Code, core: Tensor, normed: Tensor) -> Elementwise:
+def norm(code: Code, core: Tensor, normed: Tensor) -> Elementwise:
     """RMSNorm of each head's output times the activated gate.
 
     Its gate is a part of the projection's output, which the convolution keeps; Megatron-LM copies

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.columns import FloatColumn
 from planner.specs.mixers import Mixer
 from planner.specs.model import ModelSpec
-from planner.work import gated_delta, mamba2
+from planner.work import gated_delta, kimi_delta, mamba2
 from planner.work.ops import Op
 from planner.work.pieces import Code
 
@@ -32,6 +32,9 @@ class MixerWork:
 MIXERS: Mapping[Mixer, MixerWork] = {
     "gated-delta": MixerWork(
         operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
+    ),
+    "kimi-delta": MixerWork(
+        operations=kimi_delta.operations, sizes=kimi_delta.sizes, cut=kimi_delta.TP_DIMS
     ),
     "mamba2": MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
 }

@@ -23,6 +23,13 @@ DELTA = {
     "intermediate_size": 96, "vocab_size": 128, "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+KIMI = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "linear_num_heads": 4,
+    "linear_head_dim": 32, "linear_conv_kernel_dim": 4, "intermediate_size": 96,
+    "vocab_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
 MAMBA = {
     "hidden_size": 64, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
@@ -109,6 +116,36 @@ def delta() -> dict[str, Any]:
     return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": DELTA}
 
 
+def kimi() -> dict[str, Any]:
+    """Kimi Delta Attention of Kimi Linear."""
+    from transformers import KimiLinearConfig
+    from transformers.models.kimi_linear import modeling_kimi_linear as code
+
+    mixer = code.KimiLinearDeltaAttention(KimiLinearConfig(**KIMI), 0).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    counted = {"flops": flops(lambda: mixer(x))}
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight)
+
+    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **more: object) -> Any:
+        q, k, v = (one.contiguous().clone() for one in (query, key, value))
+        rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
+        chunks = [torch.empty(*value.shape[:3], 64, dtype=value.dtype) for _ in range(2)]
+        sums = torch.empty(value.shape)
+        kept = (q, rstd[0], k, rstd[1], v, sums, g.float(), beta, *chunks)
+        return Kept.apply(value.shape, value, *kept), None
+
+    class Norm(torch.nn.Module):
+        def forward(self, states: Any, gate: Any) -> Any:
+            rows = torch.empty(states.numel() // states.shape[-1])
+            return Kept.apply(states.shape, states, states, gate, rows)
+
+    code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, rule
+    mixer.o_norm = Norm()
+    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": KIMI}
+
+
 def mamba() -> dict[str, Any]:
     """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
     from transformers import NemotronHConfig
@@ -129,4 +166,4 @@ def mamba() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"delta": delta(), "mamba": mamba()}))
+    print(json.dumps({"delta": delta(), "mamba": mamba(), "kimi": kimi()}))

@@ -74,6 +74,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
+    "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),
     "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "chunked loss": ({"chunked_loss": True}, {}),

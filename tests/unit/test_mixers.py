@@ -37,9 +37,9 @@ from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import recomputed
 from tests.conftest import ROOT, clean_environment, missing
 
-NEXT, HYBRID = "qwen3-next-80b-a3b", "nemotron-h-56b"
+NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
-WIDTHS = {"fp32": 4.0, "compute": 2.0, "linear": 2.0}
+WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
 
 
 def sizes(model: ModelSpec) -> dict[str, float]:
@@ -101,6 +101,16 @@ def test_gated_deltanet_is_the_real_one(real: dict[str, dict[str, Any]]) -> None
 
 @pytest.mark.torch
 @pytest.mark.slow
+def test_kimi_delta_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
+    model = read_model({"model_type": "kimi_linear", "architectures": [], **real["kimi"]["config"]})
+    ops = MIXERS["kimi-delta"].operations(model, PLAIN)
+    solved = 2.0 * TOKENS * 4 * 64 * (32 + 32)
+    assert flops(ops, model) - solved == pytest.approx(real["kimi"]["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(real["kimi"]["saved"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 def test_mamba_saves_what_the_real_one_saves(real: dict[str, dict[str, Any]]) -> None:
     config = {"num_hidden_layers": 4, **real["mamba"]["config"]}
     model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
@@ -141,7 +151,7 @@ def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
     assert model.layer_parameters(alone) == 2 * 8192 * 32768 + 8192
 
 
-@pytest.mark.parametrize("name", [NEXT, HYBRID])
+@pytest.mark.parametrize("name", [NEXT, HYBRID, KIMI])
 def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
     model = read_model(name)
     assert read_model(inline_keys(model)) == model
@@ -261,6 +271,8 @@ def test_releases_before_the_block_are_named() -> None:
     assert "gated DeltaNet (linear attention)" in lacking(model, release_of("megatron", "0.15"))
     assert lacking(hybrid, release_of("megatron", "0.18")) == []
     assert "Mamba-2 (state space) layers" in lacking(hybrid, release_of("megatron", "0.17"))
+    kimi = lacking(read_model(KIMI), release_of("megatron", "0.18"))
+    assert kimi == ["Kimi Delta Attention (linear attention)"]
 
 
 # ---- multi-token prediction ----------------------------------------------------------------------
@@ -334,6 +346,7 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
         {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
         {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
         {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
+        {"base": KIMI, "num_experts": 64},
     ],
 )
 def test_bounds_stay_below_prices_and_batches_are_their_rows(model: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
         return 2.0 * (
             model.mamba_chunk_size * inside + 2 * model.mamba_width * model.ssm_state_size
         )
-    if mixer == "gated-delta":
+    if mixer.endswith("-delta"):
         keys, values = model.linear_key_head_dim, model.linear_value_head_dim
         chunk = 64 * (3 * keys + 2 * values) + 3 * keys * values
         return 2.0 * model.linear_num_value_heads * chunk

@@ -213,6 +213,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
     "olmo_hybrid": Family(defaults={"qk_norm": "full", "linear_conv_kernel_dim": 4}),
     "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
+    "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
     "nemotron_h": Family(
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
     ),

@@ -65,6 +65,18 @@ HYBRIDS: Mapping[str, Dialect] = {
         ),
         prepare=hybrid.olmo_hybrid,
     ),
+    "kimi_linear": Dialect(
+        renames={
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+            "num_expert_group": "n_group",
+            "moe_renormalize": "norm_topk_prob",
+            "moe_router_activation_func": "scoring_func",
+            "model_max_length": "max_position_embeddings",
+        },
+        inert=frozenset({"head_dim", "mla_use_nope", "use_grouped_topk"}),
+        prepare=hybrid.kimi_linear,
+    ),
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini"),
         Dialect(prepare=hybrid.delta),

@@ -42,6 +42,31 @@ def olmo_hybrid(values: Values) -> Values:
     return delta(found)
 
 
+def kimi_linear(values: Values) -> Values:
+    """Kimi Delta Attention with heads of one width; layers by number, from one, or as a list.
+
+    Its latent attention has no positions.
+    """
+    part = values.get("linear_attn_config")
+    own = part if isinstance(part, Mapping) else {}
+    heads = own.get("num_heads", values.get("linear_num_heads", 32))
+    width = own.get("head_dim", values.get("linear_head_dim", 128))
+    full = _sequence(own.get("full_attn_layers"))
+    numbered = [
+        "full_attention" if i + 1 in full else "linear_attention" for i in range(_layers(values))
+    ]
+    found = _mixed(values, "kimi-delta", _listed(values) or numbered)
+    inert = ("linear_attn_config", "linear_num_heads", "linear_head_dim")
+    return {
+        **{key: value for key, value in found.items() if key not in inert},
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
+        "linear_conv_kernel_dim": own.get(
+            "short_conv_kernel_size", values.get("linear_conv_kernel_dim", 4)
+        ),
+    }
+
+
 def mamba(values: Values) -> Values:
     """Mamba-2 where `layer_types` says it, a head's width "auto" by `mamba_expand`."""
     found = {key: value for key, value in values.items() if key != "mamba_expand"}

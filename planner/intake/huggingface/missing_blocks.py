@@ -31,7 +31,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "rwkv7": "RWKV time mixing (a linear recurrence)",
     "xlstm": "xLSTM (recurrent) layers",
     "recurrent_gemma": "RG-LRU (recurrent) layers",
-    "kimi_linear": "Kimi Delta Attention (linear attention)",
     "minimax": "lightning (linear) attention",
     "minimax_text_01": "lightning (linear) attention",
     "minimax_m1": "lightning (linear) attention",
@@ -204,6 +203,7 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
     "mamba_d_state": ("granitemoehybrid", "bamba"),
+    "linear_attn_config": ("kimi_linear",),
     **dict.fromkeys(
         ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
     ),
