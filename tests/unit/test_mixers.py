@@ -14,6 +14,7 @@ from real_torchtitan import FOLDER
 
 from planner.catalog.megatron_arguments import argument
 from planner.columns import LayoutBatch
+from planner.cost.pipeline.stages import stage_units
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job
@@ -116,6 +117,20 @@ def test_mamba_saves_what_the_real_one_saves(real: dict[str, dict[str, Any]]) ->
     model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
     ops = MIXERS["mamba2"].operations(model, PLAIN)
     assert saved(ops, model) == pytest.approx(real["mamba"]["saved"], rel=0.03)
+
+
+def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
+    """fla ops/gated_delta_rule/chunk.py, modules/norm/fused_norm_gate.py; ssd_combined.py."""
+    keys, values, heads = 2048, 4096, 32
+    halves = 2048 + (2 * keys + 2 * values + 2 * heads) + heads  # input, projection, rate
+    halves += 2 * keys + values + heads * 64 + 2 * values  # q and k, v, inverse, core and normed
+    singles = 2 * heads + 2 * 16 + heads + heads  # step and decay, rstd, sums, rows of the norm
+    model = read_model(NEXT)
+    found = saved(MIXERS["gated-delta"].operations(model, PLAIN), model)
+    assert found / TOKENS == 2 * halves + 4 * singles
+    model, width = read_model(HYBRID), 256 * 64
+    found = saved(MIXERS["mamba2"].operations(model, PLAIN), model)
+    assert found / TOKENS == 2 * (8192 + (2 * width + 2 * 8 * 256 + 256) + width) + 4 * 8
 
 
 @pytest.mark.parametrize("name", [NEXT, HYBRID])
@@ -292,6 +307,8 @@ def test_a_layer_that_predicts_more_is_counted() -> None:
 
 
 def test_the_last_stage_has_it() -> None:
+    units = stage_units((16, 15, 15, 15), read_model(MTP))
+    assert units[:, 2].tolist() == [0, 0, 0, 1]  # dense, of experts, this one
     two = [
         estimate_job(read_job(job(name, 256, tp=2, pp=4, ep=32, zero_stage=1, ac="full")))
         for name in ("deepseek-v3", MTP)
