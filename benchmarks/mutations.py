@@ -40,6 +40,8 @@ INDIRECT = {
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),
+    "planner/work/gated_delta": ("tests/unit/test_mixers.py",),
+    "planner/work/mamba2": ("tests/unit/test_mixers.py",),
     "planner/rules/": ("tests/unit/test_rules.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
     "planner/calibration/own_runs": ("tests/unit/test_learn.py",),

@@ -26,6 +26,7 @@ from planner.rules.pipeline import spelled_out
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import AC_KINDS, Layout
+from planner.specs.mixers import MIXER_WORDS
 from planner.specs.model import ModelSpec
 from planner.specs.training import CUDA_GRAPHS, OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.registry import TRAINERS
@@ -325,12 +326,8 @@ def _program() -> Iterator[Mechanism]:
         used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
         yield replace(used, leads=kind != "memory-budget")
     yield _layout("compile", lambda x: x.compile, words="compiled layers")
-    yield _layout(
-        "optimizer in backward",
-        lambda x: x.optimizer_in_backward,
-        1,
-        "the optimizer in the backward",
-    )
+    words = "the optimizer in the backward"
+    yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, words)
     yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
     yield _layout(
         "activation offload",
@@ -340,8 +337,16 @@ def _program() -> Iterator[Mechanism]:
     )
 
 
+def _mixes(mixer: str) -> Callable[[Setting], bool]:
+    return lambda s: mixer in s.model.mixers
+
+
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
+    for mixer, words in MIXER_WORDS.items():
+        yield _job(mixer, _mixes(mixer), words)
+    yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
+    yield _job("output gate", lambda s: s.model.attention_output_gate, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
@@ -357,15 +362,11 @@ def _jobs() -> Iterator[Mechanism]:
     for optimizer in OPTIMIZER_STATE_BYTES:
         yield _job(f"optimizer {optimizer}", _trained("optimizer", optimizer))
     for nodes in NODES:
-        yield _job(
-            f"more than {counted(nodes, 'node')}", _above(lambda s: s.cluster.num_nodes, nodes)
-        )
+        name = f"more than {counted(nodes, 'node')}"
+        yield _job(name, _above(lambda s: s.cluster.num_nodes, nodes))
     for tokens in TOKENS:
-        yield _job(
-            f"more than {counted(tokens, 'token')}",
-            _above(lambda s: s.training.seq_len, tokens),
-            f"sequences of more than {counted(tokens, 'token')}",
-        )
+        name = f"more than {counted(tokens, 'token')}"
+        yield _job(name, _above(lambda s: s.training.seq_len, tokens), f"sequences of {name}")
 
 
 MECHANISMS: tuple[Mechanism, ...] = (

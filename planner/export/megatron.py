@@ -1,4 +1,4 @@
-"""Megatron-LM: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
+"""Megatron-LM: arguments of its programs, the scripts that start them, and the way back.
 
 Sources: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py;
     megatron/core/transformer/transformer_config.py (fp8, recompute, cp_comm_type),
@@ -12,6 +12,7 @@ from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_graphs import environment, graph_arguments
+from planner.export.megatron_mixers import pattern
 from planner.export.megatron_model import dispatcher_arguments, model_arguments
 from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, read_arguments
 from planner.precision import PRECISIONS
@@ -21,6 +22,7 @@ from planner.specs.layout import Layout, modules_of, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
+from planner.trainers.megatron_models import is_hybrid
 from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.release import Release
 from planner.units import counted
@@ -64,7 +66,7 @@ def export(
     training: TrainingSpec,
     version: str | None = None,
 ) -> Export:
-    """The layout as arguments of Megatron-LM's pretrain_gpt.py.
+    """The layout as arguments of Megatron-LM's pretrain_gpt.py, or pretrain_hybrid.py.
 
     The arguments are those of the release, from core 0.14 on. A note says so where a job names an
     older one, a date or a distribution.
@@ -102,17 +104,18 @@ def export(
     own_fsdp = layout.zero_stage in SHARDING
     # Megatron-FSDP refuses 1; everything else needs it
     connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    program = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
     launch = Launch(
         name=safe_name(model.name),
         num_gpus=layout.num_gpus,
         gpus_per_node=cluster.gpus_per_node,
-        program=("pretrain_gpt.py",),
+        program=(program,),
         arguments=arguments,
         environment={**connections, **expandable, **environment(draft)},
         root_variable=ROOT,
     )
     draft.notes.append(
-        f"Set {ROOT} to the root of Megatron-LM, where pretrain_gpt.py is, or run launch.sh there."
+        f"Set {ROOT} to the root of Megatron-LM, where {program} is, or run launch.sh there."
     )
     return Export(
         trainer="megatron",
@@ -161,8 +164,16 @@ def _pipeline(draft: Draft) -> list[str]:
     layout, layers = draft.layout, draft.model.num_hidden_layers
     arguments = _schedule(draft)
     split = draft.layer_split if layout.pp > 1 else None
+    if is_hybrid(draft.model):
+        stages = layout.pp * layout.virtual_stages
+        even = stage_layers(layers, stages, counts_ends=False)
+        return [*arguments, "--hybrid-layer-pattern", pattern(draft.model, split or even)]
     if split is not None:
-        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(split)]
+        return [
+            *arguments,
+            "--pipeline-model-parallel-layout",
+            pipeline_layout(split, draft.model.mtp_num_layers),
+        ]
     if layout.pp == 1:
         return arguments
     stages = layout.pp * layout.virtual_stages
@@ -174,7 +185,11 @@ def _pipeline(draft: Draft) -> list[str]:
             "and loss counted"
         )
         draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
-        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
+        return [
+            *arguments,
+            "--pipeline-model-parallel-layout",
+            pipeline_layout(sizes, draft.model.mtp_num_layers),
+        ]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
     if ends:
@@ -232,13 +247,14 @@ def round_arguments(layout: Layout, global_batch_size: int) -> list[str]:
     return [] if own else ["--microbatch-group-size-per-virtual-pipeline-stage", str(size)]
 
 
-def pipeline_layout(split: tuple[int, ...]) -> str:
+def pipeline_layout(split: tuple[int, ...], predicting: int = 0) -> str:
     """Megatron's layout string, such as "Et*2|t*3|t*2L".
 
-    E is the embedding, t*n are n layers, L is the loss; stages are in the order of the layers.
+    E is the embedding, t*n are n layers, m is one that predicts more tokens, L is the loss; stages
+    are in the order of the layers.
     """
     stages = [f"t*{count}" if count else "" for count in split]
-    return "|".join(["E" + stages[0], *stages[1:]]) + "L"
+    return "|".join(["E" + stages[0], *stages[1:]]) + "m" * predicting + "L"
 
 
 def _sharding(draft: Draft) -> list[str]:

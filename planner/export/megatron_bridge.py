@@ -34,7 +34,7 @@ _SAME = {
         "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "attention_backend",
         "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
         "external_cuda_graph", "moe_expert_rank_capacity_factor", "moe_paged_stash",
-        "cpu_offloading_num_layers", "seq_length",
+        "cpu_offloading_num_layers", "seq_length", "hybrid_layer_pattern", "mtp_num_layers",
     ),
     "train": ("micro_batch_size", "global_batch_size"),
     "ddp": (

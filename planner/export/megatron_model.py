@@ -7,6 +7,7 @@ Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
 from itertools import groupby
 
 from planner.export.base import Draft
+from planner.export.megatron_mixers import mixer_arguments
 from planner.export.megatron_network import (
     name_what_is_left_out,
     norm_arguments,
@@ -15,7 +16,7 @@ from planner.export.megatron_network import (
 )
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron import MEGATRON
-from planner.trainers.megatron_models import adds_a_token, lacking
+from planner.trainers.megatron_models import adds_a_token, is_hybrid, lacking
 from planner.trainers.release import Release
 
 SOME_WINDOWS = "0.15"  # training/arguments.py --window-attn-skip-freq
@@ -28,9 +29,9 @@ def model_arguments(draft: Draft, release: Release) -> list[str]:
     What Megatron has no argument for becomes a gap.
     """
     model = draft.model
+    layers = [] if is_hybrid(model) else ["--num-layers", str(model.num_hidden_layers)]
     arguments = [
-        "--num-layers",
-        str(model.num_hidden_layers),
+        *layers,
         "--hidden-size",
         str(model.hidden_size),
         "--ffn-hidden-size",
@@ -60,6 +61,7 @@ def model_arguments(draft: Draft, release: Release) -> list[str]:
     if model.qk_norm == "head" or model.uses_mla:  # with MLA it norms the latent q and kv
         arguments.append("--qk-layernorm")
     arguments += _mla(model) if model.uses_mla else _attention(draft, release)
+    arguments += mixer_arguments(draft, _pattern)
     if model.is_moe:
         arguments += [*_experts(model), *router_arguments(draft)]
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
@@ -169,9 +171,10 @@ def _experts(model: ModelSpec) -> list[str]:
         arguments += [
             "--moe-shared-expert-intermediate-size",
             str(model.shared_expert_intermediate_size),
+            *["--moe-shared-expert-gate"] * model.shared_expert_gate,
         ]
     places = [int(kind.moe) for kind in model.layer_kinds()]
-    if not all(places):
+    if not all(places) and not is_hybrid(model):
         arguments += ["--moe-layer-freq", _pattern(places)]
     return arguments
 
@@ -187,7 +190,7 @@ def _pattern(flags: list[int]) -> str:
 
 def _check(draft: Draft, release: Release) -> None:
     model = draft.model
-    words = lacking(model)
+    words = lacking(model, release)
     if words:
         draft.gap(
             "model",

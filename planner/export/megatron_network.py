@@ -143,9 +143,9 @@ def name_what_is_left_out(draft: Draft) -> None:
             draft.gap(f"model.{name}", None, rule, remedy, blocking=False)
     rows: Sequence[tuple[bool, str, str]] = (
         (
-            model.num_nextn_predict_layers > 0,
+            model.num_nextn_predict_layers > model.mtp_num_layers,
             "num_nextn_predict_layers",
-            "is left out: multi-token prediction is not priced (--mtp-num-layers)",
+            "is left out: set mtp_num_layers of the model to train and price it",
         ),
         (
             model.attn_temperature_tuning and draft.training.seq_len > TEMPERATURE_FROM,

@@ -21,6 +21,8 @@ FP8_RECIPES = {
 }
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000
+# of --hybrid-layer-pattern: ends of a stage, and of the main model
+NEXT_STAGE, MORE = "|", "/"
 
 
 def plain_names(flags: Words) -> dict[str, Sequence[str]]:
@@ -145,7 +147,7 @@ def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
 def _stages(words: Words, num_layers: int) -> dict[str, object]:
     degree = whole(words, "pipeline_model_parallel_size", 1)
     text = word(words, "pipeline_model_parallel_layout")
-    split = None if text is None else read_layout(text)
+    split = pattern_split(words, num_layers) if text is None else read_layout(text)
     virtual = (
         len(split) // degree
         if split is not None
@@ -164,6 +166,25 @@ def _stages(words: Words, num_layers: int) -> dict[str, object]:
             else "ZB-2p"
         )
     return {"layers_per_stage": split, "virtual_stages": virtual, "pp_schedule": schedule}
+
+
+def pattern_of(words: Words) -> str:
+    """The pattern of a hybrid model, stages marked; empty where there is none."""
+    text = word(words, "hybrid_layer_pattern") or word(words, "hybrid_override_pattern") or ""
+    return text.partition(MORE)[0]
+
+
+def pattern_split(words: Words, num_layers: int) -> tuple[int, ...] | None:
+    """Layers of each stage that a pattern marks; None where it marks none.
+
+    A model's layer of two branches is two letters.
+    """
+    stages = [len(part) for part in pattern_of(words).split(NEXT_STAGE)]
+    if len(stages) == 1:
+        return None
+    each, rest = divmod(sum(stages), num_layers)
+    even = each > 1 and not rest and all(count % each == 0 for count in stages)
+    return tuple(count // each for count in stages) if even else tuple(stages)
 
 
 def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | None:

@@ -34,6 +34,7 @@ from planner.intake.huggingface.missing_blocks import REMEDY, refusal
 from planner.intake.huggingface.model_keys import Keys, read_keys
 from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
 from planner.intake.near_files import with_near_file
+from planner.specs.mixers import MIXER_FIELDS
 from planner.specs.model import ModelSpec
 from planner.units import counted
 
@@ -52,6 +53,8 @@ _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
 _WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
+# list of a value for each layer -> lists of layers that repeat with it
+_OF_PATTERN = {"layer_types": (), "mixers": ("mixer_only_layers", "dense_layers")}
 _OTHER_PARTS = frozenset(
     {
         "vision_config",
@@ -367,9 +370,15 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
             f"{field}.base", base, "leave base out and write the keys of its config.json"
         ) from unknown
     inherited = dict(found.values)
-    kinds, layers = inherited.get("layer_types"), own.get("num_hidden_layers")
-    if isinstance(kinds, list) and isinstance(layers, int):
-        inherited["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
+    layers = own.get("num_hidden_layers")
+    for key in _OF_PATTERN:
+        kinds = inherited.get(key)
+        if isinstance(kinds, list) and isinstance(layers, int):
+            inherited[key] = [kinds[i % len(kinds)] for i in range(layers)]
+            for name in _OF_PATTERN[key]:
+                chosen = inherited.get(name)
+                if isinstance(chosen, list):
+                    inherited[name] = [i for i in range(layers) if i % len(kinds) in chosen]
     experts, groups = own.get("num_experts"), inherited.get("n_group")
     if isinstance(experts, int) and isinstance(groups, int) and groups > 0 and experts % groups:
         # the groups divide the base's experts; where they do not divide the new number of
@@ -533,6 +542,11 @@ def _fields(values: Values, family: Family, name: str) -> Values:
         "max_position_embeddings": _get(values, "max_position_embeddings", 0),
     }
     fields |= _bias_fields(values, family) | _norm_fields(values) | _mla_fields(values)
+    fields |= {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key in MIXER_FIELDS
+    }
     fields |= _moe_fields(values, family)
     return fields | _window_fields(values)
 
@@ -627,8 +641,10 @@ def _moe_placement(values: Values) -> Values:
 
 def _has_dense_layers(fields: Values, values: Values) -> bool:
     layers = _get(values, "num_hidden_layers", 0)
+    listed = values.get("mixer_only_layers")
+    single = listed if isinstance(listed, list | tuple) else ()
     draft = ModelSpec.model_construct(None, **fields, num_hidden_layers=layers)
-    return not all(draft.is_moe_layer(i) for i in range(layers))
+    return not all(draft.is_moe_layer(i) or i in single for i in range(layers))
 
 
 def _window_fields(values: Values) -> Values:

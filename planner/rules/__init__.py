@@ -15,6 +15,7 @@ from planner.rules.cuda_graphs import CUDA_GRAPH_RULES
 from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
+from planner.rules.mixers import MIXER_RULES
 from planner.rules.pipeline import pipeline_rules
 from planner.rules.precisions import PRECISION_RULES
 from planner.rules.recomputed_modules import MODULE_RULES
@@ -29,6 +30,7 @@ from planner.specs.training import TrainingSpec
 def all_rules() -> tuple[Rule, ...]:
     return (
         *DEGREE_RULES,
+        *MIXER_RULES,
         *pipeline_rules(),
         *EXPERT_RULES,
         *SHARDING_RULES,

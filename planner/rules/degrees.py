@@ -46,7 +46,7 @@ def _kv_remedy(x: Layout, c: Context) -> str:
 
 def _mlp_widths(c: Context) -> tuple[tuple[str, int], ...]:
     """Widths that tp divides: of dense MLPs and of shared experts, where the model has them."""
-    dense = c.model.intermediate_size if c.model.num_moe_layers < c.model.num_hidden_layers else 0
+    dense = c.model.intermediate_size if c.model.num_dense_layers else 0
     widths = (
         ("intermediate_size", dense),
         ("shared_expert_intermediate_size", c.model.shared_expert_intermediate_size),

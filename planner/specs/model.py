@@ -6,7 +6,7 @@ the mapping and its defaults.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
@@ -14,7 +14,8 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.network import NETWORK_FIELDS, Network
+from planner.specs.mixers import MIXER_PARAMETERS, Mixer, Mixers
+from planner.specs.network import NETWORK_FIELDS
 from planner.units import counted
 
 MlpKind = Literal["swiglu", "gelu", "squared-relu"]
@@ -28,21 +29,32 @@ Count = Annotated[StrictInt, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What distinguishes one layer from another: MoE or dense MLP, and its attention window.
+    """A kind of layer: its mixer and its feed-forward.
 
+    moe: whether the feed-forward is routed experts; otherwise a dense MLP.
     window: tokens that a query looks back on; 0 is full causal attention.
+    feeds: whether it has a feed-forward at all.
+    mtp: whether it predicts one more token: it is on the last stage, behind all others.
     """
 
     moe: bool
     window: int
+    mixer: Mixer = "attention"
+    feeds: bool = True
+    mtp: bool = False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it has a mixer at all."""
+        return self.mixer != "none"
 
 
-class ModelSpec(Network):
-    """Normalised shapes of one decoder-only transformer; names follow Hugging Face's config.json.
+class ModelSpec(Mixers):
+    """Normalised shapes of a decoder-only language model; names follow Hugging Face's config.json.
 
-    Work and memory depend on the fields below. Those that change only what the network computes
-    (rotary base and scaling, norm epsilon, router, multipliers, caps) are inherited from
-    `network.Network`, which describes each.
+    Work and memory depend on the fields below and in `mixers.Mixers`. Fields that change
+    only what the network computes (rotary base and scaling, norm epsilon, router, multipliers,
+    caps) are inherited from `network.Network`, which describes each.
 
     Counts are of elements, not bytes.
     num_experts: 0 in a dense model.
@@ -52,8 +64,8 @@ class ModelSpec(Network):
     shared_expert_intermediate_size: width of all shared experts together.
     head_dim: with MLA, the query-key width qk_nope_head_dim + qk_rope_head_dim.
     first_k_dense_replace, moe_layer_freq, moe_layer_offset, dense_layers: layer i is MoE when i >=
-        first_k_dense_replace, (i - moe_layer_offset) is a multiple of moe_layer_freq and i is not
-        in dense_layers.
+        first_k_dense_replace, (i - moe_layer_offset) is a multiple of moe_layer_freq and i is in
+        neither dense_layers nor mixer_only_layers.
     sliding_mask: per layer, whether sliding_window holds. Llama 4's chunked attention is taken as a
         window of one chunk, an upper bound of its work.
     """
@@ -128,7 +140,11 @@ class ModelSpec(Network):
 
     def clashes(self, prefix: str = "model") -> list[Fault]:
         """Contradictions between fields, each as a fault; empty for a model that can be built."""
-        checks = [*self._attention_checks(), *self._layer_checks()]
+        checks = [
+            *self._attention_checks(),
+            *self._layer_checks(),
+            *self.mixer_checks(self.num_hidden_layers),
+        ]
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
             for broken, key, rule, remedy in checks
@@ -177,7 +193,7 @@ class ModelSpec(Network):
     def _layer_checks(self) -> list[tuple[bool, str, str, str]]:
         layers, moe, chosen = self.num_hidden_layers, self.is_moe, "num_experts_per_tok"
         remedy = f"give 1 to {self.num_experts}" if moe else "give num_experts"
-        no_mlp = self.intermediate_size == 0 and self.num_moe_layers < layers
+        no_mlp = self.intermediate_size == 0 and self.num_dense_layers > 0
         mask_length = self.sliding_mask != () and len(self.sliding_mask) != layers
         no_window = any(self.sliding_mask) and self.sliding_window == 0
         rope_length = self.rope_mask != () and len(self.rope_mask) != layers
@@ -277,13 +293,24 @@ class ModelSpec(Network):
     def num_moe_layers(self) -> int:
         return sum(kind.moe for kind in self.layer_kinds())
 
+    @property
+    def num_dense_layers(self) -> int:
+        """Number of layers with a dense MLP."""
+        return sum(kind.feeds and not kind.moe for kind in self.layer_kinds())
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of layers with softmax attention."""
+        return sum(kind.mixer == "attention" for kind in self.layer_kinds())
+
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has routed experts."""
         placed = (
             index >= self.first_k_dense_replace
             and (index - self.moe_layer_offset) % self.moe_layer_freq == 0
         )
-        return self.num_experts > 0 and placed and index not in self.dense_layers
+        others = (*self.dense_layers, *self.mixer_only_layers)
+        return self.num_experts > 0 and placed and index not in others
 
     def layer_windows(self) -> tuple[int, ...]:
         """Attention window of each layer in tokens; 0 is full causal attention."""
@@ -295,7 +322,10 @@ class ModelSpec(Network):
         return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:
-        """The kinds that occur, each with its number of layers, in order of first occurrence."""
+        """The kinds that occur, each with its number of layers, in order of first occurrence.
+
+        Layers of multi-token prediction are the last.
+        """
         return _distinct_layers(self)
 
     # ---- parameters (elements) -------------------------------------------------------------------
@@ -318,7 +348,8 @@ class ModelSpec(Network):
             bias = kv_in + self.q_lora_rank  # DeepSeek puts biases on the two down projections only
         else:
             q, kv = h * heads * self.head_dim, 2 * h * self.num_key_value_heads * self.head_dim
-            bias = (heads + 2 * self.num_key_value_heads) * self.head_dim
+            gated, kv_heads = heads * (1 + self.attention_output_gate), self.num_key_value_heads
+            q, bias = h * gated * self.head_dim, (gated + 2 * kv_heads) * self.head_dim
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
         return q + kv + out + biases + heads * self.attention_sinks
@@ -365,19 +396,35 @@ class ModelSpec(Network):
             + self.shared_expert_parameters()
         )
 
-    def norm_parameters(self) -> int:
-        """All norms of one layer, including query-key norms and the norms of MLA's latents."""
+    def norm_parameters(self, kind: LayerKind) -> int:
+        """Norms of one layer's branches, query-key norms, and the norms of MLA's latents.
+
+        A layer of one branch has half of a layer's norms.
+        """
+        branches = self.norms_per_layer * self._norm_width_parameters
+        branches = branches * (kind.mixes + kind.feeds) // 2
+        return branches + (self._attention_norms() if kind.mixer == "attention" else 0)
+
+    def _attention_norms(self) -> int:
         if self.uses_mla:
             inner = self.kv_lora_rank + self.q_lora_rank
         elif self.qk_norm == "full":
             inner = (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
         else:
             inner = 2 * self.head_dim if self.qk_norm == "head" else 0
-        return self.norms_per_layer * self._norm_width_parameters + inner
+        return inner
+
+    def mixer_parameters(self, mixer: Mixer) -> int:
+        """A layer's mixer; only attention's own norms are in norm_parameters()."""
+        if mixer == "attention":
+            return self.attention_parameters()
+        return MIXER_PARAMETERS[mixer](self, self.hidden_size)
 
     def layer_parameters(self, kind: LayerKind) -> int:
-        mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters()
-        return self.attention_parameters() + mlp + self.norm_parameters()
+        mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters() * kind.feeds
+        own = self.mixer_parameters(kind.mixer) + mlp + self.norm_parameters(kind)
+        joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
+        return own + joined * kind.mtp
 
     def embedding_parameters(self) -> int:
         """Token table, learned position table and the norm after them."""
@@ -408,7 +455,8 @@ class ModelSpec(Network):
     def active_parameters(self) -> int:
         """Parameters that one token uses: the embedding, but no experts it is not routed to."""
         idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
-        return self.total_parameters() - self.num_moe_layers * idle
+        routed = sum(count for kind, count in self.distinct_layers() if kind.moe)
+        return self.total_parameters() - routed * idle
 
     def matmul_parameters_per_token(self) -> int:
         """Active parameters without the input embedding, as `mfu` counts them.
@@ -423,7 +471,8 @@ class ModelSpec(Network):
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
         """FLOP per token of one training step (forward and backward), as TorchTitan counts for MFU.
 
-        6 * parameters without the input embedding + 12 * layers * heads * head_dim * seq_len.
+        6 * parameters without the input embedding + 12 * layers * heads * head_dim * seq_len, of
+        the layers with softmax attention.
         seq_len: tokens of a sequence.
         Causality and windows do not reduce the count; recomputation is not counted. With MLA,
         head_dim is the mean of the query-key and value widths, as in TorchTitan's DeepSeek-V3.
@@ -431,21 +480,31 @@ class ModelSpec(Network):
             get_moe_model_nparams_and_flops.
         """
         widths = self.qk_head_dim + self.v_dim
-        attention = 6 * self.num_hidden_layers * self.num_attention_heads * widths * seq_len
+        attending = self.num_attention_layers + self.mtp_num_layers
+        attention = 6 * attending * self.num_attention_heads * widths * seq_len
         return 6 * self.matmul_parameters_per_token() + attention
 
 
+_USUAL: tuple[Mixer, ...] = ("attention",)
 _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))
 
 
 @lru_cache(maxsize=256)
 def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
+    mixers = model.mixers or _USUAL * model.num_hidden_layers
     return tuple(
-        LayerKind(moe=model.is_moe_layer(i), window=window)
-        for i, window in enumerate(model.layer_windows())
+        LayerKind(
+            moe=model.is_moe_layer(i),
+            window=window,
+            mixer=mixer,
+            feeds=i not in model.mixer_only_layers,
+        )
+        for i, (window, mixer) in enumerate(zip(model.layer_windows(), mixers, strict=False))
     )
 
 
 @lru_cache(maxsize=256)
 def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
-    return tuple(Counter(_layer_kinds(model)).items())
+    kinds = _layer_kinds(model)
+    more = Counter({replace(kinds[-1], mtp=True): model.mtp_num_layers})
+    return tuple((Counter(kinds) + more).items())

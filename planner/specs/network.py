@@ -85,7 +85,8 @@ class Network(BaseModel):
     router_aux_loss_coef, router_z_loss_coef: weights of these losses.
     seq_aux: the auxiliary loss is computed per sequence.
     router_jitter_noise: noise on the router's input.
-    num_nextn_predict_layers: layers for multi-token prediction, neither priced nor counted.
+    num_nextn_predict_layers: layers for multi-token prediction that the model has. Those in
+        `mtp_num_layers` are priced and counted.
 
     unread_keys: keys of the config.json that we do not know, so that an export can name them.
     left_out: parts of a multimodal config besides the language model; only the latter is priced.

@@ -26,6 +26,11 @@ def lacks_nothing(model: ModelSpec, release: Release) -> list[str]:
     return []
 
 
+def lacks_mixers(model: ModelSpec, release: Release) -> list[str]:
+    """Blocks that an ordinary transformer lacks, for a trainer without any."""
+    return model.unusual
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Fields of a trainer that have another value in some releases."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.trainers.attention import FLASH_ATTN
-from planner.trainers.base import COMMON, lacks_nothing
+from planner.trainers.base import COMMON, lacks_mixers
 from planner.trainers.megatron import AC_KINDS, MEGATRON
 from planner.trainers.tp_overlap import DEFERRED
 
@@ -17,7 +17,7 @@ INTERNEVO = replace(
     changes=(),
     distributions={},
     offered=(),
-    lacks=lacks_nothing,
+    lacks=lacks_mixers,
     optimizers=(),
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     precisions=frozenset({"bf16", "fp16"}),  # its fp8 was never merged (pull request 369)

@@ -37,7 +37,7 @@ _HISTORY = (
 
 
 def _lacks(model: ModelSpec, release: Release) -> list[str]:
-    return megatron_models.lacking(model)
+    return megatron_models.lacking(model, release)
 
 
 def _recipes(release: Release) -> tuple[Recipe, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.trainers.attention import FLASH_ATTN
-from planner.trainers.base import COMMON, lacks_nothing
+from planner.trainers.base import COMMON, lacks_mixers
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.megatron import AC_KINDS, MEGATRON
 from planner.trainers.transports import MEGATRON_ROWS, ONE_STAGE, Transport, TransportRow
@@ -27,7 +27,7 @@ MEGATRON_DEEPSPEED = replace(
     changes=(),
     distributions={},
     offered=(),
-    lacks=lacks_nothing,
+    lacks=lacks_mixers,
     optimizers=(),
     ac="full",
     layout_defaults={**COMMON, "sequence_parallel": False},

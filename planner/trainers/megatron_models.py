@@ -1,16 +1,30 @@
 """What Megatron-LM's `pretrain_gpt.py` has no argument for, in words.
 
 Both the rules and the export use it.
-Source: Megatron-LM core 0.14 megatron/training/arguments.py,
-    megatron/core/transformer/transformer_config.py.
+Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
+    megatron/core/transformer/transformer_config.py; ssm/ and models/hybrid/ for mixers.
 """
 
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
 
+DELTA_SINCE = "0.16"  # --experimental-attention-variant, --attention-output-gate
+HYBRID_SINCE = "0.18"  # --hybrid-layer-pattern; pretrain_hybrid.py
 
-def lacking(model: ModelSpec) -> list[str]:
+
+def is_hybrid(model: ModelSpec) -> bool:
+    """Whether Megatron-LM builds it from a pattern of letters, in pretrain_hybrid.py.
+
+    There a layer is a mixer or a feed-forward; gated DeltaNet is one of pretrain_gpt.py's as well.
+    """
+    return "mamba2" in model.mixers or "none" in model.mixers or bool(model.mixer_only_layers)
+
+
+def lacking(model: ModelSpec, release: Release) -> list[str]:
     """What no argument can express about the model; empty where the arguments describe it."""
+    early = "kimi-delta" in model.mixers or release.before(
+        HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
+    )
     rows = (
         (model.parallel_residual, "parallel residual"),
         (model.norms_per_layer != 2, "other norms than two a layer"),
@@ -19,14 +33,17 @@ def lacking(model: ModelSpec) -> list[str]:
         (model.qk_norm_after_rope, "query-key norm after RoPE"),
         (model.hidden_act == "xielu", "xIELU activation"),
         (model.attention_sinks, "attention sinks"),
-        (model.shared_expert_gate, "gate on the shared expert"),
+        (model.shared_expert_gate and release.before(DELTA_SINCE), "gate on the shared expert"),
         (model.lm_head_bias, "bias on the head"),
         (model.router_bias or model.expert_bias, "biased router or experts"),
         (model.uses_mla and model.attention_bias, "biases with MLA"),
         (model.norm == "layernorm" and not model.norm_bias, "LayerNorm without biases"),
         (_some_biases(model), "biases on some of attention's output and the MLP only"),
     )
-    return [words for broken, words in (*rows, *_network_rows(model)) if broken]
+    more = is_hybrid(model) and model.mtp_num_layers > 0
+    found = ["multi-token prediction by a pattern of letters"] * more
+    found += [words for broken, words in (*rows, *_network_rows(model)) if broken]
+    return found + model.unusual_mixers * early
 
 
 def _some_biases(model: ModelSpec) -> bool:

@@ -123,7 +123,7 @@ def line_of(release: Release) -> str:
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    has_dense = model.num_moe_layers < model.num_hidden_layers
+    has_dense = model.num_dense_layers > 0
     return (
         model.hidden_size,
         model.num_hidden_layers,
@@ -161,6 +161,7 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
         model.attention_sinks != (flavor.module == "gpt_oss")
         or model.mlp != "swiglu"
         or model.norm != "rmsnorm"
+        or bool(model.unusual)
     )
     return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
 
@@ -198,9 +199,8 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
             "leading dense layers without MLA",
         ),
     )
-    return [words for broken, words in rows if broken] + [
-        words for _, words in lacks(model, class_for(model), line)
-    ]
+    found = [words for broken, words in rows if broken] + model.unusual
+    return found + [words for _, words in lacks(model, class_for(model), line)]
 
 
 def class_for(model: ModelSpec) -> str:

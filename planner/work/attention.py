@@ -11,7 +11,8 @@ from planner.work.pieces import HIDDEN, Code, norm_saves, projection
 def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """Query, key and value projections and the rotary embedding."""
     source = Tensor(name="attention_in", dims=HIDDEN)
-    wq = projection("wq", ("heads", "qk_dim"), ("hidden",), source)
+    width = "q_dim" if model.attention_output_gate else "qk_dim"
+    wq = projection("wq", ("heads", width), ("hidden",), source)
     wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
     wv = projection(
         "wv", ("kv_heads", "v_dim"), ("hidden",), source, "" if code.repeats_kv else "v"
@@ -27,6 +28,30 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         saves=normed,
     )
     return wq, wk, wv, rotary
+
+
+def output_gate(attended: Tensor) -> tuple[Elementwise]:
+    """Attention's output times the sigmoid of the other half of the query projection (Qwen3-Next).
+
+    The product saves both; of the sigmoid nothing else stays.
+    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention).
+    """
+    share = Tensor(name="attention_gate", dims=attended.dims)
+    query = Tensor(name="wq_out", dims=("tokens", "heads", "q_dim"))
+    return (
+        Elementwise(
+            name="attention_gate",
+            dims=attended.dims,
+            kernels=3,
+            forward_moves=7.0,
+            backward_moves=10.0,
+            fused_forward_moves=3.0,
+            fused_backward_moves=5.0,
+            saves=(attended, share),
+            reads=(attended, query),
+            makes=(Tensor(name="attention_gated", dims=attended.dims),),
+        ),
+    )
 
 
 def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.work.expert_precision import expert_precision
+from planner.work.mixers import mixer_sizes
 
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")
@@ -89,9 +90,12 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
     ones = np.ones_like(tp)
     return {
         "hidden": model.hidden_size * ones,
+        "hidden_pair": 2 * model.hidden_size * ones,
+        "hidden_cut": model.hidden_size / tp,
         "heads": model.num_attention_heads / tp,
         "kv_heads": np.maximum(model.num_key_value_heads / tp, 1.0),
         "qk_dim": model.qk_head_dim * ones,
+        "q_dim": model.qk_head_dim * (1 + model.attention_output_gate) * ones,
         "v_dim": model.v_dim * ones,
         "ffn": model.intermediate_size / tp,
         "vocab": model.vocab_size / tp,
@@ -101,6 +105,7 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
         "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
         "shared_ffn": model.shared_expert_intermediate_size / tp,
         "expert_ffn": model.moe_intermediate_size / etp,
+        **mixer_sizes(model, tp),
     }
 
 
@@ -279,6 +284,13 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
             forward="all-to-all",
             backward="all-to-all",
             applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES),
+        ),
+    ),
+    # Recurrent mixers run over all tokens of some heads, whatever method attention has.
+    # Megatron-Core ssm/mamba_context_parallel.py, ssm/gated_delta_net.py (tensor_a2a_cp2hp).
+    "cp_heads": (
+        Communication(
+            axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: b.cp > 1
         ),
     ),
     "ep_exchange": (

@@ -1,53 +1,64 @@
 """A model's layers as lists of operations.
 
-Attention (GQA, MLA), MLP, mixture of experts, norms, embedding, head and loss.
+Mixers (attention by GQA or MLA, rows of `mixers.MIXERS`), MLP, mixture of experts, norms,
+embedding, head and loss.
 Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel).
 Fused values are what one fused kernel must move. Saved tensors are what eager autograd saves for
 backward; `tests/torch_memory` compares them with torch's.
 """
 
+from dataclasses import replace
+
 from planner.specs.model import LayerKind, ModelSpec
-from planner.work.attention import attention_core, gqa, mla
+from planner.work.attention import attention_core, gqa, mla, output_gate
 from planner.work.feed_forward import mlp, moe
+from planner.work.mixers import MIXERS
+from planner.work.next_tokens import joined, predicted
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
 from planner.work.pieces import (
+    COMPOSITE_NORM,
     HIDDEN,
     HIDDEN_SP,
     LOSS_CHUNKS,
+    ONE_KERNEL_NORM,
     PLAIN,
     SCATTERED,
     Code,
-    norm_saves,
+    norm,
     output_projection,
     tp_exit,
 )
 
-# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and
-# _fused_rms_norm (its backward reads the input twice). A chain: cast, square and mean, scale, cast
-# back, weight, with four of the seven tensors in fp32; backward twice each of them, and the sum of
-# two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite),
-# tools/autograd/derivatives.yaml.
-ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
-
 
 @remembered
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
-    """Operations of one transformer layer, in order.
+    """Operations of one layer, in order: its mixer, then its feed-forward, or one of the two.
 
     flash: fused attention; otherwise the probabilities are materialised.
     code: what the trainer's own code saves differently.
     """
-    attention = mla(model, code) if model.uses_mla else gqa(model, code)
-    own_norm = model.norms_per_layer != 1
-    source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
-    feed_forward = moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)
-    first, second = (
-        Tensor(name="attention_sum", dims=HIDDEN_SP),
-        Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP),
-    )
-    stream, middle = Tensor(name="x", dims=HIDDEN_SP), Tensor(name="h", dims=HIDDEN_SP)
+    stream, middle, end = (Tensor(name=name, dims=HIDDEN_SP) for name in ("x", "h", "y"))
+    if kind.mtp:
+        inner = layer_ops(model, replace(kind, mtp=False), flash, code)
+        return (*joined(model, code), *inner, *predicted(head_ops(model, code)))
+    mixing = _mixing(model, kind, (stream, middle if kind.feeds else end), flash, code)
+    feeding = _feeding(model, kind, (middle if kind.mixes else stream, end), code)
+    return (*(mixing if kind.mixes else ()), *(feeding if kind.feeds else ()))
+
+
+def _mixing(
+    model: ModelSpec, kind: LayerKind, ends: tuple[Tensor, Tensor], flash: bool, code: Code
+) -> tuple[Op, ...]:
+    """The branch that mixes tokens; ends: the residual stream before and after it."""
+    stream, after = ends
+    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
+    if kind.mixer in MIXERS:
+        mixer = MIXERS[kind.mixer].operations(model, code)
+    else:
+        mixer = _attention(model, kind, flash, code)
+    out = mixer[-1].name
     return (
-        _norm(model, "attention_norm", stream, code),
+        norm(model, "attention_norm", stream, code),
         Collective(
             name="attention_in",
             site="tp_enter",
@@ -56,7 +67,23 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             makes=(Tensor(name="attention_in", dims=HIDDEN),),
             exchanged=(SCATTERED,),
         ),
-        *attention,
+        *mixer,
+        tp_exit("attention_sum", f"{out}_full", f"{out}_out", branch),
+        _residual(
+            "attention_residual",
+            (stream, *_sandwich(model, branch), *_dropout_mask("attention", model, code)),
+            after,
+            branch,
+        ),
+    )
+
+
+def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tuple[Op, ...]:
+    """Softmax attention, from its input to the output projection."""
+    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    gate = output_gate(attended) if model.attention_output_gate else ()
+    return (
+        *(mla(model, code) if model.uses_mla else gqa(model, code)),
         Collective(
             name="context_in",
             site="cp_enter",
@@ -68,25 +95,27 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             site="cp_exit",
             tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
         ),
-        output_projection(
-            "wo",
-            ("heads", "v_dim"),
-            Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
-        ),
-        tp_exit("attention_sum", "wo_full", "wo_out", first),
-        _residual(
-            "attention_residual",
-            (stream, *_sandwich(model, first), *_dropout_mask("attention", model, code)),
-            middle,
-            first,
-        ),
-        _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
-        *feed_forward,
+        *gate,
+        output_projection("wo", ("heads", "v_dim"), gate[0].makes[0] if gate else attended),
+    )
+
+
+def _feeding(
+    model: ModelSpec, kind: LayerKind, ends: tuple[Tensor, Tensor], code: Code
+) -> tuple[Op, ...]:
+    """The feed-forward branch; ends: the residual stream before and after it."""
+    middle, end = ends
+    own_norm = model.norms_per_layer != 1
+    source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
+    branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
+    return (
+        norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
+        *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
         _residual(
             "mlp_residual",
-            (middle, *_sandwich(model, second), *_dropout_mask("mlp", model, code)),
-            Tensor(name="y", dims=HIDDEN_SP),
-            second,
+            (middle, *_sandwich(model, branch), *_dropout_mask("mlp", model, code)),
+            end,
+            branch,
             *_shared_sum(model, kind),
         ),
     )
@@ -103,7 +132,7 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
         Tensor(name="head_in", dims=HIDDEN),
     )
     return (
-        _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP), code),
+        norm(model, "final_norm", Tensor(name="y", dims=HIDDEN_SP), code),
         Collective(
             name="head_in",
             site="tp_enter",
@@ -181,31 +210,6 @@ def embedding_ops() -> tuple[Op, ...]:
             tensor=Tensor(name="embedded", dims=HIDDEN),
             linear=False,
         ),
-    )
-
-
-def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
-    kernels, forward, backward = (
-        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
-    )
-    sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
-    output = Tensor(name=f"{name}_out", dims=source.dims)
-    return Elementwise(
-        name=name,
-        dims=source.dims,
-        kernels=max(1, round(kernels * sandwich)),
-        saves=norm_saves(model, name, source, code.composite_norm),
-        forward_moves=forward * sandwich,
-        backward_moves=backward * sandwich,
-        fused_forward_moves=2.0 * sandwich,
-        fused_backward_moves=4.0 * sandwich,
-        output=output,
-        reads=(source,),
-        makes=(output,),
-        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4
-        if code.composite_norm
-        else (),
-        casts=code.composite_norm,
     )
 
 

@@ -91,6 +91,8 @@ class Elementwise:
     casts: these replace the incoming gradient, which is free by then.
     forward_workspace: what recomputation holds when it comes here, besides all that it saves.
     forward_results: what it holds besides where it runs on to the layer's end.
+    products, backward_products: small matrix products that its kernels make, each by the dimensions
+        whose product are its multiply-adds.
     """
 
     name: str
@@ -113,6 +115,8 @@ class Elementwise:
     compiles: bool = True
     forward_workspace: tuple[Tensor, ...] = ()
     forward_results: tuple[Tensor, ...] = ()
+    products: tuple[Dims, ...] = ()
+    backward_products: tuple[Dims, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

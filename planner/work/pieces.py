@@ -6,12 +6,19 @@ They are linear layers, norms, the borders of tensor parallelism, and a trainer'
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Collective, Dims, Gemm, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
 GATHERED: Dims = ("tokens_gathered", "hidden")
 SCATTERED = Tensor(name="scattered", dims=("tokens_scattered", "hidden"))
+
+# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and
+# _fused_rms_norm (its backward reads the input twice). A chain: cast, square and mean, scale, cast
+# back, weight, with four of the seven tensors in fp32; backward twice each of them, and the sum of
+# two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite),
+# tools/autograd/derivatives.yaml.
+ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,7 @@ class Code:
     expert_path: whose kernels permute tokens, a key of `expert_path.PATHS`.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     drops_residual: the model's dropout behind attention and feed-forward runs.
+    own_mixers: recurrent mixers are Megatron-Core's, which copy their kernels' inputs.
     """
 
     composite_norm: bool = False
@@ -37,6 +45,7 @@ class Code:
     expert_path: str = "torch"
     compiles_exchange: bool = True
     drops_residual: bool = False
+    own_mixers: bool = False
 
     @property
     def saves_outputs(self) -> bool:
@@ -68,6 +77,32 @@ def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> 
     return source, statistics
 
 
+def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
+    """A norm of the residual stream; with norms behind the branches, one of two."""
+    kernels, forward, backward = (
+        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
+    )
+    sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
+    output = Tensor(name=f"{name}_out", dims=source.dims)
+    return Elementwise(
+        name=name,
+        dims=source.dims,
+        kernels=max(1, round(kernels * sandwich)),
+        saves=norm_saves(model, name, source, code.composite_norm),
+        forward_moves=forward * sandwich,
+        backward_moves=backward * sandwich,
+        fused_forward_moves=2.0 * sandwich,
+        fused_backward_moves=4.0 * sandwich,
+        output=output,
+        reads=(source,),
+        makes=(output,),
+        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4
+        if code.composite_norm
+        else (),
+        casts=code.composite_norm,
+    )
+
+
 def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
     """Partial sums of the TP ranks become the residual stream again."""
     return Collective(
@@ -77,6 +112,11 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
         reads=(Tensor(name=source, dims=GATHERED),),
         makes=(output,),
     )
+
+
+def across_heads(name: str, tensor: Tensor) -> Collective:
+    """Where context parallelism turns tokens of all heads into all tokens of some, or back."""
+    return Collective(name=name, site="cp_heads", tensor=tensor)
 
 
 def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:

@@ -94,11 +94,12 @@ def _aliases(ops: Sequence[Op]) -> dict[str, str]:
 def _operations(ops: Sequence[Op], module: str) -> frozenset[int]:
     """Indices of the operations of one module; empty where the layer has no such module."""
     names = [op.name for op in ops]
-    if "mlp_residual" not in names:  # embedding or head
+    if not {"attention_residual", "mlp_residual"} & {*names}:  # embedding or head
         return frozenset()
     latent, routed = "wkv_b" in names, "router" in names
-    norm, end = names.index("mlp_norm"), names.index("mlp_residual")
-    feed_forward = range(norm + routed, end)
+    feed_forward = range(0)
+    if "mlp_residual" in names:
+        feed_forward = range(names.index("mlp_norm") + routed, names.index("mlp_residual"))
     chosen = {
         "core_attn": (name in CORE_ATTENTION for name in names),
         "mlp": (not routed and index in feed_forward for index in range(len(ops))),

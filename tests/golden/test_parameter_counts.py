@@ -54,9 +54,13 @@ def test_active_parameters_match_the_published_figure(name):
 def test_parts_sum_to_the_total(name):
     model = load_model(name)
     layers = sum(model.layer_parameters(kind) for kind in model.layer_kinds())
+    layers += sum(
+        n * model.layer_parameters(kind) for kind, n in model.distinct_layers() if kind.mtp
+    )
     ends = model.embedding_parameters() + model.final_norm_parameters + model.head_parameters()
     assert layers + ends == model.total_parameters()
-    assert sum(count for _, count in model.distinct_layers()) == model.num_hidden_layers
+    all_layers = model.num_hidden_layers + model.mtp_num_layers
+    assert sum(count for _, count in model.distinct_layers()) == all_layers
     active = model.active_parameters()
     assert 0 < model.matmul_parameters_per_token() < active <= model.total_parameters()
 

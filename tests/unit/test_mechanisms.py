@@ -71,6 +71,12 @@ USES: dict[str, tuple[dict, dict]] = {
     "activation offload": ({"activation_offload_layers": 8}, {}),
     "mla": (MIXTURE, DENSE),
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
+    "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
+    "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
+    "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
+    "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),
+    "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
+    "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "chunked loss": ({"chunked_loss": True}, {}),
     **{
         f"attention {k}": ({"attention_kernel": k}, {"attention_kernel": "unfused"})

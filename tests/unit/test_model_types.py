@@ -196,39 +196,25 @@ DENSE = {
     "intermediate_size": 2816,
     "vocab_size": 32000,
 }
-QWEN3_NEXT = {
-    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
-    "full_attention_interval": 4, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}  # fmt: skip
-NEMOTRON_H = {
-    "model_type": "nemotron_h",
-    "hidden_size": 4096,
-    "num_hidden_layers": 52,
-    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-    "ssm_state_size": 128,
-    "mamba_num_heads": 128,
+KIMI_LINEAR = {
+    "model_type": "bailing_hybrid",
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
 }
+FALCON_H = {"model_type": "falcon_h1", "mamba_d_ssm": 1536, "num_hidden_layers": 36}
+ZAMBA = {"model_type": "zamba2", "num_hidden_layers": 52, "hybrid_override_pattern": "MM*M" * 13}
 LIGHTNING = {"model_type": "minimax_text_01", "num_hidden_layers": 80}
 LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
-GRANITE_H = {
-    "model_type": "granitemoehybrid",
-    "num_hidden_layers": 40,
-    "layer_types": (["mamba"] * 9 + ["attention"]) * 4,
-    "mamba_d_state": 128,
-}
 
 
 @pytest.mark.parametrize(("keys", "words"), [
-    (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
-    ({**QWEN3_NEXT, "full_attention_interval": None,
+    (KIMI_LINEAR, "Kimi Delta Attention (linear attention) in 36 of 48 layers"),
+    ({**KIMI_LINEAR, "full_attention_interval": None,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}, "36 of 48"),
-    (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
+    (ZAMBA, "Mamba-2 (state space) layers in 39 of 52 layers"),
     (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
     ({**LIGHTNING, "model_type": "minimax_m2"}, "lightning (linear) attention in 70 of 80 layers"),
-    (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
+    (FALCON_H, "Mamba-2 (state space) heads beside those of attention"),
     ({"model_type": "jamba"}, "Mamba"),
     ({"model_type": "mamba"}, "Mamba"),
     ({"model_type": "rwkv"}, "RWKV time mixing"),
@@ -259,10 +245,10 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
     assert "inline without model_type" in fault.remedy
     with pytest.raises(SpecError) as caught:
         read_model({
-            "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 4,
+            "model_type": "bailing_hybrid", "hidden_size": 64, "num_hidden_layers": 4,
             "num_attention_heads": 4, "vocab_size": 9,
         })  # fmt: skip
-    assert "gated DeltaNet" in str(caught.value)
+    assert "Kimi Delta Attention" in str(caught.value)
 
 
 def test_every_type_is_either_read_or_refused():

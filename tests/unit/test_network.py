@@ -13,6 +13,7 @@ from planner.intake.models import load_model, read_model
 from planner.specs.measurement import question_hash
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron_models import lacking as megatron_lacks
+from planner.trainers.registry import release_of
 from planner.trainers.titan_models import FLAVORS, lacking
 from planner.trainers.titan_networks import shipped_facts
 
@@ -78,7 +79,7 @@ def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
     model = published(hidden_act="xielu")
     assert model.hidden_act == "xielu"
     assert "xielu activation" in lacking(model, "0.2")
-    assert "xielu activation" in megatron_lacks(model)
+    assert "xielu activation" in megatron_lacks(model, release_of("megatron", None))
 
 
 def test_an_alias_may_differ_in_a_number() -> None:

@@ -73,6 +73,11 @@ CASES = [
         text="tp=16 does not divide 8 KV heads of llama3-8b"),
     Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2},
         {"model": {"base": "llama3-8b", "intermediate_size": 14338}}, "14338"),
+    Case("tp x cp does not divide the heads of a recurrent mixer",
+        {"tp": 2, "cp": 16}, {"tp": 2, "cp": 8},
+        {"model": "qwen3-next-80b-a3b", "num_gpus": 64, **MEGATRON}, "16 groups of heads"),
+    Case("the trainer does not cut recurrent mixers", {"cp": 2}, {"cp": 1},
+        {"model": "qwen3-next-80b-a3b", "trainer": "fsdp"}, "runs recurrent layers whole"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
         {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON},
@@ -518,7 +523,7 @@ class Spy:
 def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
-    models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b")
+    models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b", "qwen3-next-80b-a3b")
     plain = [
         {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
         for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))

@@ -76,8 +76,28 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
     queries = np.arange(1, seq_len + 1)
     seen = [np.minimum(queries, window or seq_len).mean() for window in model.layer_windows()]
+    kinds = model.layer_kinds()
+    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.mixer == "attention"]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
-    return 2.0 * matrices + attention
+    scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
+    # a layer of multi-token prediction attends as the last one, and has the head again
+    more = attention / model.num_attention_layers + 2.0 * model.vocab_size * model.hidden_size
+    return 2.0 * matrices + attention + scans + more * model.mtp_num_layers
+
+
+def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
+    """What recurrences multiply besides their weights, chunk by chunk (Dao and Gu 2024, section 6;
+    Yang et al. 2024, section 3)."""
+    if mixer == "mamba2":
+        inside = model.mamba_n_groups * model.ssm_state_size + model.mamba_width
+        return 2.0 * (
+            model.mamba_chunk_size * inside + 2 * model.mamba_width * model.ssm_state_size
+        )
+    if mixer.endswith("-delta"):
+        keys, values = model.linear_key_head_dim, model.linear_value_head_dim
+        chunk = 64 * (3 * keys + 2 * values) + 3 * keys * values
+        return 2.0 * model.linear_num_value_heads * chunk
+    return 0.0
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -220,7 +220,7 @@ def _matrices(model: ModelSpec, kind: LayerKind) -> tuple[tuple[float, float, fl
     sizes["experts"] = float(model.num_experts)
     found = []
     for op in blocks.layer_ops(model, kind, True):
-        if isinstance(op, Gemm):
+        if isinstance(op, Gemm) and op.role != "head":
             rows, cols = (
                 float(np.prod([sizes[name] for name in dims])) for dims in (op.depth, op.cols)
             )

@@ -121,9 +121,12 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
         dense.append((model.layer_parameters(kind) - routed) / tp)
         expert.append(routed / (ep * etp))
-    # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy.
+    # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy, as
+    # it does where it predicts more tokens.
     tied_copy = np.where(
-        (batch.pp > 1) & model.tie_word_embeddings, model.vocab_size * model.hidden_size, 0
+        (batch.pp > 1) & (model.tie_word_embeddings or model.mtp_num_layers > 0),
+        model.vocab_size * model.hidden_size,
+        0,
     )
     for whole in (
         model.embedding_parameters(),

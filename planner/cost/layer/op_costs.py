@@ -16,10 +16,13 @@ from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
 from planner.cost.machine.device import SINGLE
 from planner.specs.model import ModelSpec
 from planner.work import axes
-from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op
 
 # the call, the collective, its stream events and the copy that packs it; judgement
 COLLECTIVE_LAUNCHES = 4.0
+# of a large GEMM's rate, what products within chunks of a recurrence reach beside the time in which
+# their kernels read and write; judgement, which no run has tested
+SMALL_PRODUCTS = 0.25
 
 
 def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
@@ -148,19 +151,29 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
     )
     fused = context.fused & (op.compiles | context.rules.fused_kernels)
     runs = (one > 0).astype(np.float64)
+    moved = {
+        "forward": np.where(fused, op.fused_forward_moves, op.forward_moves),
+        "input_grad": np.where(fused, op.fused_backward_moves, op.backward_moves),
+    }
+    seconds = {name: context.device.moved_seconds(one * moves) for name, moves in moved.items()}
+    if op.products:
+        flops = [_flops(context, those) for those in (op.products, op.backward_products)]
+        rate = SMALL_PRODUCTS * context.device.linear_rate[context.device.half]
+        for name, made in zip(seconds, flops, strict=True):
+            seconds[name] = seconds[name] + made / rate
+        seconds["flops"] = flops[0]
     return cost(
         context,
-        forward=context.device.moved_seconds(
-            one * np.where(fused, op.fused_forward_moves, op.forward_moves)
-        ),
-        input_grad=context.device.moved_seconds(
-            one * np.where(fused, op.fused_backward_moves, op.backward_moves)
-        ),
+        **seconds,
         forward_kernels=runs * np.where(fused, 1.0, op.kernels),
         backward_kernels=runs * np.where(fused, 1.0, 1.5 * op.kernels),
         singles=runs * np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
         waits=np.where((context.batch.ep > 1) | context.rules.fused_kernels, float(op.waits), 0.0),
     )
+
+
+def _flops(context: CostContext, products: Sequence[Dims]) -> FloatColumn:
+    return np.asarray(2.0 * np.sum([context.product(dims) for dims in products], axis=0))
 
 
 def _collective_cost(context: CostContext, op: Collective, beside: Cover | None) -> OpCost:

@@ -23,6 +23,7 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
         compiles_exchange=released.compiles_exchange,
         scores_inside=released.scores_inside,
         drops_residual=rules.drops_residual,
+        own_mixers=rules.fused_kernels,
     )
 
 

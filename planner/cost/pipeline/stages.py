@@ -97,6 +97,7 @@ class _Kinds:
     """Kinds of layers of a model. Caches compare it as one object, which takes less than a model.
 
     until (layers + 1, K): layers of each kind before each layer and before the end.
+    last (K,): layers that the last stage has besides, of multi-token prediction.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -104,6 +105,7 @@ class _Kinds:
         of_kind = np.array([[kind == other for other in kinds] for kind in model.layer_kinds()])
         nothing = np.zeros((1, len(kinds)), dtype=np.int64)
         self.until = np.concatenate([nothing, of_kind.cumsum(axis=0)])
+        self.last = np.array([model.mtp_num_layers * kind.mtp for kind in kinds])
 
 
 @lru_cache(maxsize=64)
@@ -118,6 +120,7 @@ def _stage_units(sizes: tuple[int, ...], kinds: _Kinds, blocks: int | None) -> F
     apart_S = np.minimum(blocks or 0, count_S)
     middle = until[end_S - count_S + apart_S]
     held = [until[end_S] - middle]
+    held[0][-1] += kinds.last
     if blocks is not None:
         held.append(middle - until[end_S - count_S])
     units = np.zeros((len(sizes), num_kinds * len(held) + 2))

@@ -250,26 +250,6 @@ def minimax_m2(values: Values) -> Values:
     }
 
 
-def granite_hybrid(values: Values) -> Values:
-    """Granite 4: an ordinary transformer where it has no Mamba layers.
-
-    Without experts, the MLP is the one that the config calls shared.
-    """
-    kinds = values.get("layer_types", values.get("layers_block_type"))
-    listed = list(kinds) if isinstance(kinds, Sequence) and not isinstance(kinds, str) else []
-    state_space = sum(kind != "attention" for kind in listed)
-    if state_space or not listed:
-        share = f"{state_space} of {len(listed)}" if listed else "most"
-        raise MissingBlock("layer_types", f"Mamba-2 (state space) in {share} layers")
-    inert = [key for key in values if key.startswith("mamba_")]
-    bare = _without(values, "layer_types", "layers_block_type", "position_embedding_type", *inert)
-    if _count(values, "num_local_experts"):
-        return bare
-    width = values.get("shared_expert_intermediate_size")
-    drop = ("num_local_experts", "num_experts_per_tok", "shared_expert_intermediate_size")
-    return {**_without(bare, *drop), "intermediate_size": width}
-
-
 def stablelm(values: Values) -> Values:
     """A parallel residual has one norm; query-key norms are one LayerNorm per head, no bias."""
     one = {"norms_per_layer": 1} if _flag(values, "use_parallel_residual", False) else {}

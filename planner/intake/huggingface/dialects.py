@@ -5,32 +5,15 @@ A config with a block that we cannot express is refused, and the message names t
 needs no row here, only one in `families`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
+from planner.intake.huggingface.dialect import Dialect
 from planner.intake.huggingface.dialect_readers import MissingBlock, Values
 from planner.intake.huggingface.families import SAME_NETWORK
+from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.missing_blocks import check_blocks, missing
-
-Prepare = Callable[[Values], Values]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """How one family writes its keys.
-
-    renames: its name of a key -> the common one.
-    parts: nested mappings whose keys belong to the model itself.
-    inert: keys that do not affect work or memory, or that repeat another key.
-    prepare: translates the rest, on renamed keys.
-    """
-
-    renames: Mapping[str, str] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    inert: frozenset[str] = frozenset()
-    prepare: Prepare | None = None
-
 
 _ERNIE_MOE = Dialect(
     renames={
@@ -195,11 +178,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "granitemoeshared": Dialect(
         renames={"shared_intermediate_size": "shared_expert_intermediate_size"}
     ),
-    "granitemoehybrid": Dialect(
-        renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
-        inert=frozenset({"normalization_function"}),
-        prepare=read.granite_hybrid,
-    ),
+    **HYBRIDS,
     "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
     "gpt_bigcode": Dialect(
         inert=frozenset(
@@ -296,6 +275,15 @@ DIALECTS: Mapping[str, Dialect] = {
     "phimoe": Dialect(inert=frozenset({"input_jitter_noise"})),
     "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm"})),
     "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
+    "afmoe": Dialect(
+        renames={
+            "num_dense_layers": "first_k_dense_replace",
+            "global_attn_every_n_layers": "sliding_window_pattern",
+            "route_scale": "routed_scaling_factor",
+        },
+        inert=frozenset({"mup_enabled"}),
+        prepare=read.full_without_rope,
+    ),
     "aria_text": Dialect(
         renames={"moe_num_experts": "num_experts", "moe_num_shared_experts": "n_shared_experts"}
     ),

@@ -90,6 +90,9 @@ _FALCON: dict[str, object] = {
 }
 _GPTJ = {**_PHI, "attention_bias": False, "expansion_ratio": 4}
 _GPT_NEO = {**_GPT2, "attention_bias": False, "attention_output_bias": True, "sliding_window": 256}
+_DELTA: dict[str, object] = {"qk_norm": "head", "linear_conv_kernel_dim": 4, "head_dim": 256}
+_QWEN_DELTA = {**_DELTA, "attention_output_gate": True, "partial_rotary_factor": 0.25}
+_GATED_SHARED: dict[str, object] = {"shared_expert_gate": True}
 _TIED: dict[str, object] = {"tie_word_embeddings": True}
 _QK_HEAD: dict[str, object] = {"qk_norm": "head"}
 _QK_FULL: dict[str, object] = {"qk_norm": "full"}
@@ -180,6 +183,10 @@ FAMILIES: dict[str, Family] = {
     "persimmon": Family(
         defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False
     ),
+    "afmoe": Family(
+        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, "attention_output_gate": True},
+        needs_experts=True,
+    ),
     "aria_text": Family(expert_width_key="intermediate_size", needs_experts=True),
     "axk1": Family(defaults=_NO_AUX, needs_experts=True),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
@@ -201,6 +208,16 @@ FAMILIES: dict[str, Family] = {
     "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
     "youtu": Family(defaults=_TIED),
+    "qwen3_next": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
+    "qwen3_5_text": Family(defaults=_QWEN_DELTA),
+    "qwen3_5_moe_text": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
+    "olmo_hybrid": Family(defaults={"qk_norm": "full", "linear_conv_kernel_dim": 4}),
+    "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
+    "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
+    "nemotron_h": Family(
+        defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
+    ),
+    "bamba": Family(),
     "bailing_moe": Family(needs_experts=True),
     "bailing_moe_v2": Family(needs_experts=True),
 }
@@ -226,6 +243,7 @@ TEXT_PARTS = {
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language
 # model alone writes them all.

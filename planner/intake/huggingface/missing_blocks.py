@@ -21,8 +21,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "mamba2": _MAMBA2,
-    "nemotron_h": _MAMBA2,
-    "bamba": _MAMBA2,
     "falcon_h1": "Mamba-2 (state space) heads beside those of attention",
     "zamba": _MAMBA,
     "zamba2": _MAMBA2,
@@ -33,10 +31,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "rwkv7": "RWKV time mixing (a linear recurrence)",
     "xlstm": "xLSTM (recurrent) layers",
     "recurrent_gemma": "RG-LRU (recurrent) layers",
-    "qwen3_next": _DELTA,
-    "qwen3_5": _DELTA,
-    "qwen3_5_moe": _DELTA,
-    "kimi_linear": "Kimi Delta Attention (linear attention)",
     "minimax": "lightning (linear) attention",
     "minimax_text_01": "lightning (linear) attention",
     "minimax_m1": "lightning (linear) attention",
@@ -62,12 +56,7 @@ NO_OPERATIONS: Mapping[str, str] = {
     "mllama": "cross-attention layers on images",
     "mllama_text_model": "cross-attention layers on images",
     "idefics": "cross-attention layers on images",
-    "afmoe": _GATED,
     "laguna": f"{_GATED}, and numbers of heads that differ by layer",
-    "olmo_hybrid": _DELTA,
-    "lara_mini": _DELTA,
-    "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": _DELTA,
     "bailing_hybrid": "Kimi Delta Attention (linear attention)",
     "lfm3": "gated short convolutions",
     "axk2": f"{_INDEXER} and gated norms",
@@ -208,15 +197,26 @@ def _share(config: Mapping[str, object]) -> str:
 _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "m"})
 
 
+_DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini")
 # Key -> the types whose dialect decides what the key means.
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
-    "mamba_d_state": ("granitemoehybrid",),
+    **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
+    "mamba_d_state": ("granitemoehybrid", "bamba"),
+    "linear_attn_config": ("kimi_linear",),
+    **dict.fromkeys(
+        ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
+    ),
 }
 
 
 def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
-    """Raises SpecError where the config switches on a key for a block that we lack."""
+    """Raises SpecError where the config switches on a key for a block that we lack.
+
+    In an inline mapping of ours, `mixers` gives the sizes their meaning.
+    """
+    if "mixers" in raw:
+        return
     model_type = raw.get("model_type")
     for key, block in BLOCK_KEYS.items():
         if raw.get(key) and model_type not in READ_BY_DIALECT.get(key, ()):

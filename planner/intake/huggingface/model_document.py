@@ -3,8 +3,8 @@
 A stored job has the mapping in place of a path, since the file may change or vanish.
 """
 
+from planner.specs.mixers import Mixers
 from planner.specs.model import ModelSpec
-from planner.specs.network import Network
 
 _WINDOW = frozenset({"sliding_window", "sliding_mask"})
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
@@ -37,7 +37,7 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
     )
     unset |= frozenset(
         name
-        for name, field in Network.model_fields.items()
+        for name, field in Mixers.model_fields.items()
         if getattr(model, name) == field.default
         and (name != "residual_dropout" or not model.dropout)  # which else means this one too
     )

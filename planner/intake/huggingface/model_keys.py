@@ -37,6 +37,11 @@ NOT_NEGATIVE = {
     "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL,
     "no_rope_layer_interval": _SMALL,
     "original_max_position_embeddings": _TOKENS,
+    "mtp_num_layers": _SMALL, "linear_num_key_heads": _SMALL, "linear_num_value_heads": _SMALL,
+    "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
+    "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
+    "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
+    "mamba_chunk_size": _TOKENS,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
@@ -60,7 +65,8 @@ BOOLEAN = frozenset({
     "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi",
     "norm_plus_one", "post_norm", "qk_l2_norm",
     "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob",
-    "moe_apply_router_weight_on_input", "seq_aux",
+    "moe_apply_router_weight_on_input", "seq_aux", "attention_output_gate", "mamba_conv_bias",
+    "mamba_proj_bias",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
@@ -71,7 +77,9 @@ TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "sc
 LAYER_LISTS = frozenset(
     {
         "layer_types",
+        "mixers",
         "mlp_only_layers",
+        "mixer_only_layers",
         "dense_layers",
         "no_rope_layers",
         "rope_mask",
@@ -285,7 +293,7 @@ def _check_number(key: str, value: object) -> tuple[str, str] | None:
 def _check_list(key: str, value: object) -> tuple[str, str] | None:
     kind, what = (
         (str, "texts")
-        if key in ("layer_types", "unread_keys", "left_out")
+        if key in ("layer_types", "mixers", "unread_keys", "left_out")
         else (int, "layer numbers")
     )
     flags = key in ("no_rope_layers", "rope_mask")

@@ -15,6 +15,7 @@ from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron_graphs import ARGUMENTS as GRAPH_ARGUMENTS
 from planner.export.megatron_graphs import read_graphs
+from planner.export.megatron_mixers import mixer_keys, with_layers
 from planner.export.megatron_read import plain_names, read_arguments, whole, word
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
@@ -68,7 +69,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("pp_schedule", "virtual_stages", "layers_per_stage"),
         (
             "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
-            "pipeline_model_parallel_layout",
+            "pipeline_model_parallel_layout", "hybrid_layer_pattern",
             "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split", "enable_zero_bubble",
@@ -147,13 +148,14 @@ class StatedMegatron:
     @property
     def model(self) -> StatedModel:
         """The catalogue's model with these shapes, else the shapes; None where some are missing."""
-        missing = [name for name in NEEDED[:3] if word(self.words, name) is None]
+        words = with_layers(self.words)
+        missing = [name for name in NEEDED[:3] if word(words, name) is None]
         if missing:
             return StatedModel(
                 value=None,
                 lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}",
             )
-        keys = model_keys(self.words)
+        keys = model_keys(words)
         null = word(self.words, "tokenizer_type") == "NullTokenizer"
         if null and "vocab_size" in keys:
             release = release_of("megatron", self.asked or self.version)
@@ -343,8 +345,13 @@ def model_keys(words: Words) -> dict[str, object]:
     if window is not None and window.partition(",")[0].strip("( ").isdigit():
         keys["sliding_window"] = int(window.partition(",")[0].strip("( "))
         kinds = {True: "sliding_attention", False: "full_attention"}
-        keys["layer_types"] = [kinds[one] for one in _windowed(words, layers)]
-    return {**keys, **(_experts(words, layers) if "num_experts" in words else {})}
+        keys["layer_types"] = [
+            kinds[one] for one in _placed(words, "window_attn_skip_freq", layers)
+        ]
+    keys |= _experts(words, layers) if "num_experts" in words else {}
+    variant = "experimental_attention_variant" in words
+    linear = _placed(words, "linear_attention_freq", layers) if variant else []
+    return {**keys, **mixer_keys(words, linear)}
 
 
 def _mla(words: Words) -> dict[str, object]:
@@ -386,6 +393,7 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
     if shared:
         keys |= {
             "shared_expert_intermediate_size": shared,
+            "shared_expert_gate": "moe_shared_expert_gate" in words,
             "n_shared_experts": max(1, shared // width),
         }
     if "moe_router_enable_expert_bias" in words:
@@ -428,14 +436,14 @@ def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-def _windowed(words: Words, layers: int) -> list[bool]:
-    """Whether each layer has a window: all but every n-th, or those of a list."""
-    text = word(words, "window_attn_skip_freq")
+def _placed(words: Words, name: str, layers: int) -> list[bool]:
+    """The layers that an argument chooses: all, all but every n-th, or a list."""
+    text = word(words, name)
     if text is None:
         return [True] * layers
     if text.isdigit() and int(text) > 0:
         return [place % int(text) != 0 for place in range(1, layers + 1)]
-    return _flags_of(text, layers, "--window-attn-skip-freq")
+    return _flags_of(text, layers, f"--{name.replace('_', '-')}")
 
 
 def _list(node: ast.expr, most: int) -> list[int]:

@@ -1,0 +1,114 @@
+"""A model's mixers as Megatron-LM's arguments, and the way back.
+
+Gated DeltaNet is a variant of attention of pretrain_gpt.py, placed by a list of flags. Models with
+Mamba-2, or with layers of one branch, are a pattern of letters of pretrain_hybrid.py, in which "|"
+ends a pipeline stage; there a mixer and a feed-forward behind it are two layers.
+Source: Megatron-LM core 0.18 megatron/training/arguments.py, models/hybrid/
+    hybrid_layer_allocation.py, models/gpt/experimental_attention_variant_module_specs.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from planner.export.base import Draft
+from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole
+from planner.specs.mixers import Mixer
+from planner.specs.model import LayerKind, ModelSpec
+from planner.trainers.megatron_models import is_hybrid
+
+STACK = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+LETTERS: Mapping[Mixer, str] = {"attention": "*", "gated-delta": "G", "mamba2": "M", "none": ""}
+DENSE, EXPERTS = "-", "E"
+# argument -> our field, of each mixer; with the default that Megatron-LM gives it
+_DELTA: Mapping[str, tuple[str, int]] = {
+    "linear_num_key_heads": ("linear_num_key_heads", 16),
+    "linear_num_value_heads": ("linear_num_value_heads", 32),
+    "linear_key_head_dim": ("linear_key_head_dim", 128),
+    "linear_value_head_dim": ("linear_value_head_dim", 128),
+    "linear_conv_kernel_dim": ("linear_conv_kernel_dim", 4),
+}
+_MAMBA: Mapping[str, tuple[str, int]] = {
+    "mamba_num_heads": ("mamba_num_heads", 0),
+    "mamba_head_dim": ("mamba_head_dim", 64),
+    "mamba_state_dim": ("ssm_state_size", 128),
+    "mamba_num_groups": ("mamba_n_groups", 8),
+}
+# ssm/mamba_mixer.py: defaults and assertions of MambaMixer, for which there are no arguments
+FIXED_MAMBA: Mapping[str, object] = {
+    "mamba_d_conv": 4, "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
+
+
+def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[str]:
+    """Arguments of gated DeltaNet and of Mamba-2, and where their layers are.
+
+    list_of: one flag a layer as the expression that Megatron evaluates.
+    """
+    model = draft.model
+    arguments = ["--attention-output-gate"] * model.attention_output_gate
+    if model.mtp_num_layers:
+        arguments += ["--mtp-num-layers", str(model.mtp_num_layers)]
+    if is_hybrid(model):
+        arguments += ["--spec", *STACK]
+    elif "gated-delta" in model.mixers:
+        places = [int(mixer == "gated-delta") for mixer in model.mixers]
+        arguments += ["--experimental-attention-variant", "gated_delta_net"]
+        arguments += ["--linear-attention-freq", list_of(places)]
+    for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+        if mixer in model.mixers:
+            for name, (field, _) in names.items():
+                arguments += [f"--{name.replace('_', '-')}", str(getattr(model, field))]
+    if "mamba2" in model.mixers and model.mamba_chunk_size != FIXED_MAMBA["mamba_chunk_size"]:
+        rule = f"is {FIXED_MAMBA['mamba_chunk_size']} in Megatron-LM, which has no argument for it"
+        value = model.mamba_chunk_size
+        draft.gap("model.mamba_chunk_size", value, rule, "no setting is needed", blocking=False)
+    return arguments
+
+
+def pattern(model: ModelSpec, split: Sequence[int]) -> str:
+    """The letters of all layers; split: layers of each stage."""
+    letters = [_letters(kind) for kind in model.layer_kinds()]
+    ends = list(accumulate(split))
+    starts = [0, *ends[:-1]]
+    return NEXT_STAGE.join(
+        "".join(letters[start:end]) for start, end in zip(starts, ends, strict=True)
+    )
+
+
+def _letters(kind: LayerKind) -> str:
+    return LETTERS[kind.mixer] + (EXPERTS if kind.moe else DENSE) * kind.feeds
+
+
+def with_layers(words: Words) -> Words:
+    """The arguments with the number of layers that a pattern has."""
+    letters = pattern_of(words).replace(NEXT_STAGE, "")
+    return {**words, "num_layers": [str(len(letters))]} if letters else words
+
+
+def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
+    """Hugging Face keys of the mixers; linear: which layers the list of flags places."""
+    letters = pattern_of(words).replace(NEXT_STAGE, "")
+    known = {letter: mixer for mixer, letter in LETTERS.items() if letter}
+    mixers: list[str] = [known.get(letter, "none") for letter in letters]
+    if not letters and any(linear):
+        mixers = ["gated-delta" if one else "attention" for one in linear]
+    keys: dict[str, object] = {"mixers": mixers} if mixers else {}
+    if "mtp_num_layers" in words:
+        keys["mtp_num_layers"] = whole(words, "mtp_num_layers")
+    if "attention_output_gate" in words:
+        keys["attention_output_gate"] = True
+    for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+        if mixer in mixers:
+            keys |= {
+                field: whole(words, name, default or None)
+                for name, (field, default) in names.items()
+            }
+    if "mamba2" in mixers:
+        keys |= FIXED_MAMBA
+    if letters:
+        own = [i for i, letter in enumerate(letters) if letter in known]
+        dense = [i for i, letter in enumerate(letters) if letter == DENSE]
+        keys |= {"mixer_only_layers": own} | ({"dense_layers": dense} if EXPERTS in letters else {})
+        keys |= {"moe_layer_freq": None, "first_k_dense_replace": None}
+        keys |= {} if dense else {"intermediate_size": None}
+    return keys

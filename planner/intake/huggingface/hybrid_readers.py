@@ -1,0 +1,166 @@
+"""Translates configs whose layers differ in their mixer: patterns, intervals and lists of kinds.
+
+Each function takes a config whose renamed keys already have their common names, like the
+readers in `dialect_readers`. Sources: transformers 5.24, src/transformers/models/<model_type>/
+configuration_*.py and modeling_*.py.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from planner.intake.huggingface.dialect_readers import MissingBlock, Values
+
+_RECURRENT = frozenset({"linear_attention", "mamba", "mamba2"})
+_ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
+# letters of `hybrid_override_pattern`
+_LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval")
+MAMBA_KEYS: Mapping[str, str] = {
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_d_state": "ssm_state_size",
+}
+
+
+def delta(values: Values) -> Values:
+    """Gated DeltaNet in three of four layers, or as `layer_types` says."""
+    interval = values.get("full_attention_interval")
+    every = interval if isinstance(interval, int) and interval > 0 else 4
+    return _mixed(values, "gated-delta", _listed(values) or _every(values, every))
+
+
+def olmo_hybrid(values: Values) -> Values:
+    """Heads of the recurrence are as many as attention's, and their widths follow, unless given."""
+    found, heads = dict(values), values.get("num_attention_heads")
+    for key in ("linear_num_key_heads", "linear_num_value_heads"):
+        found[key] = found.get(key) or heads
+    hidden, keys = found.get("hidden_size"), found["linear_num_key_heads"]
+    if found.get("linear_key_head_dim") is None and isinstance(hidden, int):
+        found["linear_key_head_dim"] = int(0.75 * hidden / keys) if isinstance(keys, int) else None
+    width = found["linear_key_head_dim"]
+    if found.get("linear_value_head_dim") is None and isinstance(width, int):
+        found["linear_value_head_dim"] = 2 * width
+    return delta(found)
+
+
+def kimi_linear(values: Values) -> Values:
+    """Kimi Delta Attention with heads of one width; layers by number, from one, or as a list.
+
+    Its latent attention has no positions.
+    """
+    part = values.get("linear_attn_config")
+    own = part if isinstance(part, Mapping) else {}
+    heads = own.get("num_heads", values.get("linear_num_heads", 32))
+    width = own.get("head_dim", values.get("linear_head_dim", 128))
+    full = _sequence(own.get("full_attn_layers"))
+    numbered = [
+        "full_attention" if i + 1 in full else "linear_attention" for i in range(_layers(values))
+    ]
+    found = _mixed(values, "kimi-delta", _listed(values) or numbered)
+    inert = ("linear_attn_config", "linear_num_heads", "linear_head_dim")
+    return {
+        **{key: value for key, value in found.items() if key not in inert},
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
+        "linear_conv_kernel_dim": own.get(
+            "short_conv_kernel_size", values.get("linear_conv_kernel_dim", 4)
+        ),
+    }
+
+
+def mamba(values: Values) -> Values:
+    """Mamba-2 where `layer_types` says it, a head's width "auto" by `mamba_expand`."""
+    found = {key: value for key, value in values.items() if key != "mamba_expand"}
+    expand, hidden = values.get("mamba_expand", 2), values.get("hidden_size")
+    heads = values.get("mamba_num_heads")
+    automatic = found.get("mamba_head_dim") in ("auto", None)
+    if automatic and isinstance(expand, int) and isinstance(hidden, int) and isinstance(heads, int):
+        found["mamba_head_dim"] = expand * hidden // heads
+    return _mixed(found, "mamba2", _listed(found) or ["mamba"] * _layers(found))
+
+
+def granite_hybrid(values: Values) -> Values:
+    """Granite 4: Mamba-2 in most layers, or in none.
+
+    Without experts, the MLP is the one that the config calls shared.
+    """
+    rest = {key: value for key, value in values.items() if key != "position_embedding_type"}
+    if values.get("position_embedding_type") in ("nope", None) and "mamba" in _listed(values):
+        rest["position_embedding"] = "none"
+    if not values.get("num_local_experts"):
+        rest["intermediate_size"] = rest.pop("shared_expert_intermediate_size", None)
+        rest = {
+            k: v for k, v in rest.items() if k not in ("num_local_experts", "num_experts_per_tok")
+        }
+    return mamba(rest)
+
+
+def bamba(values: Values) -> Values:
+    """Attention in the layers that `attn_layer_indices` lists."""
+    chosen = values.get("attn_layer_indices")
+    places = chosen if isinstance(chosen, Sequence) else ()
+    kinds = ["attention" if i in places else "mamba" for i in range(_layers(values))]
+    rest = {key: value for key, value in values.items() if key != "attn_layer_indices"}
+    return mamba({**rest, "layer_types": _listed(values) or kinds})
+
+
+def nemotron_h(values: Values) -> Values:
+    """A mixer or a feed-forward a layer: Mamba-2, attention, MLP or experts, by letter or by name.
+
+    Attention has no positions and no biases.
+    """
+    kinds = _listed(values)
+    if not kinds:
+        raise MissingBlock("hybrid_override_pattern", "layers of an unknown pattern")
+    found = _mixed({**values, "num_hidden_layers": len(kinds)}, "mamba2", kinds)
+    feeding = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in ("mlp", "moe")}
+    found["mixers"] = [
+        "none" if kind in feeding else mixer
+        for kind, mixer in zip(kinds, _sequence(found["mixers"]), strict=True)
+    ]
+    found["mixer_only_layers"] = [i for i, kind in enumerate(kinds) if kind not in feeding]
+    if feeding["moe"]:
+        return {**found, "dense_layers": feeding["mlp"], "topk_method": "noaux_tc"}
+    experts = ("num_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+    shared = ("n_shared_experts", "shared_expert_intermediate_size", "n_group", "topk_group")
+    return {key: value for key, value in found.items() if key not in (*experts, *shared)}
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def _layers(values: Values) -> int:
+    layers = values.get("num_hidden_layers")
+    return layers if isinstance(layers, int) and 0 < layers < 2**16 else 0
+
+
+def _every(values: Values, interval: int) -> list[str]:
+    """Full attention in every n-th layer."""
+    kinds = ("linear_attention", "full_attention")
+    return [kinds[(i + 1) % interval == 0] for i in range(_layers(values))]
+
+
+def _listed(values: Values) -> list[str]:
+    """Kinds of the layers, from a list or a pattern of letters; empty where neither is given."""
+    for key in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        kinds = values.get(key)
+        if isinstance(kinds, str):
+            if odd := set(kinds) - _LETTERS.keys():
+                raise MissingBlock(key, f"layers of the kind {min(odd)!r}")
+            return [_LETTERS[letter] for letter in kinds]
+        if _sequence(kinds):
+            return [str(kind) for kind in _sequence(kinds)]
+    return []
+
+
+def _mixed(values: Values, recurrent: str, kinds: Sequence[str]) -> Values:
+    """The config with a mixer for each layer, and `layer_types` for its windows."""
+    known = _RECURRENT | _ATTENTION | {"mlp", "moe"}
+    if odd := next((kind for kind in kinds if kind not in known), None):
+        raise MissingBlock("layer_types", f"layers of the kind {odd[:40]!r}")
+    windows = [kind if kind == "sliding_attention" else "full_attention" for kind in kinds]
+    return {
+        **{key: value for key, value in values.items() if key not in _LISTS},
+        "mixers": [recurrent if kind in _RECURRENT else "attention" for kind in kinds],
+        **({"layer_types": windows} if "sliding_attention" in windows else {}),
+    }

@@ -1,0 +1,53 @@
+"""Rules on recurrent mixers: which heads TP and context parallelism cut, and who cuts them."""
+
+import math
+
+import numpy as np
+
+from planner.columns import BoolColumn, LayoutBatch
+from planner.rules.base import Context, Rule, choices, divides, divisors
+
+_CUTTERS = frozenset({"megatron", "megatron-bridge"})
+
+
+def _heads(c: Context) -> int:
+    """The number that TP times CP divides."""
+    return math.gcd(*c.model.recurrent_heads)
+
+
+def _recurrent(c: Context) -> bool:
+    return bool(c.model.recurrent_heads)
+
+
+def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
+    return ~divides(_heads(c), x.tp * x.cp)
+
+
+MIXER_RULES: tuple[Rule, ...] = (
+    # Megatron-Core ssm/gated_delta_net.py, mamba_context_parallel.py; transformer_config.py
+    # (linear_num_key_heads must be a multiple of tp x cp)
+    Rule(
+        key="tp x cp does not divide the heads of a recurrent mixer",
+        field="tp",
+        reads=frozenset({"tp", "cp"}),
+        applies=_recurrent,
+        broken=_uneven,
+        rule=lambda x, c: (
+            f"tp={x.tp} x cp={x.cp} does not divide the {_heads(c)} groups of heads that recurrent "
+            f"layers of {c.model.name} have"
+        ),
+        remedy=lambda x, c: f"try tp x cp {choices(divisors(_heads(c)))}",
+    ),
+    # transformers' tensor-parallel plan gathers what it projects, and its scan has no ranks
+    Rule(
+        key="the trainer does not cut recurrent mixers",
+        field="tp",
+        reads=frozenset({"tp", "cp"}),
+        applies=lambda c: _recurrent(c) and c.training.trainer not in _CUTTERS,
+        broken=lambda x, c: np.asarray(x.tp * x.cp > 1),
+        rule=lambda x, c: (
+            f"tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole"
+        ),
+        remedy=lambda x, c: "set tp and cp to 1, or training.trainer to megatron",
+    ),
+)

@@ -1,0 +1,218 @@
+"""Mixers of tokens besides softmax attention: shapes, and parameters of each.
+
+A layer is a mixer and a feed-forward behind it; some layers have only one of the two. Each mixer
+has its operations in a file of `planner.work`, which `planner.work.mixers` lists.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, StrictInt
+
+from planner.specs.network import NETWORK_FIELDS, Network
+
+Mixer = Literal["attention", "gated-delta", "kimi-delta", "mamba2", "none"]
+Count = Annotated[StrictInt, Field(ge=0)]
+# the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
+Check = tuple[bool, str, str, str]
+
+
+class Mixers(Network):
+    """Shapes of mixers; names follow the Hugging Face configs that had them first.
+
+    mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
+    mixer_only_layers: layers without a feed-forward.
+    attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
+        the query projection (Qwen3-Next).
+    mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
+        like the last layer, behind a projection of its input and of the next token's embedding, and
+        has a loss of its own. A config.json says how many there are: num_nextn_predict_layers.
+
+    Gated DeltaNet (Yang et al. 2024), as in Qwen3-Next:
+    linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
+    linear_key_head_dim, linear_value_head_dim: widths of one head.
+    linear_conv_kernel_dim: taps of the short convolution over queries, keys and values.
+    Kimi Delta Attention has the same sizes, keys and values being alike.
+
+    Mamba-2 (Dao and Gu 2024), as in Nemotron-H:
+    mamba_num_heads, mamba_head_dim: of the values.
+    ssm_state_size: width of a head's state, as wide as its keys and queries (B and C).
+    mamba_n_groups: groups of heads that share keys and queries.
+    mamba_d_conv: taps of the short convolution.
+    mamba_chunk_size: tokens that the scan multiplies at once.
+    mamba_conv_bias, mamba_proj_bias: biases of the convolution and of both projections.
+    """
+
+    mixers: tuple[Mixer, ...] = ()
+    mixer_only_layers: tuple[Count, ...] = ()
+    attention_output_gate: StrictBool = False
+    mtp_num_layers: Count = 0
+
+    linear_num_key_heads: Count = 0
+    linear_num_value_heads: Count = 0
+    linear_key_head_dim: Count = 0
+    linear_value_head_dim: Count = 0
+    linear_conv_kernel_dim: Count = 0
+
+    mamba_num_heads: Count = 0
+    mamba_head_dim: Count = 0
+    ssm_state_size: Count = 0
+    mamba_n_groups: Count = 0
+    mamba_d_conv: Count = 0
+    mamba_chunk_size: Count = 0
+    mamba_conv_bias: StrictBool = False
+    mamba_proj_bias: StrictBool = False
+
+    @property
+    def unusual(self) -> list[str]:
+        """Blocks that an ordinary transformer lacks, in words."""
+        return self.unusual_mixers + ["multi-token prediction"] * (self.mtp_num_layers > 0)
+
+    @property
+    def unusual_mixers(self) -> list[str]:
+        """Mixers besides plain softmax attention, and layers without one, in words."""
+        used = [words for name, words in MIXER_WORDS.items() if name in self.mixers]
+        rows = (
+            (self.attention_output_gate, "a gate on the output of attention"),
+            (bool(self.mixer_only_layers), "layers without a feed-forward"),
+        )
+        return used + [words for holds, words in rows if holds]
+
+    @property
+    def recurrent_heads(self) -> tuple[int, ...]:
+        """Numbers of heads and of their groups, all of which must divide over ranks."""
+        numbers = {
+            "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
+            "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
+            "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
+        }
+        return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
+
+    @property
+    def linear_key_width(self) -> int:
+        """Width of all keys of a gated DeltaNet, and of all its queries."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def linear_value_width(self) -> int:
+        """Width of all its values."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def mamba_width(self) -> int:
+        """Width of all values of a Mamba-2 mixer."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    def mixer_checks(self, layers: int) -> list[Check]:
+        """Contradictions between the fields of this class; layers: of the model."""
+        used = set(self.mixers)
+        beyond = any(index >= layers for index in self.mixer_only_layers)
+        empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
+        pairs = (
+            ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
+            ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
+            ("mamba2", "mamba_num_heads", "mamba_n_groups"),
+        )
+        lengths = self.mixers != () and len(self.mixers) != layers
+        return [
+            (
+                lengths,
+                "mixers",
+                f"needs one value for each of {layers} layers",
+                "give as many values as layers",
+            ),
+            (
+                beyond,
+                "mixer_only_layers",
+                f"names a layer beyond the {layers}",
+                f"give 0 to {layers - 1}",
+            ),
+            (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
+            *(
+                (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
+                for mixer, names in MIXER_SIZES.items()
+                if mixer in used
+                for name in names
+                if getattr(self, name) == 0
+            ),
+            *(
+                (
+                    mixer in used and getattr(self, heads) % max(getattr(self, groups), 1) != 0,
+                    groups,
+                    f"does not divide {getattr(self, heads)} heads",
+                    f"give a divisor of {heads}",
+                )
+                for mixer, heads, groups in pairs
+            ),
+        ]
+
+
+MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
+MIXER_WORDS: Mapping[str, str] = {
+    "gated-delta": "gated DeltaNet (linear attention)",
+    "kimi-delta": "Kimi Delta Attention (linear attention)",
+    "mamba2": "Mamba-2 (state space) layers",
+    "none": "layers without attention",
+}
+# Sizes that each mixer needs.
+_LINEAR = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
+    "gated-delta": _LINEAR,
+    "kimi-delta": _LINEAR,
+    "mamba2": (
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "ssm_state_size",
+        "mamba_n_groups",
+        "mamba_d_conv",
+        "mamba_chunk_size",
+    ),
+}
+
+
+def _gated_delta(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, two scalars a head for the decay, and the gated norm."""
+    keys, values, heads = (
+        model.linear_key_width,
+        model.linear_value_width,
+        model.linear_num_value_heads,
+    )
+    into = hidden * (2 * keys + 2 * values + 2 * heads)
+    mixed = model.linear_conv_kernel_dim * (2 * keys + values) + 2 * heads
+    return into + mixed + model.linear_value_head_dim + values * hidden
+
+
+def _kimi_delta(model: Mixers, hidden: int) -> int:
+    """A gated DeltaNet whose decay, one a channel, and gate are products of low rank."""
+    width, heads, rank = (
+        model.linear_value_width,
+        model.linear_num_value_heads,
+        model.linear_value_head_dim,
+    )
+    into = hidden * (3 * width + heads) + 2 * rank * (hidden + width)
+    mixed = model.linear_conv_kernel_dim * 3 * width + width + heads
+    return into + mixed + rank + width * hidden
+
+
+def _mamba2(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, three scalars a head, and the gated norm."""
+    width, heads = model.mamba_width, model.mamba_num_heads
+    mixed = width + 2 * model.mamba_n_groups * model.ssm_state_size
+    taps = mixed * (model.mamba_d_conv + model.mamba_conv_bias)
+    biases = model.mamba_proj_bias * (width + mixed + heads + hidden)
+    return hidden * (width + mixed + heads) + taps + 3 * heads + width + width * hidden + biases
+
+
+# Parameters of each mixer but attention, its own norms included.
+MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
+    "gated-delta": _gated_delta,
+    "kimi-delta": _kimi_delta,
+    "mamba2": _mamba2,
+    "none": lambda model, hidden: 0,
+}

@@ -1,0 +1,111 @@
+"""Kimi Delta Attention as operations: a gated DeltaNet whose decay differs by channel.
+
+Decay and gate come from products of low rank, whose first halves TP does not divide.
+Sources: Kimi Linear technical report (2025); fla 0.6 ops/kda/chunk.py for kernels and their saved
+    tensors; transformers 5.24 models/kimi_linear.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.specs.model import ModelSpec
+from planner.work import gated_delta
+from planner.work.gated_delta import VALUES
+from planner.work.ops import Elementwise, Op, Tensor
+from planner.work.pieces import HIDDEN, PLAIN, Code, across_heads, output_projection, projection
+
+TP_DIMS = gated_delta.TP_DIMS | {"kimi_in"}
+# Decays are in fp32, two elements a channel: read by three kernels and summed; their gradients too.
+MORE_MOVES = 10.0, 24.0
+
+
+def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
+    """Dimensions of a gated DeltaNet, and of the products of low rank."""
+    width, heads = model.linear_value_width / tp, model.linear_num_value_heads / tp
+    rank = model.linear_value_head_dim * np.ones_like(tp)
+    return {
+        **gated_delta.sizes(model, tp),
+        "kimi_in": 3.0 * width + heads,
+        "kimi_sent": 5.0 * width + heads,
+        "kimi_rank": rank,
+        "kimi_ranks": 2.0 * rank,
+    }
+
+
+def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """From the layer's gathered input to the output projection."""
+    source = Tensor(name="attention_in", dims=HIDDEN)
+    into = projection("kimi_in", ("kimi_in",), ("hidden",), source)
+    low = projection("kimi_low", ("kimi_ranks",), ("hidden",), source)
+    decay, gate = (
+        projection(name, VALUES[1:], ("kimi_rank",), low.output)
+        for name in ("kimi_decay", "kimi_gate")
+    )
+    mixed = Tensor(name="delta_mixed", dims=("tokens", "delta_mixed"))
+    core, normed = Tensor(name="delta_core", dims=VALUES), Tensor(name="delta_normed", dims=VALUES)
+    return (
+        into,
+        low,
+        decay,
+        gate,
+        across_heads("kimi_heads", Tensor(name="kimi_sent", dims=("tokens", "kimi_sent"))),
+        gated_delta.convolution(into, mixed),
+        _decays(decay.output),
+        _rule(model, code, mixed, core),
+        _norm(core, gate.output, normed),
+        across_heads("kimi_out_heads", Tensor(name="kimi_returned", dims=VALUES)),
+        output_projection("delta_out", VALUES[1:], normed),
+    )
+
+
+def _norm(core: Tensor, gate: Tensor, normed: Tensor) -> Elementwise:
+    """RMSNorm of each head times the sigmoid of the gate, which is a tensor of its own."""
+    plain = gated_delta.norm(PLAIN, core, normed)
+    return replace(plain, saves=(*plain.saves, gate), reads=(core, gate))
+
+
+def _decays(projected: Tensor) -> Elementwise:
+    """A softplus and a scale in fp32, and the sigmoid of a rate.
+
+    transformers writes the softplus out: exponential, logarithm and a choice between two.
+    """
+    steps = tuple(
+        Tensor(name=f"kimi_{name}", dims=VALUES, width="fp32", eager_only=name == "grown")
+        for name in ("grown", "steps", "scaled")
+    )
+    choice = Tensor(name="kimi_choice", dims=VALUES, width="byte", eager_only=True)
+    return Elementwise(
+        name="kimi_decays",
+        dims=VALUES,
+        width="fp32",
+        kernels=5,
+        forward_moves=6.5,
+        backward_moves=9.0,
+        fused_forward_moves=1.5,
+        fused_backward_moves=2.5,
+        saves=(*steps, choice, Tensor(name="kimi_rate", dims=VALUES[:2])),
+        reads=(projected,),
+        makes=(Tensor(name="kimi_decay_in", dims=VALUES, width="fp32"),),
+    )
+
+
+def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementwise:
+    """The delta rule with a decay for each channel, which stays as given and summed."""
+    plain = gated_delta.rule(model, code, mixed, core)
+    forward, backward = MORE_MOVES
+    decays = (
+        Tensor(name=f"kimi_decay_{name}", dims=VALUES, width="fp32") for name in ("in", "sums")
+    )
+    scores = Tensor(name="kimi_scores", dims=("tokens", "delta_value_heads", "delta_chunk"))
+    others = tuple(one for one in plain.saves if one.name != "delta_decay_sums")
+    return replace(
+        plain,
+        forward_moves=plain.forward_moves + forward,
+        backward_moves=plain.backward_moves + backward,
+        fused_forward_moves=plain.fused_forward_moves + forward,
+        fused_backward_moves=plain.fused_backward_moves + backward,
+        saves=(*others, scores, *decays),
+        reads=(mixed, Tensor(name="kimi_decay_in", dims=VALUES, width="fp32")),
+    )

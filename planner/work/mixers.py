@@ -1,0 +1,46 @@
+"""The mixers besides softmax attention that a layer can have, a row each.
+
+A new one is a file with its operations, a row here, and its shapes and parameters in
+`planner.specs.mixers`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from planner.columns import FloatColumn
+from planner.specs.mixers import Mixer
+from planner.specs.model import ModelSpec
+from planner.work import gated_delta, kimi_delta, mamba2
+from planner.work.ops import Op
+from planner.work.pieces import Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerWork:
+    """One mixer.
+
+    operations: from the layer's gathered input to its output projection, whose sum over TP follows.
+    sizes: of its dimensions on one rank, by the model and TP.
+    cut: dimensions that TP divides.
+    """
+
+    operations: Callable[[ModelSpec, Code], tuple[Op, ...]]
+    sizes: Callable[[ModelSpec, FloatColumn], dict[str, FloatColumn]]
+    cut: frozenset[str]
+
+
+MIXERS: Mapping[Mixer, MixerWork] = {
+    "gated-delta": MixerWork(
+        operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
+    ),
+    "kimi-delta": MixerWork(
+        operations=kimi_delta.operations, sizes=kimi_delta.sizes, cut=kimi_delta.TP_DIMS
+    ),
+    "mamba2": MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
+}
+
+
+def mixer_sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
+    """Dimensions of the mixers that the model has, on one rank."""
+    used = [work for name, work in MIXERS.items() if name in model.mixers]
+    return {name: size for work in used for name, size in work.sizes(model, tp).items()}

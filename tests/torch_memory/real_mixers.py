@@ -1,0 +1,169 @@
+"""Mixers of the real transformers on a CPU: FLOP of torch's counter, and bytes that autograd saves.
+
+    PYTHONPATH=.:.venv/titan python tests/torch_memory/real_mixers.py
+
+Prints one JSON object a mixer. FLOP are those of transformers' own code in torch, forward, without
+triangular solves, which the counter leaves out. For the bytes, the kernels that a GPU runs (short
+convolution, delta rule, gated norm, scan) are stood in for by functions that save what those save:
+fla 0.6 and mamba_ssm 2.2, which have none for a CPU.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+BATCH, SEQ = 2, 4096
+DELTA = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+    "intermediate_size": 96, "vocab_size": 128, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+KIMI = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "linear_num_heads": 4,
+    "linear_head_dim": 32, "linear_conv_kernel_dim": 4, "intermediate_size": 96,
+    "vocab_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
+MAMBA = {
+    "hidden_size": 64, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+    "vocab_size": 128, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 32,
+    "n_groups": 2, "conv_kernel": 4, "chunk_size": 64, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}  # fmt: skip
+
+
+def flops(run: Callable[[], object]) -> int:
+    """FLOP of torch's counter."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
+    """Bytes of the storages that autograd saves, weights and buffers left out, each once."""
+    held = [*module.parameters(), *module.buffers()]
+    own = {one.untyped_storage().data_ptr() for one in held}
+    found: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = run()
+    del out
+    return sum(storage.nbytes() for storage in found.values())
+
+
+class Kept(torch.autograd.Function):
+    """A kernel that returns one tensor and saves the others that it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: tuple[int, ...], source: Any, *saved: Any) -> Any:
+        ctx.save_for_backward(*saved)
+        return source.new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+def delta() -> dict[str, Any]:
+    """Gated DeltaNet and gated attention of Qwen3-Next."""
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next import modeling_qwen3_next as code
+
+    config = Qwen3NextConfig(**DELTA)
+    config._attn_implementation = "sdpa"
+    mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    attention = code.Qwen3NextAttention(config, 3).bfloat16()
+    rotary = code.Qwen3NextRotaryEmbedding(config)
+    places = rotary(x, torch.arange(SEQ)[None])
+    counted = {
+        "flops": flops(lambda: mixer(x)),
+        "attention_flops": flops(lambda: attention(x, places, None)),
+    }
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight)
+
+    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **more: object) -> Any:
+        heads = value.shape[2]
+        q, k, v = (one.contiguous().clone() for one in (query, key, value))
+        rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
+        inverse = torch.empty(*value.shape[:2], heads, 64, dtype=value.dtype)
+        sums = torch.empty(*value.shape[:2], heads)
+        kept = (q, rstd[0], k, rstd[1], v, sums, beta, inverse)
+        return Kept.apply(value.shape, value, *kept), None
+
+    class Norm(torch.nn.Module):
+        def forward(self, states: Any, gate: Any) -> Any:
+            return Kept.apply(states.shape, states, states, gate, torch.empty(states.shape[0]))
+
+    code.causal_conv1d_fn, code.torch_chunk_gated_delta_rule = conv, rule
+    mixer.norm = Norm()
+    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": DELTA}
+
+
+def kimi() -> dict[str, Any]:
+    """Kimi Delta Attention of Kimi Linear."""
+    from transformers import KimiLinearConfig
+    from transformers.models.kimi_linear import modeling_kimi_linear as code
+
+    mixer = code.KimiLinearDeltaAttention(KimiLinearConfig(**KIMI), 0).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    counted = {"flops": flops(lambda: mixer(x))}
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight)
+
+    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **more: object) -> Any:
+        q, k, v = (one.contiguous().clone() for one in (query, key, value))
+        rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
+        chunks = [torch.empty(*value.shape[:3], 64, dtype=value.dtype) for _ in range(2)]
+        sums = torch.empty(value.shape)
+        kept = (q, rstd[0], k, rstd[1], v, sums, g.float(), beta, *chunks)
+        return Kept.apply(value.shape, value, *kept), None
+
+    class Norm(torch.nn.Module):
+        def forward(self, states: Any, gate: Any) -> Any:
+            rows = torch.empty(states.numel() // states.shape[-1])
+            return Kept.apply(states.shape, states, states, gate, rows)
+
+    code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, rule
+    mixer.o_norm = Norm()
+    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": KIMI}
+
+
+def mamba() -> dict[str, Any]:
+    """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
+    from transformers import NemotronHConfig
+    from transformers.models.nemotron_h import modeling_nemotron_h as code
+
+    config = NemotronHConfig(**MAMBA)
+    mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    width, groups = 8 * 16, 2
+
+    def combined(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, width)
+        rows, weight = torch.empty(BATCH * SEQ, groups), named["outproj_weight"]
+        return Kept.apply((BATCH, SEQ, 64), projected, projected, scanned, rows, weight)
+
+    code.mamba2_split_conv1d_scan_combined = combined
+    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"delta": delta(), "mamba": mamba(), "kimi": kimi()}))

@@ -1,0 +1,425 @@
+"""Mixers besides plain attention: FLOP and bytes against the real classes, patterns, rules."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.metadata import distributions
+from typing import Any
+
+import numpy as np
+import pytest
+from real_torchtitan import FOLDER
+
+from planner.catalog.megatron_arguments import argument
+from planner.columns import LayoutBatch
+from planner.cost.pipeline.stages import stage_units
+from planner.cost.price import Pricer
+from planner.errors import SpecError
+from planner.estimates import estimate_job
+from planner.export.commands import read_flags
+from planner.export.megatron import export, parse_back
+from planner.export.megatron_mixers import pattern
+from planner.export.megatron_read import plain_names
+from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.jobs import read_job
+from planner.intake.models import read_model
+from planner.intake.trainer_files.megatron import StatedMegatron
+from planner.specs.model import LayerKind, ModelSpec
+from planner.trainers.megatron_models import lacking
+from planner.trainers.registry import release_of, resolve_layout
+from planner.trainers.torchtitan import TORCHTITAN
+from planner.work import blocks
+from planner.work.liveness import saved_tensors
+from planner.work.mixers import MIXERS
+from planner.work.ops import Elementwise, Gemm, Op, Ops
+from planner.work.pieces import PLAIN, Code
+from planner.work.recompute_modules import recomputed
+from tests.conftest import ROOT, clean_environment, missing
+
+NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
+TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
+WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
+
+
+def sizes(model: ModelSpec) -> dict[str, float]:
+    one = np.ones(1)
+    found = {
+        name: float(size[0])
+        for work in MIXERS.values()
+        for name, size in work.sizes(model, one).items()
+    }
+    heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
+    widths = {"qk_dim": model.qk_head_dim, "q_dim": 2 * model.qk_head_dim, "v_dim": model.v_dim}
+    tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved"), TOKENS)
+    return {**found, **heads, **widths, **tokens, "hidden": model.hidden_size}
+
+
+def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
+    of, products = sizes(model), []
+    for op in ops:
+        products += [(*op.rows, *op.cols, *op.depth)] if isinstance(op, Gemm) else []
+        products += op.products if isinstance(op, Elementwise) else ()
+    return 2.0 * sum(math.prod(of[name] for name in dims) for dims in products)
+
+
+def saved(ops: tuple[Op, ...], model: ModelSpec) -> float:
+    of = sizes(model)
+    return sum(
+        WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
+        for one in saved_tensors(ops).values()
+    )
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, dict[str, Any]]:
+    if not any(distributions(name="transformers", path=[FOLDER])):
+        missing("transformers", "`make test-slow` installs it")
+    done = subprocess.run(
+        [sys.executable, "tests/torch_memory/real_mixers.py"],
+        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), FOLDER])},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_gated_deltanet_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
+    model = read_model({"model_type": "qwen3_next", **real["delta"]["config"]})
+    ops = MIXERS["gated-delta"].operations(model, PLAIN)
+    heads, widths = model.linear_num_value_heads, 32 + 64
+    solved = 2.0 * TOKENS * heads * 64 * widths  # triangular solves are not in torch's counter
+    assert flops(ops, model) - solved == pytest.approx(real["delta"]["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(real["delta"]["saved"], rel=0.03)
+    layer = blocks.layer_ops(model, LayerKind(moe=True, window=0), True)
+    linear = tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wo"))
+    assert flops(linear, model) == pytest.approx(real["delta"]["attention_flops"], rel=5e-3)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_kimi_delta_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
+    model = read_model({"model_type": "kimi_linear", "architectures": [], **real["kimi"]["config"]})
+    ops = MIXERS["kimi-delta"].operations(model, PLAIN)
+    solved = 2.0 * TOKENS * 4 * 64 * (32 + 32)
+    assert flops(ops, model) - solved == pytest.approx(real["kimi"]["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(real["kimi"]["saved"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_mamba_saves_what_the_real_one_saves(real: dict[str, dict[str, Any]]) -> None:
+    config = {"num_hidden_layers": 4, **real["mamba"]["config"]}
+    model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
+    ops = MIXERS["mamba2"].operations(model, PLAIN)
+    assert saved(ops, model) == pytest.approx(real["mamba"]["saved"], rel=0.03)
+
+
+def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
+    """fla ops/gated_delta_rule/chunk.py, modules/norm/fused_norm_gate.py; ssd_combined.py."""
+    keys, values, heads = 2048, 4096, 32
+    halves = 2048 + (2 * keys + 2 * values + 2 * heads) + heads  # input, projection, rate
+    halves += 2 * keys + values + heads * 64 + 2 * values  # q and k, v, inverse, core and normed
+    singles = 2 * heads + 2 * 16 + heads + heads  # step and decay, rstd, sums, rows of the norm
+    model = read_model(NEXT)
+    found = saved(MIXERS["gated-delta"].operations(model, PLAIN), model)
+    assert found / TOKENS == 2 * halves + 4 * singles
+    model, width = read_model(HYBRID), 256 * 64
+    found = saved(MIXERS["mamba2"].operations(model, PLAIN), model)
+    assert found / TOKENS == 2 * (8192 + (2 * width + 2 * 8 * 256 + 256) + width) + 4 * 8
+
+
+@pytest.mark.parametrize("name", [NEXT, HYBRID])
+def test_megatron_keeps_copies_of_what_its_kernels_read(name: str) -> None:
+    """gated_delta_net.py repeats queries and keys and copies the gate; mamba_mixer.py norms apart
+    from the scan, and its projection keeps its input."""
+    model = read_model(name)
+    own = {"gated-delta": ("q_repeated", "k_repeated", "gate"), "mamba2": ("gated", "normed")}
+    mixer = next(one for one in model.mixers if one in MIXERS)
+    plain, copied = (
+        saved_tensors(MIXERS[mixer].operations(model, code))
+        for code in (PLAIN, Code(own_mixers=True))
+    )
+    more = {name.partition("_")[2] for name in copied.keys() - plain.keys()}
+    assert more == set(own[mixer])
+    of = sizes(model)
+    assert sum(math.prod(of[one] for one in copied[n].dims) for n in copied) > 0
+
+
+# ---- patterns ------------------------------------------------------------------------------------
+
+
+def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
+    model = read_model(HYBRID)
+    kinds = dict(model.distinct_layers())
+    mamba = LayerKind(moe=False, window=0, mixer="mamba2", feeds=False)
+    alone = LayerKind(moe=False, window=0, mixer="none")
+    attention = LayerKind(moe=False, window=0, feeds=False)
+    assert kinds == {mamba: 54, alone: 54, attention: 10}
+    norms = {kind: sum(op.name.endswith("_norm") for op in blocks.layer_ops(model, kind, True))
+             for kind in kinds}  # fmt: skip
+    assert norms == {mamba: 2, alone: 1, attention: 1}  # the mixer's own is the second
+    assert model.layer_parameters(alone) == 2 * 8192 * 32768 + 8192
+
+
+@pytest.mark.parametrize("name", [NEXT, HYBRID, KIMI])
+def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
+    model = read_model(name)
+    assert read_model(inline_keys(model)) == model
+
+
+def test_fewer_layers_of_a_base_keep_its_pattern() -> None:
+    short = read_model({"base": NEXT, "num_hidden_layers": 6})
+    assert short.mixers == (*["gated-delta"] * 3, "attention", *["gated-delta"] * 2)
+    longer = read_model({"base": HYBRID, "num_hidden_layers": 120})
+    assert longer.layer_kinds()[118:] == longer.layer_kinds()[:2]
+    moe = read_model({"base": "nemotron-3-nano-30b-a3b", "num_hidden_layers": 4})
+    assert [kind.moe for kind in moe.layer_kinds()] == [False, True, False, True]
+
+
+def test_a_pattern_that_is_no_model_is_refused() -> None:
+    keys = inline_keys(read_model(HYBRID))
+    for change, word in (
+        ({"mixers": ["mamba2"] * 3}, "one value for each of 118 layers"),
+        ({"ssm_state_size": 0}, "is needed by mamba2 layers"),
+        ({"mamba_n_groups": 7}, "does not divide 256 heads"),
+        ({"mixer_only_layers": [200]}, "beyond the 118"),
+        ({"mixer_only_layers": [1]}, "leaves a layer with nothing"),
+    ):
+        with pytest.raises(SpecError, match=word):
+            read_model({**keys, **change})
+
+
+def test_modules_of_a_layer_without_feed_forward_are_those_of_its_mixer() -> None:
+    model = read_model(HYBRID)
+    of = {kind: Ops(blocks.layer_ops(model, kind, True)) for kind, _ in model.distinct_layers()}
+    repeated = {
+        kind.mixer: {
+            op.name for op, again in zip(ops, recomputed(ops, bits).repeats, strict=True) if again
+        }
+        for bits in (3,)  # core attention and MLP
+        for kind, ops in of.items()
+    }
+    assert repeated["mamba2"] == set()
+    assert "attention" in repeated["attention"]
+    assert "mlp_w1" in repeated["none"]
+
+
+# ---- what TP and CP do ---------------------------------------------------------------------------
+
+
+def job(model: str, num_gpus: int, trainer: str = "megatron", **layout: object) -> dict[str, Any]:
+    return {
+        "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+        "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
+        "layout": layout,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "most"), [(NEXT, 16), (HYBRID, 8)])
+def test_tp_and_cp_cut_heads_of_a_recurrence_together(name: str, most: int) -> None:
+    """transformer_config.py: linear_num_key_heads must be a multiple of tp x cp."""
+    fits, beyond = (
+        estimate_job(read_job(job(name, 64, tp=2, cp=cp, sequence_parallel=True)))
+        for cp in (most // 2, most)
+    )
+    rule = "groups of heads"
+    assert not [one for one in fits.violations if rule in one.rule]
+    assert [one for one in beyond.violations if rule in one.rule]
+    alone = estimate_job(read_job(job(name, 64, "fsdp", cp=2)))
+    assert "runs recurrent layers whole" in "; ".join(one.rule for one in alone.violations)
+
+
+def test_context_parallelism_exchanges_tokens_for_heads() -> None:
+    """Forward and backward move the projection and the values once per layer: tensor_a2a_cp2hp."""
+    model = read_model(NEXT)
+    ops = MIXERS["gated-delta"].operations(model, PLAIN)
+    sites = [op.name for op in ops if getattr(op, "site", "") == "cp_heads"]
+    assert sites == ["delta_in_heads", "delta_out_heads"]
+    one = estimate_job(read_job(job(NEXT, 8, cp=1, ep=8)))
+    two = estimate_job(read_job(job(NEXT, 8, cp=2, ep=8)))
+    assert one.time is not None
+    assert two.time is not None
+    assert one.time.exposed_communication_seconds["cp"] == 0
+    assert two.time.exposed_communication_seconds["cp"] > 0
+
+
+# ---- Megatron-LM ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
+            "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
+        (HYBRID, {"tp": 8, "dp_shard": 8, "zero_stage": 1}),
+        (HYBRID, {"tp": 4, "pp": 2, "dp_shard": 8, "zero_stage": 1, "layers_per_stage": [60, 58]}),
+        (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
+            "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) -> None:
+    asked = read_job(job(name, 64, **layout))
+    assert asked.layout is not None
+    done = export(asked.layout, asked.model, asked.cluster, asked.training)
+    assert not [gap for gap in done.gaps if gap.blocking]
+    assert parse_back(done) == asked.layout
+    words = plain_names(read_flags(done.arguments))
+    assert StatedMegatron(words=words).model.value == name
+    assert ("--hybrid-layer-pattern" in done.arguments) == (name == HYBRID)
+    assert all(argument(flag, "0.18") for flag in read_flags(done.arguments))
+    assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name == HYBRID)
+
+
+def test_a_layer_of_two_branches_is_two_letters() -> None:
+    model = read_model({"base": NEXT, "num_hidden_layers": 8})
+    assert pattern(model, (5, 3)) == "GEGEGE*EGE|GEGE*E"
+
+
+def test_releases_before_the_block_are_named() -> None:
+    model, hybrid = read_model(NEXT), read_model(HYBRID)
+    assert lacking(model, release_of("megatron", "0.18")) == []
+    assert "gated DeltaNet (linear attention)" in lacking(model, release_of("megatron", "0.15"))
+    assert lacking(hybrid, release_of("megatron", "0.18")) == []
+    assert "Mamba-2 (state space) layers" in lacking(hybrid, release_of("megatron", "0.17"))
+    kimi = lacking(read_model(KIMI), release_of("megatron", "0.18"))
+    assert kimi == ["Kimi Delta Attention (linear attention)"]
+
+
+# ---- multi-token prediction ----------------------------------------------------------------------
+
+MTP = "deepseek-v3-mtp"
+
+
+def test_a_layer_that_predicts_more_is_counted() -> None:
+    """DeepSeek-V3 README_WEIGHTS.md: 11.5B of its own; a projection of two hidden sizes besides."""
+    one, none = read_model(MTP), read_model("deepseek-v3")
+    layer = none.layer_parameters(none.layer_kinds()[-1])
+    assert layer == pytest.approx(11.5e9, rel=0.01)
+    assert one.total_parameters() - none.total_parameters() == layer + 2 * 7168**2 + 3 * 7168
+    kind, count = one.distinct_layers()[-1]
+    assert (kind.mtp, count) == (True, 1)
+    assert len(one.layer_kinds()) == 61  # a split of layers does not see it
+
+
+def test_the_last_stage_has_it() -> None:
+    units = stage_units((16, 15, 15, 15), read_model(MTP))
+    assert units[:, 2].tolist() == [0, 0, 0, 1]  # dense, of experts, this one
+    two = [
+        estimate_job(read_job(job(name, 256, tp=2, pp=4, ep=32, zero_stage=1, ac="full")))
+        for name in ("deepseek-v3", MTP)
+    ]
+    assert two[0].memory is not None
+    assert two[1].memory is not None
+    plain, more = ([one.parameters_bytes for one in each.memory.stages] for each in two)
+    assert more[:-1] == plain[:-1]
+    model = read_model(MTP)
+    kind, _ = model.distinct_layers()[-1]
+    routed = model.num_experts * model.expert_parameters()
+    table = model.vocab_size * model.hidden_size
+    own = (model.layer_parameters(kind) - routed + table) / 2 + routed / 32
+    assert more[-1] - plain[-1] == pytest.approx(2 * own, rel=0.01)  # 16 bits
+    ratio = two[1].step_seconds / two[0].step_seconds
+    assert 1.0 < ratio < 1.0 + 3 / 61
+
+
+def test_it_multiplies_a_layer_a_projection_and_a_head() -> None:
+    model = read_model(MTP)
+    kind, _ = model.distinct_layers()[-1]
+    plain, more = (
+        {op.name: op for op in blocks.layer_ops(model, one, True)}
+        for one in (LayerKind(moe=True, window=0), kind)
+    )
+    gemms = {name for name in more.keys() - plain.keys() if isinstance(more[name], Gemm)}
+    assert gemms == {"mtp_proj", "head"}
+    kept = saved_tensors(tuple(more.values())).keys() - saved_tensors(tuple(plain.values())).keys()
+    assert kept >= {"mtp_softmax", "mtp_pair", "mtp_state", "mtp_embedded", "head_in"}
+
+
+@pytest.mark.parametrize("split", [None, [16, 15, 15, 15]])
+def test_its_argument_is_read_back(split: list[int] | None) -> None:
+    asked = read_job(job(MTP, 256, pp=4, dp_shard=64, ep=32, zero_stage=1, layers_per_stage=split))
+    assert asked.layout is not None
+    done = export(asked.layout, asked.model, asked.cluster, asked.training)
+    words = plain_names(read_flags(done.arguments))
+    assert words["mtp_num_layers"] == ["1"]
+    layout = words["pipeline_model_parallel_layout"]
+    assert layout[0].endswith("mL")
+    assert parse_back(done) == asked.layout
+    assert StatedMegatron(words=words).model.value == MTP
+    assert "multi-token prediction" in TORCHTITAN.lacks(asked.model, release_of("torchtitan", None))
+
+
+# ---- prices and their bounds ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
+        {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
+        {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
+        {"base": KIMI, "num_experts": 64},
+    ],
+)
+def test_bounds_stay_below_prices_and_batches_are_their_rows(model: dict[str, Any]) -> None:
+    asked = read_job({**job("llama3-8b", 64), "model": model})
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training)
+    experts = {"ep": 8} if asked.model.is_moe else {}
+    rows = [
+        resolve_layout({**one, **experts}, trainer="megatron", num_gpus=64)
+        for one in (
+            {"ac": "none"},
+            {"tp": 2, "pp": 4, "ac": "full"},
+            {"pp": 4, "micro_batch_size": 2, "ac": "selective-attention"},
+            {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
+            {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
+        )
+    ]
+    together = pricer.price(LayoutBatch.from_layouts(rows), every_rank=True)
+    assert sum(together.parts.values()) == pytest.approx(together.step_seconds, rel=1e-9)
+    for at, row in enumerate(rows):
+        single = LayoutBatch.from_layouts([row])
+        found = pricer.price(single, every_rank=True)
+        assert found.step_seconds[0] == pytest.approx(together.step_seconds[at], rel=1e-12)
+        assert found.device_bytes.max() == pytest.approx(together.device_bytes[at].max(), rel=1e-12)
+        seconds, device = pricer.lower_bounds(single)
+        assert seconds[0] <= found.step_seconds[0] * (1 + 1e-12)
+        assert device[0] <= found.device_bytes.max() * (1 + 1e-12)
+        assert pricer.layout_lower_bounds(single)[0] <= found.step_seconds[0] * (1 + 1e-12)
+        assert pricer.step_lower_bounds(single)[0][0] <= found.step_seconds[0] * (1 + 1e-12)
+
+
+# ---- published rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "layout", "batch", "published"),
+    [
+        ("h100-sxm-80gb", 16, {"micro_batch_size": 1, "precision": "float8-tensorwise",
+            "ac": "modules-moe+layernorm"}, 1024, 14719),
+        ("gb200-nvl72-186gb", 8, {"micro_batch_size": 2, "precision": "mxfp8"}, 512, 34816),
+        ("gb300-nvl72-288gb", 8, {"micro_batch_size": 4, "precision": "mxfp8"}, 512, 39936),
+    ],
+)  # fmt: skip
+def test_nemotron_3_nano_is_near_what_its_publisher_measured(
+    gpu: str, num_gpus: int, layout: dict[str, Any], batch: int, published: float
+) -> None:
+    """Megatron-Bridge docs/performance-summary.md; nothing was fitted to these rows."""
+    asked = {
+        "model": "nemotron-3-nano-30b-a3b", "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "training": {"seq_len": 8192, "global_batch_size": batch, "trainer": "megatron-bridge",
+            "moe_imbalance": 1.0},  # its benchmarks force the balance
+        "layout": {"dp_shard": num_gpus, "ep": 8, "zero_stage": 1, "moe_dispatcher": "hybridep",
+            **layout},
+    }  # fmt: skip
+    found = estimate_job(read_job(asked))
+    assert found.fits
+    assert found.tokens_per_second_per_gpu == pytest.approx(published, rel=0.25)
+    assert found.interval is not None
+    low, high = found.interval.step_seconds
+    assert low < batch * 8192 / published / num_gpus < high
