@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 96_850,
-    "code lines": 69_100,
-    "files over 400 lines": 36,
+    "lines": 96_160,
+    "code lines": 68_780,
+    "files over 400 lines": 32,
     "classes over 250 lines": 10,
     "p95 of function lines": 34,
     "longest function": 144,
     "public classes": 688,
     "functions that import inside": 54,
 }
-TEST_LINES = 55_190
+TEST_LINES = 55_100
 
 
 def test_the_code_weighs_no_more() -> None:
