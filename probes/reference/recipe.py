@@ -273,6 +273,9 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B",
         )
     rule = "is not in the reference program"
+    if job.model.unusual:
+        blocks = ", ".join(job.model.unusual)
+        yield Fault("model", job.model.name, f"has {blocks}: {rule}", "probe another model")
     if layout.moe_dispatcher != "alltoall" and layout.ep > 1:
         remedy = "use alltoall, or probe with trainer torchtitan"
         yield Fault("layout.moe_dispatcher", layout.moe_dispatcher, rule, remedy)

@@ -203,9 +203,9 @@ def test_bounds_of_any_method_take_one_price_a_row(monkeypatch: pytest.MonkeyPat
     p = pricer(model=read_model("mixtral-8x7b"))
     priced: list[int] = []
 
-    def counted(context: Any, model: ModelSpec, shared: Any) -> Any:
+    def counted(context: Any, model: ModelSpec) -> Any:
         priced.append(len(context.batch))
-        return unit_work(context, model, shared)
+        return unit_work(context, model)
 
     monkeypatch.setattr(cost_inputs, "unit_work", counted)
     p.time_lower_bounds(batch_of(p, dp_shard=4, cp=4, ep=8))

@@ -11,6 +11,7 @@ import pytest
 
 from planner.catalog.models import model_names
 from planner.errors import SpecError
+from planner.intake.jobs import read_job
 from planner.intake.models import read_model
 from planner.trainers.registry import resolve_layout
 from probes.protocol import ProbeTask
@@ -32,6 +33,19 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
     from probes.reference.model import ModelPart, Transformer
 
     spec = read_model(name)
+    if spec.unusual:  # refused by name before a probe starts
+        from probes.reference.recipe import refusal
+
+        job = read_job({
+            "model": name, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"trainer": "fsdp", "seq_len": 64, "global_batch_size": 8},
+            "layout": {"dp_shard": 8},
+        })  # fmt: skip
+        assert job.layout is not None
+        refused = refusal(job, job.layout, "cuda")
+        assert refused is not None
+        assert "is not in the reference program" in refused
+        return
     with torch.device("meta"):
         model = Transformer(
             spec,
