@@ -193,11 +193,6 @@ class Scales:
     stack: float
     unit: float
 
-    @property
-    def new_place(self) -> float:
-        """Of one run of a stack that nobody has measured."""
-        return float(np.sqrt(self.run**2 + self.stack**2 + self.unit**2))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:

@@ -14,7 +14,7 @@ from planner.export.base import Draft
 from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole
 from planner.specs.mixers import Mixer
 from planner.specs.model import LayerKind, ModelSpec
-from planner.trainers.megatron_models import is_hybrid
+from planner.trainers.megatron_models import FIXED_MAMBA, MAMBA_CHUNK, is_hybrid
 
 STACK = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 LETTERS: Mapping[Mixer, str] = {"attention": "*", "gated-delta": "G", "mamba2": "M", "none": ""}
@@ -33,10 +33,6 @@ _MAMBA: Mapping[str, tuple[str, int]] = {
     "mamba_state_dim": ("ssm_state_size", 128),
     "mamba_num_groups": ("mamba_n_groups", 8),
 }
-# ssm/mamba_mixer.py: defaults and assertions of MambaMixer, for which there are no arguments
-FIXED_MAMBA: Mapping[str, object] = {
-    "mamba_d_conv": 4, "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_proj_bias": False,
-}  # fmt: skip
 
 
 def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[str]:
@@ -58,8 +54,8 @@ def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[s
         if mixer in model.mixers:
             for name, (field, _) in names.items():
                 arguments += [f"--{name.replace('_', '-')}", str(getattr(model, field))]
-    if "mamba2" in model.mixers and model.mamba_chunk_size != FIXED_MAMBA["mamba_chunk_size"]:
-        rule = f"is {FIXED_MAMBA['mamba_chunk_size']} in Megatron-LM, which has no argument for it"
+    if "mamba2" in model.mixers and model.mamba_chunk_size != MAMBA_CHUNK:
+        rule = f"is {MAMBA_CHUNK} in Megatron-LM, which has no argument for it"
         value = model.mamba_chunk_size
         draft.gap("model.mamba_chunk_size", value, rule, "no setting is needed", blocking=False)
     return arguments
@@ -104,7 +100,7 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
                 for name, (field, default) in names.items()
             }
     if "mamba2" in mixers:
-        keys |= FIXED_MAMBA
+        keys |= {**FIXED_MAMBA, "mamba_chunk_size": MAMBA_CHUNK}
     if letters:
         own = [i for i, letter in enumerate(letters) if letter in known]
         dense = [i for i, letter in enumerate(letters) if letter == DENSE]

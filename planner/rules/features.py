@@ -90,8 +90,10 @@ FEATURE_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.ac_kind == UNIFORM) & (common_layers(x, c) % np.maximum(x.ac_value, 1) != 0)
         ),
-        rule=lambda x, c: f"{release_name(c)} cannot group a stage's layers by {x.ac} unevenly",
-        remedy=lambda x, c: "set ac to full, or to groups that divide the layers of every stage",
+        rule=lambda x, c: (
+            f"{release_name(c)} stops where {x.ac} does not divide every stage's layers"
+        ),
+        remedy=lambda x, c: "set ac to full, or to groups that divide every stage's layers",
     ),
     Rule(
         key="trainer always compiles",

@@ -5,11 +5,19 @@ Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
     megatron/core/transformer/transformer_config.py; ssm/ and models/hybrid/ for mixers.
 """
 
+from collections.abc import Mapping
+
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
 
 DELTA_SINCE = "0.16"  # --experimental-attention-variant, --attention-output-gate
 HYBRID_SINCE = "0.18"  # --hybrid-layer-pattern; pretrain_hybrid.py
+# ssm/mamba_mixer.py: defaults and assertions of MambaMixer, for which there are no arguments. The
+# size of a chunk changes time and not the model.
+FIXED_MAMBA: Mapping[str, object] = {
+    "mamba_d_conv": 4, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
+MAMBA_CHUNK = 128
 
 
 def is_hybrid(model: ModelSpec) -> bool:
@@ -41,7 +49,9 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
         (_some_biases(model), "biases on some of attention's output and the MLP only"),
     )
     more = is_hybrid(model) and model.mtp_num_layers > 0
-    found = ["multi-token prediction by a pattern of letters"] * more
+    other = any(getattr(model, name) != value for name, value in FIXED_MAMBA.items())
+    found = ["other taps or biases of Mamba-2"] * (other and "mamba2" in model.mixers)
+    found += ["multi-token prediction by a pattern of letters"] * more
     found += [words for broken, words in (*rows, *_network_rows(model)) if broken]
     return found + model.unusual_mixers * early
 

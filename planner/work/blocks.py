@@ -24,6 +24,7 @@ from planner.work.pieces import (
     PLAIN,
     SCATTERED,
     Code,
+    embedding,
     norm,
     output_projection,
     tp_exit,
@@ -194,23 +195,7 @@ def _chunked_loss() -> tuple[Op, ...]:
 @remembered
 def embedding_ops() -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
-    return (
-        Elementwise(
-            name="embedding",
-            dims=HIDDEN,
-            kernels=2,
-            forward_moves=2.0,
-            backward_moves=4.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=4.0,
-        ),
-        Collective(
-            name="embedding_sum",
-            site="tp_exit",
-            tensor=Tensor(name="embedded", dims=HIDDEN),
-            linear=False,
-        ),
-    )
+    return embedding("embedding", "embedded")
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Collective, Elementwise, Op, Tensor
-from planner.work.pieces import HIDDEN, HIDDEN_SP, SCATTERED, Code, norm, projection, tp_exit
+from planner.work.pieces import HIDDEN_SP, SCATTERED, Code, embedding, norm, projection, tp_exit
 
 PAIR = Tensor(name="mtp_pair", dims=("tokens", "hidden_pair"))
 STREAM = Tensor(name="x", dims=HIDDEN_SP)
@@ -22,16 +22,7 @@ def joined(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     state, embedded = (Tensor(name=name, dims=HIDDEN_SP) for name in ("mtp_state", "mtp_embedded"))
     norms = [norm(model, f"{one.name}_norm", one, code) for one in (state, embedded)]
     return (
-        Elementwise(
-            name="mtp_embedding",
-            dims=HIDDEN,
-            kernels=2,
-            forward_moves=2.0,
-            backward_moves=4.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=4.0,
-            makes=(embedded,),
-        ),
+        *embedding("mtp_embedding", "mtp_embedded_full", embedded),
         *norms,
         Collective(
             name="mtp_in",

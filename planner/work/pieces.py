@@ -6,7 +6,7 @@ They are linear layers, norms, the borders of tensor parallelism, and a trainer'
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
@@ -146,4 +146,26 @@ def output_projection(name: str, depth: Dims, source: Tensor) -> Gemm:
         saves=(source,),
         output=Tensor(name=f"{name}_out", dims=HIDDEN),
         reads=(Tensor(name=source.name, dims=source.dims),),
+    )
+
+
+def embedding(name: str, made: str, *makes: Tensor) -> tuple[Op, ...]:
+    """Gathered rows of the token table, and their sum over the ranks of TP that hold some each."""
+    return (
+        Elementwise(
+            name=name,
+            dims=HIDDEN,
+            kernels=2,
+            forward_moves=2.0,
+            backward_moves=4.0,
+            fused_forward_moves=2.0,
+            fused_backward_moves=4.0,
+        ),
+        Collective(
+            name=f"{name}_sum",
+            site="tp_exit",
+            tensor=Tensor(name=made, dims=HIDDEN),
+            linear=False,
+            makes=makes,
+        ),
     )

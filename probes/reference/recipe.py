@@ -275,7 +275,8 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     rule = "is not in the reference program"
     if job.model.unusual:
         blocks = ", ".join(job.model.unusual)
-        yield Fault("model", job.model.name, f"has {blocks}: {rule}", "probe another model")
+        unknown = f"has {blocks}, which the reference program does not have"
+        yield Fault("model", job.model.name, unknown, "probe a model without them")
     if layout.moe_dispatcher != "alltoall" and layout.ep > 1:
         remedy = "use alltoall, or probe with trainer torchtitan"
         yield Fault("layout.moe_dispatcher", layout.moe_dispatcher, rule, remedy)

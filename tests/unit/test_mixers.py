@@ -286,6 +286,9 @@ def test_releases_before_the_block_are_named() -> None:
     assert "gated DeltaNet (linear attention)" in lacking(model, release_of("megatron", "0.15"))
     assert lacking(hybrid, release_of("megatron", "0.18")) == []
     assert "Mamba-2 (state space) layers" in lacking(hybrid, release_of("megatron", "0.17"))
+    for change in ({"mamba_d_conv": 3}, {"mamba_conv_bias": False}, {"mamba_proj_bias": True}):
+        other = read_model({**inline_keys(hybrid), **change})
+        assert lacking(other, release_of("megatron", "0.18")) == ["other taps or biases of Mamba-2"]
     kimi = lacking(read_model(KIMI), release_of("megatron", "0.18"))
     assert kimi == ["Kimi Delta Attention (linear attention)"]
 
@@ -398,18 +401,18 @@ def test_bounds_stay_below_prices_and_batches_are_their_rows(model: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("gpu", "num_gpus", "layout", "batch", "published"),
+    ("gpu", "num_gpus", "layout", "batch", "published", "high"),
     [
         ("h100-sxm-80gb", 16, {"micro_batch_size": 1, "precision": "float8-tensorwise",
-            "ac": "modules-moe+layernorm"}, 1024, 14719),
-        ("gb200-nvl72-186gb", 8, {"micro_batch_size": 2, "precision": "mxfp8"}, 512, 34816),
-        ("gb300-nvl72-288gb", 8, {"micro_batch_size": 4, "precision": "mxfp8"}, 512, 39936),
+            "ac": "modules-moe+layernorm"}, 1024, 14719, 0.13),
+        ("gb200-nvl72-186gb", 8, {"micro_batch_size": 2, "precision": "mxfp8"}, 512, 34816, 0.23),
+        ("gb300-nvl72-288gb", 8, {"micro_batch_size": 4, "precision": "mxfp8"}, 512, 39936, 0.13),
     ],
 )  # fmt: skip
 def test_nemotron_3_nano_is_near_what_its_publisher_measured(
-    gpu: str, num_gpus: int, layout: dict[str, Any], batch: int, published: float
+    gpu: str, num_gpus: int, layout: dict[str, Any], batch: int, published: float, high: float
 ) -> None:
-    """Megatron-Bridge docs/performance-summary.md; nothing was fitted to these rows."""
+    """Megatron-Bridge docs/performance-summary.md; not fitted. high: by docs/STATUS.md."""
     asked = {
         "model": "nemotron-3-nano-30b-a3b", "cluster": {"gpu": gpu, "num_gpus": num_gpus},
         "training": {"seq_len": 8192, "global_batch_size": batch, "trainer": "megatron-bridge",
@@ -419,7 +422,7 @@ def test_nemotron_3_nano_is_near_what_its_publisher_measured(
     }  # fmt: skip
     found = estimate_job(read_job(asked))
     assert found.fits
-    assert found.tokens_per_second_per_gpu == pytest.approx(published, rel=0.25)
+    assert found.tokens_per_second_per_gpu / published - 1 == pytest.approx(high, abs=5e-3)
     assert found.interval is not None
     low, high = found.interval.step_seconds
     assert low < batch * 8192 / published / num_gpus < high

@@ -285,7 +285,7 @@ CASES = [
     Case("block-N and uniform-N count layers of a stage", {"ac": "uniform-33"},
         {"ac": "uniform-32"}, MEGATRON, text="uniform-33 is as many layers as a stage has"),
     Case("uniform-N divides the layers of every stage", {"ac": "uniform-5"}, {"ac": "uniform-4"},
-        {**MEGATRON, "trainer_version": "0.16"}, "layers by uniform-5 unevenly"),
+        {**MEGATRON, "trainer_version": "0.16"}, "stops where uniform-5 does not divide"),
     Case("uniform-N divides the layers of every stage",
         {"pp": 2, "layers_per_stage": (17, 15), "ac": "uniform-2"},
         {"pp": 2, "layers_per_stage": (18, 14), "ac": "uniform-2"},
