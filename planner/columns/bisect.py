@@ -13,10 +13,10 @@ Holds = Callable[[IntColumn, IntColumn], tuple[BoolColumn, BoolColumn]]
 def bisected(
     low: IntColumn, high: IntColumn, holds: Holds, coarse: int = 1
 ) -> tuple[IntColumn, IntColumn, IntColumn]:
-    """(rows left, the largest number of each that holds, the next that does not), to within coarse.
+    """(rows left, the largest number of each at which `holds` is true, the next), within coarse.
 
-    low, high (N,): it holds at the one and not at the other, or is taken to. A row that `holds`
-    gives up is not among those left.
+    low, high (N,): `holds` is taken to be true at low and false at high; neither is asked again.
+    Rows that it drops are missing from the answer.
     """
     low, high, rows = low.copy(), high.copy(), np.arange(len(low))
     while len(rows) and (high[rows] - low[rows] > coarse).any():

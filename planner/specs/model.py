@@ -415,7 +415,7 @@ class ModelSpec(Mixers):
         return inner
 
     def mixer_parameters(self, mixer: Mixer) -> int:
-        """A layer's mixer; only attention's own norms are in norm_parameters()."""
+        """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
         if mixer == "attention":
             return self.attention_parameters()
         return MIXER_PARAMETERS[mixer](self, self.hidden_size)

@@ -19,9 +19,9 @@ from planner.work.pieces import Code
 class MixerWork:
     """One mixer.
 
-    operations: from the layer's gathered input to its output projection, whose sum over TP follows.
-    sizes: of its dimensions on one rank, by the model and TP.
-    cut: dimensions that TP divides.
+    operations: from the layer's gathered input to its output projection; the sum over TP follows.
+    sizes: dimensions on one rank, from the model and the TP degrees.
+    cut: names of the dimensions that TP divides.
     """
 
     operations: Callable[[ModelSpec, Code], tuple[Op, ...]]

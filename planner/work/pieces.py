@@ -115,7 +115,7 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
 
 
 def across_heads(name: str, tensor: Tensor) -> Collective:
-    """Where context parallelism turns tokens of all heads into all tokens of some, or back."""
+    """Context parallelism's all-to-all: some tokens of all heads for all tokens of some heads."""
     return Collective(name=name, site="cp_heads", tensor=tensor)
 
 

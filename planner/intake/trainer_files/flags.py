@@ -267,7 +267,7 @@ def _whole(text: str, placed: Placed) -> Span:
 
 
 def _runs(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Spans in order, those with nothing but blanks between them as one."""
+    """Spans in order; neighbours with only blanks between them become one."""
     runs: list[Span] = []
     for start, end in sorted(spans):
         if runs and not text[runs[-1][1] : start].strip(" \t"):
