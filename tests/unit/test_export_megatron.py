@@ -129,6 +129,8 @@ def test_gpt3_has_biases_and_gelu() -> None:
     assert not {"--swiglu", "--disable-bias-linear", "--group-query-attention"} & said.keys()
     assert said["--normalization"] == ["LayerNorm"]
     assert said["--position-embedding-type"] == ["learned_absolute"]
+    short = flags_of(make("gpt3-175b", {"seq_len": 512}, tp=8, pp=8))
+    assert short["--max-position-embeddings"] == ["2048"]  # rows of its table
 
 
 @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
