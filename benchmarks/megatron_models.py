@@ -11,6 +11,7 @@ With `--arguments` each line is judged and answered with its layers of each stag
 Needs megatron-core 0.16 and torch: `PYTHONPATH=.venv/megatron`, which `make test-slow` sets up.
 """
 
+import copy
 import dataclasses
 import json
 import sys
@@ -26,7 +27,14 @@ from megatron.core import utils as megatron_utils
 from megatron.core.activations import squared_relu
 from megatron.core.models import backends
 from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_linear_attention_pattern,
+)
+from megatron.core.ssm import gated_delta_net
+from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import multi_latent_attention
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe import grouped_gemm_util
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
@@ -66,7 +74,13 @@ DEFAULTS = {
     "multi_latent_attention": False, "cuda_graph_scope": [], "deallocate_pipeline_outputs": True,
     "perform_initialization": False,  # weights are counted, not drawn
 }  # fmt: skip
-EVALUATED = ("moe_layer_freq", "no_rope_freq", "window_attn_skip_freq", "window_size")
+EVALUATED = (
+    "linear_attention_freq",
+    "moe_layer_freq",
+    "no_rope_freq",
+    "window_attn_skip_freq",
+    "window_size",
+)
 SINGLE = {"cp_comm_type", "moe_router_load_balancing_type", "moe_aux_loss_coeff"}  # a list of one
 KINDS = {"int": int, "float": float, "-": str}
 VIRTUAL, LAYOUT = "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"
@@ -97,6 +111,7 @@ def prepare() -> None:
     grouped_gemm_util.grouped_gemm = SimpleNamespace(ops=None)
     backends.DotProductAttention = Attention
     multi_latent_attention.TELinear = multi_latent_attention.TEColumnParallelLinear = type(None)
+    gated_delta_net.HAVE_FLA = True
     megatron_utils._te_version = Version(ENGINE)
     torch.cuda.current_device = lambda: "meta"
     torch.cuda.Stream = SimpleNamespace
@@ -156,16 +171,39 @@ def stages(values: Mapping[str, Any]) -> list[int]:
     return found
 
 
+def mixed(layer: Any) -> Any:
+    """A layer whose attention is a gated DeltaNet, of Megatron-core's own modules."""
+    other = copy.deepcopy(layer)
+    other.submodules.self_attention = ModuleSpec(
+        module=GatedDeltaNet,
+        submodules=GatedDeltaNetSubmodules(
+            in_proj=ColumnParallelLinear, out_norm=Norm, out_proj=RowParallelLinear
+        ),
+    )
+    return other
+
+
 def weights(values: Mapping[str, Any]) -> int:
     """Weights of the GPTModel that pretrain_gpt.py builds, on the meta device."""
     config = config_of(values)
     layers = gpt_layer_specs.get_gpt_decoder_block_spec(
         config, False, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
+    if config.experimental_attention_variant == "gated_delta_net":
+        layers.layer_specs = [
+            mixed(layer) if linear else layer
+            for layer, linear in zip(
+                layers.layer_specs, get_linear_attention_pattern(config), strict=True
+            )
+        ]
+    mtp = config.mtp_num_layers and gpt_layer_specs.get_gpt_mtp_block_spec(
+        config, layers, use_transformer_engine=False
+    )
     with torch.device("meta"):
         built = GPTModel(
             config,
             layers,
+            mtp_block_spec=mtp or None,
             vocab_size=values["vocab_size"] + 1,  # NullTokenizer's end of a document, up to 0.17
             max_sequence_length=values["max_position_embeddings"],
             share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in values,
