@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 TEST_PROCESSES ?= 2
-JUDGES = $(VENV)/.titan $(VENV)/.megatron
+JUDGES = $(VENV)/.titan $(VENV)/.titan03 $(VENV)/.megatron
 
 # One line says what is missing, before anything is made.
 define ENVIRONMENT

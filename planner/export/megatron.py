@@ -455,7 +455,8 @@ def _training(draft: Draft) -> list[str]:
             "--save-interval",
             str(training.checkpoint.interval_steps),
         ]
-        arguments += [] if training.checkpoint.mode == "sync" else ["--async-save"]
+        if training.checkpoint.mode != "sync":  # without the worker, 0.16 and later save in step
+            arguments += ["--async-save", "--use-persistent-ckpt-worker"]
     return arguments
 
 

@@ -117,6 +117,9 @@ def test_windows_of_some_layers() -> None:
     assert "high_freq" not in str(exported.gaps[0])
     assert flags_of(exported)["--no-rope-freq"] == ["[" + ",".join(["0,0,0,1"] * 12) + "]"]
     assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
+    older = make("mistral-7b", {"trainer_version": "0.14"})  # whose parser has no such flag
+    assert "--window-size" not in flags_of(older)
+    assert "model.sliding_window" in [gap.fault.field for gap in older.gaps]
 
 
 def test_grouped_gemm_is_for_bfloat16() -> None:
@@ -221,6 +224,11 @@ def test_nvfp4_is_in_later_releases() -> None:
     older = make(job={"trainer_version": "0.14"}, tp=8, precision="nvfp4")
     assert [fault.field for fault in older.blockers] == ["precision"]
     assert "--fp4-format" in flags_of(make(tp=8, precision="nvfp4"))
+
+
+def test_async_saves_have_the_worker_without_which_they_are_switched_off() -> None:
+    saves = {"checkpoint": {"interval_steps": 100, "mode": "async"}}
+    assert {"--async-save", "--use-persistent-ckpt-worker"} <= flags_of(make(job=saves)).keys()
 
 
 def test_optimizers() -> None:
