@@ -7,7 +7,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-import real_torchtitan
 
 from tests.conftest import ROOT, missing
 
@@ -17,8 +16,6 @@ FILES = ("test_intake_real_torchtitan.py", "test_export_real_torchtitan.py")
 
 
 def test_exports_and_configs_are_those_of_torchtitan_0_3() -> None:
-    if real_torchtitan.LINE == "0.3":
-        pytest.skip("the other files run it")
     if not any(distributions(name="torchtitan", path=[FOLDER])):
         missing("torchtitan 0.3", "`make test-slow` installs it")
     files = [f"tests/unit/{name}" for name in FILES]
