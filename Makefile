@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 TEST_PROCESSES ?= 2
+JUDGES = $(VENV)/.titan $(VENV)/.titan03 $(VENV)/.megatron
 
 # One line says what is missing, before anything is made.
 define ENVIRONMENT
@@ -22,7 +23,7 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	$(PYTEST)
 
-test-slow: $(VENV)/.test $(VENV)/.titan
+test-slow: $(VENV)/.test $(JUDGES)
 	$(PYTEST) -m slow
 
 $(VENV)/.base: pyproject.toml setup.py
@@ -36,12 +37,12 @@ $(VENV)/.test: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,server,postgres]'
 	touch $@
 
-# TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own. One folder for all environments
-# of these requirements and this Python.
-TITAN = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/planner/titan-$(shell cksum < titan-requirements.txt | cut -d' ' -f1)-$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
-$(VENV)/.titan: titan-requirements.txt $(VENV)/.test
-	test -d $(TITAN) || { rm -rf $(TITAN).part && $(BIN)/python -m pip install --quiet --no-deps --target $(TITAN).part --requirement titan-requirements.txt && mv $(TITAN).part $(TITAN); }
-	rm -rf $(VENV)/titan && ln -s $(TITAN) $(VENV)/titan
+# What real trainers depend on stays out of the environment: the tests run each in processes of its own. One folder for all environments
+# of the same requirements and this Python.
+JUDGE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/planner/$*-$(shell cksum < $*-requirements.txt | cut -d' ' -f1)-$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
+$(JUDGES): $(VENV)/.%: %-requirements.txt $(VENV)/.test
+	test -d $(JUDGE) || { rm -rf $(JUDGE).part && $(BIN)/python -m pip install --quiet --no-deps --target $(JUDGE).part --requirement $< && mv $(JUDGE).part $(JUDGE); }
+	rm -rf $(VENV)/$* && ln -s $(JUDGE) $(VENV)/$*
 	touch $@
 
 benchmarks: $(VENV)/.test

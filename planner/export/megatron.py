@@ -397,7 +397,8 @@ def _rest(draft: Draft, release: Release) -> list[str]:
 
 
 def _training(draft: Draft) -> list[str]:
-    layout, training = draft.layout, draft.training
+    layout, training, model = draft.layout, draft.training, draft.model
+    table = model.max_position_embeddings if model.position_embedding == "learned" else 0
     arguments = [
         "--micro-batch-size",
         str(layout.micro_batch_size),
@@ -406,7 +407,7 @@ def _training(draft: Draft) -> list[str]:
         "--seq-length",
         str(training.seq_len),
         "--max-position-embeddings",
-        str(training.seq_len),
+        str(max(training.seq_len, table)),
         "--train-iters",
         str(train_steps(training)),
         "--clip-grad",
@@ -454,7 +455,8 @@ def _training(draft: Draft) -> list[str]:
             "--save-interval",
             str(training.checkpoint.interval_steps),
         ]
-        arguments += [] if training.checkpoint.mode == "sync" else ["--async-save"]
+        if training.checkpoint.mode != "sync":  # without the worker, 0.16 and later save in step
+            arguments += ["--async-save", "--use-persistent-ckpt-worker"]
     return arguments
 
 

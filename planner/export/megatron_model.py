@@ -19,7 +19,7 @@ from planner.trainers.megatron import MEGATRON
 from planner.trainers.megatron_models import adds_a_token, is_hybrid, lacking
 from planner.trainers.release import Release
 
-SOME_WINDOWS = "0.15"  # training/arguments.py --window-attn-skip-freq
+SOME_WINDOWS = "0.15"  # training/arguments.py --window-size, --window-attn-skip-freq
 FLEXIBLE = ("deepep", "hybridep")  # backends of the dispatcher `flex`
 
 
@@ -95,15 +95,14 @@ def _window(draft: Draft, release: Release) -> list[str]:
     if not any(mask):
         return []
     size = ["--window-size", f"{model.sliding_window},0"]
-    if all(mask):
+    if all(mask) and release.since(SOME_WINDOWS):
         return size
     if release.since(SOME_WINDOWS) and not model.attn_temperature_tuning:
         return [*size, "--window-attn-skip-freq", _pattern([int(one) for one in mask])]
     rule = (
         "is of chunks (Llama 4), which Megatron-LM has no argument for"
         if model.attn_temperature_tuning
-        else "holds for some layers only, which no argument of "
-        f"{release.number} says ({SOME_WINDOWS}: --window-attn-skip-freq)"
+        else f"has no argument in {release.number} ({SOME_WINDOWS}: --window-size)"
     )
     remedy = "expect the time of full attention"
     draft.gap("model.sliding_window", model.sliding_window, rule, remedy, blocking=False)

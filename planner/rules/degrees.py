@@ -28,13 +28,13 @@ def _product_remedy(x: Layout, c: Context) -> str:
 
 
 def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.trainer.replicates_kv_heads
+    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.released.replicates_kv_heads
     return np.asarray(~divides(c.num_kv_heads, x.tp) & ~replicated)
 
 
 def _kv_remedy(x: Layout, c: Context) -> str:
     fitting = divisors(c.num_kv_heads)
-    if c.trainer.replicates_kv_heads:
+    if c.released.replicates_kv_heads:
         fitting = sorted(
             {
                 *fitting,

@@ -9,7 +9,9 @@ from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import DTYPES, Layout
 from planner.work.quantised import local_shape, low_share, products
 
-TENSORWISE, MXFP8 = PRECISIONS.names.index("float8-tensorwise"), PRECISIONS.names.index("mxfp8")
+TENSORWISE, DELAYED, MXFP8 = map(
+    PRECISIONS.names.index, ("float8-tensorwise", "float8-delayed", "mxfp8")
+)
 SINGLES = frozenset({"fp32", "tf32"})
 _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
@@ -231,7 +233,12 @@ PRECISION_RULES: tuple[Rule, ...] = (
         key="float8 all-gather is tensorwise only",
         field="float8_all_gather",
         reads=frozenset({"float8_all_gather", "precision"}),
-        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.precision != TENSORWISE)),
+        # megatron/training/arguments.py takes --fp8-param-gather with delayed scaling too
+        broken=lambda x, c: np.asarray(
+            x.float8_all_gather
+            & (x.precision != TENSORWISE)
+            & ~((x.precision == DELAYED) & _MEGATRON(c))
+        ),
         rule=lambda x, c: f"float8_all_gather needs one scale a tensor, precision is {x.precision}",
         remedy=lambda x, c: "set precision to float8-tensorwise, or float8_all_gather to false",
     ),
@@ -256,5 +263,20 @@ PRECISION_RULES: tuple[Rule, ...] = (
             "float8_all_gather is the distributed optimizer's, which zero_stage=0 does without"
         ),
         remedy=lambda x, c: "set zero_stage to 1, or float8_all_gather to false",
+    ),
+    Rule(
+        key="float8 all-gather beside offload is of delayed scaling",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "cpu_offload", "precision"}),
+        # megatron/training/arguments.py, core 0.14 to 0.20: "the optimizer cpu offload must be used
+        # in conjunction with --fp8-recipe delayed"
+        applies=_MEGATRON,
+        broken=lambda x, c: np.asarray(
+            x.float8_all_gather & x.cpu_offload & (x.precision != DELAYED)
+        ),
+        rule=lambda x, c: (
+            f"{c.trainer.name} refuses float8_all_gather of {x.precision} with offload"
+        ),
+        remedy=lambda x, c: "set float8_all_gather or cpu_offload to false",
     ),
 )

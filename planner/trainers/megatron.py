@@ -89,7 +89,11 @@ MEGATRON = TrainerRules(
             releases=Releases(since="0.7", before="0.14"),
             fields={"cuda_graphs": frozenset({"none", "partial"})},
         ),
-        Change(releases=Releases(before="0.16"), fields={"captures_routing": False}),
+        # transformer_config.py: num_query_groups divides or is divided by TP since 0.16
+        Change(
+            releases=Releases(before="0.16"),
+            fields={"captures_routing": False, "replicates_kv_heads": False},
+        ),
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),

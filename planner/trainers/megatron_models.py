@@ -108,6 +108,7 @@ def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
             "scaled residual or logits",
         ),
         (router not in (None, "softmax", "sigmoid"), f"{router} router"),
+        (router == "softmax" and model.router_correction_bias, "a bias on softmax scores"),
         (
             sums and model.num_experts_per_tok > 1,
             "sigmoid scores that are not divided by their sum",

@@ -117,6 +117,9 @@ def test_windows_of_some_layers() -> None:
     assert "high_freq" not in str(exported.gaps[0])
     assert flags_of(exported)["--no-rope-freq"] == ["[" + ",".join(["0,0,0,1"] * 12) + "]"]
     assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
+    older = make("mistral-7b", {"trainer_version": "0.14"})  # whose parser has no such flag
+    assert "--window-size" not in flags_of(older)
+    assert "model.sliding_window" in [gap.fault.field for gap in older.gaps]
 
 
 def test_grouped_gemm_is_for_bfloat16() -> None:
@@ -129,6 +132,8 @@ def test_gpt3_has_biases_and_gelu() -> None:
     assert not {"--swiglu", "--disable-bias-linear", "--group-query-attention"} & said.keys()
     assert said["--normalization"] == ["LayerNorm"]
     assert said["--position-embedding-type"] == ["learned_absolute"]
+    short = flags_of(make("gpt3-175b", {"seq_len": 512}, tp=8, pp=8))
+    assert short["--max-position-embeddings"] == ["2048"]  # rows of its table
 
 
 @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
@@ -219,6 +224,11 @@ def test_nvfp4_is_in_later_releases() -> None:
     older = make(job={"trainer_version": "0.14"}, tp=8, precision="nvfp4")
     assert [fault.field for fault in older.blockers] == ["precision"]
     assert "--fp4-format" in flags_of(make(tp=8, precision="nvfp4"))
+
+
+def test_async_saves_have_the_worker_without_which_they_are_switched_off() -> None:
+    saves = {"checkpoint": {"interval_steps": 100, "mode": "async"}}
+    assert {"--async-save", "--use-persistent-ckpt-worker"} <= flags_of(make(job=saves)).keys()
 
 
 def test_optimizers() -> None:

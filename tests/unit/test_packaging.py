@@ -25,7 +25,7 @@ NAMES |= {"yaml": "pyyaml", "pythonjsonlogger": "python-json-logger"}
 # parts of it that its users import
 BROUGHT_ALONG = {"starlette": "fastapi", "anyio": "fastapi", "PIL": "matplotlib", "h11": "uvicorn"}
 # optional, each absence a line of its own; see the probe program
-WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "transformers", "triton"}
+WHERE_A_GPU_IS = {"megatron", "torchao", "pynvml", "torchtitan", "transformers", "triton"}
 MISSING_ON_PURPOSE = {"a_package_that_nobody_has"}
 
 

@@ -1,0 +1,62 @@
+"""Megatron-LM exports, judged by the real megatron-core 0.16: its configuration and its model."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from export_cases import cluster, model, training
+from test_megatron_files import JOBS, legal
+
+from planner.cost.pipeline.stages import stage_layers
+from planner.export.megatron import export
+from planner.trainers.megatron_models import lacking
+from planner.trainers.registry import release_of
+from tests.conftest import ROOT, clean_environment, missing
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+FOLDER = os.environ.get("MEGATRON_CORE_PATH", str(Path(sys.prefix) / "megatron"))
+
+
+def judged(*words: str, lines: str = "") -> list[str]:
+    """Lines that benchmarks/megatron_models.py prints."""
+    if not any(distributions(name="megatron-core", path=[FOLDER])):
+        missing("megatron-core", "`make test-slow` installs it")
+    done = subprocess.run(
+        [sys.executable, "benchmarks/megatron_models.py", *words],
+        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), FOLDER])},
+        cwd=ROOT, input=lines, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
+    *rows, _ = judged()
+    counts = Counter(row.split()[0] for row in rows)
+    assert counts["equal"] >= 71
+    refused = {row.split()[1] for row in rows if row.startswith("refused")}
+    core, names = release_of("megatron", "0.16"), [row.split()[1] for row in rows]
+    assert refused == {name for name in names if lacking(model(name), core)}
+    assert counts["equal"] + len(refused) == len(rows)
+
+
+def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
+    exported, stages = [], []
+    for seed, (name, num_gpus, batch) in enumerate(JOBS):
+        spec, layouts = model(name), legal(model(name), num_gpus, batch, seed)
+        job = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
+        for _ in range(25):
+            chosen = next(layouts)
+            made = export(chosen, spec, cluster(num_gpus), job, "0.16")
+            exported.append(json.dumps(made.arguments))
+            count = chosen.pp * chosen.virtual_stages
+            stages.append(list(stage_layers(spec.num_hidden_layers, count, counts_ends=False)))
+    answers = [json.loads(line) for line in judged("--arguments", lines="\n".join(exported))]
+    assert len(answers) == 200
+    for words, answer, sizes in zip(exported, answers, stages, strict=True):
+        assert answer == sizes, words
