@@ -829,4 +829,6 @@ def test_the_loop_with_the_real_program(
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["probes"] == 1
-    assert plan["ranked"][0]["measurement"]["step_seconds"] > 0
+    # a slow run on a busy machine may cost the measured layout its first rank
+    (run,) = (entry["measurement"] for entry in plan["ranked"] if entry["measurement"])
+    assert run["step_seconds"] > 0
