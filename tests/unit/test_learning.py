@@ -249,6 +249,13 @@ def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
         wiring.measurements.get("m-1")
 
 
+def test_an_owners_last_run_is_forgotten_too(wiring: Wiring) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS), shared=False)
+    assert learned(wiring, JOB, "ann") is not None
+    update_about(wiring, [wiring.measurements.delete("m-1")])
+    assert learned(wiring, JOB, "ann") is None
+
+
 def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -> None:
     stored(wiring, run("m-1", 1.3, VERSIONS), owner="ann", shared=False)
     assert learned(wiring, JOB) is None
