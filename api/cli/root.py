@@ -50,7 +50,7 @@ COMMANDS = {
     "GPU-seconds.",
     "plans": "List stored plans, and those that probes are still spent on, newest first.",
     "show": "Print a stored plan again, as `recommend` printed it.",
-    "measurements": "Measurements: import, export, list, delete, share.",
+    "measurements": "Measurements: import, export, list, delete, believe, share.",
     "sweep": "Known jobs measured now, or by workers on a schedule.",
     "queue": "Probes, studies and runs of sweeps: what waits, what was given up, another try.",
     "db": "The database: bring it to the revision that this version needs, back it up, check it.",
