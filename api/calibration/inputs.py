@@ -56,7 +56,7 @@ def learned_without(
         superseded_at=then,
         built_from=None,
         num_runs=len(others),
-        document=to_document(calibration),
+        document={**to_document(calibration), "runs": [run.id for run in others]},
     )
 
 

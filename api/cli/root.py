@@ -36,6 +36,7 @@ COMMANDS = {
     "probe": "Run layouts for a few steps and record time, memory and what went wrong.",
     "calibrate": "Make the calibration of every measured trainer and GPU anew; plans use the "
     "newest.",
+    "calibrations": "What was learned here: list, show, revert.",
     "catalog": "List what is known by name, or show one entry with its sources; "
     "keep entries of your own.",
     "export": "Write the configuration and command that run a layout.",
@@ -55,7 +56,7 @@ COMMANDS = {
     "queue": "Probes, studies and runs of sweeps: what waits, what was given up, another try.",
     "db": "The database: bring it to the revision that this version needs, back it up, check it.",
 }
-GROUPS = ("measurements", "sweep", "queue", "db")  # of more commands
+GROUPS = ("calibrations", "measurements", "sweep", "queue", "db")  # of more commands
 IN_PLANS = {"plans": "list_plans", "show": "show_plan"}  # the others have a file each
 SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
 
