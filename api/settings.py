@@ -144,8 +144,8 @@ class Settings(BaseSettings):
     host, port: where the service listens.
     allowed_hosts: names by which the service is asked, several at commas. Empty: any name where
         keys are needed, else names that no public DNS holds.
-    proxies: addresses and networks of proxies, several at commas. Only they are believed when they
-        say for whom they ask (X-Forwarded-For, X-Forwarded-Proto).
+    proxies: addresses and networks of proxies, several at commas. X-Forwarded-For and
+        X-Forwarded-Proto are believed from these only.
     max_body_bytes: of one request.
     request_seconds: that a client may take to send the head of a request, and again its body.
     most_connections: at once; more are closed.

@@ -1,4 +1,4 @@
-"""`planner-cli calibrations`: what was learned here, what rests on it, and how it is undone."""
+"""`planner-cli calibrations`: learned here: their runs, the plans on them, and undoing them."""
 
 from typing import Annotated, Any
 
@@ -14,13 +14,13 @@ from api.storage.records import CalibrationRecord
 from api.wiring import wire
 from planner.units import counted
 
-app = typer.Typer(help="What was learned here: list, show, revert.", rich_markup_mode=None)
+app = typer.Typer(help="Calibrations learned here: list, show, revert.", rich_markup_mode=None)
 CalibrationId = Annotated[str, typer.Argument(metavar="ID", help="As `calibrations list` shows.")]
 
 
 @app.callback()
 def _group() -> None:
-    """What was learned here: list, show, revert."""
+    """Calibrations learned here: list, show, revert."""
 
 
 @app.command("list")

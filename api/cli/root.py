@@ -36,7 +36,7 @@ COMMANDS = {
     "probe": "Run layouts for a few steps and record time, memory and what went wrong.",
     "calibrate": "Make the calibration of every measured trainer and GPU anew; plans use the "
     "newest.",
-    "calibrations": "What was learned here: list, show, revert.",
+    "calibrations": "Calibrations learned here: list, show, revert.",
     "catalog": "List what is known by name, or show one entry with its sources; "
     "keep entries of your own.",
     "export": "Write the configuration and command that run a layout.",

@@ -1,4 +1,4 @@
-"""Which measured numbers are believed: what cannot be, and what is so far off that one asks."""
+"""Belief in measured numbers: impossible ones are refused, far ones asked about."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -75,8 +75,8 @@ def checked_rows(
 ) -> list[Measurement]:
     """Rows that somebody typed: refused where they cannot be true, or are too far off.
 
-    Far off is what neither the shipped calibration nor the owner's explains; whom a row belongs to
-    is asked whether it is true. What only the owner's explains is vouched for by that.
+    Far off: neither the shipped calibration nor the owner's explains it, so the owner is asked. One
+    that only the owner's explains is vouched for by that.
     """
     found = [checked(one, wiring.clock.now()) for one in measurements]
     learnt = CalibrationLookup(wiring, owner)
@@ -94,7 +94,7 @@ def checked_rows(
 
 
 def far_off(measurements: Sequence[Measurement], estimator: Estimator) -> dict[str, str]:
-    """Questions about believed rows far outside the interval of what is predicted, by id."""
+    """Questions about believed rows far outside their predicted interval, by id."""
     rows = [
         (one, seconds)
         for one in measurements

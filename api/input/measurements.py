@@ -232,7 +232,7 @@ def _moment(text: str) -> str:
 def store_new(
     wiring: Wiring, measurements: Sequence[Measurement], *, asked_by: str, shared: bool
 ) -> Stored:
-    """Stores what this owner has not stored yet; the same import twice changes nothing.
+    """Stores the rows that this owner has not stored yet; the same import twice changes nothing.
 
     asked_by: who stores them. shared: whether they count for others' plans.
 

@@ -73,8 +73,8 @@ class Claimed(Generic[Record, End]):
     def finish(self, end: End) -> Record:
         """Stores the end, and what comes with it. Raises ConflictError where the lease was lost.
 
-        While the database does not answer, the end stays in hand, unless the work was told to stop:
-        what cost GPU-seconds is not done twice for an outage.
+        While the database does not answer, the end stays in hand, unless the work is to stop:
+        GPU-seconds are not spent twice for an outage.
         """
         while True:
             try:

@@ -51,8 +51,8 @@ End = TypeVar("End", bound=JobEnd)
 class Workers(ABC, Generic[Record, End]):
     """Threads that claim and run one job after the other; a stop puts what runs back.
 
-    What talks to the outside (`_errands`) has a thread each, so that nothing out there, however
-    slow it answers, keeps a job from being claimed.
+    Work that talks to the outside (`_errands`) has a thread each, so that nothing out there,
+    however slow it answers, keeps a job from being claimed.
     noun: what they run, in the log and the threads' names.
     bug: the failure of a job in which our own code failed.
     report: called with a line when a job starts and when it ends.
@@ -125,7 +125,7 @@ class Workers(ABC, Generic[Record, End]):
         """Work beside the queue that waits for other hosts and programs."""
 
     def _run_errands(self, errand: Callable[[], object]) -> None:
-        """Runs one errand now and then until the stop; what it found to do is claimed at once."""
+        """Runs one errand now and then until the stop; jobs that it found are claimed at once."""
         while not self._stop.is_set():
             self._errands_due.clear()
             try:

@@ -4,7 +4,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, and_, delete, func, or_, select, union
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Engine,
+    Select,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    union,
+)
 from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text
@@ -52,7 +63,7 @@ class SqlLearningStore:
     def measured(self, gpu: str | None) -> list[tuple[str, str]]:
         """(trainer, GPU) of all runs and calibrations in use; of one GPU where it is named."""
         runs, made = MeasurementRow, CalibrationRow
-        query = union(
+        query: CompoundSelect[Any] = union(
             select(runs.trainer, runs.gpu),
             select(made.trainer, made.gpu).where(made.superseded_at.is_(None)),
         )

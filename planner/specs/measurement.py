@@ -163,7 +163,7 @@ class Measurement(BaseModel):
     source: where it comes from (a probe's id, a file, a publication).
     asked_by: who stored it, or asked for the probe. shared: whether it counts for others.
     refused: why its numbers are not believed; it is kept and shown, and counts for nothing.
-    confirmed: who vouches for numbers that are far from what is predicted.
+    confirmed: who vouches for numbers that are far from their prediction.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)

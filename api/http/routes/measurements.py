@@ -151,7 +151,7 @@ async def delete_measurement(request: Request, measurement_id: str, key: Prober)
 async def believe_measurement(request: Request, measurement_id: str, key: Prober) -> Response:
     """Counts one that is far from its prediction; 409 where it cannot be true.
 
-    A key believes its own, an admin's any; what is shared an admin's alone.
+    A key believes its own, an admin's any; shared ones need an admin.
     """
     wiring = wiring_of(request)
 
