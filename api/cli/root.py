@@ -36,7 +36,6 @@ COMMANDS = {
     "probe": "Run layouts for a few steps and record time, memory and what went wrong.",
     "calibrate": "Make the calibration of every measured trainer and GPU anew; plans use the "
     "newest.",
-    "calibrations": "Calibrations learned here: list, show, revert.",
     "catalog": "List what is known by name, or show one entry with its sources; "
     "keep entries of your own.",
     "export": "Write the configuration and command that run a layout.",
@@ -51,6 +50,7 @@ COMMANDS = {
     "GPU-seconds.",
     "plans": "List stored plans, and those that probes are still spent on, newest first.",
     "show": "Print a stored plan again, as `recommend` printed it.",
+    "calibrations": "Calibrations learned here: list, show, revert.",
     "measurements": "Measurements: import, export, list, delete, believe, share.",
     "sweep": "Known jobs measured now, or by workers on a schedule.",
     "queue": "Probes, studies and runs of sweeps: what waits, what was given up, another try.",

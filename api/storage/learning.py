@@ -85,7 +85,7 @@ class SqlLearningStore:
         """
         runs, made = MeasurementRow, CalibrationRow
         trainer, gpu = plain_text(trainer), plain_text(gpu)
-        query = union(
+        query: CompoundSelect[Any] = union(
             select(runs.asked_by).where(
                 runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False)
             ),
