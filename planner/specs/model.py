@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
 from planner.specs.mixers import MIXER_PARAMETERS, Mixer, Mixers
-from planner.specs.network import NETWORK_FIELDS, Network
+from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
 
