@@ -144,6 +144,8 @@ class Settings(BaseSettings):
     host, port: where the service listens.
     allowed_hosts: names by which the service is asked, several at commas. Empty: any name where
         keys are needed, else names that no public DNS holds.
+    proxies: addresses and networks of proxies, several at commas. X-Forwarded-For and
+        X-Forwarded-Proto are believed from these only.
     max_body_bytes: of one request.
     request_seconds: that a client may take to send the head of a request, and again its body.
     most_connections: at once; more are closed.
@@ -196,6 +198,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     allowed_hosts: str = ""
+    proxies: str = ""
     max_body_bytes: int = Field(default=int(2 * MEGA), gt=0)
     request_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     most_connections: int = Field(default=2000, gt=0)

@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+
+from probes.folder import read_whole
 
 # the prefix that --tee adds, and the one of torch's own excepthook
 PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")
@@ -77,7 +80,7 @@ def read_errors(result: Path) -> tuple[RankError, ...]:
     found = []
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_whole(path))
             rank = int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".error.json"))
             known = {
                 field.name: values[field.name]
@@ -103,7 +106,9 @@ def read_stacks(result: Path) -> dict[int, str]:
     """Reads the stacks that ranks dumped on request, by rank; skips empty files."""
     found = {}
     for path in result.parent.glob(f"{result.name}.rank*.stack"):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = ""
+        with suppress(OSError):
+            text = read_whole(path)
         if text.strip():
             found[int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".stack"))] = text
     return found

@@ -239,7 +239,8 @@ def _stopped(evidence: Evidence) -> Failed:
 def _killed(evidence: Evidence) -> Failed | None:
     """Returns the rank, or the launcher, that a signal ended.
 
-    Ranks ended by SIGTERM do not count: torchrun stopped them because another rank had ended.
+    Ranks ended by SIGTERM count where all that ended were: else torchrun stopped them because
+    another rank had ended.
     """
     _, _, root = evidence.log.rpartition("Root Cause")
     told = (
@@ -249,6 +250,7 @@ def _killed(evidence: Evidence) -> Failed | None:
     )
     ended = [(int(m["rank"]), int(m["code"]), int(m["pid"])) for m in told]
     by_signal = [entry for entry in ended if entry[1] < 0 and entry[1] != -signal.SIGTERM]
+    by_signal = by_signal or [entry for entry in ended if {one[1] for one in ended} == {-15}]
     if by_signal:
         rank, code, pid = by_signal[0]
         starved = any(int(m["pid"]) == pid for m in HOST_OOM.finditer(evidence.kernel))

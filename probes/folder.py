@@ -1,5 +1,6 @@
 """The folder of a probe: the names of the files that runner, program and reader agree on."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +11,18 @@ NODE_STARTS = "guardian.node*.json"
 KERNEL_LOG, KERNEL_LOGS = "kernel.log", "kernel*.log"  # what kernels logged meanwhile
 OTHERS, ALL_OTHERS = "others.txt", "others*.txt"  # who else holds memory of its GPUs
 FOUND = "found.json"  # versions that the interpreter of the program has
+MOST_BYTES = 16_000_000  # of a file that is read whole; a result of a thousand steps has 0.1 MB
 STOP = "stop"  # asks the guardians of all nodes to end the probe
+
+
+def read_whole(path: Path) -> str:
+    """The text of a file that a program wrote. Raises OSError for one of more than MOST_BYTES."""
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        size = path.stat().st_size
+        raise OSError(errno.EFBIG, f"{size:,} bytes, more than {MOST_BYTES:,}", str(path))
+    return raw.decode("utf-8", "replace")
 
 
 def lease_folder() -> Path:

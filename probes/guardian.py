@@ -20,6 +20,7 @@ import os
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -36,6 +37,9 @@ STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
 KILL_SECONDS = 20.0
 STOP_FILE_SECONDS = 1.0  # between two looks for the file that asks to stop
 CLEAN_SEARCHES = 2  # a process that forks during one search may be missed by it
+LOG_SECONDS = 1.0  # between two looks at how long logs have become
+LOG_BYTES = 2_000_000  # that are left of each end of a long log
+MOST_LOG_BYTES = 8 * LOG_BYTES  # on disk while the probe runs
 STACK_SIGNAL = signal.SIGUSR1
 KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192  # of the kernel log, at most (CONSOLE_EXT_LOG_MAX)
@@ -246,6 +250,22 @@ def runner_wants(*, other_parent: bool, line: bytes | None) -> str | None:
     return "runner-gone" if other_parent or line is not None else None
 
 
+def cut_log(path: Path, most: int) -> None:
+    """Leaves both ends of a log that takes more than so many bytes on disk.
+
+    Who writes goes on: at its new end, or where it was, over a hole that takes no room.
+    """
+    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as log:
+        found = os.fstat(log.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_blocks * 512 <= most:
+            return
+        log.seek(max(LOG_BYTES, found.st_size - LOG_BYTES))
+        tail = log.read(LOG_BYTES)
+        log.truncate(LOG_BYTES)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\n[...]\n" + tail)
+
+
 class Guardian:
     """One command and its end. The keys of the spec are those of `probes.launch.GuardianSpec`.
 
@@ -284,13 +304,18 @@ class Guardian:
             values = {"reason": "not-started", "message": message, "seconds": 0.0, "left": []}
             write_json(end, values)
             return False
+        looked = self.clock()
         while (reason := self.reason_to_end(child)) is None:
             time.sleep(TICK_SECONDS)
+            if self.clock() - looked > LOG_SECONDS:
+                self._cut_logs(MOST_LOG_BYTES)
+                looked = self.clock()
         seconds = self.clock() - self.started
         stopped = stopped_ranks(os.getpid())
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
             time.sleep(STACKS_SECONDS)
         left = kill_all(self.spec["token"], below=os.getpid())
+        self._cut_logs(2 * LOG_BYTES)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         write_private(Path(self.spec["kernel"]), self.kernel.read(self.spec["bus_ids"]))
         told = {"reason": reason, "exit_code": code, "seconds": seconds, "left": left}
@@ -321,6 +346,12 @@ class Guardian:
             return False
         self.looked = self.clock()
         return os.path.exists(self.spec["stop"])
+
+    def _cut_logs(self, most: int) -> None:
+        """Shortens its own output and the logs of the ranks."""
+        for path in {Path(self.spec["output"]), *Path(self.spec["cwd"]).rglob("*.log")}:
+            with contextlib.suppress(OSError):
+                cut_log(path, most)
 
     def _start(self, output: Any) -> int:
         given = {name: os.environ[name] for name in self.spec["inherit"] if name in os.environ}

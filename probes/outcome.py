@@ -17,7 +17,18 @@ from pydantic import ValidationError
 
 from probes.evidence import Evidence, read_errors, read_stacks
 from probes.failures import classify
-from probes.folder import ALL_OTHERS, BEGIN, END, KERNEL_LOGS, NODE_ENDS, RESULT, TASK
+from probes.folder import (
+    ALL_OTHERS,
+    BEGIN,
+    END,
+    KERNEL_LOGS,
+    MOST_BYTES,
+    NODE_ENDS,
+    RESULT,
+    TASK,
+    read_whole,
+)
+from probes.guardian import LOG_BYTES
 from probes.protocol import (
     Environment,
     Failed,
@@ -29,8 +40,6 @@ from probes.protocol import (
     found_by,
 )
 from probes.trainers import trainer_of
-
-LOG_BYTES = 2_000_000  # bytes read from each end of a longer log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +73,7 @@ class Begin:
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_whole(path))
         return cls(**{**values, "lost": tuple(values.get("lost", ()))})
 
 
@@ -108,7 +117,7 @@ def read_end(folder: Path, begin: Begin) -> End:
 def end_in(path: Path) -> End | None:
     """Reads an end file; None if it is not there, or not whole."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_whole(path))
         lists = {name: tuple(values.get(name, ())) for name in ("left", "stopped")}
         return End(**{**values, **lists})
     except (OSError, ValueError):
@@ -120,7 +129,7 @@ def conclude(folder: Path) -> ProbeResult:
 
     Works even if the runner crashed before the end.
     """
-    task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
+    task = ProbeTask.model_validate_json(read_whole(folder / TASK))
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
     if end.reason == "not-started":
@@ -153,7 +162,17 @@ def conclude(folder: Path) -> ProbeResult:
         return write_result(
             folder, task, begin, written.outcome, end, environment, notes=written.notes
         )
-    return write_result(folder, task, begin, classify(evidence), end, environment)
+    failed = _too_large(folder / RESULT) or classify(evidence)
+    return write_result(folder, task, begin, failed, end, environment)
+
+
+def _too_large(path: Path) -> Failed | None:
+    """A result file that nobody reads."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size <= MOST_BYTES:
+        return None
+    message = f"its result file {path} has {size:,} bytes, more than {MOST_BYTES:,}: it is not read"
+    return Failed(kind=FailureKind.CRASH, rank=0, message=message)
 
 
 def write_result(
@@ -206,7 +225,7 @@ def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
 def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
     """Reads what rank 0 wrote for this task; an impossible claim of success becomes a failure."""
     try:
-        result = ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
+        result = ProbeResult.model_validate_json(read_whole(path))
     except (OSError, ValidationError):
         return None
     if result.task.id != task.id:

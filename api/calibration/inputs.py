@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from api.calibration.read import in_use
+from api.input.belief import far_off
 from api.storage.job_records import ProbeRecord
 from api.storage.records import CalibrationRecord, RunRow, Subject
 from api.wiring import Wiring
@@ -17,6 +18,7 @@ from planner.calibration.update import KernelRun, learn_priced
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.errors import NotFoundError, SpecError
+from planner.estimates import Estimator
 from planner.specs.job import Job
 from probes.campaign import ProbeRequest
 
@@ -54,14 +56,15 @@ def learned_without(
         superseded_at=then,
         built_from=None,
         num_runs=len(others),
-        document=to_document(calibration),
+        document={**to_document(calibration), "runs": [run.id for run in others]},
     )
 
 
 def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
     """These runs as learning reads them. What was not priced yet is priced and kept.
 
-    One that turns out to be impossible is refused from now on, and left out.
+    One that turns out to be impossible, or so far off that its owner is asked about it, is refused
+    from now on, and left out.
     """
     found: dict[str, PricedRun] = {}
     for row in rows:
@@ -83,7 +86,11 @@ def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
             wiring.measurements.refuse(run.id, "; ".join(reasons))
         else:
             fresh.append(run)
-    now = priced(shipped_calibration(), fresh)
+    typed = [run for run in fresh if not run.source.startswith("probe ")]
+    asked = far_off(typed, Estimator())
+    for run_id, question in asked.items():
+        wiring.measurements.refuse(run_id, question)
+    now = priced(shipped_calibration(), [run for run in fresh if run.id not in asked])
     if now:
         wiring.learning.keep({run.id: run.as_dict() for run in now})
     found |= {run.id: run for run in now}

@@ -9,7 +9,6 @@ from api.wiring import Wiring
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.errors import PlannerError
 from planner.estimates import Estimator
-from planner.specs.measurement import Measurement
 
 TITLE = "Predicted against measured here"
 
@@ -53,7 +52,7 @@ def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
     """Accuracy on the newest measurements that gave a step time, at most `limit`."""
     found = wiring.measurements.list(MeasurementFilter(status="ok"), None, limit).items
     believed = [one for one in found if one.refused is None]
-    measured = [(one, seconds) for one in believed if (seconds := _seconds(one)) is not None]
+    measured = [(one, one.step_seconds) for one in believed if one.job.layout and one.step_seconds]
     answers = Estimator().estimates([one.job for one, _ in measured])
     runs: list[OwnRun] = []
     points: list[RunPoint] = []
@@ -96,16 +95,3 @@ def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
         refused=len(measured) - len(runs),
         chart=accuracy(points, title=TITLE),
     )
-
-
-def _seconds(one: Measurement) -> float | None:
-    """Step seconds, measured or from the measured tokens a second; None without a layout."""
-    if one.job.layout is None:
-        return None
-    numbers, training = one.measured, one.job.training
-    if numbers.step_seconds:
-        return numbers.step_seconds
-    if not numbers.tokens_per_second_per_gpu:
-        return None
-    tokens = training.global_batch_size * training.seq_len
-    return tokens / numbers.tokens_per_second_per_gpu / one.job.cluster.num_gpus

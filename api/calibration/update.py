@@ -128,7 +128,7 @@ def _made(wiring: Wiring, subject: Subject, inputs: LearningInputs) -> Calibrati
         owner=subject.owner,
         software=software,
         num_runs=len(runs),
-        document=to_document(calibration),
+        document={**to_document(calibration), "runs": [run.id for run in runs]},
         built_from=inputs.digest,
     )
 

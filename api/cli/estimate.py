@@ -22,6 +22,7 @@ from api.cli.output import letters_only, make_console, note, show
 from api.cli.typed import Json
 from api.cli.working import working
 from api.errors import fault
+from api.identity import local_user
 from api.input.jobs import parse_job
 from api.render.estimate import estimate_view
 from api.service import MAX_LINE_BYTES, Estimates, Refusal, estimate_one, job_lines, line_of, meant
@@ -73,7 +74,7 @@ def command(
 
 def _one(wiring: Wiring, values: dict[str, Any], *, as_json: bool) -> None:
     with working("pricing", quiet=as_json):
-        kept_id, estimate = estimate_one(wiring, values, allow_files=True)
+        kept_id, estimate = estimate_one(wiring, values, allow_files=True, owner=local_user())
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return
@@ -92,7 +93,7 @@ def _many(path: str) -> None:
     # answers hold no circles, so that looking for some among thousands of them is mostly in vain
     gc.set_threshold(COLLECT_AFTER)
     wiring = wire()
-    learnt = CalibrationLookup(wiring)
+    learnt = CalibrationLookup(wiring, local_user())
     estimates = Estimates(allow_files=True, calibration_of=learnt)
     num_readable = 0
     chunk: list[object] = []

@@ -14,6 +14,7 @@ from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from api.cli.working import working
 from api.errors import fault
 from api.identity import local_user
+from api.input.belief import believe
 from api.input.measurement_rows import row_of, shown_row, to_csv
 from api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
 from api.input.text import read_mapping_file
@@ -22,7 +23,9 @@ from api.render.probe import measurements_table
 from api.wiring import Wiring, wire
 from planner.units import counted
 
-app = typer.Typer(help="Measurements: import, export, list, delete, share.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Measurements: import, export, list, delete, believe, share.", rich_markup_mode=None
+)
 SHOWN = 10  # measurements of an import, each with its prediction
 Model = Annotated[
     str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
@@ -34,7 +37,7 @@ Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated 
 
 @app.callback()
 def _group() -> None:
-    """Measurements: import, export, list, delete, share."""
+    """Measurements: import, export, list, delete, believe, share."""
 
 
 @app.command("import")
@@ -56,6 +59,9 @@ def import_(
     job: Annotated[
         str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")
     ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="They count for everyone's plans, not yours alone.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Store measurements and learn from them; the same import twice changes nothing. The first new
@@ -69,7 +75,7 @@ def import_(
         measurements = read_file(
             wiring, file, next((known for known in FORMATS if known == format), None), given
         )
-        stored = store_new(wiring, measurements, asked_by=local_user(), shared=True)
+        stored = store_new(wiring, measurements, asked_by=local_user(), shared=shared)
         learnt = update_from_measurements(wiring, stored.new)
     for record in learnt:
         note(line_about(record))
@@ -176,6 +182,19 @@ def delete(
         return [measurement_id], [wiring.measurements.delete(measurement_id)]
 
     _after(deleted, "deleted", json)
+
+
+@app.command("believe")
+def believe_(
+    measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
+) -> None:
+    """Count a measurement that is far from its prediction: it is true, and of that job."""
+
+    def believed(wiring: Wiring) -> tuple[list[str], list[tuple[str, str]]]:
+        found = believe(wiring, measurement_id, local_user())
+        return [found.id], [(found.job.training.trainer, found.job.cluster.gpu.name)]
+
+    _after(believed, "believed", json)
 
 
 @app.command("share")

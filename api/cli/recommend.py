@@ -19,6 +19,7 @@ from api.cli.typed import (
     tokens_typed,
 )
 from api.cli.working import working
+from api.identity import local_user
 from api.render.current import difference_lines
 from api.render.plan import plan_view
 from api.second_core import Forked
@@ -178,7 +179,7 @@ def _on_paper(values: object, *, quiet: bool) -> tuple[Plan, StoreError | None]:
     """(the plan without probes, why it could not be stored)."""
     wiring = wire()
     with working("looking at all layouts", quiet=quiet) as shown:
-        question = ask_on_paper(wiring, values, allow_files=True)
+        question = ask_on_paper(wiring, values, allow_files=True, owner=local_user())
         both = Forked(spinners=int(shown.shown is not None))
         plan = answer_on_paper(wiring, question, shown.say, both)
     try:

@@ -50,12 +50,13 @@ COMMANDS = {
     "GPU-seconds.",
     "plans": "List stored plans, and those that probes are still spent on, newest first.",
     "show": "Print a stored plan again, as `recommend` printed it.",
-    "measurements": "Measurements: import, export, list, delete, share.",
+    "calibrations": "Calibrations learned here: list, show, revert.",
+    "measurements": "Measurements: import, export, list, delete, believe, share.",
     "sweep": "Known jobs measured now, or by workers on a schedule.",
     "queue": "Probes, studies and runs of sweeps: what waits, what was given up, another try.",
     "db": "The database: bring it to the revision that this version needs, back it up, check it.",
 }
-GROUPS = ("measurements", "sweep", "queue", "db")  # of more commands
+GROUPS = ("calibrations", "measurements", "sweep", "queue", "db")  # of more commands
 IN_PLANS = {"plans": "list_plans", "show": "show_plan"}  # the others have a file each
 SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
 

@@ -12,9 +12,12 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import anyio
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.errors import EXIT_BUG
@@ -23,6 +26,7 @@ from api.settings import Settings
 FILES_BESIDE = 200  # open files that are not connections: the database, probes, planning
 MOST_FILES = 65_536
 KEEP_ALIVE_SECONDS = 15
+LINGER_SECONDS = 2.0  # for a sender to read its answer, with most of the body still to come
 # SIGTERM: answers in flight may end, then what runs is put back, then the process ends anyhow
 GRACE_SECONDS, LAST_SECONDS = 4, 9.0
 SWITCH_SECONDS = 0.001  # a thread that computes lets the event loop run this often
@@ -32,13 +36,14 @@ class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with a limit on how long a request's head may take to come.
 
     A client that sends half a request and waits holds a connection; so does one that opens
-    thousands. Both are closed.
+    thousands, and one that goes on sending a body after its answer. All are closed.
     """
 
     def __init__(self, *args: Any, head_seconds: float, most_connections: int, **more: Any) -> None:
         super().__init__(*args, **more)
         self.head_seconds, self.most_connections = head_seconds, most_connections
         self._waiting: asyncio.TimerHandle | None = None
+        self._asked, self.app = self.app, self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
@@ -60,6 +65,29 @@ class PatientProtocol(H11Protocol):
         """Nothing to wait for."""
         self._done()
         super().connection_lost(exc)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, and closes the connection where its body had not come by then.
+
+        The sender may read the answer, sending on, for LINGER_SECONDS.
+        """
+        unread = False
+
+        async def answer(message: Message) -> None:
+            nonlocal unread
+            if message["type"] == "http.response.start":
+                unread = self.conn.their_state is h11.SEND_BODY
+                if unread:
+                    MutableHeaders(scope=message)["connection"] = "close"
+            elif unread and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                with anyio.move_on_after(LINGER_SECONDS):
+                    while (await receive()).get("more_body", False):
+                        pass
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self._asked(scope, receive, answer)
 
     def _wait(self) -> None:
         if self._waiting is None:
@@ -119,6 +147,8 @@ def serve(app: FastAPI, settings: Settings) -> int:
         http=protocol,  # type: ignore[arg-type]
         ws="none",
         server_header=False,
+        proxy_headers=bool(settings.proxies),
+        forwarded_allow_ips=settings.proxies,
         access_log=False,  # `api.http.access` writes it
         log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -9,27 +9,24 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
+from api.input.belief import checked_rows
 from api.input.measurement_rows import STORED, csv_rows, json_rows
 from api.input.text import check_plain, read_text
 from api.own_entries import with_own
 from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
-from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
-from planner.catalog.clusters import gpu_names
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.intake.current import complete
-from planner.intake.machines import load_gpu
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
 from planner.intake.trainer_files.megatron_log import is_log, measured_by
 from planner.specs.current import MAX_TEXT
-from planner.specs.gpu import GpuSpec
 from planner.specs.measurement import Measurement, Rung, Status
 from probes.trainers.titan_run import check_log, completed, event_numbers, log_numbers, stated_by
 
@@ -38,8 +35,7 @@ FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "megatron", "tensorb
 ID_LENGTH = 64
 PAGE = 200
 ROWS = re.compile(r"\s*(?:\{|\[\s*(?:\{|\]))")  # a log may begin with a bracket too: "[rank0]:"
-AHEAD = timedelta(days=1)  # by which the clock of who measured may be wrong
-REASON_CHARACTERS = 1000
+OWNER_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,64 +229,49 @@ def _moment(text: str) -> str:
     return text
 
 
-def checked(measurement: Measurement, now: datetime) -> Measurement:
-    """The measurement; refused, with the reason, where it cannot be true.
-
-    Refused ones are kept and shown. They teach nothing and rank no plan.
-    """
-    reasons = implausible(measurement)
-    gpu = measurement.job.cluster.gpu
-    if gpu.name in gpu_names():
-        reasons += _not_as_known(gpu, load_gpu(gpu.name))
-    measured_at = datetime.fromisoformat(measurement.created_at)
-    if measured_at.tzinfo is not None and measured_at > now + AHEAD:
-        reasons.append(f"it was measured in the future, at {measurement.created_at}")
-    if not reasons:
-        return measurement
-    return measurement.model_copy(update={"refused": "; ".join(reasons)[:REASON_CHARACTERS]})
-
-
-def _not_as_known(gpu: GpuSpec, known: GpuSpec) -> list[str]:
-    """How a GPU described in the row is more than the catalogue's of that name."""
-    more = [
-        f"peak_flops.{dtype}"
-        for dtype, peak in gpu.peak_flops_per_second.items()
-        if peak > known.peak_flops_per_second.get(dtype, 0.0) * CLOCK_MARGIN
-    ]
-    if gpu.memory_bytes > known.memory_bytes * MEMORY_MARGIN:
-        more.append("memory")
-    return [f"its {gpu.name} has more {', '.join(more)} than the catalogue's"] if more else []
-
-
 def store_new(
     wiring: Wiring, measurements: Sequence[Measurement], *, asked_by: str, shared: bool
 ) -> Stored:
-    """Stores what is not there yet; the same import twice changes nothing.
+    """Stores the rows that this owner has not stored yet; the same import twice changes nothing.
 
     asked_by: who stores them. shared: whether they count for others' plans.
 
     Raises ConflictError for an id with other content.
     """
-    store = wiring.measurements
     new: dict[str, Measurement] = {}
     known: list[str] = []
     for one in measurements:
-        try:
-            before: Measurement | None = new.get(one.id) or store.get(one.id)
-        except NotFoundError:
-            before = None
+        name, before = _owners(wiring, one.id, asked_by)
+        before = new.get(name, before)
         if before is None:
-            mine = one.model_copy(update={"asked_by": asked_by, "shared": shared})
-            new[one.id] = checked(mine, wiring.clock.now())
+            own = {"id": name, "asked_by": asked_by, "shared": shared}
+            new[name] = one.model_copy(update=own)
         elif _content(before) == _content(one):
-            known.append(one.id)
+            known.append(name)
         else:
             raise ConflictError(
-                f"measurement {one.id} exists with other content; give the row another id, or "
+                f"measurement {name} exists with other content; give the row another id, or "
                 "leave its id out"
             )
-    store.add(list(new.values()))
-    return Stored(new=tuple(new.values()), known=tuple(known))
+    stored = checked_rows(wiring, list(new.values()), asked_by)
+    wiring.measurements.add(stored)
+    return Stored(new=tuple(stored), known=tuple(known))
+
+
+def _owners(wiring: Wiring, name: str, owner: str) -> tuple[str, Measurement | None]:
+    """(id under which this owner's row of that name is stored, the row where there is one).
+
+    A name that somebody else's row has is followed by a hash of the owner.
+    """
+    while True:
+        try:
+            found = wiring.measurements.get(name)
+        except NotFoundError:
+            return name, None
+        if found.asked_by in (None, owner):
+            return name, found
+        whose = hashlib.sha256(f"{owner}\n{name}".encode()).hexdigest()[:OWNER_DIGITS]
+        name = f"{name[: ID_LENGTH - 1 - OWNER_DIGITS]}~{whose}"
 
 
 def _content(measurement: Measurement) -> dict[str, Any]:

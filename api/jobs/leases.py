@@ -2,9 +2,11 @@
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
+from api.errors import UnavailableError
 from api.jobs.owners import has_crashed, owner
 from api.storage.job_records import JobEnd, JobRecord, Lease
 from api.storage.queue import SqlQueue
@@ -12,6 +14,7 @@ from planner.errors import ConflictError, PlannerError
 
 LEASE_SECONDS = 30.0
 HEARTBEAT_SECONDS = 3.0
+AGAIN_SECONDS = 1.0  # between tries to store an end
 RUNNING_CHECKED = 200  # running jobs whose owner is looked for among this host's processes
 Record = TypeVar("Record", bound=JobRecord)
 End = TypeVar("End", bound=JobEnd)
@@ -68,8 +71,20 @@ class Claimed(Generic[Record, End]):
                 self.stop.set()
 
     def finish(self, end: End) -> Record:
-        """Stores the end, and what comes with it. Raises ConflictError where the lease was lost."""
-        return self.queue.finish(self.record, end)
+        """Stores the end, and what comes with it. Raises ConflictError where the lease was lost.
+
+        While the database does not answer, the end stays in hand, unless the work is to stop:
+        GPU-seconds are not spent twice for an outage.
+        """
+        while True:
+            try:
+                return self.queue.finish(self.record, end)
+            except UnavailableError as error:
+                if self.stop.is_set():
+                    raise
+                log.warning("%s: its end waits for the database: %s", self.record.id, error)
+                self.stop.wait(AGAIN_SECONDS)
+                self.renew()  # the lease may have expired meanwhile
 
     def release(self) -> Record:
         """Puts it back into the queue; the attempt does not count. Raises ConflictError."""
@@ -86,9 +101,17 @@ class Claimed(Generic[Record, End]):
 def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> list[Record]:
     """Running jobs whose lease has expired.
 
+    After the database was away, leases have as long again: nobody could renew them.
     check_processes: also those whose owner was a process of this machine that no longer exists.
     """
-    found = {record.id: record for record in queue.expired()}
+    now = time.monotonic()
+    try:
+        expired = queue.expired()
+    except UnavailableError:
+        queue.away_at = now
+        raise
+    waits = now - queue.away_at < LEASE_SECONDS
+    found = {} if waits else {record.id: record for record in expired}
     if check_processes:
         running = queue.list(limit=RUNNING_CHECKED, wanted=queue.filter_class(state="running"))
         found |= {record.id: record for record in running.items if has_crashed(record.owner)}

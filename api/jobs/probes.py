@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.errors import fault, lines_of
-from api.input.measurements import checked
+from api.input.belief import checked
 from api.input.names import plan_id_of
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.plans import job_of

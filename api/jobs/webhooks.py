@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,14 +54,15 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-def deliver_due(wiring: Wiring) -> int:
-    """Calls every webhook that is due; returns how many took it."""
+def deliver_due(wiring: Wiring, stop: threading.Event | None = None) -> int:
+    """Calls every webhook that is due, until `stop`; returns how many took it."""
     taken = 0
-    while True:
+    while not (stop and stop.is_set()):
         task = wiring.tasks.take_notification(TAKEN_SECONDS)
         if task is None:
-            return taken
+            break
         taken += deliver(wiring, task)
+    return taken
 
 
 def deliver(wiring: Wiring, task: TaskRecord) -> bool:
@@ -83,8 +85,6 @@ def deliver(wiring: Wiring, task: TaskRecord) -> bool:
 
 def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
     """Why the webhook did not take the report; None where it did."""
-    import httpx
-
     url = task.request.get("webhook")
     if not isinstance(url, str):
         return None  # the sweep has none; nobody is to be told
@@ -102,13 +102,33 @@ def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
     secret = wiring.settings.webhook_secret.get_secret_value()
     if secret:
         headers["webhook-signature"] = signature(secret, task.id, timestamp, body)
+    return _refused(url, body, headers)
+
+
+def _refused(url: str, body: bytes, headers: Mapping[str, str]) -> str | None:
+    """Why the receiver did not take it; None where it did. Only the status is read.
+
+    Ends within TIMEOUT_SECONDS, however the receiver spreads what it sends.
+    """
+    import anyio
+    import httpx
+
+    async def status() -> int:
+        with anyio.fail_after(TIMEOUT_SECONDS):
+            # no proxy of the environment: the list says which hosts are called
+            async with (
+                httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client,
+                client.stream("POST", url, content=body, headers=headers) as answer,
+            ):
+                return answer.status_code
+
     try:
-        # no proxy of the environment: the list says which hosts are called
-        with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = client.post(url, content=body, headers=headers)
+        found = anyio.run(status)
+    except TimeoutError:
+        return f"no whole answer in {TIMEOUT_SECONDS:g} s"
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    return None if answer.is_success else f"HTTP {answer.status_code}"
+    return None if httpx.codes.is_success(found) else f"HTTP {found}"
 
 
 def told(task: TaskRecord) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from api.calibration.update import update_from_probes
@@ -50,6 +51,8 @@ End = TypeVar("End", bound=JobEnd)
 class Workers(ABC, Generic[Record, End]):
     """Threads that claim and run one job after the other; a stop puts what runs back.
 
+    Work that talks to the outside (`_errands`) has a thread each, so that nothing out there,
+    however slow it answers, keeps a job from being claimed.
     noun: what they run, in the log and the threads' names.
     bug: the failure of a job in which our own code failed.
     report: called with a line when a job starts and when it ends.
@@ -65,6 +68,8 @@ class Workers(ABC, Generic[Record, End]):
         self.log = logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
+        self._errands_due = threading.Event()
+        self._errand_threads: list[threading.Thread] = []
         self._unreleased: list[Record] = []  # the database did not answer when they were given up
         # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (bpo-45274)
         self._ended = [threading.Event() for _ in range(number)]
@@ -76,7 +81,12 @@ class Workers(ABC, Generic[Record, End]):
         ]
 
     def start(self) -> None:
-        for thread in self._threads:
+        if self._threads:
+            self._errand_threads = [
+                threading.Thread(target=self._run_errands, args=(errand,), daemon=True)
+                for errand in self._errands()
+            ]
+        for thread in (*self._errand_threads, *self._threads):
             thread.start()
 
     def wake(self) -> None:
@@ -86,6 +96,7 @@ class Workers(ABC, Generic[Record, End]):
         """Starts nothing more, and tells what runs to end."""
         self._stop.set()
         self._wake.set()
+        self._errands_due.set()
         for stop in list(self._running):
             stop.set()
 
@@ -98,7 +109,7 @@ class Workers(ABC, Generic[Record, End]):
     @property
     def alive(self) -> bool:
         """Whether every thread that was started still serves."""
-        return all(thread.is_alive() for thread in self._threads)
+        return all(thread.is_alive() for thread in (*self._threads, *self._errand_threads))
 
     @property
     @abstractmethod
@@ -108,6 +119,29 @@ class Workers(ABC, Generic[Record, End]):
     @abstractmethod
     def _claim_next(self) -> Record | None:
         """The job to run next, claimed."""
+
+    @abstractmethod
+    def _errands(self) -> Sequence[Callable[[], object]]:
+        """Work beside the queue that waits for other hosts and programs."""
+
+    def _run_errands(self, errand: Callable[[], object]) -> None:
+        """Runs one errand now and then until the stop; jobs that it found are claimed at once."""
+        while not self._stop.is_set():
+            self._errands_due.clear()
+            try:
+                if errand():
+                    self._wake.set()
+            except PlannerError as error:
+                self.log.warning("%s", error)
+            except Exception:
+                self.log.exception("beside the %ss", self.noun)
+            self._errands_due.wait(IDLE_SECONDS)
+
+    def _run_errands_here(self) -> None:
+        """Runs the errands in this thread where nobody has started one for them."""
+        if not self._errand_threads:
+            for errand in self._errands():
+                errand()
 
     @abstractmethod
     def _work(self, record: Record, stop: threading.Event) -> None:
@@ -190,7 +224,7 @@ class Workers(ABC, Generic[Record, End]):
 class TaskWorkers(Workers[TaskRecord, TaskEnd]):
     """Workers that schedule sweeps, queue abandoned tasks again, and run studies and sweeps.
 
-    They also call webhooks and prune the audit trail.
+    Beside it they call webhooks, end abandoned probes and prune the audit trail.
     """
 
     noun, bug = "task", "bug"
@@ -202,15 +236,20 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        recover(self.wiring, check_processes=True)
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
             if ours is not None:
                 message = lost_workers(task.attempts, task.owner)
                 self.queue.retry(ours, self._failed(LOST_WORKERS, message))
-        deliver_due(self.wiring)
+        self._run_errands_here()
         self._prune_audit()
         return self.queue.claim(new_lease())
+
+    def _errands(self) -> Sequence[Callable[[], object]]:
+        return (
+            partial(recover, self.wiring, check_processes=True),
+            partial(deliver_due, self.wiring, self._stop),
+        )
 
     def _prune_audit(self) -> None:
         """Deletes what the audit trail holds for longer than it should, now and then."""
@@ -229,7 +268,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
             run_study(self.wiring, record, observer, release_when=self._stop.is_set)
         else:
             run_sweep(self.wiring, record, observer, release_when=self._stop.is_set)
-            deliver_due(self.wiring)
+            self._errands_due.set()
 
     def _about(self, record: TaskRecord) -> str:
         if record.kind == "sweep":
@@ -251,8 +290,11 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
         return self.wiring.probes
 
     def _claim_next(self) -> ProbeRecord | None:
-        recover(self.wiring, check_processes=True)
+        self._run_errands_here()
         return self.queue.claim(new_lease())
+
+    def _errands(self) -> Sequence[Callable[[], object]]:
+        return (partial(recover, self.wiring, check_processes=True),)
 
     def _work(self, record: ProbeRecord, stop: threading.Event) -> None:
         ended = run_probe(self.wiring, record, Watch(stop=stop), release_when_stopped=True)

@@ -51,6 +51,8 @@ def grid(
     bold: which rows are bold.
     gap: blanks between columns.
     """
+    # what an earlier version stored may hold a line's end, which would look like a row
+    rows = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in rows]
     shown, under = _fitting(columns, rows, width, gap)
     widths = _widths(columns, rows, shown, width, gap)
     heads = [wrapped(columns[i].name, size) for i, size in zip(shown, widths, strict=True)]

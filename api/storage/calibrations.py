@@ -14,7 +14,7 @@ from api.storage.common import plain_text, row_of
 from api.storage.learning import read_inputs
 from api.storage.paging import read_page
 from api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
-from api.storage.tables import CalibrationRow
+from api.storage.tables import CalibrationRow, PlanRow
 from api.storage.transactions import reading, writing
 
 
@@ -97,6 +97,22 @@ class SqlCalibrationStore:
         with reading(self.engine) as session:
             row = session.execute(query).first()
             return None if row is None else _record(row)
+
+    def before(self, record: CalibrationRecord) -> CalibrationRecord | None:
+        """The one that was in use before it; None where it was its subject's first."""
+        table = CalibrationRow.__table__.c
+        earlier = (table.created_at < record.created_at, table.built_from.is_not(None))
+        query = select(*table).where(*_of(record.subject), *earlier)
+        query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
+        with reading(self.engine) as session:
+            row = session.execute(query).first()
+            return None if row is None else _record(row)
+
+    def plans_on(self, calibration_id: str) -> Sequence[str]:
+        """Ids of the stored plans that rest on it, newest first."""
+        query = select(PlanRow.id).where(PlanRow.calibration_id == plain_text(calibration_id))
+        with reading(self.engine) as session:
+            return session.scalars(query.order_by(PlanRow.created_at.desc())).all()
 
     def subjects(self, owner: str) -> Sequence[Subject]:
         table = CalibrationRow

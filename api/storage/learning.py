@@ -4,12 +4,23 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, and_, delete, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Engine,
+    Select,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    union,
+)
 from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text
 from api.storage.records import LearningInputs, RunRow, Subject
-from api.storage.tables import DriftRow, MeasurementRow, PricedRunRow, ProbeRow
+from api.storage.tables import CalibrationRow, DriftRow, MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.specs.measurement import TEACHING, software_hash
@@ -50,12 +61,14 @@ class SqlLearningStore:
             )
 
     def measured(self, gpu: str | None) -> list[tuple[str, str]]:
-        """(trainer, GPU) of all measurements; of one GPU where it is named."""
-        query = select(MeasurementRow.trainer, MeasurementRow.gpu).distinct()
-        if gpu is not None:
-            query = query.where(MeasurementRow.gpu == plain_text(gpu))
+        """(trainer, GPU) of all runs and calibrations in use; of one GPU where it is named."""
+        runs, made = MeasurementRow, CalibrationRow
+        query: CompoundSelect[Any] = union(
+            select(runs.trainer, runs.gpu),
+            select(made.trainer, made.gpu).where(made.superseded_at.is_(None)),
+        )
         with reading(self.engine) as session:
-            return [(row.trainer, row.gpu) for row in session.execute(query)]
+            return [(row[0], row[1]) for row in session.execute(query) if gpu in (None, row[1])]
 
     def timed_gpus(self, gpu: str | None) -> Sequence[str]:
         """GPUs that kernels were timed on; only this one where it is named."""
@@ -66,20 +79,22 @@ class SqlLearningStore:
             return session.scalars(query).all()
 
     def owners(self, trainer: str, gpu: str) -> Sequence[str]:
-        """Owners of runs of this trainer on this GPU that are not shared."""
-        table = MeasurementRow
-        query = (
-            select(table.asked_by)
-            .where(
-                table.trainer == plain_text(trainer),
-                table.gpu == plain_text(gpu),
-                table.shared.is_(False),
-            )
-            .distinct()
-            .order_by(table.asked_by)
+        """Owners of runs of this trainer on this GPU that are not shared, or were until now.
+
+        Whose last run was deleted still has a calibration in use.
+        """
+        runs, made = MeasurementRow, CalibrationRow
+        trainer, gpu = plain_text(trainer), plain_text(gpu)
+        query: CompoundSelect[Any] = union(
+            select(runs.asked_by).where(
+                runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False)
+            ),
+            select(made.owner).where(
+                made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None)
+            ),
         )
         with reading(self.engine) as session:
-            return [name for name in session.scalars(query) if name]
+            return sorted(name for name in session.scalars(query) if name)
 
 
 def read_inputs(

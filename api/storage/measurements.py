@@ -113,9 +113,13 @@ class SqlMeasurementStore:
     def share(
         self, *, measurement_id: str | None = None, asked_by: str | None = None
     ) -> Sequence[str]:
-        """Lets this one, or all that somebody stored, count for everyone; returns their ids."""
+        """Lets this one, or all that somebody stored, count for everyone; returns their ids.
+
+        One that is not believed counts for nobody and is not shared.
+        """
         table = MeasurementRow
-        query = update(table).where(~table.shared).values(shared=True).returning(table.id)
+        unshared = update(table).where(~table.shared, table.refused.is_(None))
+        query = unshared.values(shared=True).returning(table.id)
         if measurement_id is not None:
             query = query.where(table.id == plain_text(measurement_id))
         if asked_by is not None:
@@ -131,6 +135,14 @@ class SqlMeasurementStore:
         query = update(MeasurementRow).where(MeasurementRow.id == measurement_id)
         with writing(self.engine) as session:
             session.execute(query.values(refused=reason))
+            note(session, asker().name, "measurement.refused", measurement_id)
+
+    def believe(self, measurement_id: str, by: str) -> None:
+        """From now on it counts, because `by` vouches for it. Raises NotFoundError."""
+        with writing(self.engine) as session:
+            row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
+            row.refused, row.body = None, {**row.body, "confirmed": by}
+            note(session, by, "measurement.believed", measurement_id)
 
 
 def measurement_row(measurement: Measurement) -> MeasurementRow:
@@ -153,7 +165,11 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
         peak_allocated_bytes=numbers.peak_allocated_bytes,
         peak_reserved_bytes=numbers.peak_reserved_bytes,
         device_bytes=numbers.device_bytes,
-        body={"created_at": measurement.created_at, "row": measurement.as_row()},
+        body={
+            "created_at": measurement.created_at,
+            "row": measurement.as_row(),
+            "confirmed": measurement.confirmed,
+        },
         trainer=plain_text(measurement.job.training.trainer),
         asked_by=None if measurement.asked_by is None else plain_text(measurement.asked_by),
         shared=measurement.shared,
@@ -170,4 +186,4 @@ def _measurement(row: MeasurementRow) -> Measurement:
             allow_files=False,
         )
     own = {"asked_by": row.asked_by, "shared": row.shared, "refused": row.refused}
-    return found.model_copy(update=own)
+    return found.model_copy(update={**own, "confirmed": row.body.get("confirmed")})

@@ -8,6 +8,7 @@ A job whose worker is lost waits before it is tried again, longer each time, and
 LOST_WORKERS once all its attempts are made; `requeue` gives it new ones.
 """
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.away_at = -math.inf  # on the monotonic clock, when the database last gave no answer
 
     @abstractmethod
     def _values(self, record: Record) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 Starts the real service and two workers on a new database, each a process. Clients ask for plans
 under Idempotency-Keys until they are answered, for probes and for studies; one process after the
-other gets SIGKILL and is started again. Then everything is let come to rest, what was given up is
+other gets SIGKILL and is started again, and after every few of these the database takes nothing for
+a while. Then everything is let come to rest, what was given up is
 queued again, and the table says what was lost, done twice or does not fit together. Exits 1 where
 anything was. Probes run a stand-in program that writes a line when it has run to completion.
 """
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select, text
 
 from api.jobs.queues import jobs_in, retry
 from api.settings import Settings
@@ -65,6 +66,7 @@ UP_SECONDS = {"service": (0.5, 20.0), "worker": (0.5, 8.0)}
 CLIENTS = ("plan", "plan", "plan", "probe", "study")
 REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
+KILLS_AN_OUTAGE, AWAY_SECONDS = 5, (6.0, 12.0)
 ROUNDS = 5  # of queueing again what was given up
 SERVICE, WORKERS = "service", ("worker 1", "worker 2")
 
@@ -172,7 +174,6 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
     """Load and kills on one database; what came of it."""
     engine = make_engine(normalise_url(url))
     upgrade(engine)
-    engine.dispose()
     log, program = folder / "completed", folder / "program.py"
     program.write_text(PROGRAM.format(log=str(log), worker=worker.__file__))
     with socket.socket() as free:
@@ -196,6 +197,7 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
         for number, kind in enumerate(CLIENTS)
     ]
     hits: Counter[str] = Counter()
+    outages = 0
     started = time.monotonic()
     try:
         for name in names:
@@ -210,6 +212,9 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
             ends[name] = _end_of(name, chance)
             hits[name.split(" ")[0]] += processes.kill(name)
             processes.start(name)
+            if sum(hits.values()) % KILLS_AN_OUTAGE == 0:
+                _take_away(engine, chance.uniform(*AWAY_SECONDS))
+                outages += 1
         stop.set()
         for client in clients:
             client.join(REST_SECONDS)
@@ -217,6 +222,7 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
         given_up = _come_to_rest(wiring)
         return {
             **{f"kills of a {name}": number for name, number in sorted(hits.items())},
+            "outages of the database": outages,
             "seconds": round(time.monotonic() - started),
             **_found(wiring, asked, log),
             "jobs given up, and queued again by hand": given_up,
@@ -224,6 +230,15 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
     finally:
         stop.set()
         processes.stop()
+        engine.dispose()
+
+
+def _take_away(engine: Engine, seconds: float) -> None:
+    """Lets the database take nothing for a while, longer than anybody waits for a lock."""
+    with engine.connect().execution_options(planner_writes=True) as holder, holder.begin():
+        if engine.dialect.name == "postgresql":
+            holder.execute(text("LOCK TABLE tasks, probes, plans IN ACCESS EXCLUSIVE MODE"))
+        time.sleep(seconds)
 
 
 def _end_of(name: str, chance: random.Random) -> float:

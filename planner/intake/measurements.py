@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from planner.catalog.clusters import gpu_names
 from planner.errors import Fault, SpecError
 from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu
+from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.validation import build
 
@@ -16,32 +19,30 @@ def read_measurement(
 
     Raises SpecError.
     """
-    job = read_job(
-        {key: value for key, value in row.items() if key not in ("measured", "source")},
-        allow_files=allow_files,
-    )
+    values = {key: value for key, value in row.items() if key not in ("measured", "source")}
+    job = with_catalogue_gpu(read_job(values, allow_files=allow_files))
     if job.layout is None:
         raise SpecError(
             Fault("layout", None, "is required in a measurement", "add the layout that ran")
         )
-    values = row.get("measured")
-    if not isinstance(values, Mapping):
+    measured = row.get("measured")
+    if not isinstance(measured, Mapping):
         raise SpecError(
             Fault(
                 "measured",
-                values,
+                measured,
                 "is required in a measurement",
                 "add measured: {step_seconds: ...}",
             )
         )
-    software = values.get("software") or {}
+    software = measured.get("software") or {}
     if not isinstance(software, Mapping):
         remedy = "write software: {torch: 2.11.0}"
         raise SpecError(
             Fault("measured.software", software, "must be a mapping of names to versions", remedy)
         )
     numbers = build(
-        Measured, {key: value for key, value in values.items() if key != "software"}, "measured"
+        Measured, {key: value for key, value in measured.items() if key != "software"}, "measured"
     )
     return Measurement(
         id=measurement_id,
@@ -51,3 +52,15 @@ def read_measurement(
         software={str(k): str(v) for k, v in software.items()},
         source=str(row.get("source", "")),
     )
+
+
+def with_catalogue_gpu(job: Job) -> Job:
+    """The job on the catalogue's GPU of that name, whatever figures the row gives it.
+
+    Runs teach by their GPU's name, so figures under it would pass for everyone's.
+    """
+    gpu = job.cluster.gpu
+    if gpu.name not in gpu_names() or gpu == load_gpu(gpu.name):
+        return job
+    cluster = job.cluster.model_copy(update={"gpu": load_gpu(gpu.name)})
+    return job.model_copy(update={"cluster": cluster})

@@ -35,6 +35,7 @@ from planner.specs.gpu import (
     either,
     whole_number,
 )
+from planner.specs.validation import Name
 from planner.units import GIGA, counted, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -113,7 +114,7 @@ class LevelRequest(Frozen):
     network: between nodes; each kind has its own latency.
     """
 
-    name: str | None = None
+    name: Name | None = None
     gpus: Count | None = None
     bandwidth: BytesPerSecond | None = Field(
         default=None, validation_alias=either("bandwidth", "bandwidth_bytes_per_second")

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.specs.validation import Name
+
 CurrentFormat = Literal[
     "torchtitan-toml",
     "torchtitan-command",
@@ -30,7 +32,7 @@ class CurrentSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(default="current", max_length=400)
+    name: Name = Field(default="current", max_length=400)
     format: CurrentFormat | None = None
     text: str = Field(default="", max_length=MAX_TEXT)
     files: dict[str, str] = Field(default_factory=dict)

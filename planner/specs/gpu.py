@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.specs.gpu_families import SILICON, VENDORS
+from planner.specs.validation import Name
 from planner.units import (
     EXAMPLES,
     GIB,
@@ -163,7 +164,7 @@ class GpuSpec(Frozen):
     419 interruptions in 54 days on 16,384 H100), 2 USD.
     """
 
-    name: str = "custom"
+    name: Name = "custom"
     aliases: tuple[str, ...] = ()
     vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
     family: str = "custom"

@@ -163,6 +163,7 @@ class Measurement(BaseModel):
     source: where it comes from (a probe's id, a file, a publication).
     asked_by: who stored it, or asked for the probe. shared: whether it counts for others.
     refused: why its numbers are not believed; it is kept and shown, and counts for nothing.
+    confirmed: who vouches for numbers that are far from their prediction.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -176,6 +177,16 @@ class Measurement(BaseModel):
     asked_by: str | None = None
     shared: bool = True
     refused: str | None = None
+    confirmed: str | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Step seconds, measured or from the measured tokens a second."""
+        rate = self.measured.tokens_per_second_per_gpu
+        if self.measured.step_seconds or not rate:
+            return self.measured.step_seconds or None
+        training = self.job.training
+        return training.global_batch_size * training.seq_len / rate / self.job.cluster.num_gpus
 
     def as_row(self) -> dict[str, Any]:
         """The row that `planner.intake.measurements.read_measurement` reads back to the same."""

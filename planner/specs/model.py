@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 from planner.errors import Fault
 from planner.specs.mixers import MIXER_PARAMETERS, Mixer, Mixers
 from planner.specs.network import NETWORK_FIELDS
+from planner.specs.validation import Name
 from planner.units import counted
 
 MlpKind = Literal["swiglu", "gelu", "squared-relu"]
@@ -72,7 +73,7 @@ class ModelSpec(Mixers):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(min_length=1)
+    name: Name = Field(min_length=1)
     hidden_size: Size
     num_hidden_layers: Size
     num_attention_heads: Size

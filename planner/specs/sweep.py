@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.specs.job import MOST_GPU_SECONDS, Priority
 from planner.specs.probe_trainers import ProbeTrainerName
+from planner.specs.validation import Name
 from planner.units import DAY
 
 MOST_JOBS = 200
@@ -90,7 +91,7 @@ class SweepSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: Annotated[Name, Field(min_length=1, max_length=100)]
     jobs: list[dict[str, Any]] = Field(default_factory=list)
     models: list[Any] = Field(default_factory=list)
     clusters: list[Any] = Field(default_factory=list)

@@ -2,13 +2,22 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from planner.errors import Fault, SpecError
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must be one line of printable text; leave out what cannot be seen")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_one_line)]  # lists and reports show it in a line
 
 
 def closest(name: str, known: Iterable[str]) -> str:

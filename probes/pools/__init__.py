@@ -79,7 +79,7 @@ def backend_of(text: str, *, files: bool = True) -> tuple[Backend, str | None]:
     option = rest if colon else None
     backend = BACKENDS.get(name)
     fix = f"use {listed(pool_forms(files=files))}"
-    if backend is None or option == "" or not backend.accepts(option):
+    if backend is None or option == "" or not text.isprintable() or not backend.accepts(option):
         raise SpecError(Fault("pool", text, "is no pool", fix))
     if not files and backend.load().reads_files:
         raise SpecError(Fault("pool", text, "reads a file of this machine", fix))

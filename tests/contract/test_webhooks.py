@@ -3,10 +3,13 @@ operator did not list. On SQLite and PostgreSQL.
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,6 +19,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import update
 
+from api.jobs import webhooks
 from api.jobs.leases import new_lease
 from api.jobs.sweeps import add_sweep, run_now
 from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
@@ -198,6 +202,47 @@ def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:
         thread.join()
     assert len(receiver.received) == 1
     other.engine.dispose()
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """URL of a receiver that takes a report and sends a byte of its answer now and then."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer(taken: socket.socket) -> None:
+            with contextlib.suppress(OSError), taken:
+                while True:
+                    taken.sendall(b"H")
+                    time.sleep(0.05)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken, _ = listening.accept()
+                    threading.Thread(target=answer, args=(taken,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/sweeps"
+
+
+def test_a_receiver_that_drips_is_left_in_time_and_holds_no_study(
+    migrated_url: str, dripping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = dripping.split("/")[2]
+    drips = wire(Settings(database_url=migrated_url, webhook_hosts=place))
+    monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 0.3)
+    ended_run(drips, dripping)
+    assert deliver_due(drips) == 0, "and it returns"
+    come_due(drips)
+    monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 600.0)
+    workers, claimed = TaskWorkers(drips, 1), threading.Event()
+    monkeypatch.setattr(workers, "_work", lambda record, stop: claimed.set())
+    workers.start()
+    sweep = add_sweep(drips, SWEEP, allow_files=False)
+    run_now(drips, sweep, ours=False)
+    assert claimed.wait(60.0), "while the receiver drips"
+    workers.halt()
+    drips.engine.dispose()
 
 
 def test_a_redirect_is_not_followed(wiring: Wiring, receiver: Receiver) -> None:

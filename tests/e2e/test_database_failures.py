@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,15 +18,16 @@ from sqlalchemy import Engine, event, text, update
 
 from api.errors import UnavailableError, UnreadableError
 from api.http.app import create_app
+from api.jobs import leases
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings
 from api.storage.engine import Limits, make_engine, normalise_url
-from api.storage.job_records import TaskRecord
+from api.storage.job_records import Lease, TaskEnd, TaskRecord
 from api.storage.records import SweepRecord
 from api.storage.store import SqlStore
 from api.storage.tables import PlanRow
 from api.storage.tasks import SqlTaskStore
-from api.wiring import Wiring
+from api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, END_OTHERS
@@ -321,3 +323,42 @@ def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
     now = wiring.tasks.get(held.id)
     assert (now.state, now.attempts) == ("queued", 0)
     workers._release_the_given_up()  # once is enough
+
+
+@EACH_DATABASE
+def test_an_end_is_stored_when_the_database_is_back(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease expires meanwhile, and who else saw the outage takes nothing over."""
+    monkeypatch.setattr(leases, "AGAIN_SECONDS", 0.05)
+    mine, other = (wire(Settings(database_url=migrated_url)).tasks for _ in range(2))
+    mine.add([task()])
+    record = mine.claim(Lease(owner="another host:1", seconds=0.01))
+    assert record is not None
+    stored, tries = mine.finish, iter(range(3))
+
+    def away(*given: Any) -> Any:
+        if next(tries, None) is not None:
+            raise UnavailableError("the database is gone", retry_after_seconds=1.0)
+        return stored(*given)
+
+    def gone() -> Any:
+        raise UnavailableError("the database is gone", retry_after_seconds=1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(other, "expired", gone)
+        with pytest.raises(UnavailableError):
+            leases.abandoned(other, check_processes=False)
+    time.sleep(0.05)
+    assert len(other.expired()) == 1
+    assert leases.abandoned(other, check_processes=False) == []
+    monkeypatch.setattr(mine, "finish", away)
+    end = TaskEnd(state="failed", failure="bug", message="kept in hand")
+    assert leases.Claimed(mine, record).finish(end).message == "kept in hand"
+    told = leases.Claimed(mine, record)
+    told.stop.set()
+    monkeypatch.setattr(mine, "finish", lambda *_: gone())
+    with pytest.raises(UnavailableError):
+        told.finish(end)
+    for tasks in (mine, other):
+        tasks.engine.dispose()

@@ -36,6 +36,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service that asks for keys."""
+    folder = tmp_path_factory.mktemp("keyed")
+    with served(f"sqlite:///{folder / 'x.db'}", folder, **CHOSEN, api_keys=KEYS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     url = f"sqlite:///{tmp_path_factory.mktemp('client') / 'x.db'}"
     settings = Settings(database_url=url, probe_workers=0, task_workers=0)
@@ -105,6 +113,47 @@ def test_a_body_that_never_comes_is_408(service: Served) -> None:
     answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 408 "), answer
     assert b"application/problem+json" in answer
+
+
+@pytest.mark.parametrize(("headers", "status"), [
+    (("Authorization: Bearer wrong", "Content-Type: application/json"), 401),
+    (("Authorization: Bearer boss", "Content-Type: application/json"), 408),
+    (("Authorization: Bearer boss", "Content-Type: text/plain"), 415),
+])  # fmt: skip
+def test_a_body_that_drips_on_after_its_answer_holds_no_connection(
+    keyed: Served, headers: tuple[str, ...], status: int
+) -> None:
+    connection = keyed.connect()
+    head = "\r\n".join(("POST /plan HTTP/1.1", "Host: localhost", *headers))
+    connection.sendall(f"{head}\r\nContent-Length: 100000\r\n\r\n{{".encode())
+    answer = connection.recv(65536)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    assert b"connection: close" in answer
+    for _ in range(1200):
+        try:
+            connection.sendall(b" ")
+        except OSError:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("it took a byte more for a minute")
+
+
+def test_a_large_body_with_a_wrong_key_is_answered(keyed: Served) -> None:
+    answer = httpx.post(f"{keyed.url}/plan", content=b" " * 1_900_000, headers={
+        "authorization": "Bearer wrong", "content-type": "application/json"})  # fmt: skip
+    assert answer.status_code == 401
+
+
+def test_who_is_no_configured_proxy_speaks_for_itself_alone(keyed: Served) -> None:
+    """Each wrong key counts for the address that sent it, whatever address it names."""
+    codes = [
+        httpx.get(f"{keyed.url}/plans", headers={
+            "authorization": "Bearer guess", "x-forwarded-for": f"10.0.0.{number}"}).status_code
+        for number in range(25)
+    ]  # fmt: skip
+    assert codes[-1] == 429
+    assert "10.0.0." not in keyed.log
 
 
 def test_work_ends_with_its_client(service: Served) -> None:

@@ -131,3 +131,21 @@ def test_the_command_line_says_what_is_not_believed_and_forgets(cli: Cli, tmp_pa
     assert cli("measurements", "delete", "slow").returncode == 2
     assert cli("measurements", "share").returncode == 2
     assert cli("measurements", "share", "fast").stdout == "0 measurements shared\n"
+
+
+def test_an_import_is_undone_and_says_which_plans_rest_on_it(cli: Cli, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row("slow", 3.0)))
+    imported = json.loads(cli("measurements", "import", rows, "--json").stdout)
+    (learnt,) = imported["calibrations"]
+    where = ("--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", 8)
+    how = ("--seq-len", 8192, "--global-batch-size", 16)
+    plan = json.loads(cli("recommend", *where, *how, "--json").stdout)
+    assert plan["calibration_id"] == learnt, "the command line's own runs count for its user"
+    shown = json.loads(cli("calibrations", "show", learnt, "--json").stdout)
+    assert (shown["rests_on"], shown["plans"]) == (["slow"], [plan["id"]])
+    assert shown["owner"].startswith("cli:")
+    assert cli("calibrations", "revert", learnt).stdout.startswith("1 run left out")
+    assert "not in use" in cli("calibrations", "list").stdout
+    believed = json.loads(cli("measurements", "believe", "slow", "--json").stdout)
+    assert believed == {"believed": ["slow"], "calibrations": [learnt]}

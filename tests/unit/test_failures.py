@@ -75,6 +75,15 @@ class TestFirstCause:
             assert (found.kind, found.rank) == (FailureKind.KILLED, 1)
             assert "signal 9 (SIGKILL)" in found.message
 
+    def test_ranks_that_somebody_asked_to_end_are_named_where_no_other_did(self) -> None:
+        line = "failed (exitcode: {}) local_rank: {} (pid: {}) of binary: python\n"
+        log = line.format(-15, 1, 11)
+        found = failed(replace(EXIT, log=log))
+        assert (found.kind, found.rank) == (FailureKind.KILLED, 1)
+        assert found.message == "rank 1 was ended by signal 15 (SIGTERM)"
+        other = failed(replace(EXIT, log=log + line.format(-11, 2, 12)))
+        assert other.message == "rank 2 was ended by signal 11 (SIGSEGV)"
+
     def test_the_kernel_says_why_it_killed(self) -> None:
         log = recorded("torch-2.13-gloo-rank-killed.log")
         pid = log.rpartition("received by PID ")[2].split()[0]

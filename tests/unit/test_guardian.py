@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from probes import guardian
+from probes import guardian, outcome
 from probes.guardian import Guardian, bearers, descendants, kill_until_gone, runner_wants
 
 TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
@@ -301,3 +301,53 @@ class TestHowItEnds:
         well, end, _ = self.run(tmp_path, world, monkeypatch, str(tmp_path / "nothing"))
         assert (well, end["reason"]) == (False, "not-started")
         assert "No such file" in end["message"]
+
+
+@pytest.mark.parametrize("mode", ["ab", "wb"])
+def test_a_long_log_keeps_both_ends_while_somebody_writes(tmp_path: Path, mode: str) -> None:
+    path, block = tmp_path / "output.log", b"x" * 1_000_000
+    with path.open(mode, buffering=0) as log:
+        log.write(b"first\n")
+        for _ in range(20):
+            log.write(block)
+        log.write(b"\nthen\n")
+        guardian.cut_log(path, guardian.MOST_LOG_BYTES)
+        on_disk = path.stat().st_blocks * 512
+        log.write(b"last\n")
+    assert on_disk < 2.1 * guardian.LOG_BYTES
+    assert path.stat().st_blocks * 512 < 2.1 * guardian.LOG_BYTES, "a hole takes no room"
+    text = outcome.read_log(path)
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    guardian.cut_log(path, guardian.MOST_LOG_BYTES)
+    assert path.read_bytes().startswith(b"first")
+
+
+def test_only_logs_are_cut(tmp_path: Path) -> None:
+    other, link = tmp_path / "other", tmp_path / "a.log"
+    other.write_bytes(b"x" * (guardian.MOST_LOG_BYTES + 1))
+    link.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic link"):
+        guardian.cut_log(link, 0)
+
+
+def test_a_program_that_writes_without_end_leaves_little(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    program = (
+        "import sys\n"
+        "for f in (sys.stdout, open('logs/stdout.log', 'w')):\n"
+        "    f.write('a' * 30_000_000)\n"
+    )
+    paths = {name: str(tmp_path / name) for name in ("end", "output.log", "kernel")}
+    spec = {
+        "argv": [sys.executable, "-S", "-c", program], "env": {}, "inherit": [], "token": "t-cut",
+        "cwd": str(tmp_path), "output": paths["output.log"], "end": paths["end"],
+        "kernel": paths["kernel"], "bus_ids": [], "time_limit_seconds": 60.0,
+        "watch_runner": False, "stop": None,
+    }  # fmt: skip
+    guardian.write_json(tmp_path / "spec", spec)
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(tmp_path / "spec")]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=300)
+    left = [path.stat().st_size for path in tmp_path.rglob("*.log")]
+    assert len(left) == 2
+    assert max(left) < 2.1 * guardian.LOG_BYTES

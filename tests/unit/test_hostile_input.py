@@ -8,8 +8,12 @@ import pytest
 
 from api.input.measurement_rows import csv_rows
 from api.input.text import read_json, read_yaml
+from api.render.grid import Column, grid
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu, read_gpu
+from planner.intake.models import read_model
+from probes.pools import backend_of
 from tests.conftest import ROOT, job_values
 
 HUGE = 10**400
@@ -121,3 +125,17 @@ def test_a_name_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert out == "a\\x1b[2Jb\\rc\\u202ed\te\n"
     assert err == f"error: {out}"
+
+
+@pytest.mark.parametrize("name", ["a\nplan-1  x", "a\tb", "a\u2028b", "a\u200bb"])
+def test_a_name_is_one_line_of_printable_text(name: str) -> None:
+    figures = load_gpu("h100-sxm-80gb").model_dump(exclude={"aliases"})
+    for read in (
+        lambda: read_gpu({**figures, "name": name}),
+        lambda: read_model({"base": "llama3-8b", "name": name}),
+        lambda: backend_of(f"slurm:{name}"),
+    ):
+        with pytest.raises(SpecError):
+            read()
+    line = str(grid([Column(name="model")], [(name,)], 80))
+    assert len(line.splitlines()) == 3

@@ -12,6 +12,7 @@ import pytest
 from api.calibration import inputs, update
 from api.calibration.inputs import learned_without
 from api.calibration.read import learned
+from api.calibration.revert import revert
 from api.calibration.update import (
     calibration_for_study,
     line_about,
@@ -19,6 +20,7 @@ from api.calibration.update import (
     update_from_measurements,
     update_from_probes,
 )
+from api.input.belief import believe
 from api.input.measurements import Stored, store_new
 from api.settings import Settings
 from api.storage.job_records import Lease, ProbeEnd, ProbeRecord
@@ -38,6 +40,7 @@ from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values
 
 GPU = "mi300x-192gb"
+SUBJECT = Subject(trainer="torchtitan", gpu=GPU)
 BARE = job_values("llama3-8b", GPU, 8, 8192, 64)
 JOB = read_job({**BARE, "layout": {}})
 OTHER = read_job({**BARE, "layout": {"ac": "full"}})
@@ -249,6 +252,13 @@ def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
         wiring.measurements.get("m-1")
 
 
+def test_an_owners_last_run_is_forgotten_too(wiring: Wiring) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS), shared=False)
+    assert learned(wiring, JOB, "ann") is not None
+    update_about(wiring, [wiring.measurements.delete("m-1")])
+    assert learned(wiring, JOB, "ann") is None
+
+
 def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -> None:
     stored(wiring, run("m-1", 1.3, VERSIONS), owner="ann", shared=False)
     assert learned(wiring, JOB) is None
@@ -265,6 +275,23 @@ def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -
     update_from_measurements(wiring, [found])
     shared = learned(wiring, JOB, "bob")
     assert wiring.calibrations.get(shared.id).num_runs == 2
+
+
+def test_a_calibration_is_undone_with_those_after_it(wiring: Wiring) -> None:
+    stored(wiring, run("m-1", 1.2, VERSIONS))
+    first = wiring.calibrations.latest(SUBJECT)
+    stored(wiring, run("m-2", 2.0, VERSIONS, OTHER))
+    second = wiring.calibrations.latest(SUBJECT)
+    stored(wiring, run("m-3", 2.0, {**VERSIONS, "torch": "2.12.0"}, FAST))
+    assert set(second.document["runs"]) == {"m-1", "m-2"}
+    left, made = revert(wiring, second.id, "root")
+    assert (set(left), [one.id for one in made]) == ({"m-2", "m-3"}, [first.id])
+    assert wiring.calibrations.latest(SUBJECT).id == first.id
+    assert "who reverted" in (wiring.measurements.get("m-2").refused or "")
+    update_from_measurements(wiring, [believe(wiring, "m-2", "root")])
+    assert wiring.calibrations.latest(SUBJECT).id == second.id
+    assert revert(wiring, first.id, "root")[1] == []
+    assert learned(wiring, JOB) is None, "the first one undone leaves the shipped one"
 
 
 # ---- one writer ----------------------------------------------------------------------------------

@@ -214,3 +214,13 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"first" + b"." * (2 * LOG_BYTES) + b"last")
     text = read_log(tmp_path / LOG)
     assert (text[:5], text[-4:], len(text)) == ("first", "last", 2 * LOG_BYTES + len("\n[...]\n"))
+
+
+def test_a_result_file_without_end_is_not_read(tmp_path: Path) -> None:
+    probe(tmp_path)
+    end(tmp_path)
+    with (tmp_path / RESULT).open("wb") as file:
+        file.truncate(2**31)
+    outcome = conclude(tmp_path).outcome
+    assert isinstance(outcome, Failed)
+    assert "has 2,147,483,648 bytes, more than 16,000,000: it is not read" in outcome.message

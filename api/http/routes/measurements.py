@@ -17,6 +17,7 @@ from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from api.http.security import Admin, Prober, Reader, require_scope
+from api.input.belief import believe
 from api.input.measurement_rows import shown_row, to_csv
 from api.input.measurements import filter_of, of_rows, read_measurements, store_new
 from api.storage.paging import MAX_PAGE
@@ -138,6 +139,29 @@ async def delete_measurement(request: Request, measurement_id: str, key: Prober)
             require_scope(key, "admin")
         update_about(wiring, [wiring.measurements.delete(measurement_id)])
         return Response(status_code=204)
+
+    return await in_thread(request, work)
+
+
+@router.post(
+    "/measurements/{measurement_id}/believe",
+    response_model=None,
+    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 409, 503)},
+)
+async def believe_measurement(request: Request, measurement_id: str, key: Prober) -> Response:
+    """Counts one that is far from its prediction; 409 where it cannot be true.
+
+    A key believes its own, an admin's any; shared ones need an admin.
+    """
+    wiring = wiring_of(request)
+
+    def work() -> Response:
+        found = wiring.measurements.get(measurement_id)
+        if found.shared or found.asked_by != key.name:
+            require_scope(key, "admin")
+        found = believe(wiring, measurement_id, key.name)
+        update_from_measurements(wiring, [found])
+        return Response(json.dumps(shown_row(found), default=str), media_type=JSON)
 
     return await in_thread(request, work)
 

@@ -1,0 +1,87 @@
+"""`planner-cli calibrations`: learned here: their runs, the plans on them, and undoing them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from api.calibration.revert import revert
+from api.calibration.update import line_about
+from api.cli.output import note, say, show_json
+from api.cli.typed import Cursor, Json, Limit
+from api.cli.working import working
+from api.identity import local_user
+from api.storage.records import CalibrationRecord
+from api.wiring import wire
+from planner.units import counted
+
+app = typer.Typer(help="Calibrations learned here: list, show, revert.", rich_markup_mode=None)
+CalibrationId = Annotated[str, typer.Argument(metavar="ID", help="As `calibrations list` shows.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Calibrations learned here: list, show, revert."""
+
+
+@app.command("list")
+def list_(limit: Limit = 50, cursor: Cursor = None, json: Json = False) -> None:
+    """List calibrations, newest first; a plan names the one that it rests on."""
+    page = wire().calibrations.list(cursor, limit)
+    if json:
+        show_json({"items": list(map(_line, page.items)), "next_cursor": page.next_cursor})
+        return
+    for one in page.items:
+        say(_sentence(one))
+    if not page.items:
+        say("nothing was learned here: plans rest on the calibration that ships")
+    if page.next_cursor is not None:
+        note(f"more: --cursor {page.next_cursor}")
+
+
+@app.command("show")
+def show_(calibration_id: CalibrationId, json: Json = False) -> None:
+    """Show the runs that a calibration rests on, and the stored plans that rest on it."""
+    store = wire().calibrations
+    record = store.get(calibration_id)
+    runs, plans = record.document.get("runs"), store.plans_on(calibration_id)
+    if json:
+        show_json({**_line(record), "rests_on": runs, "plans": plans})
+        return
+    say(_sentence(record))
+    say("made from: " + (", ".join(runs) if runs else "timed kernels" if runs == [] else "unknown"))
+    say("plans: " + (", ".join(plans) or "none"))
+
+
+@app.command("revert")
+def revert_(calibration_id: CalibrationId, json: Json = False) -> None:
+    """Undo a calibration and those after it: the runs that they added are left out."""
+    wiring = wire()
+    with working("learning again", quiet=json):
+        left, made = revert(wiring, calibration_id, local_user())
+    if json:
+        show_json({"left_out": left, "calibrations": [one.id for one in made]})
+        return
+    for one in made:
+        note(line_about(one))
+    say(f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which")
+
+
+def _line(record: CalibrationRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "created_at": record.created_at.isoformat(timespec="seconds"),
+        "trainer": record.trainer,
+        "gpu": record.gpu,
+        "owner": record.owner or None,
+        "runs": record.num_runs,
+        "in_use": record.superseded_at is None,
+    }
+
+
+def _sentence(record: CalibrationRecord) -> str:
+    whose = f", for {record.owner}" if record.owner else ""
+    used = "in use" if record.superseded_at is None else "not in use"
+    return (
+        f"{record.id}  {record.trainer} on {record.gpu} from {counted(record.num_runs, 'run')}"
+        f"{whose}, {used}, {record.created_at:%Y-%m-%d %H:%M} UTC"
+    )
