@@ -114,7 +114,7 @@ def copy_tree(target: Path) -> None:
     """A copy of what the tests need, without caches."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
     for name in COPIED:
-        shutil.copytree(ROOT / name, target / name, ignore=ignored)
+        shutil.copytree(ROOT / name, target / name, ignore=ignored, symlinks=True)
     for name in SINGLE_FILES:
         shutil.copy(ROOT / name, target / name)
 

@@ -26,7 +26,7 @@ from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError
 from planner.intake.jobs import JobReader
 
-PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
 
 def command(

@@ -36,6 +36,7 @@ def test_the_map_of_the_house_has_every_room() -> None:
         f"{path.parent.relative_to(ROOT)}/"
         for folder in ("planner", "planner/cost")
         for path in (ROOT / folder).glob("*/__init__.py")
+        if not path.parent.is_symlink()
     }
     assert rooms <= set(re.findall(r"^\| `([\w/]+/)`", text, re.MULTILINE))
 
