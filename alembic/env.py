@@ -1,14 +1,14 @@
-"""Alembic's entry: runs migrations on the connection that `api.storage.migrate` holds, or on
+"""Alembic's entry: runs migrations on the connection that `planner.api.storage.migrate` holds, or on
 PLANNER_DATABASE_URL.
 """
 
 from sqlalchemy import Connection
 
 from alembic import context
-from api.settings import load_settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import VERSION_TABLE
-from api.storage.tables import Base
+from planner.api.settings import load_settings
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.migrate import VERSION_TABLE
+from planner.api.storage.tables import Base
 
 
 def _run(connection: Connection) -> None:

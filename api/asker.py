@@ -6,9 +6,9 @@ The service sets it for each request; work in threads of the request sees it too
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from api.errors import ForbiddenError
-from api.identity import local_user
-from api.settings import Quota
+from planner.api.errors import ForbiddenError
+from planner.api.identity import local_user
+from planner.api.settings import Quota
 
 
 @dataclass(frozen=True, slots=True)

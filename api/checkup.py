@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from api.storage.engine import is_memory, normalise_url, shown
-from api.storage.migrate import HEAD, current_revision
-from api.wiring import Wiring
+from planner.api.storage.engine import is_memory, normalise_url, shown
+from planner.api.storage.migrate import HEAD, current_revision
+from planner.api.wiring import Wiring
 from planner.errors import PlannerError, ProbeError, how_to_install
+from planner.probes.pools.leases import check_folder
+from planner.probes.pools.nvidia import others_on, survey
 from planner.units import GIB, format_bytes
-from probes.pools.leases import check_folder
-from probes.pools.nvidia import others_on, survey
 
 State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
@@ -270,7 +270,7 @@ def _leases(folder: Path) -> Iterable[Check]:
 def _door(wiring: Wiring) -> Iterable[Check]:
     settings = wiring.settings
     address = f"{settings.host}:{settings.port}"
-    from api.http.security import refuse_open_door  # needs the extra server
+    from planner.api.http.security import refuse_open_door  # needs the extra server
 
     try:
         refuse_open_door(settings)

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from api.connection import JSON_LINES, PAGE, Connection, Transport, plain
-from api.connection import ServerEvent as ServerEvent
-from api.connection import ServiceError as ServiceError
-from api.connection import UnreachableError as UnreachableError
-from api.http.schemas import (
+from planner.api.connection import JSON_LINES, PAGE, Connection, Transport, plain
+from planner.api.connection import ServerEvent as ServerEvent
+from planner.api.connection import ServiceError as ServiceError
+from planner.api.connection import UnreachableError as UnreachableError
+from planner.api.http.schemas import (
     CalibrationLine,
     Explained,
     MeasurementsStored,
@@ -27,9 +27,14 @@ from api.http.schemas import (
     ProbeLine,
     ProbesAccepted,
 )
-from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
-from api.storage.job_records import QueuedJob
-from api.storage.records import AuditEvent, PlanLine
+from planner.api.http.sweep_schemas import (
+    HostReleased,
+    QuarantineLine,
+    SweepDetail,
+    SweepRunAccepted,
+)
+from planner.api.storage.job_records import QueuedJob
+from planner.api.storage.records import AuditEvent, PlanLine
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan

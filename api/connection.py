@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from api.http.schemas import Problem
+from planner.api.http.schemas import Problem
 from planner.errors import MissingPackageError, PlannerError, how_to_install
 
 try:

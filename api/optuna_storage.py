@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from api.errors import fault
+from planner.api.errors import fault
 from planner.errors import ConflictError, StoreError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from api.errors import fault
-from api.storage.own_entries import OwnEntry
-from api.wiring import Wiring
+from planner.api.errors import fault
+from planner.api.storage.own_entries import OwnEntry
+from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import read_cluster, read_gpu

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from api.calibration.read import learned
-from api.errors import fault
-from api.identity import TimeOrderedIds, hash_of_job
-from api.input.jobs import check_one_size, completed, parse_job
-from api.input.text import read_json
-from api.jobs.plans import entry_of
-from api.own_entries import with_own
-from api.storage.records import PlanLabels, StoredEstimate
-from api.wiring import Question, SystemClock, Wiring
+from planner.api.calibration.read import learned
+from planner.api.errors import fault
+from planner.api.identity import TimeOrderedIds, hash_of_job
+from planner.api.input.jobs import check_one_size, completed, parse_job
+from planner.api.input.text import read_json
+from planner.api.jobs.plans import entry_of
+from planner.api.own_entries import with_own
+from planner.api.storage.records import PlanLabels, StoredEstimate
+from planner.api.wiring import Question, SystemClock, Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import Fault, PlannerError, SpecError
 from planner.estimates import Estimator, estimate_jobs

@@ -12,11 +12,11 @@ from platformdirs import user_cache_dir, user_data_dir
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from api.errors import fault
-from api.logs import LogFormat, LogLevel
+from planner.api.errors import fault
+from planner.api.logs import LogFormat, LogLevel
 from planner.errors import Fault, SpecError
+from planner.probes.folder import lease_folder
 from planner.units import DAY, MEGA
-from probes.folder import lease_folder
 
 SCOPES = frozenset({"read", "plan", "probe", "admin"})
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
@@ -124,7 +124,7 @@ def default_processes() -> int:
 
 
 def default_lease_folder() -> Path:
-    """A folder of this user, see `probes.folder`."""
+    """A folder of this user, see `planner.probes.folder`."""
     return lease_folder()
 
 
@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     webhook_hosts: str = ""
     webhook_secret: SecretStr = SecretStr("")
     probe_python: str = sys.executable
-    probe_program: str = "probes.worker"
+    probe_program: str = "planner.probes.worker"
     probe_tolerated_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     probe_environment: str = ""
     slurm_account: str = ""

@@ -6,33 +6,33 @@ from functools import cached_property
 
 from sqlalchemy import Engine
 
-from api.identity import TimeOrderedIds
-from api.settings import Settings, load_settings
-from api.storage.audit import SqlAuditTrail
-from api.storage.calibrations import SqlCalibrationStore
-from api.storage.drift import SqlDriftStore
-from api.storage.engine import Limits, make_engine, normalise_url
-from api.storage.idempotency import IdempotencyStore
-from api.storage.learning import SqlLearningStore
-from api.storage.measurements import SqlMeasurementStore
-from api.storage.migrate import ensure_current
-from api.storage.own_entries import SqlOwnEntries
-from api.storage.probes import SqlProbeStore
-from api.storage.quarantine import SqlQuarantine
-from api.storage.store import SqlStore
-from api.storage.sweeps import SqlSweepStore
-from api.storage.tasks import SqlTaskStore
-from api.turns import Turns
+from planner.api.identity import TimeOrderedIds
+from planner.api.settings import Settings, load_settings
+from planner.api.storage.audit import SqlAuditTrail
+from planner.api.storage.calibrations import SqlCalibrationStore
+from planner.api.storage.drift import SqlDriftStore
+from planner.api.storage.engine import Limits, make_engine, normalise_url
+from planner.api.storage.idempotency import IdempotencyStore
+from planner.api.storage.learning import SqlLearningStore
+from planner.api.storage.measurements import SqlMeasurementStore
+from planner.api.storage.migrate import ensure_current
+from planner.api.storage.own_entries import SqlOwnEntries
+from planner.api.storage.probes import SqlProbeStore
+from planner.api.storage.quarantine import SqlQuarantine
+from planner.api.storage.store import SqlStore
+from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.tasks import SqlTaskStore
+from planner.api.turns import Turns
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.ports import Clock, IdFactory, Ports
+from planner.probes.launch import LaunchSettings
+from planner.probes.pools import open_pool
+from planner.probes.pools.protocol import Pool, PoolSettings
+from planner.probes.pools.slurm_options import SlurmOptions
 from planner.specs.plan import Plan
 from planner.units import GIB
 from planner.version import MODEL_VERSION
-from probes.launch import LaunchSettings
-from probes.pools import open_pool
-from probes.pools.protocol import Pool, PoolSettings
-from probes.pools.slurm_options import SlurmOptions
 
 MOST_ANSWERED = 64
 Question = tuple[str, str]  # hash of the job, id of the calibration
@@ -130,7 +130,7 @@ class Wiring:
         return Turns()
 
     def pool(self, name: str, *, files: bool = True) -> Pool:
-        """The pool of this name, as `probes.pools` registers it.
+        """The pool of this name, as `planner.probes.pools` registers it.
 
         files: whether a pool may read a file of this machine. Raises SpecError, ProbeError.
         """

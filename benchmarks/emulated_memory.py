@@ -2,7 +2,7 @@
 
     python benchmarks/emulated_memory.py [--only NAME ...] [--json OUT.jsonl]
 
-Each row runs `python -m probes.worker` in its own process with FakeTensorMode and torch's fake
+Each row runs `python -m planner.probes.worker` in its own process with FakeTensorMode and torch's fake
 process group: no GPU, no weights, exact shapes. Some rows have fewer layers; the estimate is then
 of the same smaller model. Prints one line per row and the largest difference.
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.estimates import estimate_job
+from planner.probes.protocol import ProbeResult, ProbeTask
+from planner.probes.reference.recipe import ReferenceRecipe
 from planner.units import GIB
-from probes.protocol import ProbeResult, ProbeTask
-from probes.reference.recipe import ReferenceRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.03
@@ -117,7 +117,9 @@ def emulated(task: ProbeTask) -> ProbeResult:
         given, result = Path(folder) / "task.json", Path(folder) / "result.json"
         given.write_text(task.model_dump_json(), encoding="utf-8")
         subprocess.run(
-            [sys.executable, "-m", "probes.worker", str(given), str(result)], check=False, cwd=ROOT
+            [sys.executable, "-m", "planner.probes.worker", str(given), str(result)],
+            check=False,
+            cwd=ROOT,
         )
         return ProbeResult.model_validate_json(result.read_text(encoding="utf-8"))
 

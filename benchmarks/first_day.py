@@ -84,7 +84,14 @@ ENVIRONMENT = (
 
 def environment(device: str) -> Iterator[str]:
     """Part 0: what each command says of this machine, before time is spent on runs."""
-    check = (sys.executable, "-m", "probes.selfcheck", device, "probes.worker", "--compiles")
+    check = (
+        sys.executable,
+        "-m",
+        "planner.probes.selfcheck",
+        device,
+        "planner.probes.worker",
+        "--compiles",
+    )
     for command in (*ENVIRONMENT, check):
         yield f"$ {' '.join(command).strip()}"
         try:
@@ -139,7 +146,7 @@ def _cases(gpu: str, of: Sizes) -> Iterator[Case]:
 
 
 def kernels() -> str:
-    """Shapes of the tenth part, one JSON object a line (`probes.micro`)."""
+    """Shapes of the tenth part, one JSON object a line (`planner.probes.micro`)."""
     return "".join(json.dumps(shape) + "\n" for shape in _shapes())
 
 
@@ -172,8 +179,8 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
-    from probes.kernels.base import num_runs, random, time_runs, warm_up
-    from probes.reference.attention_kernels import fused
+    from planner.probes.kernels.base import num_runs, random, time_runs, warm_up
+    from planner.probes.reference.attention_kernels import fused
 
     for seq, batch, heads, kv in ((2048, 4, 32, 8), (8192, 1, 32, 8), (32768, 1, 8, 1)):
         q, k, v = (

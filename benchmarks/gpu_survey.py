@@ -11,7 +11,7 @@ path on a CPU in a few minutes.
 measured/fake-GPU.runs.jsonl.
 
   measured/own-GPU.micro.jsonl  kernels of the runs below that no measurement covers
-                                (`python -m probes.micro`)
+                                (`python -m planner.probes.micro`)
   measured/own-GPU.runs.jsonl   real training on one GPU and single ranks of large worlds
                                 (`survey_grid.py`), out-of-memory runs included
 
@@ -47,14 +47,14 @@ try:
     from planner.estimates import estimate_job
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
-    from probes.folder import END, LOG, RESULT
-    from probes.launch import Launcher, LaunchSettings, Watch, free_port, prepare
-    from probes.outcome import Begin, End, conclude, write_result
-    from probes.pools import nvidia
-    from probes.pools.local import LocalPool, LocalSettings
-    from probes.programs import Program
-    from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
-    from probes.variables import DeviceLease, environment
+    from planner.probes.folder import END, LOG, RESULT
+    from planner.probes.launch import Launcher, LaunchSettings, Watch, free_port, prepare
+    from planner.probes.outcome import Begin, End, conclude, write_result
+    from planner.probes.pools import nvidia
+    from planner.probes.pools.local import LocalPool, LocalSettings
+    from planner.probes.programs import Program
+    from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+    from planner.probes.variables import DeviceLease, environment
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing: pip install torch numpy 'pydantic>=2.11,<3' pyyaml")
 
@@ -194,7 +194,7 @@ def time_kernels(
         command = [
             sys.executable,
             "-m",
-            "probes.micro",
+            "planner.probes.micro",
             "--shapes",
             str(listed),
             "--out",
@@ -295,7 +295,7 @@ def alone(python: str, task: ProbeTask, program: Program, *, port: int) -> list[
         *words,
         python,
         "-m",
-        "probes.inside",
+        "planner.probes.inside",
         RESULT,
         program.target,
         *program.arguments,
@@ -306,7 +306,7 @@ Run = Callable[[ProbeTask, Machine, Path], ProbeResult]
 
 
 def guarded(
-    task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
+    task: ProbeTask, machine: Machine, folder: Path, worker: str = "planner.probes.worker"
 ) -> ProbeResult:
     """One probe under the guardian on a leased device, as every other probe runs."""
     launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
@@ -314,7 +314,7 @@ def guarded(
 
 
 def plain(
-    task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
+    task: ProbeTask, machine: Machine, folder: Path, worker: str = "planner.probes.worker"
 ) -> ProbeResult:
     """One probe as a child process, for machines whose kernel lacks what the guardian needs."""
     held = DeviceLease(devices=machine.devices, gpu_name=machine.name)

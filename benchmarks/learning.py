@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from api.calibration.update import update_from_measurements
-from api.input.measurements import store_new
-from api.settings import Settings
-from api.wiring import Wiring, wire
+from planner.api.calibration.update import update_from_measurements
+from planner.api.input.measurements import store_new
+from planner.api.settings import Settings
+from planner.api.wiring import Wiring, wire
 from planner.calibration.fit import Data, fit
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration

@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.survey_grid import Case, fake_cases
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
+from planner.probes.protocol import ProbeTask
+from planner.probes.reference import emulate, optimizers
+from planner.probes.reference.memory import Tracker
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.step import Trainer
 from planner.units import GIB
-from probes.protocol import ProbeTask
-from probes.reference import emulate, optimizers
-from probes.reference.memory import Tracker
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.step import Trainer
 
 # a new peak is recorded when it exceeds the last by this; recording every byte would take hours
 GROWTH = 1.0005

@@ -245,7 +245,7 @@ def model_fields() -> str:
 
 
 def settings() -> str:
-    from api.settings import Settings
+    from planner.api.settings import Settings
 
     said = notes(Settings)
     kept = {
@@ -272,7 +272,7 @@ def command_line() -> str:
     """Every command with its options, as typer declares them."""
     import typer
 
-    from api.cli.root import tree
+    from planner.api.cli.root import tree
 
     root: Any = typer.main.get_command(tree())
     return "\n".join(_commands(root, root.context_class(root, info_name="planner-cli"), 0))
@@ -309,8 +309,8 @@ def _prose(text: str) -> str:
 
 def rest() -> str:
     """Every route of the OpenAPI document."""
-    from api.http.app import create_app
-    from api.settings import Settings
+    from planner.api.http.app import create_app
+    from planner.api.settings import Settings
 
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/planner.db"

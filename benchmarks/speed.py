@@ -156,7 +156,13 @@ def run(
         output = Path(folder) / "output"
         with output.open("w") as out:
             process = subprocess.Popen(
-                [python, "-P", "-m", "api.cli", *command],  # not what stands where we are called
+                [
+                    python,
+                    "-P",
+                    "-m",
+                    "planner.api.cli",
+                    *command,
+                ],  # not what stands where we are called
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.DEVNULL,
@@ -240,10 +246,10 @@ def asked_again(batches: Sequence[int]) -> dict[str, Any]:
 
     The fastest of the later answers.
     """
-    from api.identity import TimeOrderedIds
-    from api.service import answer_on_paper, ask_on_paper, keep_plan
-    from api.settings import Settings
-    from api.wiring import SystemClock, Wiring
+    from planner.api.identity import TimeOrderedIds
+    from planner.api.service import answer_on_paper, ask_on_paper, keep_plan
+    from planner.api.settings import Settings
+    from planner.api.wiring import SystemClock, Wiring
 
     main = JOBS["Llama 3 70B, 256 H100"]
     asked = [main, *((*main[:4], one) for one in batches)]

@@ -17,8 +17,8 @@ from typing import Any
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
+from planner.probes.emulate import ranks_of_interest
 from planner.specs.cluster import ClusterSpec
-from probes.emulate import ranks_of_interest
 
 LLAMA_05B = {
     "name": "llama-0.5b", "base": "llama3.2-1b", "hidden_size": 1024, "num_hidden_layers": 16,

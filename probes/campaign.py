@@ -15,18 +15,18 @@ from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, ProbeError, SpecError
 from planner.estimates import estimate_job, model_flops_utilisation
 from planner.intake.jobs import read_job
+from planner.probes.emulate import combine, ranks_of_interest
+from planner.probes.launch import Watch
+from planner.probes.pools.capacity import Capacity, too_few
+from planner.probes.pools.protocol import Pool
+from planner.probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
+from planner.probes.reference.recipe import extrapolated, short_steps
+from planner.probes.trainers import trainer_of
 from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.validation import build
-from probes.emulate import combine, ranks_of_interest
-from probes.launch import Watch
-from probes.pools.capacity import Capacity, too_few
-from probes.pools.protocol import Pool
-from probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
-from probes.reference.recipe import extrapolated, short_steps
-from probes.trainers import trainer_of
 
 MOST_KERNELS = 1000
 START_SECONDS = 90.0  # from a program's start to its first step, compilation included; judgement
@@ -35,7 +35,7 @@ PROXY_GPUS = "imitate_gpus"  # of stored requests: the largest proxy run, which 
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. The other fields are those of `probes.protocol.ProbeTask`.
+    """A layout to measure, and how. The other fields are those of `planner.probes.protocol.ProbeTask`.
 
     job: a job with its layout; kernels are timed without one.
     """

@@ -8,8 +8,8 @@ Slurm and NVIDIA's drivers print.
 import re
 from dataclasses import dataclass
 
+from planner.probes.protocol import FailureKind
 from planner.units import parse_quantity
-from probes.protocol import FailureKind
 
 OOM = "oom"
 # of a GPU's memory: what a desktop holds is part of the machine; a judgement

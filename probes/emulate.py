@@ -9,12 +9,12 @@ from math import prod
 from typing import Any
 
 from planner.estimates import estimate_job
+from planner.probes.protocol import MeasuredRun
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import TimeBreakdown
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
-from probes.protocol import MeasuredRun
 
 
 def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:

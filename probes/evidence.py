@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from probes.folder import read_whole
+from planner.probes.folder import read_whole
 
 # the prefix that --tee adds, and the one of torch's own excepthook
 PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")

@@ -7,7 +7,7 @@ So causes are ranked, and the earliest of the best rank is reported:
 3. ranks that timed out waiting (the healthy ones report this);
 4. ranks that lost their connection to a peer.
 
-`probes.causes` has the texts that name their cause. The patterns and exit codes here match what
+`planner.probes.causes` has the texts that name their cause. The patterns and exit codes here match what
 torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
 """
 
@@ -16,9 +16,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from probes.causes import ALLOCATED, CAUSES, OOM, TRIED, Cause, cause_of, size_in
-from probes.evidence import Evidence, RankError, raised
-from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
+from planner.probes.causes import ALLOCATED, CAUSES, OOM, TRIED, Cause, cause_of, size_in
+from planner.probes.evidence import Evidence, RankError, raised
+from planner.probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 
 TEXT_CHARACTERS = 20_000
 SHOWN_FRAMES = 1

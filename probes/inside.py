@@ -1,4 +1,4 @@
-"""Wraps the worker that torchrun starts: `python -m probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
+"""Wraps the worker that torchrun starts: `python -m planner.probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
 
 The worker itself need not know about the wrapper, which adds four things:
 - The first rank writes the versions of this interpreter's packages to the folder (`FOUND`).
@@ -19,9 +19,9 @@ import traceback
 from importlib.metadata import distributions
 from pathlib import Path
 
-from probes.folder import FOUND
-from probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
-from probes.programs import ALLOCATOR
+from planner.probes.folder import FOUND
+from planner.probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
+from planner.probes.programs import ALLOCATOR
 
 INIT = 1
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Fields of `probes.protocol.Environment` that packages and variables tell."""
+    """Fields of `planner.probes.protocol.Environment` that packages and variables tell."""
     found = {one.name.lower(): one.version for one in distributions()}
     nccl = next((found[name] for name in sorted(found) if name.startswith("nvidia-nccl")), None)
     return {

@@ -1,8 +1,8 @@
 """Starts a probe and waits for its end: a folder, a command under a guardian, always a result.
 
-The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does. The
+The runner never starts torchrun itself. It starts the guardian (`planner.probes.guardian`), which does. The
 guardian ends every process when the time is up, on request, or when the runner ends. The files in
-the folder are enough to say what happened (`probes.outcome.conclude`), so any process can conclude
+the folder are enough to say what happened (`planner.probes.outcome.conclude`), so any process can conclude
 a probe whose runner crashed.
 """
 
@@ -21,15 +21,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from planner.errors import ProbeError
-from probes import guardian
-from probes.evidence import PREFIX
-from probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
-from probes.outcome import Begin, conclude, write_result
-from probes.preflight import Need, check
-from probes.programs import Program
-from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
-from probes.trainers import WORKER, trainer_of
-from probes.variables import DeviceLease, environment, inherited
+from planner.probes import guardian
+from planner.probes.evidence import PREFIX
+from planner.probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
+from planner.probes.outcome import Begin, conclude, write_result
+from planner.probes.preflight import Need, check
+from planner.probes.programs import Program
+from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+from planner.probes.trainers import WORKER, trainer_of
+from planner.probes.variables import DeviceLease, environment, inherited
 
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
     """The command that runs a program here, under torchrun unless it is a single process."""
-    inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
+    inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
     if program.single:
         return [python, *inside]
     elastic = [
@@ -138,14 +138,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardianSpec:
-    """The guardian's orders (`probes.guardian`).
+    """The guardian's orders (`planner.probes.guardian`).
 
     argv, cwd, output: the command.
     env: variables that we set for it. inherit: names of variables that it gets as the guardian has
         them. Their values, which may be secrets, are never written to a file.
     end: file for how it ended.
     kernel: file for what the kernel logs meanwhile. bus_ids: GPUs whose Xids belong there; see
-        `probes.pools.nvidia.Gpu`.
+        `planner.probes.pools.nvidia.Gpu`.
     watch_runner: end with the process that started the guardian.
     stop: end when this file is there.
     """

@@ -1,4 +1,4 @@
-"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`.
+"""Times single kernels and collectives: `python -m planner.probes.micro --shapes FILE --out FILE`.
 
 Collectives need the same command under torchrun.
 The file of shapes has one JSON object a line, {"kind", "name", "dtype", "sizes"}
@@ -27,11 +27,11 @@ import torch.distributed as dist
 
 from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, SpecError
-from probes import kernels
-from probes.causes import is_foreign
-from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
-from probes.protocol import Environment, MeasuredRun, ProbeTask
-from probes.reference.environment import Sample, describe
+from planner.probes import kernels
+from planner.probes.causes import is_foreign
+from planner.probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
+from planner.probes.protocol import Environment, MeasuredRun, ProbeTask
+from planner.probes.reference.environment import Sample, describe
 
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
 PROBE_EACH_SECONDS = 0.1  # in a study, where kernel timings are one of the fidelities
@@ -134,7 +134,7 @@ def measure_all(
 
 
 class KernelProgram:
-    """Times the kernels of a probe's task on one rank, as `probes.worker` runs it.
+    """Times the kernels of a probe's task on one rank, as `planner.probes.worker` runs it.
 
     Raises SpecError if the task's device does not exist here.
     """

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from probes.evidence import Evidence, read_errors, read_stacks
-from probes.failures import classify
-from probes.folder import (
+from planner.probes.evidence import Evidence, read_errors, read_stacks
+from planner.probes.failures import classify
+from planner.probes.folder import (
     ALL_OTHERS,
     BEGIN,
     END,
@@ -28,8 +28,8 @@ from probes.folder import (
     TASK,
     read_whole,
 )
-from probes.guardian import LOG_BYTES
-from probes.protocol import (
+from planner.probes.guardian import LOG_BYTES
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -39,7 +39,7 @@ from probes.protocol import (
     ProbeTask,
     found_by,
 )
-from probes.trainers import trainer_of
+from planner.probes.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,14 @@ from typing import Any
 
 from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
+from planner.probes.packages import search_path
+from planner.probes.protocol import ProbeTask
+from planner.probes.trainers import trainer_of
 from planner.rules.base import Context
 from planner.rules.precisions import gpu_precisions, trainer_precisions
 from planner.search.space.domains import domains_of
 from planner.specs.job import Job
 from planner.units import GIB, format_bytes
-from probes.packages import search_path
-from probes.protocol import ProbeTask
-from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 STANDS_SECONDS = 120.0  # an answer without a problem is reused for this long
@@ -163,7 +163,7 @@ def check_trainer(need: Need, python: str) -> None:
 
 def command(python: str, need: Need, program: str) -> list[str]:
     """The command that runs the check in an interpreter."""
-    return [python, "-m", "probes.selfcheck", need.device, program, *need.arguments()]
+    return [python, "-m", "planner.probes.selfcheck", need.device, program, *need.arguments()]
 
 
 def ask(

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
+from planner.probes.folder import FOUND
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung
 from planner.specs.probe_trainers import ProbeTrainerName
-from probes.folder import FOUND
 
 
 class FailureKind(StrEnum):
@@ -186,7 +186,7 @@ class MeasuredRun(BaseModel):
     """A run that came to its end.
 
     counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
-    timings: lines of `probes.micro`, if kernels were timed instead of a layout.
+    timings: lines of `planner.probes.micro`, if kernels were timed instead of a layout.
     timed_microbatches: of the two shorter steps from which a long one's seconds follow.
     """
 

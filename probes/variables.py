@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from probes import guardian
-from probes.packages import search_path
-from probes.protocol import ProbeTask
+from planner.probes import guardian
+from planner.probes.packages import search_path
+from planner.probes.protocol import ProbeTask
 
 OF_OTHERS = frozenset(
     {
@@ -44,7 +44,7 @@ class DeviceLease:
     """Devices and environment that a lease gives a probe.
 
     devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
-    bus_ids: of these GPUs, see `probes.pools.nvidia.Gpu`.
+    bus_ids: of these GPUs, see `planner.probes.pools.nvidia.Gpu`.
     others: who holds memory of these GPUs besides, as far as the operator tolerates it.
     locks: open files that the guardian holds open too.
     gpu_name: the driver's name of the GPUs.

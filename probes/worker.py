@@ -1,4 +1,4 @@
-"""The program that torchrun starts: `python -m probes.worker TASK.json RESULT.json`.
+"""The program that torchrun starts: `python -m planner.probes.worker TASK.json RESULT.json`.
 
 Rank 0 writes RESULT.json atomically: measured, out of memory, or failed. Every rank that fails
 first writes RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind,
@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.trainers.registry import TRAINERS
-from probes.causes import OOM, TRIED, size_in
-from probes.programs import allocator_settings
-from probes.protocol import (
+from planner.probes.causes import OOM, TRIED, size_in
+from planner.probes.programs import allocator_settings
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -32,6 +31,7 @@ from probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
+from planner.trainers.registry import TRAINERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the task file's probe on this rank; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 2:
-        sys.stderr.write("usage: python -m probes.worker TASK.json RESULT.json\n")
+        sys.stderr.write("usage: python -m planner.probes.worker TASK.json RESULT.json\n")
         return 1
     result_path = Path(arguments[1])
     rank = int(os.environ.get("RANK", "0"))
@@ -115,18 +115,18 @@ class Attempt:
     def run(self) -> MeasuredRun:
         """Runs and measures. Raises whatever goes wrong."""
         if self._task.kernels:
-            from probes.micro import KernelProgram
+            from planner.probes.micro import KernelProgram
 
             self._run = KernelProgram(self._task)
             timed: MeasuredRun = self._run.measure()
             return timed
-        from probes.reference.recipe import ReferenceRecipe
+        from planner.probes.reference.recipe import ReferenceRecipe
 
         recipe = ReferenceRecipe.of(self._task)
         _set_allocator(recipe.training.expandable_segments, recipe.training.trainer)
         # FSDP2 warns of views that blocks return; no code here changes them in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        from probes.reference.run import ReferenceRun
+        from planner.probes.reference.run import ReferenceRun
 
         self._run = ReferenceRun(recipe)
         measured: MeasuredRun = self._run.measure()

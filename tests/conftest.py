@@ -186,10 +186,10 @@ def cli(sqlite_url: str) -> Cli:
 
 @pytest.fixture
 def executable(sqlite_url: str) -> Cli:
-    """Starts `python -m api.cli` as a user does, where a fork would not show the same."""
+    """Starts `python -m planner.api.cli` as a user does, where a fork would not show the same."""
 
     def run(arguments: Sequence[str], **given: Any) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "api.cli", *arguments]
+        command = [sys.executable, "-m", "planner.api.cli", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, **given)
 
     return commands(run, sqlite_url)
@@ -237,7 +237,7 @@ def fixed_ports() -> Any:
 @pytest.fixture(scope="session")
 def plan() -> Any:
     """One real plan."""
-    from api.wiring import SystemClock
+    from planner.api.wiring import SystemClock
     from planner.intake.jobs import read_job
     from planner.plan.recommend import recommend
     from planner.ports import Ports
@@ -376,8 +376,8 @@ def migrated_postgres(postgres_server: str) -> str:
 
 
 def _migrate(url: str) -> None:
-    from api.storage.engine import make_engine, normalise_url
-    from api.storage.migrate import upgrade
+    from planner.api.storage.engine import make_engine, normalise_url
+    from planner.api.storage.migrate import upgrade
 
     engine = make_engine(normalise_url(url))
     upgrade(engine)
@@ -395,8 +395,8 @@ def migrated_postgres_url(migrated_postgres: str) -> str:
     """What earlier tests left is deleted: to copy a database takes thirty times as long."""
     from sqlalchemy import text
 
-    from api.storage.engine import make_engine, normalise_url
-    from api.storage.tables import Base
+    from planner.api.storage.engine import make_engine, normalise_url
+    from planner.api.storage.tables import Base
 
     engine = make_engine(normalise_url(migrated_postgres))
     with engine.begin() as connection:
@@ -425,8 +425,8 @@ def app(migrated_url: str) -> "Iterator[TestClient]":
     """The service over a migrated database."""
     from fastapi.testclient import TestClient
 
-    from api.http.app import create_app
-    from api.settings import Settings
+    from planner.api.http.app import create_app
+    from planner.api.settings import Settings
 
     with TestClient(
         create_app(Settings(database_url=migrated_url)), raise_server_exceptions=False

@@ -57,7 +57,7 @@ def served(database_url: str, folder: Path, **settings: object) -> Iterator[Serv
     log_file = folder / f"service-{port}.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
+            [sys.executable, "-m", "planner.api.cli", "serve", "--port", str(port)],
             env={
                 **clean_environment(),
                 **{f"PLANNER_{name.upper()}": str(value) for name, value in chosen.items()},

@@ -344,7 +344,7 @@ def fresh(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["planner", "planner.plan.recommend", "planner.estimates", "api.cli"]
+    "module", ["planner", "planner.plan.recommend", "planner.estimates", "planner.api.cli"]
 )
 def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
     loaded = set(

@@ -64,7 +64,7 @@ def become(arguments: Sequence[str], env: Mapping[str, str], cwd: str, folder: s
     sys.stdout = os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.argv = ["planner-cli", *arguments]
-    from api.cli import main
+    from planner.api.cli import main
 
     try:
         main()

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from api.errors import fault
-from api.storage.records import CalibrationRecord
-from api.wiring import Wiring
+from planner.api.errors import fault
+from planner.api.storage.records import CalibrationRecord
+from planner.api.wiring import Wiring
 from planner.catalog.clusters import gpu_names
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import from_document, shipped_calibration

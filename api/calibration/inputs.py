@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from api.calibration.read import in_use
-from api.input.belief import far_off
-from api.storage.job_records import ProbeRecord
-from api.storage.records import CalibrationRecord, RunRow, Subject
-from api.wiring import Wiring
+from planner.api.calibration.read import in_use
+from planner.api.input.belief import far_off
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.storage.records import CalibrationRecord, RunRow, Subject
+from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape, KernelTiming
 from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.plausible import implausible
@@ -19,8 +19,8 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.errors import NotFoundError, SpecError
 from planner.estimates import Estimator
+from planner.probes.campaign import ProbeRequest
 from planner.specs.job import Job
-from probes.campaign import ProbeRequest
 
 log = logging.getLogger("planner.learning")
 

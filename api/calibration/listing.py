@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from api.calibration.read import rests_on_shipped
-from api.http.schemas import CalibrationLine, KnobValue
-from api.storage.paging import encoded
-from api.storage.records import CalibrationRecord, Page
-from api.wiring import Wiring
+from planner.api.calibration.read import rests_on_shipped
+from planner.api.http.schemas import CalibrationLine, KnobValue
+from planner.api.storage.paging import encoded
+from planner.api.storage.records import CalibrationRecord, Page
+from planner.api.wiring import Wiring
 from planner.cost.machine.knobs import KNOBS, Calibration, Knob
 from planner.cost.machine.shipped import from_document, shipped_calibration
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.storage.records import MeasurementFilter
-from api.wiring import Wiring
+from planner.api.storage.records import MeasurementFilter
+from planner.api.wiring import Wiring
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.errors import PlannerError
 from planner.estimates import Estimator

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from api.storage.records import CalibrationRecord, Subject
-from api.wiring import Wiring
+from planner.api.storage.records import CalibrationRecord, Subject
+from planner.api.wiring import Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration
 from planner.errors import StoreError

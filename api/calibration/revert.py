@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from api.calibration.update import update_calibrations
-from api.storage.records import CalibrationRecord
-from api.wiring import Wiring
+from planner.api.calibration.update import update_calibrations
+from planner.api.storage.records import CalibrationRecord
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from api.calibration.inputs import (
+from planner.api.calibration.inputs import (
     job_of_kernels,
     kernel_probes,
     kernel_runs_of,
@@ -20,9 +20,9 @@ from api.calibration.inputs import (
     software_of,
     timed_rows,
 )
-from api.storage.job_records import ProbeRecord
-from api.storage.records import CalibrationRecord, LearningInputs, Subject
-from api.wiring import Wiring
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.storage.records import CalibrationRecord, LearningInputs, Subject
+from planner.api.wiring import Wiring
 from planner.calibration.update import learn_priced
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration, to_document

@@ -10,7 +10,7 @@ def main() -> None:
     open_closed_streams()
     gc.disable()  # what imports make stays; longer commands enable it again
     try:
-        from api.cli.root import run
+        from planner.api.cli.root import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command line was read

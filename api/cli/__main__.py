@@ -1,6 +1,6 @@
-"""`python -m api.cli` is planner-cli."""
+"""`python -m planner.api.cli` is planner-cli."""
 
-from api.cli import main
+from planner.api.cli import main
 
 if __name__ == "__main__":  # a planning process imports this file too
     main()

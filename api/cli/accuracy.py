@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import make_console, note, show, show_json
-from api.cli.plotting import Plot, check_plot, write_plot
-from api.cli.simulate import write_text
-from api.cli.typed import Json
-from api.cli.working import working
-from api.errors import fault
-from api.input.text import read_json
-from api.render.accuracy import accuracy_view, rows_view
-from api.render.accuracy_document import document
-from api.service import Estimates, Refusal, parse_for_estimate
+from planner.api.cli.output import make_console, note, show, show_json
+from planner.api.cli.plotting import Plot, check_plot, write_plot
+from planner.api.cli.simulate import write_text
+from planner.api.cli.typed import Json
+from planner.api.cli.working import working
+from planner.api.errors import fault
+from planner.api.input.text import read_json
+from planner.api.render.accuracy import accuracy_view, rows_view
+from planner.api.render.accuracy_document import document
+from planner.api.service import Estimates, Refusal, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.drawing import chart_of

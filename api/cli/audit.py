@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import note, say, show_json
-from api.cli.typed import Cursor, Json, Limit
-from api.render.queues import audit_line
-from api.storage.records import AuditFilter
-from api.wiring import wire
+from planner.api.cli.output import note, say, show_json
+from planner.api.cli.typed import Cursor, Json, Limit
+from planner.api.render.queues import audit_line
+from planner.api.storage.records import AuditFilter
+from planner.api.wiring import wire
 
 
 def command(

@@ -4,20 +4,20 @@ from typing import Annotated
 
 import typer
 
-from api.calibration.grid import gpu_of, grid_of, knobs_moved
-from api.calibration.update import all_measured, update_calibrations
-from api.cli.output import note, say, show_json
-from api.cli.studying import bar, sweep_stand
-from api.cli.typed import Json, complete_gpu, complete_pool
-from api.cli.working import working
-from api.jobs.observer import Observer
-from api.jobs.sweep_report import failure_in, failure_of
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import add_sweep, run_now
-from api.wiring import wire
+from planner.api.calibration.grid import gpu_of, grid_of, knobs_moved
+from planner.api.calibration.update import all_measured, update_calibrations
+from planner.api.cli.output import note, say, show_json
+from planner.api.cli.studying import bar, sweep_stand
+from planner.api.cli.typed import Json, complete_gpu, complete_pool
+from planner.api.cli.working import working
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.sweep_report import failure_in, failure_of
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.wiring import wire
 from planner.intake.machines import load_gpu
+from planner.probes.pools import listed, pool_forms
 from planner.units import counted
-from probes.pools import listed, pool_forms
 
 
 def command(

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from api.calibration.revert import revert
-from api.calibration.update import line_about
-from api.cli.output import note, say, show_json
-from api.cli.typed import Cursor, Json, Limit
-from api.cli.working import working
-from api.identity import local_user
-from api.storage.records import CalibrationRecord
-from api.wiring import wire
+from planner.api.calibration.revert import revert
+from planner.api.calibration.update import line_about
+from planner.api.cli.output import note, say, show_json
+from planner.api.cli.typed import Cursor, Json, Limit
+from planner.api.cli.working import working
+from planner.api.identity import local_user
+from planner.api.storage.records import CalibrationRecord
+from planner.api.wiring import wire
 from planner.units import counted
 
 app = typer.Typer(help="Calibrations learned here: list, show, revert.", rich_markup_mode=None)

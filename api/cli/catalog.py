@@ -6,14 +6,22 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from api.catalog import catalog_entry, catalog_list, kind_of
-from api.cli.output import make_console, say, show, show_json
-from api.cli.typed import Json
-from api.errors import fault
-from api.input.text import read_mapping_file
-from api.own_entries import KINDS, PREFIX, add_entry, full_name, named_entry, own_entry, own_line
-from api.render.catalog import catalog_table
-from api.wiring import wire
+from planner.api.catalog import catalog_entry, catalog_list, kind_of
+from planner.api.cli.output import make_console, say, show, show_json
+from planner.api.cli.typed import Json
+from planner.api.errors import fault
+from planner.api.input.text import read_mapping_file
+from planner.api.own_entries import (
+    KINDS,
+    PREFIX,
+    add_entry,
+    full_name,
+    named_entry,
+    own_entry,
+    own_line,
+)
+from planner.api.render.catalog import catalog_table
+from planner.api.wiring import wire
 
 
 def command(

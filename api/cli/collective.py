@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import make_console, show
-from api.cli.typed import Json, complete_cluster
-from api.collectives import ask_collective
-from api.own_entries import with_own
-from api.render.collective import collective_view
-from api.wiring import wire
+from planner.api.cli.output import make_console, show
+from planner.api.cli.typed import Json, complete_cluster
+from planner.api.collectives import ask_collective
+from planner.api.own_entries import with_own
+from planner.api.render.collective import collective_view
+from planner.api.wiring import wire
 
 
 def command(

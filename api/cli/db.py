@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import error_line, say, show_json
-from api.cli.typed import Json
-from api.errors import EXIT_BACKEND
-from api.storage.backup import back_up, faults_in
-from api.storage.engine import shown
-from api.storage.migrate import current_revision
-from api.storage.migrate import upgrade as migrate
-from api.wiring import wire
+from planner.api.cli.output import error_line, say, show_json
+from planner.api.cli.typed import Json
+from planner.api.errors import EXIT_BACKEND
+from planner.api.storage.backup import back_up, faults_in
+from planner.api.storage.engine import shown
+from planner.api.storage.migrate import current_revision
+from planner.api.storage.migrate import upgrade as migrate
+from planner.api.wiring import wire
 from planner.units import MEGA
 
 app = typer.Typer(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
-from api.cli.output import say, show_json
-from api.cli.typed import Json
-from api.wiring import wire
+from planner.api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
+from planner.api.cli.output import say, show_json
+from planner.api.cli.typed import Json
+from planner.api.wiring import wire
 
 
 def command(

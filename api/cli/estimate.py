@@ -8,8 +8,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from api.calibration.read import CalibrationLookup
-from api.cli.given import (
+from planner.api.calibration.read import CalibrationLookup
+from planner.api.cli.given import (
     GpuOption,
     ModelOption,
     NumGpusOption,
@@ -18,15 +18,23 @@ from api.cli.given import (
     completed_by,
     layout_given,
 )
-from api.cli.output import letters_only, make_console, note, show
-from api.cli.typed import Json
-from api.cli.working import working
-from api.errors import fault
-from api.identity import local_user
-from api.input.jobs import parse_job
-from api.render.estimate import estimate_view
-from api.service import MAX_LINE_BYTES, Estimates, Refusal, estimate_one, job_lines, line_of, meant
-from api.wiring import Wiring, wire
+from planner.api.cli.output import letters_only, make_console, note, show
+from planner.api.cli.typed import Json
+from planner.api.cli.working import working
+from planner.api.errors import fault
+from planner.api.identity import local_user
+from planner.api.input.jobs import parse_job
+from planner.api.render.estimate import estimate_view
+from planner.api.service import (
+    MAX_LINE_BYTES,
+    Estimates,
+    Refusal,
+    estimate_one,
+    job_lines,
+    line_of,
+    meant,
+)
+from planner.api.wiring import Wiring, wire
 from planner.intake.near_files import with_near_file
 from planner.units import counted
 

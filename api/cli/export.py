@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from api.cli.given import PlanId
-from api.cli.output import note, say, show_json
-from api.cli.saving import write_folder
-from api.cli.typed import Json
-from api.input.names import plan_id_of
-from api.service import export_rank
-from api.wiring import wire
+from planner.api.cli.given import PlanId
+from planner.api.cli.output import note, say, show_json
+from planner.api.cli.saving import write_folder
+from planner.api.cli.typed import Json
+from planner.api.input.names import plan_id_of
+from planner.api.service import export_rank
+from planner.api.wiring import wire
 
 
 def command(

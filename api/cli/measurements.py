@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from api.calibration.update import line_about, update_about, update_from_measurements
-from api.cli.output import make_console, note, say, show, show_json
-from api.cli.simulate import write_text
-from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
-from api.cli.working import working
-from api.errors import fault
-from api.identity import local_user
-from api.input.belief import believe
-from api.input.measurement_rows import row_of, shown_row, to_csv
-from api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
-from api.input.text import read_mapping_file
-from api.render.comparison import beside
-from api.render.probe import measurements_table
-from api.wiring import Wiring, wire
+from planner.api.calibration.update import line_about, update_about, update_from_measurements
+from planner.api.cli.output import make_console, note, say, show, show_json
+from planner.api.cli.simulate import write_text
+from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
+from planner.api.cli.working import working
+from planner.api.errors import fault
+from planner.api.identity import local_user
+from planner.api.input.belief import believe
+from planner.api.input.measurement_rows import row_of, shown_row, to_csv
+from planner.api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
+from planner.api.input.text import read_mapping_file
+from planner.api.render.comparison import beside
+from planner.api.render.probe import measurements_table
+from planner.api.wiring import Wiring, wire
 from planner.units import counted
 
 app = typer.Typer(

@@ -4,15 +4,15 @@ import json as encoder
 
 import typer
 
-from api.cli.given import PlanId
-from api.cli.output import make_console, note, say, show, show_json
-from api.cli.plotting import PlotOrText, check_plot, plot_plan
-from api.cli.recommend import print_plan
-from api.cli.typed import Cursor, Json, Limit
-from api.input.names import plan_id_of
-from api.jobs.plans import page_of_plans, state_of, study_of
-from api.render.plans import plans_table
-from api.wiring import Wiring, wire
+from planner.api.cli.given import PlanId
+from planner.api.cli.output import make_console, note, say, show, show_json
+from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
+from planner.api.cli.recommend import print_plan
+from planner.api.cli.typed import Cursor, Json, Limit
+from planner.api.input.names import plan_id_of
+from planner.api.jobs.plans import page_of_plans, state_of, study_of
+from planner.api.render.plans import plans_table
+from planner.api.wiring import Wiring, wire
 from planner.errors import NotFoundError
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import make_console, note, say
-from api.errors import fault, need
+from planner.api.cli.output import make_console, note, say
+from planner.api.errors import fault, need
 from planner.charts.chart import Chart
 from planner.charts.terminal import scatter
 from planner.specs.plan import Plan

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.calibration.update import line_about, update_from_probes
-from api.cli.output import error_line, make_console, note, show, show_json
-from api.cli.typed import Json, complete_plan, complete_pool
-from api.errors import codes_of, fault, lines_of
-from api.input.text import read_mapping_file
-from api.jobs.probe_recovery import recover
-from api.jobs.probes import (
+from planner.api.calibration.update import line_about, update_from_probes
+from planner.api.cli.output import error_line, make_console, note, show, show_json
+from planner.api.cli.typed import Json, complete_plan, complete_pool
+from planner.api.errors import codes_of, fault, lines_of
+from planner.api.input.text import read_mapping_file
+from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probes import (
     OOM,
     RequestedProbe,
     check_ready,
@@ -24,15 +24,15 @@ from api.jobs.probes import (
     probes_of_plan,
     run_all,
 )
-from api.own_entries import with_own
-from api.render.probe import Probed, probes_view
-from api.storage.job_records import ProbeRecord
-from api.wiring import Wiring, wire
+from planner.api.own_entries import with_own
+from planner.api.render.probe import Probed, probes_view
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.wiring import Wiring, wire
 from planner.errors import InfeasibleError, PlannerError, ProbeError
 from planner.estimates import estimate_job
+from planner.probes.launch import Watch
+from planner.probes.pools import listed, pool_forms
 from planner.units import counted
-from probes.launch import Watch
-from probes.pools import listed, pool_forms
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

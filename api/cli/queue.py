@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import say, show_json
-from api.cli.typed import Json, Limit
-from api.jobs import queues
-from api.render.queues import job_line
-from api.storage.job_records import QueuedJob
-from api.wiring import wire
+from planner.api.cli.output import say, show_json
+from planner.api.cli.typed import Json, Limit
+from planner.api.jobs import queues
+from planner.api.render.queues import job_line
+from planner.api.storage.job_records import QueuedJob
+from planner.api.wiring import wire
 
 app = typer.Typer(
     help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",

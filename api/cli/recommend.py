@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from api.cli.flags import JobFlags, check_complete, parse_checkpoint
-from api.cli.output import error_line, letters_only, make_console, note, show
-from api.cli.plotting import PlotOrText, check_plot, plot_plan
-from api.cli.saving import check_target, save_plan
-from api.cli.typed import (
+from planner.api.cli.flags import JobFlags, check_complete, parse_checkpoint
+from planner.api.cli.output import error_line, letters_only, make_console, note, show
+from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
+from planner.api.cli.saving import check_target, save_plan
+from planner.api.cli.typed import (
     Json,
     complete_cluster,
     complete_gpu,
@@ -18,13 +18,13 @@ from api.cli.typed import (
     complete_trainer,
     tokens_typed,
 )
-from api.cli.working import working
-from api.identity import local_user
-from api.render.current import difference_lines
-from api.render.plan import plan_view
-from api.second_core import Forked
-from api.service import answer_on_paper, ask_on_paper, keep_plan
-from api.wiring import wire
+from planner.api.cli.working import working
+from planner.api.identity import local_user
+from planner.api.render.current import difference_lines
+from planner.api.render.plan import plan_view
+from planner.api.second_core import Forked
+from planner.api.service import answer_on_paper, ask_on_paper, keep_plan
+from planner.api.wiring import wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 
@@ -158,7 +158,9 @@ def command(
     if values.get("probe") is None:
         plan, unstored = _on_paper(values, quiet=json)
     else:
-        from api.cli.studying import make_plan_with_probes  # imports Optuna, for half a second
+        from planner.api.cli.studying import (
+            make_plan_with_probes,  # imports Optuna, for half a second
+        )
 
         plan, interrupted = make_plan_with_probes(wire(), values)
     if save_dir is not None:
@@ -203,7 +205,7 @@ def _exit(plan: Plan, interrupted: bool) -> None:
     if interrupted:
         raise typer.Exit(130)
     if plan.probing is not None:
-        from api.cli.studying import failure_of
+        from planner.api.cli.studying import failure_of
 
         message = failure_of(plan)
         if message is not None:

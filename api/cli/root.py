@@ -11,8 +11,8 @@ from importlib import import_module
 
 import typer
 
-from api.cli.output import error_line, flush_output
-from api.errors import codes_of, lines_of
+from planner.api.cli.output import error_line, flush_output
+from planner.api.errors import codes_of, lines_of
 from planner.errors import PlannerError
 from planner.version import VERSION
 
@@ -81,9 +81,9 @@ def tree(words: Sequence[str] | None = None) -> typer.Typer:
         if named not in (None, name):
             app.command(name, help=text)(_not_imported)
         elif name in GROUPS:
-            app.add_typer(import_module(f"api.cli.{name}").app, name=name)
+            app.add_typer(import_module(f"planner.api.cli.{name}").app, name=name)
         else:
-            module = import_module(f"api.cli.{'plans' if name in IN_PLANS else name}")
+            module = import_module(f"planner.api.cli.{'plans' if name in IN_PLANS else name}")
             app.command(name)(getattr(module, IN_PLANS.get(name, "command")))
     return app
 

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from api.cli.output import PIPED_WIDTH, as_text
-from api.errors import fault
-from api.render.current import current_files
-from api.render.plan import plan_view
+from planner.api.cli.output import PIPED_WIDTH, as_text
+from planner.api.errors import fault
+from planner.api.render.current import current_files
+from planner.api.render.plan import plan_view
 from planner.specs.plan import Plan
 
 MARKER = ".planner"

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from api.errors import fault, need
-from api.logs import set_up
-from api.settings import load_settings
+from planner.api.errors import fault, need
+from planner.api.logs import set_up
+from planner.api.settings import load_settings
 
 
 def command(
@@ -20,9 +20,9 @@ def command(
 ) -> None:
     """Serve POST /plan and the rest; OpenAPI at /docs."""
     need("fastapi", "uvicorn", "prometheus_client", "limits", extra="server")
-    from api.http.app import create_app
-    from api.http.security import refuse_open_door
-    from api.http.server import serve
+    from planner.api.http.app import create_app
+    from planner.api.http.security import refuse_open_door
+    from planner.api.http.server import serve
 
     settings = load_settings()
     chosen = settings.model_copy(

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from api.cli.given import PlanOption, RankOption, layout_given
-from api.cli.output import make_console, note, show, show_json
-from api.cli.plotting import Plot, check_plot, write_plot
-from api.cli.typed import Json
-from api.cli.working import working
-from api.errors import fault
-from api.input.jobs import check_one_size, parse_job
-from api.own_entries import with_own
-from api.render.timeline import timeline_view
-from api.wiring import wire
+from planner.api.cli.given import PlanOption, RankOption, layout_given
+from planner.api.cli.output import make_console, note, show, show_json
+from planner.api.cli.plotting import Plot, check_plot, write_plot
+from planner.api.cli.typed import Json
+from planner.api.cli.working import working
+from planner.api.errors import fault
+from planner.api.input.jobs import check_one_size, parse_job
+from planner.api.own_entries import with_own
+from planner.api.render.timeline import timeline_view
+from planner.api.wiring import wire
 from planner.plan.timeline import timeline
 
 

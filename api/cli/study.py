@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from api.cli.given import PlanId
-from api.cli.output import note, say, show_json
-from api.cli.typed import Json
-from api.input.names import plan_id_of
-from api.optuna_storage import counts_of, open_storage, without_password, write_study
-from api.wiring import wire
+from planner.api.cli.given import PlanId
+from planner.api.cli.output import note, say, show_json
+from planner.api.cli.typed import Json
+from planner.api.input.names import plan_id_of
+from planner.api.optuna_storage import counts_of, open_storage, without_password, write_study
+from planner.api.wiring import wire
 from planner.errors import SpecError
 from planner.library import study_of
 from planner.units import counted

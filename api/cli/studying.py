@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from api.cli.output import note
-from api.jobs.observer import Observer
-from api.jobs.standing import standing_line
-from api.jobs.studies import ask_study, run_study
-from api.render.figures import seconds
-from api.render.probing import REALLY
-from api.wiring import Wiring
+from planner.api.cli.output import note
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.standing import standing_line
+from planner.api.jobs.studies import ask_study, run_study
+from planner.api.render.figures import seconds
+from planner.api.render.probing import REALLY
+from planner.api.wiring import Wiring
 from planner.specs.plan import Plan
 
 

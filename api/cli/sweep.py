@@ -5,19 +5,19 @@ from typing import Annotated
 
 import typer
 
-from api.asker import asker
-from api.cli.output import error_line, note, say, show_json
-from api.cli.plotting import Plot, check_plot, write_plot
-from api.cli.studying import bar, gentle_interrupt, sweep_stand
-from api.cli.typed import Json, complete_sweep
-from api.errors import codes_of, fault
-from api.input.names import sweep_id_of
-from api.input.text import read_mapping_file
-from api.jobs.observer import Observer
-from api.jobs.schedule import in_zone
-from api.jobs.sweep_report import failure_in, failure_of
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import (
+from planner.api.asker import asker
+from planner.api.cli.output import error_line, note, say, show_json
+from planner.api.cli.plotting import Plot, check_plot, write_plot
+from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
+from planner.api.cli.typed import Json, complete_sweep
+from planner.api.errors import codes_of, fault
+from planner.api.input.names import sweep_id_of
+from planner.api.input.text import read_mapping_file
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.schedule import in_zone
+from planner.api.jobs.sweep_report import failure_in, failure_of
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import (
     PREFIX,
     add_sweep,
     all_sweeps,
@@ -27,11 +27,11 @@ from api.jobs.sweeps import (
     run_now,
     sweep_detail,
 )
-from api.jobs.webhooks import deliver_due
-from api.render.charts import sweep_chart
-from api.render.sweep import report_lines
-from api.storage.records import SweepRecord
-from api.wiring import Wiring, wire
+from planner.api.jobs.webhooks import deliver_due
+from planner.api.render.charts import sweep_chart
+from planner.api.render.sweep import report_lines
+from planner.api.storage.records import SweepRecord
+from planner.api.wiring import Wiring, wire
 from planner.units import counted
 
 app = typer.Typer(

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from api.storage.common import ids_starting
-from api.storage.tables import PlanRow, SweepRow
-from api.wiring import wire
+from planner.api.storage.common import ids_starting
+from planner.api.storage.tables import PlanRow, SweepRow
+from planner.api.wiring import wire
 from planner.catalog.clusters import cluster_names, gpu_names
 from planner.catalog.models import model_names
 from planner.errors import PlannerError
+from planner.probes.pools import pool_forms
 from planner.samplers import SAMPLERS
 from planner.trainers.registry import TRAINERS
 from planner.units import parse_tokens
-from probes.pools import pool_forms
 
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import note
-from api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
-from api.logs import set_up
-from api.storage.engine import shown
-from api.wiring import wire
+from planner.api.cli.output import note
+from planner.api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
+from planner.api.logs import set_up
+from planner.api.storage.engine import shown
+from planner.api.wiring import wire
 
 
 def command(

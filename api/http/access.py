@@ -9,8 +9,8 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.metrics import Metrics
-from api.logs import request_id
+from planner.api.http.metrics import Metrics
+from planner.api.logs import request_id
 
 REQUEST_ID = "x-request-id"
 # of another's id only what is safe in a log

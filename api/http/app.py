@@ -1,6 +1,6 @@
 """The FastAPI app, which `planner-cli serve` runs.
 
-`uvicorn --factory api.http.app:create_app` does too; then mind the address yourself.
+`uvicorn --factory planner.api.http.app:create_app` does too; then mind the address yourself.
 """
 
 import threading
@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
-from api.http import openapi, problems
-from api.http.access import Noted
-from api.http.lanes import open_lanes
-from api.http.metrics import Metrics
-from api.http.origin import OwnSite
-from api.http.rates import Rates
-from api.http.requests import limiters
-from api.http.routes import (
+from planner.api.http import openapi, problems
+from planner.api.http.access import Noted
+from planner.api.http.lanes import open_lanes
+from planner.api.http.metrics import Metrics
+from planner.api.http.origin import OwnSite
+from planner.api.http.rates import Rates
+from planner.api.http.requests import limiters
+from planner.api.http.routes import (
     catalog,
     charts,
     estimates,
@@ -32,9 +32,9 @@ from api.http.routes import (
     sweeps,
     web,
 )
-from api.jobs.workers import ProbeWorkers, TaskWorkers
-from api.settings import Settings
-from api.wiring import Wiring, wire
+from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
+from planner.api.settings import Settings
+from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.version import VERSION
 

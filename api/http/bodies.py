@@ -10,10 +10,10 @@ from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect
 
-from api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, fault
-from api.http.schemas import JobBody
-from api.http.security import require_key
-from api.input.text import read_json
+from planner.api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, fault
+from planner.api.http.schemas import JobBody
+from planner.api.http.security import require_key
+from planner.api.input.text import read_json
 from planner.errors import Fault
 from planner.units import MEGA
 

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from api.http.bodies import JSON
+from planner.api.http.bodies import JSON
 
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Not modified: your ETag is current."}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.storage.job_records import OPEN, ProbeRecord, TaskEvent, TaskRecord
+from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEvent, TaskRecord
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0

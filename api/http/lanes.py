@@ -20,8 +20,8 @@ import anyio
 from pebble import ProcessExpired, ProcessPool
 
 import planner
-from api.errors import PlanningError, TooManyRequestsError
-from api.settings import Settings
+from planner.api.errors import PlanningError, TooManyRequestsError
+from planner.api.settings import Settings
 from planner.units import counted
 
 Result = TypeVar("Result")

@@ -18,10 +18,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from api.calibration.own_runs import own_accuracy
-from api.http.lanes import Lane
-from api.storage.numbers import StoredNumbers, stored_numbers
-from api.wiring import Wiring
+from planner.api.calibration.own_runs import own_accuracy
+from planner.api.http.lanes import Lane
+from planner.api.storage.numbers import StoredNumbers, stored_numbers
+from planner.api.wiring import Wiring
 from planner.errors import StoreError
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST

@@ -1,7 +1,7 @@
 """The OpenAPI document: what FastAPI finds in the routes, and what holds for many of them at once.
 
 Errors are problem details, every POST takes an Idempotency-Key, what has an ETag can be asked for
-again, and a job is described field by field (`api.job_schema`).
+again, and a job is described field by field (`planner.api.job_schema`).
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.http.bodies import JSON
-from api.http.problems import MEDIA_TYPE
-from api.http.requests import MAX_KEY_LENGTH
-from api.job_schema import job_schema
+from planner.api.http.bodies import JSON
+from planner.api.http.problems import MEDIA_TYPE
+from planner.api.http.requests import MAX_KEY_LENGTH
+from planner.api.job_schema import job_schema
 
 Document = dict[str, Any]
 JOB = "JobBody"

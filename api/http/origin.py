@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import ForbiddenError
-from api.http.problems import problem
+from planner.api.errors import ForbiddenError
+from planner.api.http.problems import problem
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ELSEWHERE = frozenset({"cross-site", "same-site"})

@@ -1,9 +1,9 @@
-"""Pages of lists that are in memory: the catalogue. Pages of tables: `api.storage.paging`."""
+"""Pages of lists that are in memory: the catalogue. Pages of tables: `planner.api.storage.paging`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from api.storage.paging import decoded, encoded, unknown_cursor
+from planner.api.storage.paging import decoded, encoded, unknown_cursor
 
 Item = TypeVar("Item")
 

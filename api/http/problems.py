@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from api.asker import asker
-from api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
-from api.http.refusals import note_refusal
-from api.logs import request_id
+from planner.api.asker import asker
+from planner.api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
+from planner.api.http.refusals import note_refusal
+from planner.api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"

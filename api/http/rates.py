@@ -6,7 +6,7 @@ from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from api.errors import TooManyRequestsError
+from planner.api.errors import TooManyRequestsError
 
 WINDOW_SECONDS = 10
 GUESSES_PER_MINUTE = 20

@@ -10,15 +10,15 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from api.errors import PlanningError, TooManyRequestsError, fault
-from api.http.bodies import StrictRequest
-from api.http.lanes import PRICING, Lane
-from api.http.problems import problem
-from api.identity import hash_of
-from api.settings import ApiKey
-from api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
-from api.storage.transactions import one_transaction
-from api.wiring import Wiring
+from planner.api.errors import PlanningError, TooManyRequestsError, fault
+from planner.api.http.bodies import StrictRequest
+from planner.api.http.lanes import PRICING, Lane
+from planner.api.http.problems import problem
+from planner.api.identity import hash_of
+from planner.api.settings import ApiKey
+from planner.api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
+from planner.api.storage.transactions import one_transaction
+from planner.api.wiring import Wiring
 from planner.errors import PlannerError
 
 MAX_KEY_LENGTH = 255

@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
-from api.asker import Asker, set_asker
-from api.errors import ForbiddenError, UnauthenticatedError, fault
-from api.http.rates import Rates
-from api.settings import ApiKey, Settings
+from planner.api.asker import Asker, set_asker
+from planner.api.errors import ForbiddenError, UnauthenticatedError, fault
+from planner.api.http.rates import Rates
+from planner.api.settings import ApiKey, Settings
 
 ANYONE = ApiKey("anyone", frozenset({"admin"}), "")
 

@@ -20,8 +20,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.errors import EXIT_BUG
-from api.settings import Settings
+from planner.api.errors import EXIT_BUG
+from planner.api.settings import Settings
 
 FILES_BESIDE = 200  # open files that are not connections: the database, probes, planning
 MOST_FILES = 65_536
@@ -149,7 +149,7 @@ def serve(app: FastAPI, settings: Settings) -> int:
         server_header=False,
         proxy_headers=bool(settings.proxies),
         forwarded_allow_ips=settings.proxies,
-        access_log=False,  # `api.http.access` writes it
+        access_log=False,  # `planner.api.http.access` writes it
         log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from api.http.schemas import Pair
-from api.jobs.standing import Standing
-from api.storage.job_records import JobState
-from api.storage.records import SweepState
+from planner.api.http.schemas import Pair
+from planner.api.jobs.standing import Standing
+from planner.api.storage.job_records import JobState
+from planner.api.storage.records import SweepState
 
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 

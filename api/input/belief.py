@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from api.calibration.read import CalibrationLookup
-from api.wiring import Wiring
+from planner.api.calibration.read import CalibrationLookup
+from planner.api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
 from planner.catalog.clusters import gpu_names
 from planner.errors import ConflictError, PlannerError

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from api.errors import fault
-from api.input.text import read_text, read_yaml
+from planner.api.errors import fault
+from planner.api.input.text import read_text, read_yaml
 from planner.errors import SpecError
 from planner.intake.current import format_of
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.files import beside, gather
 from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
-from probes.trainers.titan_run import check_log, log_numbers, stated_by
+from planner.probes.trainers.titan_run import check_log, log_numbers, stated_by
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
 REMEDY = (

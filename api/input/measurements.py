@@ -13,22 +13,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from api.catalog import gpu_name_of, model_name_of
-from api.errors import fault
-from api.input.belief import checked_rows
-from api.input.measurement_rows import STORED, csv_rows, json_rows
-from api.input.text import check_plain, read_text
-from api.own_entries import with_own
-from api.storage.records import MeasurementFilter
-from api.wiring import Wiring
+from planner.api.catalog import gpu_name_of, model_name_of
+from planner.api.errors import fault
+from planner.api.input.belief import checked_rows
+from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
+from planner.api.input.text import check_plain, read_text
+from planner.api.own_entries import with_own
+from planner.api.storage.records import MeasurementFilter
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.intake.current import complete
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
 from planner.intake.trainer_files.megatron_log import is_log, measured_by
+from planner.probes.trainers.titan_run import (
+    check_log,
+    completed,
+    event_numbers,
+    log_numbers,
+    stated_by,
+)
 from planner.specs.current import MAX_TEXT
 from planner.specs.measurement import Measurement, Rung, Status
-from probes.trainers.titan_run import check_log, completed, event_numbers, log_numbers, stated_by
 
 Format = Literal["rows", "csv", "torchtitan", "megatron", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "megatron", "tensorboard")

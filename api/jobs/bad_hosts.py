@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from api.wiring import Wiring
+from planner.api.wiring import Wiring
+from planner.probes.protocol import FailureKind
 from planner.units import DAY
-from probes.protocol import FailureKind
 
 # failures that a host may be to blame for
 OF_THE_HOST = frozenset(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from api.calibration.update import update_about
-from api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
-from api.storage.job_records import TaskRecord
-from api.storage.records import DriftFinding, HistoryRow
-from api.wiring import Wiring
+from planner.api.calibration.update import update_about
+from planner.api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
+from planner.api.storage.job_records import TaskRecord
+from planner.api.storage.records import DriftFinding, HistoryRow
+from planner.api.wiring import Wiring
 from planner.calibration.drift.creep import NEWEST
 from planner.calibration.drift.findings import Creep, Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading

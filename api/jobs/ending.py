@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.asker import asker
-from api.jobs.plans import study_of
-from api.jobs.probes import probes_of
-from api.storage.job_records import OPEN, ProbeRecord, TaskRecord
-from api.wiring import Wiring
+from planner.api.asker import asker
+from planner.api.jobs.plans import study_of
+from planner.api.jobs.probes import probes_of
+from planner.api.storage.job_records import OPEN, ProbeRecord, TaskRecord
+from planner.api.wiring import Wiring
 from planner.units import counted
 
 

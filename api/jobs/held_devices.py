@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from api.jobs.probes import RequestedProbe
+from planner.api.jobs.probes import RequestedProbe
 from planner.errors import ProbeError
-from probes.pools.protocol import Pool
+from planner.probes.pools.protocol import Pool
 
 PROBES = 8  # that fit one after the other into what is held
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from api.errors import UnavailableError
-from api.jobs.owners import has_crashed, owner
-from api.storage.job_records import JobEnd, JobRecord, Lease
-from api.storage.queue import SqlQueue
+from planner.api.errors import UnavailableError
+from planner.api.jobs.owners import has_crashed, owner
+from planner.api.storage.job_records import JobEnd, JobRecord, Lease
+from planner.api.storage.queue import SqlQueue
 from planner.errors import ConflictError, PlannerError
 
 LEASE_SECONDS = 30.0

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from api.storage.job_records import OPEN, TaskFilter, TaskRecord
-from api.storage.paging import cursor_of
-from api.storage.records import Page, PlanLine
-from api.wiring import Wiring
+from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
+from planner.api.storage.paging import cursor_of
+from planner.api.storage.records import Page, PlanLine
+from planner.api.wiring import Wiring
 from planner.errors import Fault, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.layout import Layout

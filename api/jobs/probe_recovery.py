@@ -6,18 +6,18 @@ import logging
 import platform
 from pathlib import Path
 
-from api.jobs.leases import Claimed, abandoned, take_over
-from api.jobs.probes import OOM, end_of
-from api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
-from api.storage.queue import LOST_WORKERS, lost_workers
-from api.wiring import Wiring
+from planner.api.jobs.leases import Claimed, abandoned, take_over
+from planner.api.jobs.probes import OOM, end_of
+from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
+from planner.api.storage.queue import LOST_WORKERS, lost_workers
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError, NotFoundError, PlannerError
-from probes import guardian
-from probes.campaign import ProbeAnswer
-from probes.folder import BEGIN, TASK
-from probes.outcome import conclude
-from probes.pools.protocol import Pool
-from probes.protocol import FailureKind, ProbeResult
+from planner.probes import guardian
+from planner.probes.campaign import ProbeAnswer
+from planner.probes.folder import BEGIN, TASK
+from planner.probes.outcome import conclude
+from planner.probes.pools.protocol import Pool
+from planner.probes.protocol import FailureKind, ProbeResult
 
 log = logging.getLogger("planner.probes")
 

@@ -10,27 +10,27 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from api.asker import asker
-from api.errors import fault, lines_of
-from api.input.belief import checked
-from api.input.names import plan_id_of
-from api.jobs.leases import Claimed, new_lease
-from api.jobs.plans import job_of
-from api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
-from api.storage.probes import most_gpu_seconds
-from api.storage.quotas import check_quota
-from api.storage.room import Room
-from api.wiring import Wiring
+from planner.api.asker import asker
+from planner.api.errors import fault, lines_of
+from planner.api.input.belief import checked
+from planner.api.input.names import plan_id_of
+from planner.api.jobs.leases import Claimed, new_lease
+from planner.api.jobs.plans import job_of
+from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
+from planner.api.storage.probes import most_gpu_seconds
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.room import Room
+from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import PlannerError, ProbeError, SpecError
+from planner.probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
+from planner.probes.launch import Watch
+from planner.probes.pools.protocol import Pool
+from planner.probes.preflight import Need
+from planner.probes.protocol import FailureKind, OutOfMemory
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement, question_hash
 from planner.units import counted
-from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
-from probes.launch import Watch
-from probes.pools.protocol import Pool
-from probes.preflight import Need
-from probes.protocol import FailureKind, OutOfMemory
 
 PREFIX = "probe"
 # a service that crashed during a probe runs it once more; a person's command does not

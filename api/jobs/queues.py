@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from api.asker import asker
-from api.jobs.plans import subject_of
-from api.storage.job_records import (
+from planner.api.asker import asker
+from planner.api.jobs.plans import subject_of
+from planner.api.storage.job_records import (
     OPEN,
     JobState,
     ProbeFilter,
@@ -14,10 +14,10 @@ from api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from api.storage.probes import most_gpu_seconds
-from api.storage.quotas import check_quota
-from api.storage.transactions import one_transaction, writing
-from api.wiring import Wiring
+from planner.api.storage.probes import most_gpu_seconds
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.transactions import one_transaction, writing
+from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
 
 MOST = 200  # newest of each state

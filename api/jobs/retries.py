@@ -6,8 +6,8 @@ A layout that ran out of memory, or that the trainer refuses, does so again: it 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from api.storage.job_records import ProbeRecord
-from probes.protocol import FailureKind
+from planner.api.storage.job_records import ProbeRecord
+from planner.probes.protocol import FailureKind
 
 MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for ever
 

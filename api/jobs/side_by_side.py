@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from api.jobs.held_devices import HeldDevices
-from api.jobs.leases import Claimed
-from api.jobs.probes import RequestedProbe, enqueue, run_probe
-from api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
-from api.storage.room import NoRoomError, Room
-from api.wiring import Wiring
+from planner.api.jobs.held_devices import HeldDevices
+from planner.api.jobs.leases import Claimed
+from planner.api.jobs.probes import RequestedProbe, enqueue, run_probe
+from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.room import NoRoomError, Room
+from planner.api.wiring import Wiring
+from planner.probes.launch import Watch
+from planner.probes.pools.protocol import Pool
 from planner.specs.cluster import ClusterSpec
-from probes.launch import Watch
-from probes.pools.protocol import Pool
 
 POLL_SECONDS = 0.25  # between two looks for room
 MOST_AT_ONCE = 256  # probes of one run: each has a thread here, and a lease in the database

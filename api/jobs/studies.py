@@ -6,29 +6,29 @@ A study whose process crashed goes on with what it has measured.
 from collections.abc import Callable
 from typing import Literal
 
-from api.asker import asker
-from api.calibration.update import calibration_for_study
-from api.errors import fault, lines_of
-from api.identity import hash_of_job
-from api.input.jobs import parse_job
-from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
-from api.jobs.observer import Observer
-from api.jobs.probe_recovery import recover
-from api.jobs.probes import pool_of, probes_of
-from api.jobs.study_probes import StudyProbes
-from api.own_entries import with_own
-from api.storage.job_records import EndState, TaskEnd, TaskFilter, TaskRecord
-from api.storage.probes import gpu_seconds_of
-from api.storage.quotas import check_quota
-from api.storage.records import PlanLabels
-from api.wiring import Wiring
+from planner.api.asker import asker
+from planner.api.calibration.update import calibration_for_study
+from planner.api.errors import fault, lines_of
+from planner.api.identity import hash_of_job
+from planner.api.input.jobs import parse_job
+from planner.api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probes import pool_of, probes_of
+from planner.api.jobs.study_probes import StudyProbes
+from planner.api.own_entries import with_own
+from planner.api.storage.job_records import EndState, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.records import PlanLabels
+from planner.api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
+from planner.probes.preflight import Need
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 from planner.study.measured_search import MicroPlan, Probing
-from probes.preflight import Need
 
 PREFIX = "plan"
 WARMUP_STEPS = 3  # of a request that does not say

@@ -4,20 +4,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.calibration.inputs import kernel_probes, timings_of
-from api.calibration.update import update_from_probes
-from api.errors import lines_of
-from api.jobs.leases import Claimed
-from api.jobs.observer import Observer
-from api.jobs.plans import job_with_layout, job_without_layout
-from api.jobs.probes import RequestedProbe, probes_of, run_all
-from api.jobs.side_by_side import enqueue_in_room
-from api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
-from api.storage.probes import gpu_seconds_of
-from api.storage.records import Subject
-from api.wiring import Wiring
+from planner.api.calibration.inputs import kernel_probes, timings_of
+from planner.api.calibration.update import update_from_probes
+from planner.api.errors import lines_of
+from planner.api.jobs.leases import Claimed
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.plans import job_with_layout, job_without_layout
+from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
+from planner.api.jobs.side_by_side import enqueue_in_room
+from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
+from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.records import Subject
+from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelTiming
 from planner.errors import PlannerError
+from planner.probes.campaign import Campaign, ProbeRequest
+from planner.probes.launch import Watch
+from planner.probes.preflight import Need
+from planner.probes.protocol import FailureKind
+from planner.probes.trainers import trainer_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
@@ -25,11 +30,6 @@ from planner.study.ask_tell import Event
 from planner.study.measured_search import MicroProbeTimings
 from planner.study.study import BROKEN, UNABLE, Proposal
 from planner.units import counted
-from probes.campaign import Campaign, ProbeRequest
-from probes.launch import Watch
-from probes.preflight import Need
-from probes.protocol import FailureKind
-from probes.trainers import trainer_of
 
 PROBE_SECONDS = 600.0
 KERNEL_SECONDS = 180.0

@@ -3,22 +3,22 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from api.errors import lines_of
-from api.jobs.plans import job_with_layout
-from api.jobs.probes import RequestedProbe
+from planner.api.errors import lines_of
+from planner.api.jobs.plans import job_with_layout
+from planner.api.jobs.probes import RequestedProbe
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
 from planner.plan.recommend import recommend
 from planner.ports import Ports
+from planner.probes.campaign import ProbeRequest
 from planner.rules import legal_mask
 from planner.rules.base import Context
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.sweep import SweepSpec
 from planner.trainers.registry import resolve_layout
-from probes.campaign import ProbeRequest
 
 CANDIDATES = 30  # best layouts among which the least sure are sought
 

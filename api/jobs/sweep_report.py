@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import StoredError
-from api.jobs.bad_hosts import BadHost
-from api.jobs.retries import hosts_of, step_of
-from api.jobs.study_probes import IMPLAUSIBLE
-from api.jobs.sweep_layouts import Wanted
-from api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
-from api.wiring import Wiring
+from planner.api.errors import StoredError
+from planner.api.jobs.bad_hosts import BadHost
+from planner.api.jobs.retries import hosts_of, step_of
+from planner.api.jobs.study_probes import IMPLAUSIBLE
+from planner.api.jobs.sweep_layouts import Wanted
+from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
+from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement

@@ -7,34 +7,34 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from api.calibration.read import learned
-from api.calibration.update import update_about
-from api.errors import lines_of
-from api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
-from api.jobs.drift import with_drift
-from api.jobs.leases import Claimed, new_lease
-from api.jobs.observer import Observer
-from api.jobs.probe_recovery import recover
-from api.jobs.probes import RequestedProbe, probes_of, run_all
-from api.jobs.retries import hosts_of, next_try, step_of
-from api.jobs.schedule import is_within
-from api.jobs.side_by_side import SideBySide
-from api.jobs.standing import Standing
-from api.jobs.sweep_layouts import Wanted, wanted_of
-from api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
-from api.jobs.sweeps import check_sweep
-from api.render.sweep import sweep_line
-from api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
-from api.storage.probes import gpu_seconds_of
-from api.wiring import Wiring
+from planner.api.calibration.read import learned
+from planner.api.calibration.update import update_about
+from planner.api.errors import lines_of
+from planner.api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
+from planner.api.jobs.drift import with_drift
+from planner.api.jobs.leases import Claimed, new_lease
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
+from planner.api.jobs.retries import hosts_of, next_try, step_of
+from planner.api.jobs.schedule import is_within
+from planner.api.jobs.side_by_side import SideBySide
+from planner.api.jobs.standing import Standing
+from planner.api.jobs.sweep_layouts import Wanted, wanted_of
+from planner.api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
+from planner.api.jobs.sweeps import check_sweep
+from planner.api.render.sweep import sweep_line
+from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.probes import gpu_seconds_of
+from planner.api.wiring import Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
+from planner.probes.launch import Watch
+from planner.probes.protocol import FailureKind
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
-from probes.launch import Watch
-from probes.protocol import FailureKind
 
 POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stopped
 STORED_SECONDS = 2.0  # between two standings that others can read

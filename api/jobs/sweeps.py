@@ -9,24 +9,24 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.asker import Asker, asker
-from api.errors import QuotaError, UnreadableError
-from api.jobs.leases import is_abandoned, new_lease, take_over
-from api.jobs.probes import pool_of
-from api.jobs.schedule import next_due, window_of
-from api.jobs.webhooks import check_webhook
-from api.own_entries import with_own
-from api.storage.common import readable
-from api.storage.job_records import TaskFilter, TaskRecord
-from api.storage.quotas import check_quota
-from api.storage.records import SweepRecord
-from api.wiring import Wiring
+from planner.api.asker import Asker, asker
+from planner.api.errors import QuotaError, UnreadableError
+from planner.api.jobs.leases import is_abandoned, new_lease, take_over
+from planner.api.jobs.probes import pool_of
+from planner.api.jobs.schedule import next_due, window_of
+from planner.api.jobs.webhooks import check_webhook
+from planner.api.own_entries import with_own
+from planner.api.storage.common import readable
+from planner.api.storage.job_records import TaskFilter, TaskRecord
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.records import SweepRecord
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
 from planner.intake.sweeps import read_sweep
+from planner.probes.preflight import Need
 from planner.specs.sweep import SweepSpec
 from planner.units import DAY
-from probes.preflight import Need
 
 log = logging.getLogger("planner.sweeps")
 PREFIX, RUN_PREFIX = "sweep", "sweep-run"

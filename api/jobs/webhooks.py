@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from api.errors import fault, need
-from api.settings import Settings
-from api.storage.job_records import TaskRecord
-from api.wiring import Wiring
+from planner.api.errors import fault, need
+from planner.api.settings import Settings
+from planner.api.storage.job_records import TaskRecord
+from planner.api.wiring import Wiring
 from planner.errors import PlannerError
 from planner.units import HOUR
 

@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
-from api.calibration.update import update_from_probes
-from api.errors import UnavailableError
-from api.jobs.leases import abandoned, new_lease, take_over
-from api.jobs.observer import Observer
-from api.jobs.plans import subject_of
-from api.jobs.probe_recovery import recover
-from api.jobs.probes import BACKEND, run_probe
-from api.jobs.studies import run_study
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import schedule_due
-from api.jobs.webhooks import deliver_due
-from api.storage.job_records import (
+from planner.api.calibration.update import update_from_probes
+from planner.api.errors import UnavailableError
+from planner.api.jobs.leases import abandoned, new_lease, take_over
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.plans import subject_of
+from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probes import BACKEND, run_probe
+from planner.api.jobs.studies import run_study
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import schedule_due
+from planner.api.jobs.webhooks import deliver_due
+from planner.api.storage.job_records import (
     OPEN,
     JobEnd,
     JobRecord,
@@ -33,11 +33,11 @@ from api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
-from api.wiring import Wiring
+from planner.api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError, StoreError
+from planner.probes.launch import Watch
 from planner.units import HOUR, counted
-from probes.launch import Watch
 
 IDLE_SECONDS = 2.0
 PRUNE_SECONDS = HOUR  # between two prunings of the audit trail

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
 from planner.calibration.report import AfterOwnRuns, Figures, Report

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
+from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
 from planner.units import counted

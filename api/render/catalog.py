@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from api.render.grid import Column, grid
+from planner.api.render.grid import Column, grid
 from planner.units import TERA, format_bandwidth, format_bytes, format_count
 
 

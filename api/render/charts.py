@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from api.render.probing import REALLY
-from api.render.sweep import versions_changed
+from planner.api.render.probing import REALLY
+from planner.api.render.sweep import versions_changed
 from planner.charts.chart import Chart
 from planner.charts.study import StudyPoint, progress
 from planner.charts.sweep import ChangePoint, SweepPoint, over_time
 
 
 def sweep_points(detail: Mapping[str, Any]) -> Iterator[SweepPoint]:
-    """Every measured layout of the runs of a sweep (`api.jobs.sweeps.sweep_detail`)."""
+    """Every measured layout of the runs of a sweep (`planner.api.jobs.sweeps.sweep_detail`)."""
     for run in detail["runs"]:
         for job in (run["report"] or {}).get("jobs", ()):
             for line in job["layouts"]:
@@ -55,7 +55,7 @@ def _has_drift(run: Mapping[str, Any]) -> bool:
 
 
 def study_points(events: Iterable[Mapping[str, Any]]) -> Iterator[StudyPoint]:
-    """Every result of a study's events (`api.jobs.study_probes.event_body`) with a best so far."""
+    """Every result of a study's events (`planner.api.jobs.study_probes.event_body`) with a best so far."""
     for number, body in enumerate(events, start=1):
         if body["event"] == "told" and body["best_step_seconds"] is not None:
             yield StudyPoint(

@@ -3,7 +3,7 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from api.render.grid import Column, grid
+from planner.api.render.grid import Column, grid
 from planner.specs.collective import CollectiveAnswer
 from planner.units import counted, format_bandwidth, format_bytes, format_seconds
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from api.render.figures import seconds, size
-from api.render.grid import Column, grid, number
+from planner.api.render.figures import seconds, size
+from planner.api.render.grid import Column, grid, number
 from planner.specs.estimate import CommunicationRow
 
 COLUMNS = (

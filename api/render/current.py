@@ -4,8 +4,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.estimate import NARROW, bullets, heading, indented, violation_line
-from api.render.figures import NONE, percent, rate, seconds, size
+from planner.api.render.estimate import NARROW, bullets, heading, indented, violation_line
+from planner.api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent

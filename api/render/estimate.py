@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from api.render.bars import legend, stacked_bar
-from api.render.communication import communication_section
-from api.render.figures import (
+from planner.api.render.bars import legend, stacked_bar
+from planner.api.render.communication import communication_section
+from planner.api.render.figures import (
     interval_of,
     parameters,
     percent,
@@ -19,7 +19,7 @@ from api.render.figures import (
     seconds,
     size,
 )
-from api.render.parts import memory_parts, time_parts
+from planner.api.render.parts import memory_parts, time_parts
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job

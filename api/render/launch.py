@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from api.render.estimate import INDENT, bullets, heading, indented
+from planner.api.render.estimate import INDENT, bullets, heading, indented
 from planner.export import FORMATS
 from planner.specs.plan import Plan, RankedLayout
 

@@ -1,6 +1,6 @@
 """Parts of an estimate's memory and time, as parts of a bar."""
 
-from api.render.bars import BarPart
+from planner.api.render.bars import BarPart
 from planner.specs import estimate_parts
 from planner.specs.estimate import Estimate
 from planner.units import format_bytes, format_seconds

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.current import current_section
-from api.render.estimate import (
+from planner.api.render.current import current_section
+from planner.api.render.estimate import (
     INDENT,
     NARROW,
     basis_line,
@@ -20,10 +20,10 @@ from api.render.estimate import (
     memory_section,
     time_section,
 )
-from api.render.figures import parameters, percent, rate, seconds, size
-from api.render.grid import Column, grid, number
-from api.render.launch import launch_lines
-from api.render.probing import measured_line, probing_section
+from planner.api.render.figures import parameters, percent, rate, seconds, size
+from planner.api.render.grid import Column, grid, number
+from planner.api.render.launch import launch_lines
+from planner.api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan, RankedLayout

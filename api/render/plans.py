@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from api.render.figures import NONE, rate
-from api.render.grid import Column, grid, number
-from api.storage.records import PlanLine
+from planner.api.render.figures import NONE, rate
+from planner.api.render.grid import Column, grid, number
+from planner.api.storage.records import PlanLine
 
 # each column with what it shows of a plan
 COLUMNS: tuple[tuple[Column, Callable[[PlanLine], str]], ...] = (

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.comparison import Beside
-from api.render.figures import NONE, rate, seconds, size
-from api.render.grid import Column, grid, number
-from api.storage.job_records import ProbeRecord
+from planner.api.render.comparison import Beside
+from planner.api.render.figures import NONE, rate, seconds, size
+from planner.api.render.grid import Column, grid, number
+from planner.api.storage.job_records import ProbeRecord
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
 

@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from api.render.estimate import INDENT, heading, indented
-from api.render.figures import NONE, seconds
-from api.render.grid import Column, grid, number
+from planner.api.render.estimate import INDENT, heading, indented
+from planner.api.render.figures import NONE, seconds
+from planner.api.render.grid import Column, grid, number
 from planner.specs.layout import Layout
 from planner.specs.plan import LEAST_MOVED, Plan
 from planner.units import counted, format_seconds

@@ -1,7 +1,7 @@
 """Jobs of the queues and the audit trail as lines."""
 
-from api.storage.job_records import QueuedJob
-from api.storage.records import AuditEvent
+from planner.api.storage.job_records import QueuedJob
+from planner.api.storage.records import AuditEvent
 
 
 def job_line(job: QueuedJob) -> str:

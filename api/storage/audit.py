@@ -6,12 +6,12 @@ from typing import Any
 from sqlalchemy import Engine, delete, select
 from sqlalchemy.orm import Session
 
-from api.storage.clock import database_time
-from api.storage.common import plain_text
-from api.storage.paging import check_limit, decoded, encoded, unknown_cursor
-from api.storage.records import AuditEvent, AuditFilter, Page
-from api.storage.tables import AuditRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import plain_text
+from planner.api.storage.paging import check_limit, decoded, encoded, unknown_cursor
+from planner.api.storage.records import AuditEvent, AuditFilter, Page
+from planner.api.storage.tables import AuditRow
+from planner.api.storage.transactions import reading, writing
 from planner.units import DAY
 
 DETAIL_CHARACTERS = 1000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
 
-from api.errors import fault
-from api.storage.engine import is_memory, store_errors
+from planner.api.errors import fault
+from planner.api.storage.engine import is_memory, store_errors
 from planner.errors import StoreError
 
 PAGES_AT_ONCE = 1000  # between which others may write

@@ -10,12 +10,12 @@ from sqlalchemy import ColumnElement, Engine, Row, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.common import plain_text, row_of
-from api.storage.learning import read_inputs
-from api.storage.paging import read_page
-from api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
-from api.storage.tables import CalibrationRow, PlanRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.common import plain_text, row_of
+from planner.api.storage.learning import read_inputs
+from planner.api.storage.paging import read_page
+from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
+from planner.api.storage.tables import CalibrationRow, PlanRow
+from planner.api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore:

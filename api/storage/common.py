@@ -9,9 +9,9 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.errors import UnreadableError
-from api.storage.tables import Base
-from api.storage.transactions import reading
+from planner.api.errors import UnreadableError
+from planner.api.storage.tables import Base
+from planner.api.storage.transactions import reading
 from planner.errors import ConflictError, NotFoundError, SpecError
 
 SHOWN_CHARACTERS = 200

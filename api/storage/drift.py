@@ -5,11 +5,11 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, select
 
-from api.storage.common import plain_text
-from api.storage.learning import believed_by
-from api.storage.records import DriftFinding, HistoryRow
-from api.storage.tables import DriftRow, MeasurementRow, ProbeRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.common import plain_text
+from planner.api.storage.learning import believed_by
+from planner.api.storage.records import DriftFinding, HistoryRow
+from planner.api.storage.tables import DriftRow, MeasurementRow, ProbeRow
+from planner.api.storage.transactions import reading, writing
 
 MOST_READINGS = 50_000  # newest ones of the questions of a sweep
 

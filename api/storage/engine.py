@@ -23,7 +23,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
-from api.errors import UnavailableError, fault
+from planner.api.errors import UnavailableError, fault
 from planner.errors import StoreError, how_to_install
 
 _PASSING = (  # primary codes of SQLite
@@ -141,10 +141,10 @@ def _make_folder(path: Path) -> None:
 
 
 def _bound_postgres(engine: Engine, limits: Limits) -> None:
-    """Makes its connections `api.storage.postgres.BoundedConnection`s."""
+    """Makes its connections `planner.api.storage.postgres.BoundedConnection`s."""
 
     def connect(_: object, __: object, args: list[Any], named: dict[str, Any]) -> Any:
-        from api.storage.postgres import connect
+        from planner.api.storage.postgres import connect
 
         return connect(limits.seconds, *args, **named)
 

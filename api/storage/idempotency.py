@@ -12,9 +12,9 @@ from sqlalchemy import Engine, delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.clock import database_time
-from api.storage.tables import IdempotencyRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.clock import database_time
+from planner.api.storage.tables import IdempotencyRow
+from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 from planner.units import DAY
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from api.storage.records import PlanLabels
+from planner.api.storage.records import PlanLabels
 from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan
 
@@ -33,7 +33,7 @@ class JobRecord:
     not_before: a queued job waits until then, after an attempt that took its worker down.
     gpu_seconds: the most that it may use, and once it has ended what it used; None where that is
         not known.
-    owner: the process that runs it, as `api.jobs.owners` names it.
+    owner: the process that runs it, as `planner.api.jobs.owners` names it.
     fencing_token: rises with every claim; only the owner with the newest may write.
     lease_until: the owner counts as crashed after this time.
     failure: class of what went wrong, with the root cause in `message`.
@@ -78,7 +78,7 @@ class ProbeRecord(JobRecord):
 
     folder: "host:path" of its files.
     results: result files of its runs.
-    failure: "oom", "backend" or a `probes.protocol.FailureKind`.
+    failure: "oom", "backend" or a `planner.probes.protocol.FailureKind`.
     devices: that it occupies in its pool while it runs; None of older ones.
     """
 
@@ -130,7 +130,7 @@ class TaskRecord(JobRecord):
 
     parent_id, due_at: the sweep and its scheduled time; a scheduled time is run once.
     result: the report of a sweep's run; None for a study, whose plan is stored.
-    standing: how far a sweep's run is (`api.jobs.standing.Standing`).
+    standing: how far a sweep's run is (`planner.api.jobs.standing.Standing`).
     notify_at: when the webhook of a sweep's run is called next; None where there is none to call.
     notified: calls of it so far.
     """

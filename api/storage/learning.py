@@ -18,10 +18,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from api.storage.common import plain_text
-from api.storage.records import LearningInputs, RunRow, Subject
-from api.storage.tables import CalibrationRow, DriftRow, MeasurementRow, PricedRunRow, ProbeRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.common import plain_text
+from planner.api.storage.records import LearningInputs, RunRow, Subject
+from planner.api.storage.tables import (
+    CalibrationRow,
+    DriftRow,
+    MeasurementRow,
+    PricedRunRow,
+    ProbeRow,
+)
+from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.specs.measurement import TEACHING, software_hash
 

@@ -5,14 +5,14 @@ from datetime import datetime
 
 from sqlalchemy import Engine, delete, select, tuple_, update
 
-from api.asker import asker
-from api.storage.audit import note
-from api.storage.common import all_readable, flush_new, plain_text, readable, row_of
-from api.storage.learning import believed_by, without_stale
-from api.storage.paging import read_page
-from api.storage.records import MeasurementFilter, Page, Subject
-from api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
-from api.storage.transactions import reading, writing
+from planner.api.asker import asker
+from planner.api.storage.audit import note
+from planner.api.storage.common import all_readable, flush_new, plain_text, readable, row_of
+from planner.api.storage.learning import believed_by, without_stale
+from planner.api.storage.paging import read_page
+from planner.api.storage.records import MeasurementFilter, Page, Subject
+from planner.api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
+from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement

@@ -23,9 +23,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import OperationalError
 
-from api.errors import NotReadyError
-from api.storage.engine import MIGRATION_SECONDS, is_memory, shown, store_errors
-from api.storage.tables import Base
+from planner.api.errors import NotReadyError
+from planner.api.storage.engine import MIGRATION_SECONDS, is_memory, shown, store_errors
+from planner.api.storage.tables import Base
 from planner.errors import StoreError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _locked(engine: Engine) -> Iterator[Connection]:
         ):
             yield connection
         return
-    from api.storage.postgres import unbounded
+    from planner.api.storage.postgres import unbounded
 
     with engine.begin() as connection, unbounded(connection.connection.dbapi_connection):
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})

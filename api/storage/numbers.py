@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine, func, select
 
-from api.storage.tables import MeasurementRow, PlanRow, ProbeRow, SweepRow, TaskRow
-from api.storage.transactions import reading
+from planner.api.storage.tables import MeasurementRow, PlanRow, ProbeRow, SweepRow, TaskRow
+from planner.api.storage.transactions import reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

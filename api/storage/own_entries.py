@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from api.asker import asker
-from api.storage.audit import note
-from api.storage.clock import database_time
-from api.storage.common import flush_new, plain_text
-from api.storage.tables import CatalogEntryRow
-from api.storage.transactions import reading, writing
+from planner.api.asker import asker
+from planner.api.storage.audit import note
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import flush_new, plain_text
+from planner.api.storage.tables import CatalogEntryRow
+from planner.api.storage.transactions import reading, writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, select, tuple_
 from sqlalchemy.orm import load_only
 
-from api.errors import fault
-from api.storage.common import all_readable, is_id, plain_text
-from api.storage.records import Page
-from api.storage.transactions import reading
+from planner.api.errors import fault
+from planner.api.storage.common import all_readable, is_id, plain_text
+from planner.api.storage.records import Page
+from planner.api.storage.transactions import reading
 
 MAX_PAGE = 200
 Item = TypeVar("Item")

@@ -1,4 +1,4 @@
-"""The queue of probes in SQL; see `api.storage.queue` for leases and fencing."""
+"""The queue of probes in SQL; see `planner.api.storage.queue` for leases and fencing."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.storage.common import flush_new, plain_text
-from api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
-from api.storage.measurements import measurement_row
-from api.storage.queue import SqlQueue
-from api.storage.tables import ProbeRow
+from planner.api.storage.common import flush_new, plain_text
+from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
+from planner.api.storage.measurements import measurement_row
+from planner.api.storage.queue import SqlQueue
+from planner.api.storage.tables import ProbeRow
 
 MOST_RANKS = 3  # that an emulation runs, one after the other
 

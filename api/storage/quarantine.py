@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import Engine, delete, select
 
-from api.storage.audit import note
-from api.storage.clock import database_time
-from api.storage.common import plain_text
-from api.storage.records import QuarantinedHost
-from api.storage.tables import QuarantinedHostRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.audit import note
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import plain_text
+from planner.api.storage.records import QuarantinedHost
+from planner.api.storage.tables import QuarantinedHostRow
+from planner.api.storage.transactions import reading, writing
 from planner.errors import NotFoundError
 
 LONGEST_SENTENCE = 500

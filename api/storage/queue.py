@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.orm import Session
 
-from api.storage.audit import note
-from api.storage.clock import database_time
-from api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, row_of
-from api.storage.job_records import JobEnd, JobRecord, Lease
-from api.storage.paging import read_page
-from api.storage.records import Page
-from api.storage.tables import LeasedRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.audit import note
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, row_of
+from planner.api.storage.job_records import JobEnd, JobRecord, Lease
+from planner.api.storage.paging import read_page
+from planner.api.storage.records import Page
+from planner.api.storage.tables import LeasedRow
+from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 from planner.units import counted
 

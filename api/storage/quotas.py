@@ -3,11 +3,11 @@
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
-from api.asker import Asker
-from api.errors import QuotaError
-from api.storage.clock import database_time
-from api.storage.job_records import OPEN
-from api.storage.tables import PlanRow, ProbeRow, TaskRow
+from planner.api.asker import Asker
+from planner.api.errors import QuotaError
+from planner.api.storage.clock import database_time
+from planner.api.storage.job_records import OPEN
+from planner.api.storage.tables import PlanRow, ProbeRow, TaskRow
 from planner.units import DAY
 
 RETRY_DAILY_SECONDS, RETRY_QUEUE_SECONDS = 3600.0, 60.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
-from api.storage.clock import database_time
-from api.storage.tables import ProbeRow, TaskRow
+from planner.api.storage.clock import database_time
+from planner.api.storage.tables import ProbeRow, TaskRow
 from planner.errors import PlannerError
 
 RUNNING = "running"

@@ -8,15 +8,15 @@ from datetime import datetime
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from api.asker import asker
-from api.identity import hash_of_job
-from api.storage.audit import note
-from api.storage.common import flush_new, plain_text, readable, row_of
-from api.storage.paging import read_page
-from api.storage.quotas import check_quota
-from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
-from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
-from api.storage.transactions import reading, writing
+from planner.api.asker import asker
+from planner.api.identity import hash_of_job
+from planner.api.storage.audit import note
+from planner.api.storage.common import flush_new, plain_text, readable, row_of
+from planner.api.storage.paging import read_page
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
+from planner.api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
+from planner.api.storage.transactions import reading, writing
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout

@@ -8,16 +8,16 @@ from typing import Any
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
-from api.storage.audit import note
-from api.storage.clock import database_time
-from api.storage.common import flush_new, plain_text, row_of
-from api.storage.job_records import OPEN, JobState, TaskRecord
-from api.storage.paging import read_page
-from api.storage.queue import Check
-from api.storage.records import Page, SweepRecord, SweepState
-from api.storage.tables import SweepRow, TaskRow
-from api.storage.tasks import cancel_runs, has_open_run, task_values
-from api.storage.transactions import reading, writing
+from planner.api.storage.audit import note
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import flush_new, plain_text, row_of
+from planner.api.storage.job_records import OPEN, JobState, TaskRecord
+from planner.api.storage.paging import read_page
+from planner.api.storage.queue import Check
+from planner.api.storage.records import Page, SweepRecord, SweepState
+from planner.api.storage.tables import SweepRow, TaskRow
+from planner.api.storage.tasks import cancel_runs, has_open_run, task_values
+from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 from planner.specs.sweep import Overlap
 

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from api.storage.clock import UtcDateTime
+from planner.api.storage.clock import UtcDateTime
 
 NAMING = {
     "ix": "ix_%(column_0_label)s",

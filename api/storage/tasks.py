@@ -1,4 +1,4 @@
-"""The queue of tasks in SQL and their events; see `api.storage.queue` for leases and fencing."""
+"""The queue of tasks in SQL and their events; see `planner.api.storage.queue` for leases and fencing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,15 +8,22 @@ from typing import Any
 from sqlalchemy import ColumnElement, Exists, case, exists, func, literal, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from api.storage.audit import note
-from api.storage.clock import database_time
-from api.storage.common import plain_text
-from api.storage.job_records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
-from api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
-from api.storage.room import take_turns
-from api.storage.store import add_plan
-from api.storage.tables import PlanRow, TaskEventRow, TaskRow
-from api.storage.transactions import reading, writing
+from planner.api.storage.audit import note
+from planner.api.storage.clock import database_time
+from planner.api.storage.common import plain_text
+from planner.api.storage.job_records import (
+    OPEN,
+    JobState,
+    TaskEnd,
+    TaskEvent,
+    TaskFilter,
+    TaskRecord,
+)
+from planner.api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
+from planner.api.storage.room import take_turns
+from planner.api.storage.store import add_plan
+from planner.api.storage.tables import PlanRow, TaskEventRow, TaskRow
+from planner.api.storage.transactions import reading, writing
 
 KEPT_EVENTS = 10_000
 

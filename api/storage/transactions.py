@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from api.storage.engine import store_errors
+from planner.api.storage.engine import store_errors
 
 
 @dataclass

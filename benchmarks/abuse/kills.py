@@ -32,15 +32,15 @@ from typing import Any
 import httpx
 from sqlalchemy import Engine, func, select, text
 
-from api.jobs.queues import jobs_in, retry
-from api.settings import Settings
-from api.storage.backup import faults_in
-from api.storage.engine import make_engine, normalise_url
-from api.storage.job_records import ProbeFilter
-from api.storage.migrate import upgrade
-from api.storage.tables import AuditRow, MeasurementRow, PlanRow
-from api.storage.transactions import reading
-from api.wiring import Wiring, wire
+from planner.api.jobs.queues import jobs_in, retry
+from planner.api.settings import Settings
+from planner.api.storage.backup import faults_in
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.job_records import ProbeFilter
+from planner.api.storage.migrate import upgrade
+from planner.api.storage.tables import AuditRow, MeasurementRow, PlanRow
+from planner.api.storage.transactions import reading
+from planner.api.wiring import Wiring, wire
 from tests.conftest import ROOT, clean_environment, running_postgres
 from tests.stand_ins import light_python, worker
 
@@ -87,7 +87,7 @@ class Processes:
             command = ["worker", "--tasks", "1", "--probes", "2"]
         with self.log.open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "api.cli", *command],
+                [sys.executable, "-m", "planner.api.cli", *command],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,

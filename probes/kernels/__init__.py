@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from planner.calibration import kernels as shapes
-from probes.kernels.base import Prepared
+from planner.probes.kernels.base import Prepared
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def register(
     """Adds a kind of kernel.
 
     prepare: the function that prepares it on a device, or `module:function` of it. It raises
-        `probes.kernels.base.Unavailable` if torch or the device has no such kernel.
+        `planner.probes.kernels.base.Unavailable` if torch or the device has no such kernel.
     sizes, names: for a kind that the cost model does not know (`planner.calibration.kernels`).
     """
     if kind not in shapes.SIZES:
@@ -33,13 +33,13 @@ def register(
     KERNELS[kind] = prepare
 
 
-register("gemm", "probes.kernels.gemm:prepare")
-register("grouped-gemm", "probes.kernels.grouped_gemm:prepare")
-register("attention", "probes.kernels.attention:prepare")
-register("attention-backward", "probes.kernels.attention:prepare")
-register("memory", "probes.kernels.memory:prepare")
-register("optimizer", "probes.kernels.optimizer:prepare")
-register("collective", "probes.kernels.collectives:prepare")
+register("gemm", "planner.probes.kernels.gemm:prepare")
+register("grouped-gemm", "planner.probes.kernels.grouped_gemm:prepare")
+register("attention", "planner.probes.kernels.attention:prepare")
+register("attention-backward", "planner.probes.kernels.attention:prepare")
+register("memory", "planner.probes.kernels.memory:prepare")
+register("optimizer", "planner.probes.kernels.optimizer:prepare")
+register("collective", "planner.probes.kernels.collectives:prepare")
 
 
 def prepared(shape: shapes.KernelShape, device: "torch.device") -> Prepared | None:

@@ -8,8 +8,8 @@ Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 
 import torch
 
 from planner.calibration.kernels import BACKWARD, KernelShape
-from probes.kernels.base import Prepared, Unavailable, dtype_of, random
-from probes.reference.attention_kernels import fused
+from planner.probes.kernels.base import Prepared, Unavailable, dtype_of, random
+from planner.probes.reference.attention_kernels import fused
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared:

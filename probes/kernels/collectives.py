@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.kernels import KernelShape
+from planner.probes.kernels.base import Prepared, Unavailable, dtype_of
 from planner.units import counted
-from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared | None:

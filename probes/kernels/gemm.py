@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from planner.calibration.kernels import KernelShape
-from probes.kernels.base import Prepared, Unavailable, dtype_of, random
+from planner.probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 ROWWISE = {"float8-rowwise", "float8-rowwise-gw-hp"}
 FLOAT8 = {"float8-tensorwise", "float8-delayed", *ROWWISE}

@@ -7,7 +7,7 @@ random routing. Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, b
 import torch
 
 from planner.calibration.kernels import KernelShape
-from probes.kernels.base import Prepared, Unavailable, dtype_of, random
+from planner.probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared:

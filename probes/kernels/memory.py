@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.calibration.kernels import KernelShape
-from probes.kernels.base import Prepared, Unavailable, dtype_of, random
+from planner.probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 # row width for kernels that work by rows; judgement: rates hardly depend on it above a thousand
 HIDDEN = 4096

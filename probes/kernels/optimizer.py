@@ -6,7 +6,7 @@ TorchTitan's optimizer.implementation selects the same kernel.
 import torch
 
 from planner.calibration.kernels import UPDATE_BYTES, KernelShape
-from probes.kernels.base import Prepared, Unavailable
+from planner.probes.kernels.base import Prepared, Unavailable
 
 # a real model's parameters are many tensors, which a fused step takes in one launch
 TENSORS = 64

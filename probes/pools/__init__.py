@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from planner.errors import Fault, SpecError
-from probes.pools.protocol import Pool, PoolSettings
+from planner.probes.pools.protocol import Pool, PoolSettings
 
 USAGE = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?P<option>\[?:[^\[\]:]+\]?)?")
 
@@ -54,9 +54,9 @@ def register(usage: str, pool: str | type[Pool]) -> None:
     BACKENDS[backend.name] = backend
 
 
-register("local", "probes.pools.local:LocalPool")
-register("slurm[:PARTITION]", "probes.pools.slurm:SlurmPool")
-register("replay:FILE.jsonl", "probes.pools.replay:ReplayPool")
+register("local", "planner.probes.pools.local:LocalPool")
+register("slurm[:PARTITION]", "planner.probes.pools.slurm:SlurmPool")
+register("replay:FILE.jsonl", "planner.probes.pools.replay:ReplayPool")
 
 
 def pool_forms(*, files: bool = True) -> list[str]:

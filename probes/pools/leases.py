@@ -22,7 +22,7 @@ import uuid
 from pathlib import Path
 
 from planner.errors import ProbeError
-from probes import guardian
+from planner.probes import guardian
 
 MACHINE = "planner-lease"
 SHARED = "gpu-"  # devices that all users of a machine share

@@ -1,6 +1,6 @@
 """The pool of this machine: its GPUs, or its CPU if a job's cluster has `gpu: cpu`.
 
-A probe takes a lease on its devices (`probes.pools.leases`). It does not take a GPU that another
+A probe takes a lease on its devices (`planner.probes.pools.leases`). It does not take a GPU that another
 program uses.
 """
 
@@ -14,17 +14,17 @@ from typing import ClassVar, Self
 
 from planner.catalog.clusters import gpu_names
 from planner.errors import Fault, ProbeError, SpecError
+from planner.probes.folder import lease_folder
+from planner.probes.launch import Launcher, Watch
+from planner.probes.pools.capacity import Capacity, too_few
+from planner.probes.pools.leases import MACHINE, LeaseLocks
+from planner.probes.pools.nvidia import Gpu, Survey, is_same_gpu, others_on, survey, visible
+from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.preflight import Need
+from planner.probes.protocol import ProbeResult, ProbeTask
+from planner.probes.variables import DeviceLease
 from planner.specs.cluster import ClusterSpec
 from planner.units import counted
-from probes.folder import lease_folder
-from probes.launch import Launcher, Watch
-from probes.pools.capacity import Capacity, too_few
-from probes.pools.leases import MACHINE, LeaseLocks
-from probes.pools.nvidia import Gpu, Survey, is_same_gpu, others_on, survey, visible
-from probes.pools.protocol import PoolSettings, WithoutQueue
-from probes.preflight import Need
-from probes.protocol import ProbeResult, ProbeTask
-from probes.variables import DeviceLease
 
 # judgement: with more processes even a tiny model only measures how the machine swaps
 MAX_CPU_PROCESSES = 16

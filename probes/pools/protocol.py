@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, Self, TypeVar
 
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.pools.capacity import Capacity
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.preflight import Need
+from planner.probes.protocol import ProbeResult, ProbeTask
 from planner.specs.cluster import ClusterSpec
-from probes.launch import LaunchSettings, Watch
-from probes.pools.capacity import Capacity
-from probes.pools.slurm_options import SlurmOptions
-from probes.preflight import Need
-from probes.protocol import ProbeResult, ProbeTask
 
 P = TypeVar("P")
 

@@ -15,13 +15,11 @@ from pydantic import ValidationError
 
 from planner.errors import ProbeError, SpecError
 from planner.intake.measurements import read_measurement
-from planner.specs.cluster import ClusterSpec
-from planner.specs.measurement import Measured, Measurement
-from probes.launch import Watch
-from probes.pools.capacity import UNLIMITED, Capacity
-from probes.pools.protocol import PoolSettings, WithoutQueue
-from probes.preflight import Need
-from probes.protocol import (
+from planner.probes.launch import Watch
+from planner.probes.pools.capacity import UNLIMITED, Capacity
+from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.preflight import Need
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -32,6 +30,8 @@ from probes.protocol import (
     ProbeTask,
     RankMemory,
 )
+from planner.specs.cluster import ClusterSpec
+from planner.specs.measurement import Measured, Measurement
 
 Device = Literal["cuda", "cpu"]
 

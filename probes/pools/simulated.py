@@ -23,13 +23,20 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import ProbeError
+from planner.probes.launch import Watch
+from planner.probes.pools.capacity import Capacity
+from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.pools.replay import ReplayPool
+from planner.probes.preflight import Need
+from planner.probes.protocol import (
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+)
 from planner.specs.cluster import ClusterSpec
-from probes.launch import Watch
-from probes.pools.capacity import Capacity
-from probes.pools.protocol import PoolSettings, WithoutQueue
-from probes.pools.replay import ReplayPool
-from probes.preflight import Need
-from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
 
 RETRY_SECONDS = 0.01  # between two attempts to get free nodes
 FULL, LEDGER = "full", "ledger"

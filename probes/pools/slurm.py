@@ -1,4 +1,4 @@
-"""Probes through Slurm, each an `srun` inside a job of ours (`probes.pools.slurm_allocation`).
+"""Probes through Slurm, each an `srun` inside a job of ours (`planner.probes.pools.slurm_allocation`).
 
 The job is submitted by sbatch and does not need us: a probe whose planner ends is found again by
 its name. The guardian on a node starts torchrun, enforces the exact time limit (Slurm's are whole
@@ -19,21 +19,20 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from planner.errors import ProbeError
-from planner.specs.cluster import ClusterSpec
-from probes import guardian
-from probes.folder import END, NODE_STARTS
-from probes.launch import LaunchSettings, Watch, disk_errors, prepare, with_free_port
-from probes.outcome import Begin, conclude, write_result
-from probes.packages import mounts
-from probes.pools.capacity import UNLIMITED, Capacity
-from probes.pools.nvidia import Gpu, is_same_gpu
-from probes.pools.protocol import Pool, PoolSettings
-from probes.pools.slurm_allocation import FOLDER, Allocation
-from probes.pools.slurm_commands import REFUSED, Slurm, refusal
-from probes.pools.slurm_node import NODE_NAME
-from probes.pools.slurm_options import SlurmOptions
-from probes.pools.slurm_wait import OrderWait, SlurmPace
-from probes.preflight import (
+from planner.probes import guardian
+from planner.probes.folder import END, NODE_STARTS
+from planner.probes.launch import LaunchSettings, Watch, disk_errors, prepare, with_free_port
+from planner.probes.outcome import Begin, conclude, write_result
+from planner.probes.packages import mounts
+from planner.probes.pools.capacity import UNLIMITED, Capacity
+from planner.probes.pools.nvidia import Gpu, is_same_gpu
+from planner.probes.pools.protocol import Pool, PoolSettings
+from planner.probes.pools.slurm_allocation import FOLDER, Allocation
+from planner.probes.pools.slurm_commands import REFUSED, Slurm, refusal
+from planner.probes.pools.slurm_node import NODE_NAME
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.pools.slurm_wait import OrderWait, SlurmPace
+from planner.probes.preflight import (
     CHECK_SECONDS,
     Need,
     ask,
@@ -42,9 +41,10 @@ from probes.preflight import (
     command,
     problem_in,
 )
-from probes.programs import Program
-from probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
-from probes.variables import DeviceLease, environment, inherited
+from planner.probes.programs import Program
+from planner.probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
+from planner.probes.variables import DeviceLease, environment, inherited
+from planner.specs.cluster import ClusterSpec
 
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch
@@ -299,7 +299,7 @@ class SlurmPool:
             *("--export=ALL", "--input=none"),
             *self.options.nodes(grid.nodes, grid.per_node, task.device),
             *self.options.container([*mounts(self.settings.folder), folder]),
-            *(self.settings.python, "-m", "probes.pools.slurm_node"),
+            *(self.settings.python, "-m", "planner.probes.pools.slurm_node"),
             *(self.settings.worker, str(grid.per_node), str(self.settings.tolerated_bytes)),
         ]
 

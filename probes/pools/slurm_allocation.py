@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import ProbeError
-from probes.folder import STOP
-from probes.guardian import write_private
-from probes.pools.slurm_commands import NoControllerError, Slurm
+from planner.probes.folder import STOP
+from planner.probes.guardian import write_private
+from planner.probes.pools.slurm_commands import NoControllerError, Slurm
 
 FOLDER = "allocations"
 JOB, CLOSE, HEARTBEAT, SCRIPT, OUTPUT = "job", "close", "heartbeat", "script.sh", "slurm.out"

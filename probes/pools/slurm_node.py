@@ -1,4 +1,4 @@
-"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER PROCESSES BYTES`.
+"""`srun` starts this on every node: `python -m planner.probes.pools.slurm_node WORKER PROCESSES BYTES`.
 
 It runs in the probe's folder, works out torchrun's part in a rendezvous over all nodes, and becomes
 its guardian. BYTES: memory that others may hold on a GPU; where they hold more the probe fails.
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from probes import guardian
-from probes.folder import BEGIN, RESULT, STOP, TASK
-from probes.launch import TORCHRUN_FLAGS, GuardianSpec
-from probes.outcome import Begin
-from probes.pools.nvidia import Gpu, Survey, others_on, survey, visible
-from probes.pools.slurm_allocation import MASTER, STEP
-from probes.protocol import Failed, FailureKind, ProbeTask
-from probes.trainers import trainer_of
+from planner.probes import guardian
+from planner.probes.folder import BEGIN, RESULT, STOP, TASK
+from planner.probes.launch import TORCHRUN_FLAGS, GuardianSpec
+from planner.probes.outcome import Begin
+from planner.probes.pools.nvidia import Gpu, Survey, others_on, survey, visible
+from planner.probes.pools.slurm_allocation import MASTER, STEP
+from planner.probes.protocol import Failed, FailureKind, ProbeTask
+from planner.probes.trainers import trainer_of
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the range that Linux gives to clients (32768 on)
 STRIDE = 101
@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(f"srun: error: {problem}")  # read as a failure of Slurm's to launch it
     program = trainer_of(task.trainer, worker=worker).program(task)
     assert not isinstance(program, Failed), "the runner has asked before"
-    inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
+    inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
     elastic = [
         "--nnodes",
         str(nodes),

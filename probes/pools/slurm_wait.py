@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.errors import ProbeError
-from probes.folder import LOG, NODE_ENDS, NODE_STARTS, STOP
-from probes.launch import Watch, newest_line
-from probes.outcome import End, end_in, read_log
-from probes.pools.slurm_allocation import HEARTBEAT, Allocation, ProbeOrder
-from probes.pools.slurm_commands import REFUSED, JobState, NoControllerError
-from probes.pools.slurm_options import SlurmOptions
-from probes.protocol import FailureKind
+from planner.probes.folder import LOG, NODE_ENDS, NODE_STARTS, STOP
+from planner.probes.launch import Watch, newest_line
+from planner.probes.outcome import End, end_in, read_log
+from planner.probes.pools.slurm_allocation import HEARTBEAT, Allocation, ProbeOrder
+from planner.probes.pools.slurm_commands import REFUSED, JobState, NoControllerError
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.protocol import FailureKind
 
 # Slurm's reasons for which a job waits in vain, as every release spells them
 # (src/common/slurm_protocol_defs.c, job_state_reason). Limits of users and QOS in use pass.

@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from probes.reference.collectives import Exchange, Gather
-from probes.reference.regions import as_one_kept_operator
+from planner.probes.reference.collectives import Exchange, Gather
+from planner.probes.reference.regions import as_one_kept_operator
 
 Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 SEQUENCE = 2

@@ -12,9 +12,9 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from planner.probes.reference import regions
+from planner.probes.reference.model import Block, Transformer
 from planner.specs.layout import parse_ac
-from probes.reference import regions
-from probes.reference.model import Block, Transformer
 
 _aten = torch.ops.aten
 # whether a memory budget counts script objects as nothing; those in our graphs are process groups,

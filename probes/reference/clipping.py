@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from probes.reference.expert_parallel import WIDTH_DIM
-from probes.reference.meshes import Meshes
-from probes.reference.moe import GroupedExperts
+from planner.probes.reference.expert_parallel import WIDTH_DIM
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.moe import GroupedExperts
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_
 

@@ -11,9 +11,9 @@ torchtitan 0.2.2 distributed/context_parallel.py.
 import torch
 from torch import nn
 
-from probes.reference.attention_kernels import AttentionCore, ContextAxis, Sequence
-from probes.reference.meshes import Meshes
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.attention_kernels import AttentionCore, ContextAxis, Sequence
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.recipe import ReferenceRecipe
 
 
 def positions_of(rank: int, degree: int, seq_len: int, method: str) -> torch.Tensor:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from probes.reference import optimizers
-from probes.reference.memory import Tracker
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.step import Trainer
+from planner.probes.reference import optimizers
+from planner.probes.reference.memory import Tracker
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.step import Trainer
 
 
 def enter_world(recipe: ReferenceRecipe) -> None:

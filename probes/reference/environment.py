@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from probes.programs import ALLOCATOR
-from probes.protocol import Environment
-from probes.reference import VERSION
+from planner.probes.programs import ALLOCATOR
+from planner.probes.protocol import Environment
+from planner.probes.reference import VERSION
 
 MEGA = 1e6
 _QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.active")

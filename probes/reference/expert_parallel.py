@@ -6,10 +6,10 @@ It also sets where each layer's tokens go.
 import torch
 from torch import nn
 
-from probes.reference.meshes import Meshes
-from probes.reference.model import Transformer
-from probes.reference.moe import ExpertAxes, GroupedExperts, MixtureOfExperts
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.model import Transformer
+from planner.probes.reference.moe import ExpertAxes, GroupedExperts, MixtureOfExperts
+from planner.probes.reference.recipe import ReferenceRecipe
 
 # The dimension of each parameter that is cut when an expert's width is cut. Biases of the second
 # product are whole on every rank.

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from probes.reference.model import Transformer
-from probes.reference.moe import GroupedExperts
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.model import Transformer
+from planner.probes.reference.moe import GroupedExperts
+from planner.probes.reference.recipe import ReferenceRecipe
 
 STD = 0.02  # of weights, as in GPT-2
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from probes.protocol import RankMemory
+from planner.probes.protocol import RankMemory
 
 ROUNDING_BYTES = 512  # what the CUDA caching allocator rounds every request up to (kMinBlockSize)
 BACKWARD_OVER_FORWARD = 2.5  # products of a flash attention: two forward, five backward (Dao 2023)

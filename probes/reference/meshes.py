@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from planner.probes.reference.recipe import ReferenceRecipe
 from planner.specs.cluster import RANK_ORDER
-from probes.reference.recipe import ReferenceRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

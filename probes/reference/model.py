@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
+from planner.probes.reference.attention_kernels import AttentionCore, Sequence
+from planner.probes.reference.collectives import Wait
+from planner.probes.reference.moe import MixtureOfExperts
+from planner.probes.reference.norms import RmsNorm
 from planner.specs.model import LayerKind, ModelSpec
-from probes.reference.attention_kernels import AttentionCore, Sequence
-from probes.reference.collectives import Wait
-from probes.reference.moe import MixtureOfExperts
-from probes.reference.norms import RmsNorm
 
 ROPE_BASE, NORM_EPSILON = 500_000.0, 1e-5  # Llama 3; they do not affect cost
 Rope = torch.Tensor  # complex (T, D / 2)

@@ -17,8 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from planner.specs.model import ModelSpec
-from probes.reference.collectives import (
+from planner.probes.reference.collectives import (
     Copy,
     Exchange,
     Gather,
@@ -28,6 +27,7 @@ from probes.reference.collectives import (
     Split,
     all_to_all,
 )
+from planner.specs.model import ModelSpec
 
 SEQUENCE = 1
 # alignment of a group's rows, so that a bf16 row of its transpose has 16 bytes;

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.reference import (
+from planner.probes.reference import (
     checkpointing,
     context_parallel,
     expert_parallel,
@@ -25,11 +25,11 @@ from probes.reference import (
     regions,
     tensor_parallel,
 )
-from probes.reference.collectives import RepeatedShard
-from probes.reference.meshes import Meshes
-from probes.reference.model import Block, Transformer
-from probes.reference.moe import GroupedExperts, MixtureOfExperts
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.collectives import RepeatedShard
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.model import Block, Transformer
+from planner.probes.reference.moe import GroupedExperts, MixtureOfExperts
+from planner.probes.reference.recipe import ReferenceRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BUCKET_MEGABYTES = 100  # torchtitan apply_ddp

@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from probes.reference.meshes import Meshes
-from probes.reference.model import ModelPart
-from probes.reference.parallel import compute_dtype
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.model import ModelPart
+from planner.probes.reference.parallel import compute_dtype
+from planner.probes.reference.recipe import ReferenceRecipe
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from planner.probes.reference.model import Transformer
 from planner.specs.layout import Layout
-from probes.reference.model import Transformer
 
 ROWWISE = {"float8-rowwise": "rowwise", "float8-rowwise-gw-hp": "rowwise_with_gw_hp"}
 LOW = ("float8-tensorwise", *ROWWISE, "float8-blockwise", "mxfp8")

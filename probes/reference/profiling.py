@@ -6,7 +6,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from probes.reference.step import Trainer
+from planner.probes.reference.step import Trainer
 
 SHOWN = 40  # kernels listed by name; the rest are one number
 NAME_LENGTH = 120

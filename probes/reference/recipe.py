@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.pipeline.stages import stage_layers
 from planner.errors import Fault, SpecError
+from planner.probes.protocol import ProbeTask
 from planner.rules import violations
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.cluster import ClusterSpec
@@ -18,7 +19,6 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS
 from planner.units import counted
 from planner.work.axes import expected_imbalance
-from probes.protocol import ProbeTask
 
 # Weights below which every parameter is drawn whole from its own seed and then cut, so that all
 # layouts start from the same model. Larger models draw each shard on its own rank. Judgement: 4 GiB

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from planner.errors import Fault, SpecError
 from planner.estimates import model_flops_utilisation
-from probes.protocol import Environment, MeasuredRun, RankMemory
-from probes.reference import emulate, memory, precision, profiling, timing
-from probes.reference.environment import Sample, describe
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.step import Trainer
+from planner.probes.protocol import Environment, MeasuredRun, RankMemory
+from planner.probes.reference import emulate, memory, precision, profiling, timing
+from planner.probes.reference.environment import Sample, describe
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.step import Trainer
 
 
 class ReferenceRun:

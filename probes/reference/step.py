@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
-from probes.reference.clipping import Clipping
-from probes.reference.context_parallel import local_sequence
-from probes.reference.model import ModelPart, Transformer
-from probes.reference.moe import MixtureOfExperts
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.ties import TiedEnds
+from planner.probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
+from planner.probes.reference.clipping import Clipping
+from planner.probes.reference.context_parallel import local_sequence
+from planner.probes.reference.model import ModelPart, Transformer
+from planner.probes.reference.moe import MixtureOfExperts
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.ties import TiedEnds
 
 # lifts fp16 gradients of a mean over millions of tokens out of the subnormals;
 # torch.amp's first scale

@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
-from probes.reference.collectives import Copy, own_part
-from probes.reference.model import AttentionLayer, Block, LatentAttention, Transformer
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.collectives import Copy, own_part
+from planner.probes.reference.model import AttentionLayer, Block, LatentAttention, Transformer
+from planner.probes.reference.recipe import ReferenceRecipe
 
 Plan = dict[str, ParallelStyle]
 

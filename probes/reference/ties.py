@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from probes.reference.clipping import local_gradient
-from probes.reference.meshes import Meshes
-from probes.reference.model import Transformer
-from probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.clipping import local_gradient
+from planner.probes.reference.meshes import Meshes
+from planner.probes.reference.model import Transformer
+from planner.probes.reference.recipe import ReferenceRecipe
 
 
 class TiedEnds:

@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from probes.reference.recipe import extrapolated
-from probes.reference.step import Trainer
+from planner.probes.reference.recipe import extrapolated
+from planner.probes.reference.step import Trainer
 
 # steps between two waits for the device, so that the waits do not affect every step; also the
 # fewest that can agree

@@ -7,10 +7,10 @@ when a probe of its kind runs.
 import sys
 from importlib import import_module
 
+from planner.probes.trainers.protocol import ProbeTrainer
 from planner.specs.probe_trainers import PROBE_TRAINERS
-from probes.trainers.protocol import ProbeTrainer
 
-WORKER = "probes.worker"  # the reference program
+WORKER = "planner.probes.worker"  # the reference program
 TRAINERS: dict[str, str | type[ProbeTrainer]] = {}
 
 
@@ -21,8 +21,8 @@ def register(name: str, trainer: str | type[ProbeTrainer]) -> None:
     TRAINERS[name] = trainer
 
 
-register("reference", "probes.trainers.reference:ReferenceTrainer")
-register("torchtitan", "probes.trainers.torchtitan:TitanTrainer")
+register("reference", "planner.probes.trainers.reference:ReferenceTrainer")
+register("torchtitan", "planner.probes.trainers.torchtitan:TitanTrainer")
 
 
 def trainer_of(name: str, *, python: str = sys.executable, worker: str = WORKER) -> ProbeTrainer:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
+from planner.probes.evidence import Evidence
+from planner.probes.programs import Program
+from planner.probes.protocol import Environment, Failed, Outcome, ProbeTask
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from probes.evidence import Evidence
-from probes.programs import Program
-from probes.protocol import Environment, Failed, Outcome, ProbeTask
 
 
 class ProbeTrainer(Protocol):

@@ -1,16 +1,16 @@
-"""The reference program (`probes.worker`): plain torch, for GPUs, a CPU and fake tensors."""
+"""The reference program (`planner.probes.worker`): plain torch, for GPUs, a CPU and fake tensors."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
+from planner.probes.evidence import Evidence
+from planner.probes.folder import RESULT, TASK
+from planner.probes.programs import Program
+from planner.probes.protocol import Environment, Failed, Outcome, ProbeTask
+from planner.probes.reference.recipe import refusal
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from probes.evidence import Evidence
-from probes.folder import RESULT, TASK
-from probes.programs import Program
-from probes.protocol import Environment, Failed, Outcome, ProbeTask
-from probes.reference.recipe import refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

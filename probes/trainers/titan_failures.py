@@ -1,15 +1,15 @@
 """Why a TorchTitan run gave no numbers.
 
-Recognises the errors that only TorchTitan prints, before `probes.failures` ranks all errors.
+Recognises the errors that only TorchTitan prints, before `planner.probes.failures` ranks all errors.
 """
 
 import re
 from dataclasses import replace
 
-from probes.evidence import Evidence, RankError, raised
-from probes.failures import classify, known_cause
-from probes.protocol import Failed, FailureKind, OutOfMemory
-from probes.trainers.titan_log import ANSI, TitanLog
+from planner.probes.evidence import Evidence, RankError, raised
+from planner.probes.failures import classify, known_cause
+from planner.probes.protocol import Failed, FailureKind, OutOfMemory
+from planner.probes.trainers.titan_log import ANSI, TitanLog
 
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
 # what tyro prints for a flag that it does not know or cannot read, and TorchTitan 0.2 for an

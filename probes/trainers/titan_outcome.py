@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.estimates import model_flops_utilisation
+from planner.probes.evidence import Evidence
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask, RankMemory
+from planner.probes.trainers.tensorboard_events import read_scalars
+from planner.probes.trainers.titan_failures import failure
+from planner.probes.trainers.titan_log import StepLine, TitanLog, read_log
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.units import GIB
-from probes.evidence import Evidence
-from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask, RankMemory
-from probes.trainers.tensorboard_events import read_scalars
-from probes.trainers.titan_failures import failure
-from probes.trainers.titan_log import StepLine, TitanLog, read_log
 
 SECONDS, ACTIVE, RESERVED = (
     "time_metrics/end_to_end(s)",

@@ -21,16 +21,16 @@ from planner.errors import Fault, SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.intake.models import load_model
+from planner.probes.evidence import Evidence
+from planner.probes.pools.nvidia import Gpu, is_same_gpu
+from planner.probes.protocol import Failed, OutOfMemory
+from planner.probes.trainers.tensorboard_events import read_scalars
+from planner.probes.trainers.titan_failures import failure
+from planner.probes.trainers.titan_log import ANSI, TitanLog, read_log
+from planner.probes.trainers.titan_outcome import ACTIVE, RESERVED, SECONDS
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 from planner.units import GIB
-from probes.evidence import Evidence
-from probes.pools.nvidia import Gpu, is_same_gpu
-from probes.protocol import Failed, OutOfMemory
-from probes.trainers.tensorboard_events import read_scalars
-from probes.trainers.titan_failures import failure
-from probes.trainers.titan_log import ANSI, TitanLog, read_log
-from probes.trainers.titan_outcome import ACTIVE, RESERVED, SECONDS
 
 TPS = "throughput(tps)"
 # logged steps at the start: compilation, first collectives, the allocator still growing

@@ -17,17 +17,17 @@ from typing import ClassVar, Self
 
 from planner.export.base import Export
 from planner.export.torchtitan import export
+from planner.probes.evidence import Evidence
+from planner.probes.programs import Program, allocator_settings
+from planner.probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
+from planner.probes.reference.recipe import with_layers
+from planner.probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
+from planner.probes.trainers.titan_log import read_log
+from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
+from planner.probes.trainers.titan_versions import PACKAGES, clash, line, versions_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from probes.evidence import Evidence
-from probes.programs import Program, allocator_settings
-from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
-from probes.reference.recipe import with_layers
-from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
-from probes.trainers.titan_log import read_log
-from probes.trainers.titan_outcome import TitanProbe, read_outcome
-from probes.trainers.titan_versions import PACKAGES, clash, line, versions_of
 
 OUTPUTS = "outputs"
 MODULE = "-m"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine
 
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import ensure_current
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.migrate import ensure_current
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

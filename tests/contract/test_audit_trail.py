@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import update
 
-from api.jobs import workers as module
-from api.jobs.workers import TaskWorkers
-from api.settings import Settings
-from api.storage import audit
-from api.storage.clock import database_time
-from api.storage.records import AuditFilter
-from api.storage.tables import AuditRow
-from api.storage.transactions import writing
-from api.wiring import Wiring, wire
+from planner.api.jobs import workers as module
+from planner.api.jobs.workers import TaskWorkers
+from planner.api.settings import Settings
+from planner.api.storage import audit
+from planner.api.storage.clock import database_time
+from planner.api.storage.records import AuditFilter
+from planner.api.storage.tables import AuditRow
+from planner.api.storage.transactions import writing
+from planner.api.wiring import Wiring, wire
 from planner.units import DAY
 from tests.conftest import EACH_DATABASE
 

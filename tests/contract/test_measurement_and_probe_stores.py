@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from api.storage.drift import SqlDriftStore
-from api.storage.engine import is_memory
-from api.storage.job_records import Lease, ProbeEnd, ProbeFilter, ProbeRecord
-from api.storage.measurements import SqlMeasurementStore
-from api.storage.probes import SqlProbeStore
-from api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
-from api.storage.sweeps import SqlSweepStore
+from planner.api.storage.drift import SqlDriftStore
+from planner.api.storage.engine import is_memory
+from planner.api.storage.job_records import Lease, ProbeEnd, ProbeFilter, ProbeRecord
+from planner.api.storage.measurements import SqlMeasurementStore
+from planner.api.storage.probes import SqlProbeStore
+from planner.api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
+from planner.api.storage.sweeps import SqlSweepStore
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash

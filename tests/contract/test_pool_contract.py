@@ -10,12 +10,19 @@ import pytest
 
 from planner.errors import ProbeError, SpecError
 from planner.intake.jobs import read_job
-from probes.launch import LaunchSettings, Watch
-from probes.pools import BACKENDS, backend_of, open_pool
-from probes.pools.protocol import Pool, PoolSettings
-from probes.pools.replay import ReplayPool
-from probes.preflight import Need
-from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.pools import BACKENDS, backend_of, open_pool
+from planner.probes.pools.protocol import Pool, PoolSettings
+from planner.probes.pools.replay import ReplayPool
+from planner.probes.preflight import Need
+from planner.probes.protocol import (
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+)
 from tests.conftest import ROOT, needed
 from tests.slurm_cluster import PATH
 from tests.stand_ins import light_python, worker

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from api.storage.engine import make_engine, normalise_url
-from api.storage.idempotency import KEEP_SECONDS, AnsweredMeanwhile, IdempotencyStore, KeptAnswer
-from api.storage.records import StoredEstimate
-from api.storage.store import SqlStore
-from api.storage.tables import IdempotencyRow
-from api.storage.transactions import one_transaction, writing
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.idempotency import (
+    KEEP_SECONDS,
+    AnsweredMeanwhile,
+    IdempotencyStore,
+    KeptAnswer,
+)
+from planner.api.storage.records import StoredEstimate
+from planner.api.storage.store import SqlStore
+from planner.api.storage.tables import IdempotencyRow
+from planner.api.storage.transactions import one_transaction, writing
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from api.jobs.leases import new_lease
-from api.jobs.observer import Observer
-from api.jobs.schedule import next_due
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
-from api.render.sweep import report_lines
-from api.settings import Settings
-from api.storage.job_records import ProbeRecord, TaskEnd, TaskFilter, TaskRecord
-from api.storage.records import SweepRecord
-from api.storage.sweeps import SqlSweepStore
-from api.wiring import Wiring, wire
+from planner.api.jobs.leases import new_lease
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.schedule import next_due
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
+from planner.api.render.sweep import report_lines
+from planner.api.settings import Settings
+from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.records import SweepRecord
+from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
 from tests.conftest import EACH_DATABASE

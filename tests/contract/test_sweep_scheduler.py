@@ -12,29 +12,29 @@ from typing import Any
 
 import pytest
 
-from api.jobs.leases import Claimed, new_lease
-from api.jobs.observer import Observer
-from api.jobs.probes import probes_of
-from api.jobs.side_by_side import enqueue_in_room
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import add_sweep, run_now
-from api.storage.job_records import ProbeFilter, TaskRecord
-from api.storage.room import NoRoomError, Room
-from api.storage.sweeps import SqlSweepStore
-from api.storage.transactions import writing
-from api.wiring import Wiring
 from benchmarks.sweep_scheduler import Bench, layouts
+from planner.api.jobs.leases import Claimed, new_lease
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.probes import probes_of
+from planner.api.jobs.side_by_side import enqueue_in_room
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.storage.job_records import ProbeFilter, TaskRecord
+from planner.api.storage.room import NoRoomError, Room
+from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.transactions import writing
+from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
-from probes.pools import BACKENDS
-from probes.pools.simulated import Faults, SimulatedCluster
+from planner.probes.pools import BACKENDS
+from planner.probes.pools.simulated import Faults, SimulatedCluster
 from tests.conftest import EACH_DATABASE
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated pools for these tests alone; what a run teaches is none of their matter."""
-    monkeypatch.setattr("probes.pools.BACKENDS", dict(BACKENDS))
-    monkeypatch.setattr("api.jobs.sweep_runs.update_about", lambda *_: [])
+    monkeypatch.setattr("planner.probes.pools.BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr("planner.api.jobs.sweep_runs.update_about", lambda *_: [])
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring
 
 
 def _probe() -> Any:
-    from api.storage.job_records import ProbeRecord
+    from planner.api.storage.job_records import ProbeRecord
 
     return ProbeRecord(
         id="probe-0", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="",
@@ -245,7 +245,7 @@ def _probe() -> Any:
 
 
 def _requested(wiring: Wiring, run: TaskRecord) -> Any:
-    from api.jobs.probes import probe_of_job
+    from planner.api.jobs.probes import probe_of_job
 
     spec = run.request
     job = {**spec["jobs"][0], "layout": spec["measure"]["anchors"][0]}

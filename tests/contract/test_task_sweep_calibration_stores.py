@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine
 
-from api.storage.calibrations import SqlCalibrationStore
-from api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
-from api.storage.learning import SqlLearningStore
-from api.storage.measurements import SqlMeasurementStore
-from api.storage.records import CalibrationRecord, Subject, SweepRecord
-from api.storage.sweeps import SqlSweepStore
-from api.storage.tasks import SqlTaskStore
+from planner.api.storage.calibrations import SqlCalibrationStore
+from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.learning import SqlLearningStore
+from planner.api.storage.measurements import SqlMeasurementStore
+from planner.api.storage.records import CalibrationRecord, Subject, SweepRecord
+from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement

@@ -19,17 +19,17 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import update
 
-from api.jobs import webhooks
-from api.jobs.leases import new_lease
-from api.jobs.sweeps import add_sweep, run_now
-from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
-from api.jobs.workers import TaskWorkers, is_idle
-from api.settings import Settings
-from api.storage.clock import database_time
-from api.storage.job_records import Lease, TaskEnd, TaskRecord
-from api.storage.tables import TaskRow
-from api.storage.transactions import writing
-from api.wiring import Wiring, wire
+from planner.api.jobs import webhooks
+from planner.api.jobs.leases import new_lease
+from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
+from planner.api.jobs.workers import TaskWorkers, is_idle
+from planner.api.settings import Settings
+from planner.api.storage.clock import database_time
+from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.tables import TaskRow
+from planner.api.storage.transactions import writing
+from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
 from tests.conftest import EACH_DATABASE
 

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.http import lanes
+from planner.api.http import lanes
 from tests import zygote
 from tests.stand_ins import light_python, worker
 
 # of `surroundings`, for a probe with the real program under the real torchrun
-REAL_PROBE = {"PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable}
+REAL_PROBE = {
+    "PLANNER_PROBE_PROGRAM": "planner.probes.worker",
+    "PLANNER_PROBE_PYTHON": sys.executable,
+}
 
 
 @pytest.fixture
@@ -33,9 +36,9 @@ def planning_forks() -> Iterator[None]:
     spawns, warms up and stands back.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("api.http.lanes.NICENESS", dict.fromkeys(lanes.NICENESS, 0))
+        patch.setattr("planner.api.http.lanes.NICENESS", dict.fromkeys(lanes.NICENESS, 0))
         for warm_up in ("plan_once", "price_once"):
-            patch.setattr(f"api.http.lanes.{warm_up}", os.getpid)
+            patch.setattr(f"planner.api.http.lanes.{warm_up}", os.getpid)
         forks = SimpleNamespace(get_context=lambda _: zygote.FORKS)
-        patch.setattr("api.http.lanes.multiprocessing", forks)
+        patch.setattr("planner.api.http.lanes.multiprocessing", forks)
         yield

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from probes.protocol import ProbeTask
-from probes.reference import meshes
-from probes.reference.optimizers import InBackward
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.step import Trainer
+from planner.probes.protocol import ProbeTask
+from planner.probes.reference import meshes
+from planner.probes.reference.optimizers import InBackward
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.step import Trainer
 
 STEPS = 3
 

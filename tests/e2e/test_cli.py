@@ -311,7 +311,7 @@ def test_a_closed_pipe_is_no_error(
     cli: Cli, tmp_path: Path, job: dict[str, Any], sqlite_url: str
 ) -> None:
     jobs = write(tmp_path, "jobs.jsonl", (json.dumps({**job, "layout": LAYOUT}) + "\n") * 600)
-    command = f"{sys.executable} -m api.cli estimate --jobs {jobs} | head -n 1"
+    command = f"{sys.executable} -m planner.api.cli estimate --jobs {jobs} | head -n 1"
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -325,7 +325,7 @@ def test_a_closed_pipe_is_no_error(
 
 
 def shell(line: str, sqlite_url: str) -> "subprocess.CompletedProcess[str]":
-    line = line.replace("planner-cli", f"{sys.executable} -m api.cli")
+    line = line.replace("planner-cli", f"{sys.executable} -m planner.api.cli")
     env = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=env
@@ -366,7 +366,7 @@ def test_an_estimate_is_kept_under_its_own_id(
 def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "estimate", "--jobs", "-"],
+        [sys.executable, "-m", "planner.api.cli", "estimate", "--jobs", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -412,7 +412,7 @@ def test_doctor_and_catalog(cli: Cli) -> None:
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from api.cli.root import run; run(['--help']); "
+        "import sys; from planner.api.cli.root import run; run(['--help']); "
         "print({m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
     )
     done = subprocess.run(
@@ -447,7 +447,7 @@ def test_a_worker_that_is_stopped_tells_how(number: int, codes: set[int], sqlite
     """`test_http_abuse.py` stops services."""
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     with subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "worker"],
+        [sys.executable, "-m", "planner.api.cli", "worker"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.client import Client, ServiceError
+from planner.api.client import Client, ServiceError
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, LAYOUT

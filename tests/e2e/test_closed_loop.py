@@ -22,19 +22,19 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.cli import root
-from api.errors import codes_of
-from api.http.app import create_app
-from api.jobs.leases import LEASE_SECONDS, take_over
-from api.jobs.observer import Observer
-from api.jobs.studies import ask_study, run_study
-from api.jobs.sweep_report import failure_in
-from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import add_sweep, run_now
-from api.settings import Settings
-from api.storage.job_records import ProbeFilter, TaskEnd
-from api.storage.probes import gpu_seconds_of
-from api.wiring import Wiring, wire
+from planner.api.cli import root
+from planner.api.errors import codes_of
+from planner.api.http.app import create_app
+from planner.api.jobs.leases import LEASE_SECONDS, take_over
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.studies import ask_study, run_study
+from planner.api.jobs.sweep_report import failure_in
+from planner.api.jobs.sweep_runs import run_sweep
+from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.settings import Settings
+from planner.api.storage.job_records import ProbeFilter, TaskEnd
+from planner.api.storage.probes import gpu_seconds_of
+from planner.api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
 from planner.intake.sweeps import read_sweep
@@ -182,7 +182,7 @@ def kill_at(
     """Starts the command and kills it, without a chance to say good-bye, at this moment of its
     life.
     """
-    command = [sys.executable, "-m", "api.cli", *arguments]
+    command = [sys.executable, "-m", "planner.api.cli", *arguments]
     runner = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -279,7 +279,7 @@ def test_a_study_that_cannot_begin_ends_with_the_reason(
 def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     sqlite_url: str, surroundings: dict[str, str], monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr("api.jobs.leases.HEARTBEAT_SECONDS", 1e6)  # none comes in between
+    monkeypatch.setattr("planner.api.jobs.leases.HEARTBEAT_SECONDS", 1e6)  # none comes in between
     wiring = wire(settings_of(sqlite_url, surroundings))
     held = ask_study(wiring, JOB, allow_files=False, ours=True)
     loser, heirs = Observer(), []
@@ -295,7 +295,7 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
         return plan
 
     if begun:
-        monkeypatch.setattr("api.jobs.studies.recommend", recommend_and_lose)
+        monkeypatch.setattr("planner.api.jobs.studies.recommend", recommend_and_lose)
     else:
         lose()
     with pytest.raises(ConflictError, match="was lost"):
@@ -336,7 +336,7 @@ def without_torch(folder: Path) -> dict[str, str]:
         f'#!/bin/sh\nPYTHONPATH={folder}/hide:$PYTHONPATH exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "probes.worker"}
+    return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "planner.probes.worker"}
 
 
 @pytest.mark.slow
@@ -424,7 +424,7 @@ def test_on_a_terminal_a_sweep_shows_how_far_it_is(
     command = [
         sys.executable,
         "-m",
-        "api.cli",
+        "planner.api.cli",
         "sweep",
         "run",
         str(written(tmp_path, SWEEP, "sweep.json")),
@@ -589,7 +589,7 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     monkeypatch.setattr(
-        "api.cli.calibrate.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
+        "planner.api.cli.calibrate.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
     )
     assert root.run(["calibrate", "--gpu", "cpu", "--pool", "local", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)["error"]

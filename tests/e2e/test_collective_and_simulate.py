@@ -14,8 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.http.app import create_app
-from api.settings import Settings
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv

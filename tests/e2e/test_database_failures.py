@@ -16,18 +16,18 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event, text, update
 
-from api.errors import UnavailableError, UnreadableError
-from api.http.app import create_app
-from api.jobs import leases
-from api.jobs.sweeps import schedule_due
-from api.settings import Settings
-from api.storage.engine import Limits, make_engine, normalise_url
-from api.storage.job_records import Lease, TaskEnd, TaskRecord
-from api.storage.records import SweepRecord
-from api.storage.store import SqlStore
-from api.storage.tables import PlanRow
-from api.storage.tasks import SqlTaskStore
-from api.wiring import Wiring, wire
+from planner.api.errors import UnavailableError, UnreadableError
+from planner.api.http.app import create_app
+from planner.api.jobs import leases
+from planner.api.jobs.sweeps import schedule_due
+from planner.api.settings import Settings
+from planner.api.storage.engine import Limits, make_engine, normalise_url
+from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.records import SweepRecord
+from planner.api.storage.store import SqlStore
+from planner.api.storage.tables import PlanRow
+from planner.api.storage.tasks import SqlTaskStore
+from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, END_OTHERS
@@ -91,7 +91,7 @@ def test_a_slow_statement_is_ended(migrated_postgres_url: str) -> None:
 
 
 def test_a_migration_may_take_longer_than_a_statement(migrated_postgres_url: str) -> None:
-    from api.storage.migrate import _locked
+    from planner.api.storage.migrate import _locked
 
     engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
     with _locked(engine) as connection:
@@ -199,7 +199,7 @@ def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> No
 
 
 def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: str) -> None:
-    from api.wiring import wire
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     broken = SweepRecord(
@@ -246,9 +246,9 @@ def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Pl
 def test_what_a_full_disk_stopped_is_tried_again(
     sqlite_url: str, number: int, left: tuple[str, str | None]
 ) -> None:
-    from api.jobs.leases import new_lease
-    from api.jobs.workers import TaskWorkers
-    from api.wiring import wire
+    from planner.api.jobs.leases import new_lease
+    from planner.api.jobs.workers import TaskWorkers
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)
@@ -266,8 +266,8 @@ def test_what_a_full_disk_stopped_is_tried_again(
 def test_a_worker_goes_on_after_what_it_cannot_read(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from api.jobs import workers as module
-    from api.wiring import wire
+    from planner.api.jobs import workers as module
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
@@ -299,9 +299,9 @@ def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None
 def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from api.jobs.leases import new_lease
-    from api.jobs.workers import TaskWorkers
-    from api.wiring import wire
+    from planner.api.jobs.leases import new_lease
+    from planner.api.jobs.workers import TaskWorkers
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)

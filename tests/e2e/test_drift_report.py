@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.calibration.listing import calibration_page
-from api.calibration.read import learned
-from api.calibration.update import update_from_measurements
-from api.http.sweep_schemas import SweepDrift
-from api.input.jobs import parse_job
-from api.jobs.drift import with_drift
-from api.jobs.leases import Claimed
-from api.jobs.observer import Observer
-from api.jobs.study_probes import StudyProbes
-from api.jobs.sweeps import add_sweep, sweep_detail
-from api.render.charts import sweep_chart
-from api.render.sweep import report_lines
-from api.settings import Settings
-from api.storage.job_records import ProbeRecord, TaskRecord
-from api.storage.records import SweepRecord
-from api.wiring import Wiring, wire
+from planner.api.calibration.listing import calibration_page
+from planner.api.calibration.read import learned
+from planner.api.calibration.update import update_from_measurements
+from planner.api.http.sweep_schemas import SweepDrift
+from planner.api.input.jobs import parse_job
+from planner.api.jobs.drift import with_drift
+from planner.api.jobs.leases import Claimed
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.study_probes import StudyProbes
+from planner.api.jobs.sweeps import add_sweep, sweep_detail
+from planner.api.render.charts import sweep_chart
+from planner.api.render.sweep import report_lines
+from planner.api.settings import Settings
+from planner.api.storage.job_records import ProbeRecord, TaskRecord
+from planner.api.storage.records import SweepRecord
+from planner.api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement, question_hash

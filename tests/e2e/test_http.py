@@ -16,10 +16,10 @@ import pytest
 from alembic.script import ScriptDirectory
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import alembic_config, upgrade
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.migrate import alembic_config, upgrade
 from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB
 from tests.served import Served, served
 
@@ -198,7 +198,7 @@ def test_a_bug_shows_no_traceback(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("api.http.routes.plans.ask_on_paper", broken)
+    monkeypatch.setattr("planner.api.http.routes.plans.ask_on_paper", broken)
     assert "secret" not in json.dumps(is_problem(shared.post("/plan", json=job), 500))
 
 
@@ -239,7 +239,7 @@ def test_a_crash_before_the_answer_was_kept_leaves_nothing_and_the_retry_does_it
         raise RuntimeError("the process ends here")
 
     with monkeypatch.context() as patch:
-        patch.setattr("api.storage.idempotency.IdempotencyStore.keep", crash)
+        patch.setattr("planner.api.storage.idempotency.IdempotencyStore.keep", crash)
         is_problem(app.post("/plan", json=asked, headers=headers), 500)
     assert app.get("/plans").json()["items"] == []
     first = app.post("/plan", json=asked, headers=headers)
@@ -270,7 +270,7 @@ def test_a_bug_does_not_burn_the_key(
 ) -> None:
     headers = {"idempotency-key": "k"}
     with monkeypatch.context() as patch:
-        patch.setattr("api.http.routes.plans.ask_on_paper", lambda *_, **__: 1 / 0)
+        patch.setattr("planner.api.http.routes.plans.ask_on_paper", lambda *_, **__: 1 / 0)
         is_problem(shared.post("/plan", json=job, headers=headers), 500)
     assert shared.post("/plan", json=job, headers=headers).status_code == 200
 

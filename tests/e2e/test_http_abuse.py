@@ -14,8 +14,8 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.settings import Settings
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from tests.served import LONG_JOB, Served, served
 
 KEYS = ",".join(

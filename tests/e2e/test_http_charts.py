@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.settings import Settings
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from planner.specs.plan import Plan
 from tests.conftest import JOB, ROOT
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.http.events import KEEP_ALIVE_POLLS, follow
-from api.settings import Settings
-from api.storage.job_records import Lease, ProbeRecord
-from api.wiring import Wiring
+from planner.api.http.app import create_app
+from planner.api.http.events import KEEP_ALIVE_POLLS, follow
+from planner.api.settings import Settings
+from planner.api.storage.job_records import Lease, ProbeRecord
+from planner.api.wiring import Wiring
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def numbers(client: TestClient) -> dict[str, float]:
 def test_metrics_say_what_is_stored_and_worked_on(
     client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.http.metrics.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("planner.api.http.metrics.FRESH_SECONDS", -1.0)
     before = numbers(client)
     assert (before["planner_database_up"], before["planner_plans"]) == (1, 0)
     assert before['planner_lane_running{lane="planning"}'] == 0

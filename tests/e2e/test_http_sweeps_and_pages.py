@@ -14,12 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.http.app import create_app
-from api.jobs.leases import new_lease
-from api.settings import Settings
-from api.storage.job_records import TaskEnd, TaskRecord
-from api.storage.records import CalibrationRecord
-from api.wiring import Wiring
+from planner.api.http.app import create_app
+from planner.api.jobs.leases import new_lease
+from planner.api.settings import Settings
+from planner.api.storage.job_records import TaskEnd, TaskRecord
+from planner.api.storage.records import CalibrationRecord
+from planner.api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from api.storage.migrate import HEAD, current_revision
+from planner.api.storage.migrate import HEAD, current_revision
 from planner.version import VERSION
 from tests.conftest import ROOT, clean_environment, needed
 
@@ -57,7 +57,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(*arguments: str, database: Path) -> "subprocess.CompletedProcess[str]":
         own = {"PYTHONPATH": str(built), "PLANNER_DATABASE_URL": f"sqlite:///{database}"}
         return subprocess.run(
-            [sys.executable, "-m", "api.cli", *arguments],
+            [sys.executable, "-m", "planner.api.cli", *arguments],
             cwd=folder,
             env=environment | own,
             capture_output=True,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, inspect, text
 
-from api.errors import NotReadyError
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import (
+from planner.api.errors import NotReadyError
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.migrate import (
     HEAD,
     VERSION_TABLE,
     alembic_config,
@@ -19,8 +19,8 @@ from api.storage.migrate import (
     ensure_current,
     upgrade,
 )
-from api.storage.store import SqlStore
-from api.storage.tables import Base
+from planner.api.storage.store import SqlStore
+from planner.api.storage.tables import Base
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, clean_environment
@@ -185,9 +185,7 @@ def test_first_use_does_not_import_alembic_again(sqlite_url: str) -> None:
     engine = make_engine(normalise_url(sqlite_url))
     upgrade(engine)
     engine.dispose()
-    program = (
-        "import sys; from api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
-    )
+    program = "import sys; from planner.api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     assert (
         subprocess.run(

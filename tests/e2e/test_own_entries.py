@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.settings import Settings
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from tests.conftest import EACH_DATABASE, Cli
 
 TINY = {

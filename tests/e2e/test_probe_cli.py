@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from probes import guardian
-from probes.protocol import (
+from planner.probes import guardian
+from planner.probes.protocol import (
     Environment,
     MeasuredRun,
     OutOfMemory,
@@ -263,7 +263,14 @@ def test_an_interruption_ends_the_probe_first(
 ) -> None:
     (tmp_path / "job.json").write_text(json.dumps({**JOB, "notes": "scatter 600"}))
     environment = {**clean_environment(), **surroundings, "PLANNER_DATABASE_URL": sqlite_url}
-    command = [sys.executable, "-m", "api.cli", "probe", "--job", str(tmp_path / "job.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "planner.api.cli",
+        "probe",
+        "--job",
+        str(tmp_path / "job.json"),
+    ]
     process = subprocess.Popen(
         command,
         env=environment,

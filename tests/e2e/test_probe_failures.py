@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from probes import guardian
-from probes.launch import Launcher, LaunchSettings, Watch
-from probes.outcome import Begin
-from probes.protocol import (
+from planner.probes import guardian
+from planner.probes.launch import Launcher, LaunchSettings, Watch
+from planner.probes.outcome import Begin
+from planner.probes.protocol import (
     Failed,
     FailureKind,
     MeasuredRun,
@@ -138,7 +138,7 @@ def test_a_clash_of_ports_is_tried_again(tmp_path: Path) -> None:
         ports = [taken.getsockname()[1]]
 
         def port() -> int:
-            from probes.launch import free_port
+            from planner.probes.launch import free_port
 
             return int(ports.pop()) if ports else free_port()
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.settings import Settings
-from probes import guardian
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
+from planner.probes import guardian
 from tests.conftest import EACH_DATABASE, needed
 from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
@@ -130,7 +130,7 @@ def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     needed("torch")
-    client = make(probe_program="probes.worker", probe_python=sys.executable)
+    client = make(probe_program="planner.probes.worker", probe_python=sys.executable)
     kernels = [
         {"kind": "gemm", "dtype": "bf16", "sizes": {"m": 256, "n": 256, "k": 128}},
         {"kind": "memory", "name": "copy", "dtype": "bf16", "sizes": {"bytes": 1 << 20}},

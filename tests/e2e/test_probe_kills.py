@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from api.jobs.leases import LEASE_SECONDS
-from api.jobs.probe_recovery import recover
-from api.storage.job_records import ProbeRecord
-from api.wiring import Wiring
-from probes import guardian
-from probes.protocol import ProbeTask
+from planner.api.jobs.leases import LEASE_SECONDS
+from planner.api.jobs.probe_recovery import recover
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.wiring import Wiring
+from planner.probes import guardian
+from planner.probes.protocol import ProbeTask
 from tests.conftest import ROOT, clean_environment, needed
 from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
@@ -112,7 +112,7 @@ def find(victim: str, runner_pid: int, token: str | None) -> int | None:
     ranks = {
         pid
         for pid in bearers
-        if "probes.inside" in command_of(pid) and "nproc" not in command_of(pid)
+        if "planner.probes.inside" in command_of(pid) and "nproc" not in command_of(pid)
     }
     ranks = {pid for pid in ranks if "torchrun.py" not in command_of(pid)}
     launchers = {

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from planner.estimates import estimate_job
-from probes.causes import TRIED, size_in
-from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
-from probes.worker import error_path, rank_error, write_atomically
+from planner.probes.causes import TRIED, size_in
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
+from planner.probes.worker import error_path, rank_error, write_atomically
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
 
@@ -58,7 +58,7 @@ def start(
             "--nproc-per-node",
             str(world),
             "-m",
-            "probes.worker",
+            "planner.probes.worker",
         ]
         done = subprocess.run(
             [*launch, *arguments],
@@ -72,7 +72,7 @@ def start(
         return Started(folder, [done.returncode], done.stderr)
     program = folder / "program.py"
     program.write_text(
-        f"{before}\nimport sys\nfrom probes.worker import end, main\nend(main(sys.argv[1:]))\n",
+        f"{before}\nimport sys\nfrom planner.probes.worker import end, main\nend(main(sys.argv[1:]))\n",
         encoding="utf-8",
     )
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
@@ -267,7 +267,7 @@ def test_a_loss_that_is_no_number_ends_the_probe(tmp_path: Path) -> None:
 @slow
 def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
     fault = (
-        "import os\nimport probes.reference.step as s\nplain = s.Trainer.step\n"
+        "import os\nimport planner.probes.reference.step as s\nplain = s.Trainer.step\n"
         "def step(self, index, size=None):\n"
         "    if os.environ['RANK'] == '1' and index == 1:\n"
         "        raise RuntimeError('rank one stumbles')\n"

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from probes import guardian
-from probes.launch import LaunchSettings, Watch
-from probes.outcome import Begin
-from probes.pools.slurm import SlurmPool
-from probes.pools.slurm_node import master_port, node_token
-from probes.pools.slurm_options import SlurmOptions
-from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from planner.probes import guardian
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.outcome import Begin
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_node import master_port, node_token
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import Cli
 from tests.slurm_cluster import PATH
 from tests.stand_ins import light_python, worker

@@ -8,10 +8,10 @@ import pytest
 
 from planner.errors import ProbeError
 from planner.intake.jobs import read_job
-from probes.launch import LaunchSettings, Watch
-from probes.pools.slurm import SlurmPool
-from probes.pools.slurm_options import SlurmOptions
-from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
 from tests.slurm_cluster import SlurmCluster
 from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB

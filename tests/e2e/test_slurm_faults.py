@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ProbeError
-from probes import guardian
-from probes.launch import LaunchSettings, Watch
-from probes.outcome import Begin
-from probes.pools.slurm import SlurmPool
-from probes.pools.slurm_node import node_token
-from probes.pools.slurm_options import SlurmOptions
-from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from planner.probes import guardian
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.outcome import Begin
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_node import node_token
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.slurm_cluster import LIMIT_SECONDS, SlurmCluster
 from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from api.jobs.sweeps import add_sweep, run_now
-from api.settings import Settings
-from api.storage.job_records import ProbeRecord
-from api.storage.probes import gpu_seconds_of
-from api.wiring import Wiring, wire
-from probes import guardian
-from probes.outcome import Begin
-from probes.pools.slurm_node import node_token
+from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.settings import Settings
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.storage.probes import gpu_seconds_of
+from planner.api.wiring import Wiring, wire
+from planner.probes import guardian
+from planner.probes.outcome import Begin
+from planner.probes.pools.slurm_node import node_token
 from tests.conftest import ROOT, clean_environment, needed
 from tests.slurm_cluster import SlurmCluster
 
@@ -59,7 +59,7 @@ def environment(cluster: SlurmCluster, tmp_path: Path, sqlite_url: str) -> dict[
 @contextmanager
 def a_worker(environment: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """`planner-cli worker` in a process of its own, killed at the end if it still runs."""
-    command = [sys.executable, "-m", "api.cli", "worker", *arguments]
+    command = [sys.executable, "-m", "planner.api.cli", "worker", *arguments]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as worker:
         try:
             yield worker

@@ -21,14 +21,14 @@ import pytest
 from rich.console import Console
 from sqlalchemy.orm import Session
 
-from api.jobs.leases import new_lease
-from api.render import figures
-from api.render.plan import energy, mass, money
-from api.settings import Settings
-from api.storage.job_records import TaskRecord
-from api.storage.records import PlanLabels, SweepRecord
-from api.storage.tables import PlanRow
-from api.wiring import Wiring, wire
+from planner.api.jobs.leases import new_lease
+from planner.api.render import figures
+from planner.api.render.plan import energy, mass, money
+from planner.api.settings import Settings
+from planner.api.storage.job_records import TaskRecord
+from planner.api.storage.records import PlanLabels, SweepRecord
+from planner.api.storage.tables import PlanRow
+from planner.api.wiring import Wiring, wire
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
 from tests.conftest import JOB, ROOT, UNMEASURED_JOB, clean_environment, missing, needed
@@ -74,7 +74,7 @@ def service(folder: str, **settings: str) -> Iterator[str]:
         "PLANNER_PROBE_WORKERS": "0",
         **settings,
     }
-    arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
+    arguments = [sys.executable, "-m", "planner.api.cli", "serve", "--port", "0"]
     log = Path(folder) / "service.log"  # no pipe: nobody reads it, and a full one stops the service
     with (
         log.open("w") as lines,
@@ -206,7 +206,7 @@ def test_a_plan_is_shown_by_its_address(site: Site, browser: Browser, address: s
 def test_the_words_are_those_of_the_command_line(
     site: Site, browser: Browser, opened: Open
 ) -> None:
-    from api.render.plan import plan_view
+    from planner.api.render.plan import plan_view
 
     console = Console(width=200, file=StringIO(), record=True)
     console.print(plan_view(Plan.model_validate(site.plan), 200, letters=True))

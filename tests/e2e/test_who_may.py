@@ -12,14 +12,14 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
-from api.jobs.leases import LEASE_SECONDS, new_lease
-from api.jobs.probe_recovery import recover
-from api.jobs.sweeps import schedule_due
-from api.settings import Settings, parse_quotas
-from api.storage.backup import faults_in
-from api.storage.job_records import ProbeEnd, TaskFilter
-from api.wiring import Wiring
+from planner.api.http.app import create_app
+from planner.api.jobs.leases import LEASE_SECONDS, new_lease
+from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.sweeps import schedule_due
+from planner.api.settings import Settings, parse_quotas
+from planner.api.storage.backup import faults_in
+from planner.api.storage.job_records import ProbeEnd, TaskFilter
+from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY
 from tests.conftest import EACH_DATABASE, Cli
@@ -281,8 +281,8 @@ def test_what_was_given_up_is_listed_and_queued_again_by_a_person(client: TestCl
 
 
 def test_the_command_line_does_the_same(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from api.jobs.probes import enqueue, probe_of_job
-    from api.wiring import wire
+    from planner.api.jobs.probes import enqueue, probe_of_job
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     (queued,) = enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
@@ -309,8 +309,8 @@ def test_the_command_line_does_the_same(cli: Cli, sqlite_url: str, tmp_path: Pat
 
 
 def test_a_backup_of_a_database_in_use_is_whole(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from api.jobs.probes import enqueue, probe_of_job
-    from api.wiring import wire
+    from planner.api.jobs.probes import enqueue, probe_of_job
+    from planner.api.wiring import wire
 
     wiring, copy = wire(Settings(database_url=sqlite_url)), tmp_path / "copy.db"
     enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
@@ -335,8 +335,8 @@ def test_postgres_is_told_its_own_command(cli: Cli, postgres_url: str, tmp_path:
 
 
 def test_what_does_not_fit_together_is_said(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from api.jobs.probes import enqueue, probe_of_job
-    from api.wiring import wire
+    from planner.api.jobs.probes import enqueue, probe_of_job
+    from planner.api.wiring import wire
 
     wiring = wire(Settings(database_url=sqlite_url))
     (one,) = enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)

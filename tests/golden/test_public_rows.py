@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from api.cli.accuracy import read_rows
+from planner.api.cli.accuracy import read_rows
 from planner.calibration.accuracy import Row, mean_over_sweeps, regret, summarise
 from planner.calibration.held_out import Fitted
 from planner.calibration.outcome import OwnRuns

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from sqlalchemy import Engine, select
 
-from api.storage.tables import IdempotencyRow, ProbeRow, TaskRow
-from api.storage.transactions import writing
+from planner.api.storage.tables import IdempotencyRow, ProbeRow, TaskRow
+from planner.api.storage.transactions import writing
 
 MOMENTS = ("heartbeat_at", "lease_until", "not_before", "started_at")
 

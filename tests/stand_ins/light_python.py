@@ -10,8 +10,8 @@ from tests.stand_ins import torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ["-m", "torch.distributed.run"]
-SELFCHECK = ["-m", "probes.selfcheck"]
-SLURM_NODE = ["-m", "probes.pools.slurm_node"]
+SELFCHECK = ["-m", "planner.probes.selfcheck"]
+SLURM_NODE = ["-m", "planner.probes.pools.slurm_node"]
 
 
 def install(folder: Path) -> Path:
@@ -28,12 +28,14 @@ def main() -> None:
     light, *arguments = sys.argv[1:]
     if arguments[:2] == TORCHRUN:
         grid = (("--node-rank", "0"), ("--nnodes", "1"), ("--nproc-per-node", "1"))
-        inside = arguments[arguments.index("probes.inside") + 1 :]
+        inside = arguments[arguments.index("planner.probes.inside") + 1 :]
         arguments = [torchrun.__file__, *(given(arguments, *one) for one in grid), *inside]
     if arguments[:2] == SELFCHECK:
         arguments = ["-c", "print('{\"problem\": null}')"]
     if arguments[:2] == SLURM_NODE:  # it starts torchrun with the interpreter that runs it
-        program = f"import sys; sys.executable = {light!r}; import probes.pools.slurm_node as it"
+        program = (
+            f"import sys; sys.executable = {light!r}; import planner.probes.pools.slurm_node as it"
+        )
         arguments = ["-c", f"{program}; it.main()", *arguments[2:]]
     os.execv(sys.executable, [sys.executable, *arguments])
 

@@ -1,6 +1,6 @@
 """Labels of a stored plan whose job does not matter to a test."""
 
-from api.storage.records import PlanLabels
+from planner.api.storage.records import PlanLabels
 
 
 def plan_labels(model: str = "llama3-8b", gpu: str = "h100-sxm-80gb") -> PlanLabels:

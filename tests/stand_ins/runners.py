@@ -11,16 +11,16 @@ import signal
 import sys
 from pathlib import Path
 
-from api.jobs.probes import enqueue, probe_of_job, run_all
-from api.settings import Settings
-from api.wiring import SystemClock, Wiring, wire
+from planner.api.jobs.probes import enqueue, probe_of_job, run_all
+from planner.api.settings import Settings
+from planner.api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock
-from probes.folder import RESULT
-from probes.launch import Launcher, LaunchSettings, Watch, torchrun
-from probes.pools.local import LocalPool, LocalSettings
-from probes.pools.protocol import Pool
-from probes.programs import Program
-from probes.protocol import ProbeTask
+from planner.probes.folder import RESULT
+from planner.probes.launch import Launcher, LaunchSettings, Watch, torchrun
+from planner.probes.pools.local import LocalPool, LocalSettings
+from planner.probes.pools.protocol import Pool
+from planner.probes.programs import Program
+from planner.probes.protocol import ProbeTask
 from tests.stand_ins import torchrun as light_torchrun
 from tests.stand_ins import worker
 

@@ -15,7 +15,7 @@ def main() -> int:
     first = node * number
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "probes.inside", *inside],
+            [sys.executable, "-m", "planner.probes.inside", *inside],
             env={
                 **os.environ,
                 "RANK": str(first + rank),

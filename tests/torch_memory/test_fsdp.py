@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.columns import LayoutBatch
 from planner.cost.data_parallel.sharding import unit_shards
 from planner.cost.memory.peak import PeakMemory
+from planner.probes.reference.memory import Tracker
 from planner.trainers.registry import resolve_layout
 from planner.work.pieces import LOSS_CHUNKS
-from probes.reference.memory import Tracker
 from tests.conftest import one_fast, slow
 from tests.torch_memory.modules import HeadlessModel, Model, Sizes, chunked_loss, cross_entropy
 from tests.torch_memory.tracking import DTYPES, pricer, selective_op

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.estimates import estimate_job
-from probes.protocol import ProbeTask
-from probes.reference.collectives import RepeatedShard
-from probes.reference.recipe import ReferenceRecipe
-from probes.reference.step import Trainer
+from planner.probes.protocol import ProbeTask
+from planner.probes.reference.collectives import RepeatedShard
+from planner.probes.reference.recipe import ReferenceRecipe
+from planner.probes.reference.step import Trainer
 from tests.torch_memory.conftest import WORLD
 
 pytestmark = [
@@ -104,7 +104,7 @@ def drawn(name: str, number: int) -> dict[str, Any]:
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     """(bytes that the tracker saw, that the planner says) of a rank, without cuBLAS's workspace."""
-    from probes.reference.emulate import shapes_alone
+    from planner.probes.reference.emulate import shapes_alone
 
     fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}
     task = ProbeTask(id="generated", job=job, **fake, steps=1)

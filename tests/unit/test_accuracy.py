@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.accuracy import PUBLIC_ROWS, command
+from planner.api.cli.accuracy import PUBLIC_ROWS, command
 from planner.errors import SpecError
 
 # mbr and mci leave something open

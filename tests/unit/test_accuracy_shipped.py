@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from api.cli import accuracy
-from api.cli.accuracy import PUBLIC_ROWS, command, read_rows
-from api.render.accuracy_document import document
+from planner.api.cli import accuracy
+from planner.api.cli.accuracy import PUBLIC_ROWS, command, read_rows
+from planner.api.render.accuracy_document import document
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
@@ -37,7 +37,7 @@ def no_pricing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the shipped report needs no estimate")
 
-    monkeypatch.setattr("api.service.estimate_many", never)
+    monkeypatch.setattr("planner.api.service.estimate_many", never)
     monkeypatch.setattr("planner.calibration.held_out.Fitted.find", never)
 
 

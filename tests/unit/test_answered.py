@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from api.service import answer_on_paper, ask_on_paper, keep_plan
-from api.settings import Settings
-from api.wiring import MOST_ANSWERED, Wiring
+from planner.api.service import answer_on_paper, ask_on_paper, keep_plan
+from planner.api.settings import Settings
+from planner.api.wiring import MOST_ANSWERED, Wiring
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.plan import Plan
 from tests.conftest import job_values
@@ -60,7 +60,7 @@ def test_the_second_answer_is_not_searched_for(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("api.service.recommend", never)
+    monkeypatch.setattr("planner.api.service.recommend", never)
     second = made(wiring, {**JOB, "id": "again"})
     assert second.id != first.id
     assert second.created_at != first.created_at

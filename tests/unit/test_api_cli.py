@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
-from api.cli.root import COMMANDS, run, tree
-from api.cli.saving import write_folder
-from api.cli.simulate import write_text
-from api.render.plan import short_path
-from api.storage.store import SqlStore
+from planner.api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
+from planner.api.cli.root import COMMANDS, run, tree
+from planner.api.cli.saving import write_folder
+from planner.api.cli.simulate import write_text
+from planner.api.render.plan import short_path
+from planner.api.storage.store import SqlStore
 from planner.errors import SpecError, StoreError
 from tests.conftest import job_values
 
@@ -259,7 +259,7 @@ def test_a_bug_is_one_line_and_a_hint(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("what\nnow")
 
-    monkeypatch.setattr("api.cli.recommend.answer_on_paper", broken)
+    monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", broken)
     assert run(["recommend", *MAIN_JOB]) == 1
     assert (
         capsys.readouterr().err
@@ -376,8 +376,8 @@ def test_a_sweep_that_could_measure_nothing_is_exit_4_and_not_stored(
 
 
 def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Path) -> None:
-    from api.cli.probe import _asked
-    from api.wiring import wire
+    from planner.api.cli.probe import _asked
+    from planner.api.wiring import wire
 
     path = tmp_path / "job.json"
     job = job_values("debug-tiny", "cpu", 2, 64, 4)
@@ -445,8 +445,8 @@ def test_a_plan_that_nobody_reads_is_stored(
         raise BrokenPipeError
 
     with monkeypatch.context() as patched:
-        patched.setattr("api.cli.recommend.print_plan", closed)
-        patched.setattr("api.cli.root._drop_output", lambda: None)
+        patched.setattr("planner.api.cli.recommend.print_plan", closed)
+        patched.setattr("planner.api.cli.root._drop_output", lambda: None)
         assert run(["recommend", *MAIN_JOB, "--top-k", "1"]) == 0
     assert run(["plans", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["items"][0]["model"] == "llama3-8b"
@@ -457,7 +457,7 @@ def test_a_database_that_cannot_be_opened_is_said_before_any_work(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/file/plans.db")
-    monkeypatch.setattr("api.cli.recommend.answer_on_paper", None)
+    monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", None)
     assert run(["recommend", *MAIN_JOB]) == 4
 
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from api import errors as edge_errors
-from api.cli.output import as_text
-from api.errors import TABLE, codes_of, lines_of
-from api.http.security import is_loopback, refuse_open_door
-from api.identity import TimeOrderedIds, hash_of, hash_of_job
-from api.render.bars import BarPart, legend, stacked_bar
-from api.render.estimate import basis_line, key_figures
-from api.render.launch import continued
-from api.render.plan import energy, mass, money, plan_view
-from api.settings import Settings, load_settings, parse_api_keys
-from api.storage.engine import normalise_url, shown
 from planner import errors
+from planner.api import errors as edge_errors
+from planner.api.cli.output import as_text
+from planner.api.errors import TABLE, codes_of, lines_of
+from planner.api.http.security import is_loopback, refuse_open_door
+from planner.api.identity import TimeOrderedIds, hash_of, hash_of_job
+from planner.api.render.bars import BarPart, legend, stacked_bar
+from planner.api.render.estimate import basis_line, key_figures
+from planner.api.render.launch import continued
+from planner.api.render.plan import energy, mass, money, plan_view
+from planner.api.settings import Settings, load_settings, parse_api_keys
+from planner.api.storage.engine import normalise_url, shown
 from planner.errors import (
     Fault,
     InfeasibleError,
@@ -129,7 +129,7 @@ def test_database_urls() -> None:
 
 def test_shown_urls_hide_passwords() -> None:
     needed("psycopg")
-    from api.storage.engine import make_engine
+    from planner.api.storage.engine import make_engine
 
     assert "hunter2" not in shown(make_engine(normalise_url("postgresql://u:hunter2@h/d")))
 

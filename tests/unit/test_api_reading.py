@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.input.text import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
+from planner.api.input.text import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
 from planner.errors import SpecError
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -12,20 +12,25 @@ from fastapi import Request
 from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from sqlalchemy import Engine
 
-from api.asker import Asker, asker
-from api.errors import BodyTooLargeError, ForbiddenError, MediaTypeError, UnauthenticatedError
-from api.http.bodies import StrictRequest
-from api.http.paging import page_of
-from api.http.rates import Rates
-from api.http.requests import answer_once, limiters
-from api.http.security import asking_key
-from api.settings import ApiKey, Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.idempotency import KEEP_SECONDS, IdempotencyStore, KeptAnswer
-from api.storage.job_records import ProbeFilter, ProbeRecord
-from api.storage.paging import MAX_PAGE, cursor_of, read_cursor
-from api.storage.probes import SqlProbeStore
-from api.storage.tables import Base
+from planner.api.asker import Asker, asker
+from planner.api.errors import (
+    BodyTooLargeError,
+    ForbiddenError,
+    MediaTypeError,
+    UnauthenticatedError,
+)
+from planner.api.http.bodies import StrictRequest
+from planner.api.http.paging import page_of
+from planner.api.http.rates import Rates
+from planner.api.http.requests import answer_once, limiters
+from planner.api.http.security import asking_key
+from planner.api.settings import ApiKey, Settings
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.idempotency import KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from planner.api.storage.job_records import ProbeFilter, ProbeRecord
+from planner.api.storage.paging import MAX_PAGE, cursor_of, read_cursor
+from planner.api.storage.probes import SqlProbeStore
+from planner.api.storage.tables import Base
 from planner.errors import ConflictError, PlannerError, SpecError
 from tests.stand_ins.ageing import age
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from api.calibration.read import learned
-from api.calibration.update import update_from_measurements
-from api.input.belief import believe
-from api.input.measurements import Stored, of_rows, store_new
-from api.settings import Settings
-from api.wiring import Wiring, wire
+from planner.api.calibration.read import learned
+from planner.api.calibration.update import update_from_measurements
+from planner.api.input.belief import believe
+from planner.api.input.measurements import Stored, of_rows, store_new
+from planner.api.settings import Settings
+from planner.api.wiring import Wiring, wire
 from planner.errors import ConflictError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from api.calibration.grid import gpu_of
+from planner.api.calibration.grid import gpu_of
 from planner.errors import ProbeError, SpecError
+from planner.probes.launch import Launcher, LaunchSettings
+from planner.probes.pools.local import LocalPool, LocalSettings
+from planner.probes.pools.nvidia import Gpu, Survey
+from planner.probes.pools.slurm import SlurmPool
 from planner.units import MIB
-from probes.launch import Launcher, LaunchSettings
-from probes.pools.local import LocalPool, LocalSettings
-from probes.pools.nvidia import Gpu, Survey
-from probes.pools.slurm import SlurmPool
 
 
 def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:

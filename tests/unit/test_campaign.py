@@ -7,23 +7,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from api.jobs.observer import Observer
-from api.jobs.probes import enqueue, probe_of_job, run_probe
-from api.jobs.study_probes import StudyProbes
-from api.settings import Settings
-from api.wiring import wire
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.probes import enqueue, probe_of_job, run_probe
+from planner.api.jobs.study_probes import StudyProbes
+from planner.api.settings import Settings
+from planner.api.wiring import wire
 from planner.errors import ProbeError, SpecError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
-from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate
-from planner.specs.measurement import Measured, Measurement
-from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
-from probes.emulate import ranks_of_interest
-from probes.launch import Watch
-from probes.pools.capacity import Capacity
-from probes.preflight import Need
-from probes.protocol import (
+from planner.probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
+from planner.probes.emulate import ranks_of_interest
+from planner.probes.launch import Watch
+from planner.probes.pools.capacity import Capacity
+from planner.probes.preflight import Need
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -34,6 +31,9 @@ from probes.protocol import (
     ProbeTask,
     RankMemory,
 )
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import Estimate
+from planner.specs.measurement import Measured, Measurement
 
 World = Callable[[ProbeTask], Outcome]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from api.render.charts import study_chart, sweep_chart, sweep_points
+from planner.api.render.charts import study_chart, sweep_chart, sweep_points
 from planner.calibration.drawing import chart_of, runs_of
 from planner.calibration.shipped import shipped_comparison
 from planner.charts import bars
@@ -122,7 +122,7 @@ def test_bars_add_up_to_the_estimate(plan: Plan, kind: Any, whole: str) -> None:
 
 
 def test_every_part_has_a_colour_of_its_own() -> None:
-    from api.render.parts import LETTERS
+    from planner.api.render.parts import LETTERS
 
     for colours in (bars.MEMORY_COLOURS, bars.TIME_COLOURS):
         assert len(set(colours.values())) == len(colours)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from api import checkup
-from api.checkup import all_checks, disk
-from api.cli.root import run
-from api.settings import Settings
-from api.wiring import wire
-from probes.pools.nvidia import Survey
+from planner.api import checkup
+from planner.api.checkup import all_checks, disk
+from planner.api.cli.root import run
+from planner.api.settings import Settings
+from planner.api.wiring import wire
+from planner.probes.pools.nvidia import Survey
 from tests.conftest import ROOT, clean_environment
 from tests.unit.test_local_pool import H100
 
@@ -65,7 +65,7 @@ def test_a_disk_is_judged_by_what_is_free(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.checkup.survey", lambda: Survey(gpus=(H100,)))
+    monkeypatch.setattr("planner.api.checkup.survey", lambda: Survey(gpus=(H100,)))
     assert checks(tmp_path)["gpus"].detail == "1 x NVIDIA H100 80GB HBM3, driver 550"
 
 
@@ -86,7 +86,7 @@ def test_its_json_has_every_check_and_its_code_says_whether_one_failed(
 
 def test_torch_is_not_imported_here(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom api.cli.root import run\nrun(['doctor', '--json'])\n"
+        "import sys\nfrom planner.api.cli.root import run\nrun(['doctor', '--json'])\n"
         "assert 'torch' not in sys.modules\n"
     )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}

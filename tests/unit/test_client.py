@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.client import Client, ServerEvent, ServiceError, UnreachableError
-from api.connection import parse_events, wait_seconds
+from planner.api.client import Client, ServerEvent, ServiceError, UnreachableError
+from planner.api.connection import parse_events, wait_seconds
 
 Handler = Callable[[httpx.Request], httpx.Response]
 PROBE = {"ids": ["probe-1"], "id": "probe-1"}

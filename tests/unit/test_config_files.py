@@ -7,7 +7,7 @@ import pytest
 import yaml
 from export_cases import cluster, layout, model, training
 
-from api.input.current import read_current_file, read_job_file
+from planner.api.input.current import read_current_file, read_job_file
 from planner.errors import SpecError
 from planner.export import export
 from planner.intake.current import complete

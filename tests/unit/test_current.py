@@ -11,9 +11,9 @@ from current_cases import FOLDER
 from fastapi.testclient import TestClient
 
 import planner
-from api.cli.root import run
-from api.http.app import create_app
-from api.settings import Settings
+from planner.api.cli.root import run
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.trainer_files.titan_printed import printed_run
 from tests.conftest import needed_program

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.settings import Settings
+from planner.api.settings import Settings
 from tests.conftest import ROOT, needed_program
 
 PAGES = ROOT / "docs" / "how-to"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.input.text import read_json
-from api.service import Estimates, Refusal
 from planner import estimates
+from planner.api.input.text import read_json
+from planner.api.service import Estimates, Refusal
 from planner.cost.pipeline import simulate as simulating
 from planner.cost.pipeline.event_simulation import StageCosts
 from planner.cost.price import Pricer

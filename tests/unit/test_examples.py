@@ -6,8 +6,8 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from api.cli import root
 from benchmarks.documents import blocks, commands
+from planner.api.cli import root
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

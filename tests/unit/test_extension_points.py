@@ -38,12 +38,12 @@ PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac
 @pytest.fixture
 def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pool of another kind, registered by one line. It answers every probe with 0.5 s a step."""
-    from probes import pools
-    from probes.launch import Watch
-    from probes.pools.capacity import Capacity
-    from probes.pools.protocol import PoolSettings, WithoutQueue
-    from probes.preflight import Need
-    from probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
+    from planner.probes import pools
+    from planner.probes.launch import Watch
+    from planner.probes.pools.capacity import Capacity
+    from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+    from planner.probes.preflight import Need
+    from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
 
     class RentedPool(WithoutQueue):
         name: ClassVar[str] = "rented"
@@ -84,12 +84,12 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_pool(rented_pool: str, tmp_path: Path) -> None:
-    from api.cli.typed import complete_pool
-    from api.jobs.probes import check_ready, enqueue, probe_of_job, run_all
-    from api.settings import Settings
-    from api.wiring import wire
+    from planner.api.cli.typed import complete_pool
+    from planner.api.jobs.probes import check_ready, enqueue, probe_of_job, run_all
+    from planner.api.settings import Settings
+    from planner.api.wiring import wire
     from planner.errors import ProbeError, SpecError
-    from probes.launch import Watch
+    from planner.probes.launch import Watch
 
     settings = Settings(database_url=f"sqlite:///{tmp_path / 'planner.db'}")
     wiring = wire(settings)
@@ -116,10 +116,10 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that chooses the largest of many, timed on the CPU as a probe times it."""
     torch = needed("torch")
     from planner.calibration import kernels as shapes
-    from probes import kernels
-    from probes.kernels.base import Prepared
-    from probes.micro import KernelProgram
-    from probes.protocol import ProbeTask
+    from planner.probes import kernels
+    from planner.probes.kernels.base import Prepared
+    from planner.probes.micro import KernelProgram
+    from planner.probes.protocol import ProbeTask
 
     def prepare(shape: shapes.KernelShape, device: Any) -> Prepared:
         x = torch.randn(shape["rows"], shape["width"], device=device)
@@ -144,14 +144,14 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """A trainer that says what to start and reads its own log, run under the real guardian."""
     from planner.errors import SpecError
     from planner.intake.jobs import read_job
+    from planner.probes import trainers
+    from planner.probes.evidence import Evidence
+    from planner.probes.launch import Launcher, LaunchSettings
+    from planner.probes.pools.local import LocalPool, LocalSettings
+    from planner.probes.programs import Program
+    from planner.probes.protocol import Environment, MeasuredRun, ProbeTask
+    from planner.probes.trainers.reference import ReferenceTrainer
     from planner.specs import probe_trainers
-    from probes import trainers
-    from probes.evidence import Evidence
-    from probes.launch import Launcher, LaunchSettings
-    from probes.pools.local import LocalPool, LocalSettings
-    from probes.programs import Program
-    from probes.protocol import Environment, MeasuredRun, ProbeTask
-    from probes.trainers.reference import ReferenceTrainer
 
     class Stopwatch(ReferenceTrainer):
         times_kernels: ClassVar[bool] = False

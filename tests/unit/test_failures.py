@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from planner.probes.evidence import Evidence, RankError, read_errors, read_stacks
+from planner.probes.failures import classify
+from planner.probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
+from planner.probes.trainers.titan_failures import failure as titan_failure
+from planner.probes.trainers.titan_log import read_log
 from planner.specs.measurement import BLAMELESS
-from probes.evidence import Evidence, RankError, read_errors, read_stacks
-from probes.failures import classify
-from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
-from probes.trainers.titan_failures import failure as titan_failure
-from probes.trainers.titan_log import read_log
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "failures"
 EXIT = Evidence(reason="exit", exit_code=1, time_limit_seconds=60.0)
@@ -166,7 +166,7 @@ class TestKinds:
             ("RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureKind.LOST_GPU),
             ("RuntimeError: no CUDA-capable device is detected", FailureKind.LOST_GPU),
             ("FloatingPointError: loss at step 3 is nan", FailureKind.NON_FINITE_LOSS),
-            ("probes.reference.errors.NonFiniteLoss: step 2", FailureKind.NON_FINITE_LOSS),
+            ("planner.probes.reference.errors.NonFiniteLoss: step 2", FailureKind.NON_FINITE_LOSS),
             (
                 "planner.errors.SpecError: tp=16: does not divide 8 KV heads; try 8",
                 FailureKind.INVALID_LAYOUT,

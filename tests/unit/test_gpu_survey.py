@@ -22,9 +22,9 @@ from planner.cost.machine.knobs import Calibration
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
+from planner.probes.pools import nvidia
+from planner.probes.protocol import Failed
 from planner.specs.job import Job
-from probes.pools import nvidia
-from probes.protocol import Failed
 from tests.conftest import ROOT, needed
 
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)

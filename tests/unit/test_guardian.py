@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from probes import guardian, outcome
-from probes.guardian import Guardian, bearers, descendants, kill_until_gone, runner_wants
+from planner.probes import guardian, outcome
+from planner.probes.guardian import Guardian, bearers, descendants, kill_until_gone, runner_wants
 
 TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from api.input.measurement_rows import csv_rows
-from api.input.text import read_json, read_yaml
-from api.render.grid import Column, grid
+from planner.api.input.measurement_rows import csv_rows
+from planner.api.input.text import read_json, read_yaml
+from planner.api.render.grid import Column, grid
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_gpu
 from planner.intake.models import read_model
-from probes.pools import backend_of
+from planner.probes.pools import backend_of
 from tests.conftest import ROOT, job_values
 
 HUGE = 10**400
@@ -118,7 +118,7 @@ def test_no_path_of_a_request_is_opened(
 
 
 def test_a_name_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from api.cli.output import error_line, say
+    from planner.api.cli.output import error_line, say
 
     for write in (say, error_line):
         write("a\x1b[2Jb\rc\u202ed\te")

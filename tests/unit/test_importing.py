@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api.input.measurement_rows import csv_rows, json_rows, row_of, to_csv
-from api.input.measurements import (
+from planner.api.input.measurement_rows import csv_rows, json_rows, row_of, to_csv
+from planner.api.input.measurements import (
     filter_of,
     guess_format,
     of_rows,
@@ -15,8 +15,8 @@ from api.input.measurements import (
     read_measurements,
     store_new,
 )
-from api.settings import Settings
-from api.wiring import Wiring, wire
+from planner.api.settings import Settings
+from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.measurements import read_measurement
 from planner.intake.models import load_model
@@ -136,7 +136,7 @@ class TestTorchTitanLogs:
         assert one.software["gpu_name"] == "NVIDIA H100 PCIe"
 
     def test_a_model_is_known_by_its_parameters(self) -> None:
-        from probes.trainers.titan_run import stated_by
+        from planner.probes.trainers.titan_run import stated_by
 
         for name in ("llama3.1-8b", "llama3.1-70b"):
             count = load_model(name).total_parameters()

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from api.input.pasted import read_pasted
-from api.job_schema import HELP, PARTS, job_schema
+from planner.api.input.pasted import read_pasted
+from planner.api.job_schema import HELP, PARTS, job_schema
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.specs.cluster import ClusterRequest

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from api.errors import PlanningError, TooManyRequestsError
-from api.http.lanes import Lane, plan_once, price_once
+from planner.api.errors import PlanningError, TooManyRequestsError
+from planner.api.http.lanes import Lane, plan_once, price_once
 from planner.errors import Fault, InfeasibleError, SpecError
 
 NICENESS = min(19, os.nice(0) + 7)  # above our own, however the tests were started

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from probes import guardian, launch, preflight, variables
-from probes.folder import BEGIN, END, LOG, RESULT, TASK
-from probes.launch import (
+from planner.probes import guardian, launch, preflight, variables
+from planner.probes.folder import BEGIN, END, LOG, RESULT, TASK
+from planner.probes.launch import (
     SPEC,
     GuardianSpec,
     Launcher,
@@ -29,8 +29,8 @@ from probes.launch import (
     tidy,
     with_free_port,
 )
-from probes.outcome import Begin
-from probes.protocol import (
+from planner.probes.outcome import Begin
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -39,7 +39,7 @@ from probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
-from probes.variables import DeviceLease, environment
+from planner.probes.variables import DeviceLease, environment
 from tests.conftest import job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from api.calibration import inputs, update
-from api.calibration.inputs import learned_without
-from api.calibration.read import learned
-from api.calibration.revert import revert
-from api.calibration.update import (
+from planner.api.calibration import inputs, update
+from planner.api.calibration.inputs import learned_without
+from planner.api.calibration.read import learned
+from planner.api.calibration.revert import revert
+from planner.api.calibration.update import (
     calibration_for_study,
     line_about,
     update_about,
     update_from_measurements,
     update_from_probes,
 )
-from api.input.belief import believe
-from api.input.measurements import Stored, store_new
-from api.settings import Settings
-from api.storage.job_records import Lease, ProbeEnd, ProbeRecord
-from api.storage.records import CalibrationRecord, Subject
-from api.wiring import Wiring, wire
+from planner.api.input.belief import believe
+from planner.api.input.measurements import Stored, store_new
+from planner.api.settings import Settings
+from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord
+from planner.api.storage.records import CalibrationRecord, Subject
+from planner.api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.update import learn

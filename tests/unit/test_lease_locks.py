@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ProbeError
-from probes import guardian
-from probes.folder import lease_folder
-from probes.guardian import TOKEN
-from probes.pools.leases import LeaseLocks
+from planner.probes import guardian
+from planner.probes.folder import lease_folder
+from planner.probes.guardian import TOKEN
+from planner.probes.pools.leases import LeaseLocks
 from tests.conftest import clean_environment
 
 OTHER_USER = 65534  # nobody

@@ -14,20 +14,27 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from api.jobs import leases, owners
-from api.jobs.leases import LEASE_SECONDS, Claimed, abandoned, is_abandoned, new_lease, take_over
-from api.jobs.owners import Process, has_crashed, owner
-from api.storage.engine import make_engine, normalise_url
-from api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
-from api.storage.queue import (
+from planner.api.jobs import leases, owners
+from planner.api.jobs.leases import (
+    LEASE_SECONDS,
+    Claimed,
+    abandoned,
+    is_abandoned,
+    new_lease,
+    take_over,
+)
+from planner.api.jobs.owners import Process, has_crashed, owner
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.queue import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     LOST_WORKERS,
     delay_seconds,
 )
-from api.storage.store import SqlStore
-from api.storage.tables import Base
-from api.storage.tasks import SqlTaskStore
+from planner.api.storage.store import SqlStore
+from planner.api.storage.tables import Base
+from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
@@ -118,7 +125,7 @@ def test_only_an_expired_lease_is_taken_over_and_once(engine: Engine, queue: Sql
 def test_a_clock_ahead_takes_no_lease(queue: SqlTaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = claim(queue)
     monkeypatch.setattr("time.time", lambda: 4e9)
-    monkeypatch.setattr("api.wiring.SystemClock.now", lambda _: NOW + timedelta(days=365))
+    monkeypatch.setattr("planner.api.wiring.SystemClock.now", lambda _: NOW + timedelta(days=365))
     assert abandoned(queue, check_processes=True) == []
     assert take_over(queue, claimed.record) is None
 

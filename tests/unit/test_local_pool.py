@@ -14,12 +14,20 @@ import pytest
 from planner.errors import ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
-from probes.launch import Launcher, LaunchSettings, Watch
-from probes.pools.leases import LeaseLocks
-from probes.pools.local import LocalPool, LocalSettings
-from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
-from probes.protocol import ProbeResult, ProbeTask
-from probes.variables import DeviceLease
+from planner.probes.launch import Launcher, LaunchSettings, Watch
+from planner.probes.pools.leases import LeaseLocks
+from planner.probes.pools.local import LocalPool, LocalSettings
+from planner.probes.pools.nvidia import (
+    Gpu,
+    GpuProcess,
+    Survey,
+    is_same_gpu,
+    parse_apps,
+    parse_gpus,
+    survey,
+)
+from planner.probes.protocol import ProbeResult, ProbeTask
+from planner.probes.variables import DeviceLease
 from tests.conftest import ROOT, clean_environment, job_values
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
@@ -277,7 +285,7 @@ class TestLeases:
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from probes.pools.leases import LeaseLocks\n"
+            "from planner.probes.pools.leases import LeaseLocks\n"
             "locks = LeaseLocks(Path(sys.argv[1]), machine=sys.argv[2])\n"
             "print(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
         )

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from api.logs import OneLine, escaped, request_id, set_up
+from planner.api.logs import OneLine, escaped, request_id, set_up
 
 
 def record(message: str, **changes: object) -> logging.LogRecord:

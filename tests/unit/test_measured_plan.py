@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.cli.output import as_text
-from api.render.plan import plan_view
+from planner.api.cli.output import as_text
+from planner.api.render.plan import plan_view
 from planner.intake.jobs import read_job
 from planner.plan.explain import explain
 from planner.plan.recommend import recommend

@@ -9,8 +9,8 @@ import yaml
 from current_cases import job_of_text
 from export_cases import cluster, layout, model, training
 
-from api.input.current import read_job_file
 from planner import estimate
+from planner.api.input.current import read_job_file
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
 from planner.cost.price import Pricer

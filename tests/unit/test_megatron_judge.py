@@ -6,7 +6,7 @@ import pytest
 from current_cases import EXAMPLES, job_of_text
 from export_cases import layout
 
-from api.render.estimate import verdict
+from planner.api.render.estimate import verdict
 from planner.catalog.megatron_arguments import alike, argument, arguments
 from planner.errors import SpecError
 from planner.estimates import estimate_job

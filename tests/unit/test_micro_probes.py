@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from planner.calibration.kernels import SIZES, KernelShape
-from probes.kernels import KERNELS
+from planner.probes.kernels import KERNELS
 from tests.conftest import ROOT, needed
 
 torch = needed("torch")
-micro = needed("probes.micro")
+micro = needed("planner.probes.micro")
 pytestmark = pytest.mark.torch
 
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 16}
@@ -48,7 +48,7 @@ def run(folder: Path, shapes: list[KernelShape], seconds: float = 60.0, ranks: i
         torchrun = f"-m torch.distributed.run --standalone --nproc_per_node {ranks}"
         ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         done = subprocess.run(
-            [sys.executable, *torchrun.split(), "-m", "probes.micro", *words.split()],
+            [sys.executable, *torchrun.split(), "-m", "planner.probes.micro", *words.split()],
             env={**os.environ, **ours},
             capture_output=True,
             text=True,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api.cli.root import run
-from api.input.text import read_text
+from planner.api.cli.root import run
+from planner.api.input.text import read_text
 from planner.errors import Fault, SpecError
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from planner.calibration.update import teaches
-from probes import guardian
-from probes.folder import BEGIN, END, LOG, RESULT, TASK
-from probes.outcome import LOG_BYTES, Begin, conclude, read_end, read_log
-from probes.protocol import (
+from planner.probes import guardian
+from planner.probes.folder import BEGIN, END, LOG, RESULT, TASK
+from planner.probes.outcome import LOG_BYTES, Begin, conclude, read_end, read_log
+from planner.probes.protocol import (
     Environment,
     Failed,
     FailureKind,
@@ -124,7 +124,7 @@ def test_what_the_interpreter_of_the_program_found_is_the_environment(tmp_path: 
         metadata = packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     done = subprocess.run(
-        [python, "-m", "probes.inside", str(tmp_path / RESULT), str(program)],
+        [python, "-m", "planner.probes.inside", str(tmp_path / RESULT), str(program)],
         env={"PYTHONPATH": str(ROOT), "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

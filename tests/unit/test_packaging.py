@@ -90,9 +90,9 @@ def test_there_is_one_version_number(tmp_path: Path, capsys: pytest.CaptureFixtu
     from setuptools.config.pyprojecttoml import read_configuration
 
     import planner
-    from api.cli.root import run
-    from api.http.app import create_app
-    from api.settings import Settings
+    from planner.api.cli.root import run
+    from planner.api.http.app import create_app
+    from planner.api.settings import Settings
 
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
     packaged = read_configuration(ROOT / "pyproject.toml")["project"]["version"]
@@ -125,7 +125,7 @@ def test_images_are_made_of_what_is_there() -> None:
 def test_images_run_commands_that_exist() -> None:
     from typer.main import get_command
 
-    from api.cli import root
+    from planner.api.cli import root
 
     known = set(get_command(root.tree()).commands)  # type: ignore[attr-defined]
     text = (ROOT / "Dockerfile").read_text()
@@ -147,7 +147,7 @@ def test_manifests_name_every_kind_of_file_that_is_read() -> None:
     assert {f"*{kind}" for kind in kinds} <= set((ROOT / "MANIFEST.in").read_text().split())
 
 
-@pytest.mark.parametrize("name", ["planner", "api.cli", "probes.protocol"])
+@pytest.mark.parametrize("name", ["planner", "planner.api.cli", "planner.probes.protocol"])
 def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None:
     importlib.import_module(name)
     from setuptools import find_packages
@@ -191,7 +191,7 @@ def test_the_base_alone_plans(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules |= dict.fromkeys({apart!r})
-from api.cli.root import run
+from planner.api.cli.root import run
 sys.exit(run(sys.argv[1:]))
 """
 

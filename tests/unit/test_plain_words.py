@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from api.cli.output import as_text
-from api.render.estimate import key_figures
-from api.render.plan import plan_view, ranked_table
+from planner.api.cli.output import as_text
+from planner.api.render.estimate import key_figures
+from planner.api.render.plan import plan_view, ranked_table
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.explain import step_sentence

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.cli.plotting import check_plot, plot_plan
-from api.errors import codes_of
+from planner.api.cli.plotting import check_plot, plot_plan
+from planner.api.errors import codes_of
 from planner.errors import MissingPackageError, SpecError
 from planner.specs.plan import Plan
 from tests.conftest import needed
@@ -38,7 +38,7 @@ def test_what_cannot_be_drawn_is_refused_first(path: str, text: Any, rule: str) 
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("planner.api.errors.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install '\.\[plot\]'") as caught:
         check_plot(Path("plan.svg"))
     assert codes_of(caught.value).exit_code == 4

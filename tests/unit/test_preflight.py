@@ -14,15 +14,15 @@ import pytest
 
 from planner.errors import ProbeError
 from planner.intake.jobs import read_job
-from probes import preflight, selfcheck
-from probes.launch import Launcher, LaunchSettings
-from probes.packages import ROOT
-from probes.pools.local import LocalPool, LocalSettings
-from probes.pools.nvidia import Survey
-from probes.pools.replay import ReplayPool
-from probes.pools.slurm import SlurmPool
-from probes.preflight import Need, ask, command, problem_in
-from probes.protocol import ProbeTask
+from planner.probes import preflight, selfcheck
+from planner.probes.launch import Launcher, LaunchSettings
+from planner.probes.packages import ROOT
+from planner.probes.pools.local import LocalPool, LocalSettings
+from planner.probes.pools.nvidia import Survey
+from planner.probes.pools.replay import ReplayPool
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.preflight import Need, ask, command, problem_in
+from planner.probes.protocol import ProbeTask
 from tests.conftest import job_values, needed
 
 CPU = read_job(job_values("debug-tiny", "cpu", 2, 64, 4))
@@ -112,7 +112,7 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
         (tmp_path / "torch").mkdir(exist_ok=True)
         (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
         done = subprocess.run(
-            command(sys.executable, NEED, "probes.worker"),
+            command(sys.executable, NEED, "planner.probes.worker"),
             capture_output=True,
             text=True,
             check=False,
@@ -188,7 +188,7 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     line = (tmp_path / "asked").read_text()
     assert "--partition gpu" in line
     assert (
-        "python-of-the-nodes -m probes.selfcheck cpu probes.worker --compiles --several-gpus"
+        "python-of-the-nodes -m planner.probes.selfcheck cpu planner.probes.worker --compiles --several-gpus"
         in line
     )
     says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
@@ -230,7 +230,10 @@ BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
     ],
 )
 def test_what_the_candidates_need_is_asked_for(need: Need, arguments: list[str]) -> None:
-    assert command("python", need, "probes.worker")[4:] == ["probes.worker", *arguments]
+    assert command("python", need, "planner.probes.worker")[4:] == [
+        "planner.probes.worker",
+        *arguments,
+    ]
 
 
 @pytest.mark.parametrize(

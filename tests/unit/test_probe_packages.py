@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from planner.intake.jobs import read_job
-from probes import packages
-from probes.packages import linked, mounts, search_path
-from probes.pools.slurm_options import SlurmOptions
-from probes.protocol import ProbeTask
-from probes.variables import DeviceLease, environment
+from planner.probes import packages
+from planner.probes.packages import linked, mounts, search_path
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.protocol import ProbeTask
+from planner.probes.variables import DeviceLease, environment
 from tests.conftest import ROOT, needed
 
 JOB: dict[str, Any] = {
@@ -27,16 +27,16 @@ JOB: dict[str, Any] = {
     "layout": {"dp_shard": 2, "ac": "none"},
 }  # fmt: skip
 SHOW = """
-import json, numpy, planner, probes.guardian, sys, torch
-print(json.dumps([torch.OWNER, numpy.OWNER, planner.__path__[0], probes.guardian.__file__]))
+import json, numpy, planner, planner.probes.guardian, sys, torch
+print(json.dumps([torch.OWNER, numpy.OWNER, planner.__path__[0], planner.probes.guardian.__file__]))
 """
 SERVICE = """
 import json, sys
 from pathlib import Path
 from planner.intake.jobs import read_job
-from probes.variables import DeviceLease, environment
-from probes.preflight import Need, ask, command
-from probes.protocol import ProbeTask
+from planner.probes.variables import DeviceLease, environment
+from planner.probes.preflight import Need, ask, command
+from planner.probes.protocol import ProbeTask
 python, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 task = ProbeTask(id="probe-1", job=job, device="cpu")
 need = Need(job=read_job(job), trainer="reference", device="cpu")
@@ -150,7 +150,7 @@ def test_an_interpreter_of_probes_needs_four_packages_beside_torch() -> None:
               "platformdirs", "tomlkit", "torchao"}  # fmt: skip
     assert not kept & others
     blocked = f"import sys\nfor name in {sorted(others)!r}: sys.modules[name] = None\n"
-    run = "import probes.worker, probes.reference.run, probes.campaign, probes.pools.slurm_node"
+    run = "import planner.probes.worker, planner.probes.reference.run, planner.probes.campaign, planner.probes.pools.slurm_node"
     done = subprocess.run(
         [sys.executable, "-c", blocked + run], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.jobs import probe_recovery, probes
-from api.jobs.leases import new_lease
-from api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.api.jobs import probe_recovery, probes
+from planner.api.jobs.leases import new_lease
+from planner.api.storage.job_records import ProbeEnd, ProbeRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

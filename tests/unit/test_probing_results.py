@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from api.render.plan import ranked_table
+from planner.api.render.plan import ranked_table
 from planner.plan.recommend import recommend
 from planner.specs.measurement import Measured, Measurement
 from planner.study import pruning

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from api.asker import Asker, asker
-from api.errors import ForbiddenError, QuotaError
-from api.settings import Quota
-from api.storage.engine import make_engine, normalise_url
-from api.storage.job_records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
-from api.storage.probes import SqlProbeStore
-from api.storage.quotas import check_quota
-from api.storage.tables import Base
-from api.storage.tasks import SqlTaskStore
-from api.storage.transactions import writing
+from planner.api.asker import Asker, asker
+from planner.api.errors import ForbiddenError, QuotaError
+from planner.api.settings import Quota
+from planner.api.storage.engine import make_engine, normalise_url
+from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.probes import SqlProbeStore
+from planner.api.storage.quotas import check_quota
+from planner.api.storage.tables import Base
+from planner.api.storage.tasks import SqlTaskStore
+from planner.api.storage.transactions import writing
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LEASE = Lease(owner="us", seconds=60.0)

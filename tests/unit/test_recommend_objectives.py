@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from api.render.plan import plan_view
+from planner.api.render.plan import plan_view
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer

@@ -13,8 +13,8 @@ from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.intake.models import read_model
+from planner.probes.protocol import ProbeTask
 from planner.trainers.registry import resolve_layout
-from probes.protocol import ProbeTask
 from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
 
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.torch
 
 
 def recipe(layout: dict[str, Any], **options: Any) -> Any:
-    from probes.reference.recipe import ReferenceRecipe
+    from planner.probes.reference.recipe import ReferenceRecipe
 
     return ReferenceRecipe.of(ProbeTask.model_validate(task(layout, **options)))
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
-    from probes.reference.model import ModelPart, Transformer
+    from planner.probes.reference.model import ModelPart, Transformer
 
     spec = read_model(name)
     if spec.unusual:  # refused by name before a probe starts
-        from probes.reference.recipe import refusal
+        from planner.probes.reference.recipe import refusal
 
         job = read_job({
             "model": name, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -92,7 +92,7 @@ def test_what_cannot_run_is_refused_with_its_field(
 
 
 def test_fewer_layers_keep_what_each_layer_is() -> None:
-    from probes.reference.recipe import with_layers
+    from planner.probes.reference.recipe import with_layers
 
     mixed = read_model(MODELS["mla"])
     assert [kind.moe for kind in with_layers(mixed, 2).layer_kinds()] == [False, True]
@@ -108,7 +108,7 @@ def test_fewer_layers_keep_what_each_layer_is() -> None:
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degree: int) -> None:
-    from probes.reference.context_parallel import positions_of
+    from planner.probes.reference.context_parallel import positions_of
 
     parts = [positions_of(rank, degree, 64, method) for rank in range(degree)]
     assert sorted(torch.cat(parts).tolist()) == list(range(64))
@@ -117,7 +117,7 @@ def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degre
 
 
 def test_a_sequence_is_the_same_whoever_holds_it() -> None:
-    from probes.reference.initialise import batch
+    from planner.probes.reference.initialise import batch
 
     positions, cpu = torch.arange(32), torch.device("cpu")
     whole, targets = batch(recipe({}), 3, 0, positions, cpu, 8)
@@ -133,7 +133,7 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
 
 
 def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
-    from probes.reference.moe import regrouping
+    from planner.probes.reference.moe import regrouping
 
     counts = torch.tensor([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
     at, ends = regrouping(counts, 7, 4)
@@ -145,7 +145,7 @@ def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
 
 @pytest.mark.parametrize(("imbalance", "ranks"), [(1.0, 4), (1.5, 4), (2.0, 2)])
 def test_assigned_tokens_load_the_first_rank_as_asked(imbalance: float, ranks: int) -> None:
-    from probes.reference.moe import ExpertAxes, MixtureOfExperts
+    from planner.probes.reference.moe import ExpertAxes, MixtureOfExperts
 
     layer = SimpleNamespace(
         top_k=2,
@@ -164,7 +164,7 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
     bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of two ranks; in bf16 no count reaches the host, and in fp32 experts run in turn."""
-    from probes.reference.moe import GroupedExperts, load_of
+    from planner.probes.reference.moe import GroupedExperts, load_of
 
     spec = read_model({"base": "mixtral-8x7b", "hidden_size": 16, "intermediate_size": 32,
                        "num_local_experts": 4,
@@ -200,7 +200,7 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
 def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
     copies: int, experts: int, ranks: int, share: float
 ) -> None:
-    from probes.reference.moe import Counts
+    from planner.probes.reference.moe import Counts
 
     counts = Counts.assumed(copies, experts, ranks, share, torch.device("cpu"))
     assert sum(counts.rows_sent) == copies
@@ -214,7 +214,7 @@ def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
 
 
 def sequence(length: int) -> Any:
-    from probes.reference.attention_kernels import Sequence
+    from planner.probes.reference.attention_kernels import Sequence
 
     positions = torch.arange(length)
     return Sequence(positions, positions, positions)
@@ -225,7 +225,7 @@ def sequence(length: int) -> Any:
     (4, 16, 5, True),
 ])  # fmt: skip
 def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, sunk: bool) -> None:
-    from probes.reference.attention_kernels import AttentionCore
+    from planner.probes.reference.attention_kernels import AttentionCore
 
     torch.manual_seed(0)
     q, k, v = (
@@ -247,7 +247,7 @@ def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, 
 
 
 def test_cpu_norm_is_torchs() -> None:
-    from probes.reference.norms import RmsNorm
+    from planner.probes.reference.norms import RmsNorm
 
     torch.manual_seed(0)
     ours, torchs = RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)
@@ -276,7 +276,7 @@ def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
 
 
 def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
-    from probes.reference.optimizers import AdamWBf16States, build
+    from planner.probes.reference.optimizers import AdamWBf16States, build
 
     start = torch.linspace(-1, 1, 64).reshape(8, 8)
     ours = torch.nn.Parameter(start.clone())
@@ -292,7 +292,7 @@ def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
 
 
 def test_adafactor_is_torchs() -> None:
-    from probes.reference.optimizers import Adafactor
+    from planner.probes.reference.optimizers import Adafactor
 
     start = torch.linspace(-1, 1, 64).reshape(8, 8)
     ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
@@ -305,7 +305,7 @@ def test_adafactor_is_torchs() -> None:
 
 
 def test_muon_takes_matrices_of_blocks_alone() -> None:
-    from probes.reference.optimizers import build
+    from planner.probes.reference.optimizers import build
 
     table, matrix, norm = (
         torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))
@@ -324,7 +324,7 @@ def test_muon_takes_matrices_of_blocks_alone() -> None:
 
 
 def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
-    from probes.reference.checkpointing import op_contexts
+    from planner.probes.reference.checkpointing import op_contexts
 
     x, square, router = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8, 3)
     forward, _ = op_contexts(8, 3)()
@@ -347,7 +347,7 @@ def _entries(mode: Any) -> list[Any]:
 
 
 def test_tracker_counts_live_storages_rounded_up() -> None:
-    from probes.reference.memory import Tracker
+    from planner.probes.reference.memory import Tracker
 
     with Tracker() as tracker:
         a = torch.zeros(100)  # 400 bytes
@@ -369,7 +369,7 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
 
 
 def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from probes.reference import memory
+    from planner.probes.reference import memory
 
     said = {
         "mem_get_info": (10, 100),
@@ -391,7 +391,7 @@ def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tracker_counts_products() -> None:
-    from probes.reference.memory import Tracker
+    from planner.probes.reference.memory import Tracker
 
     with Tracker() as tracker:
         torch.randn(4, 8) @ torch.randn(8, 16)
@@ -418,8 +418,8 @@ def test_the_mask_of_a_window_is_built_by_a_compiled_function(
 def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
     wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from probes.reference.environment import describe
-    from probes.worker import _set_allocator
+    from planner.probes.reference.environment import describe
+    from planner.probes.worker import _set_allocator
 
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
@@ -430,7 +430,7 @@ def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
 
 
 def test_a_line_of_nvidia_smi() -> None:
-    from probes.reference.environment import parse_query
+    from planner.probes.reference.environment import parse_query
 
     # at its power cap, as it should be
     busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")
@@ -442,7 +442,7 @@ def test_a_line_of_nvidia_smi() -> None:
 
 def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten readings of a stand-in for NVML, one of them throttled by heat."""
-    from probes.reference import environment
+    from planner.probes.reference import environment
 
     steps = iter(range(1_000_000))
     enough = threading.Event()
@@ -490,7 +490,7 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
 
 
 def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from probes.reference import precision
+    from planner.probes.reference import precision
 
     for name in ("torchao", "torchao.float8"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -535,7 +535,7 @@ class Stepping:
         return []
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        from probes.reference import timing
+        from planner.probes.reference import timing
 
         monkeypatch.setattr(timing, "_mark", lambda device: self.now)
         monkeypatch.setattr(timing, "_wait", lambda device: None)
@@ -565,7 +565,7 @@ def test_timing_lasts_on_a_gpu_and_ends_before_the_limit(monkeypatch: pytest.Mon
 
 
 def test_timing_spread() -> None:
-    from probes.reference.timing import StepTiming
+    from planner.probes.reference.timing import StepTiming
 
     assert StepTiming(seconds=[1.0]).spread == math.inf
     assert StepTiming(seconds=[1.0, 1.0]).spread == 0.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.render.grid import Column, grid, number, wrapped
+from planner.api.render.grid import Column, grid, number, wrapped
 
 LAYOUT = (
     "fsdp/zero2 8 · pp 2 Interleaved1F1B x4 · ac memory-budget-0.73 · float8-tensorwise+gather · "

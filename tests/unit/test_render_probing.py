@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from api.cli.output import as_text
-from api.cli.studying import _stand, failure_of
-from api.render.plan import plan_view
+from planner.api.cli.output import as_text
+from planner.api.cli.studying import _stand, failure_of
+from planner.api.render.plan import plan_view
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.units import format_seconds
 from tests.conftest import ROOT

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
-from api.storage.job_records import ProbeRecord
-from probes.launch import Watch
-from probes.protocol import FailureKind
+from planner.api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
+from planner.api.storage.job_records import ProbeRecord
+from planner.probes.launch import Watch
+from planner.probes.protocol import FailureKind
 
 FAILED = ProbeRecord(
     id="probe-1", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="", model="m",

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 from hypothesis import strategies as st
 
-from api.jobs.schedule import in_zone, is_within, next_due, window_of
+from planner.api.jobs.schedule import in_zone, is_within, next_due, window_of
 from planner.errors import SpecError
 from tests.conftest import tiers
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.second_core import Forked
+from planner.api.second_core import Forked
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports, in_turn

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ProbeError
-from probes.evidence import Evidence, read_errors
-from probes.failures import classify
-from probes.launch import LaunchSettings, Watch
-from probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
-from probes.pools.protocol import PoolSettings
-from probes.pools.slurm import NodeGrid, SlurmPool
-from probes.pools.slurm_allocation import Allocation, ProbeOrder
-from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
-from probes.pools.slurm_node import own_gpus, write_foreign
-from probes.pools.slurm_options import SlurmOptions
-from probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
-from probes.protocol import Failed, FailureKind, ProbeTask
-from probes.trainers.torchtitan import TitanTrainer
+from planner.probes.evidence import Evidence, read_errors
+from planner.probes.failures import classify
+from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
+from planner.probes.pools.protocol import PoolSettings
+from planner.probes.pools.slurm import NodeGrid, SlurmPool
+from planner.probes.pools.slurm_allocation import Allocation, ProbeOrder
+from planner.probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
+from planner.probes.pools.slurm_node import own_gpus, write_foreign
+from planner.probes.pools.slurm_options import SlurmOptions
+from planner.probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
+from planner.probes.protocol import Failed, FailureKind, ProbeTask
+from planner.probes.trainers.torchtitan import TitanTrainer
 from tests.conftest import job_values
 
 PREEMPTED = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from api.cli.root import run
-from api.input.names import plan_id_of
-from api.storage.job_records import TaskRecord
-from api.wiring import Wiring, wire
+from planner.api.cli.root import run
+from planner.api.input.names import plan_id_of
+from planner.api.storage.job_records import TaskRecord
+from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
@@ -197,7 +197,7 @@ def test_the_shell_completes(
 def test_a_database_that_is_not_there_completes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from api.cli.typed import complete_plan
+    from planner.api.cli.typed import complete_plan
 
     monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/no/such/folder/x.db")
     offered: Any = complete_plan("plan")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from api.jobs.observer import Observer
-from api.jobs.studies import ask_study, run_study
-from api.settings import Settings
-from api.wiring import Wiring, wire
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.studies import ask_study, run_study
+from planner.api.settings import Settings
+from planner.api.wiring import Wiring, wire
 from planner.specs.plan import Plan
 from tests.conftest import JOB
 
@@ -14,7 +14,7 @@ ASKED = {**JOB, "probe": {"max_probes": 1}}
 
 @pytest.fixture
 def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
-    monkeypatch.setattr("api.jobs.studies.check_pool", lambda *_, **__: None)
+    monkeypatch.setattr("planner.api.jobs.studies.check_pool", lambda *_, **__: None)
     return wire(Settings(database_url="sqlite://"))
 
 
@@ -48,8 +48,8 @@ def test_a_cancellation_between_two_heartbeats_is_no_less_one(
         wiring.tasks.cancel(study.id)
         return plan.model_copy(update={"id": study.id})
 
-    monkeypatch.setattr("api.jobs.leases.HEARTBEAT_SECONDS", 1000.0)
-    monkeypatch.setattr("api.jobs.studies._plan", cancelled_while_it_plans)
+    monkeypatch.setattr("planner.api.jobs.leases.HEARTBEAT_SECONDS", 1000.0)
+    monkeypatch.setattr("planner.api.jobs.studies._plan", cancelled_while_it_plans)
     assert run_study(wiring, study, Observer()) is not None
     assert wiring.tasks.get(study.id).state == "cancelled"
     (line,) = wiring.store.list_plans().items

@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, text
 
 import planner
-from api.optuna_storage import counts_of, open_storage, write_study
+from planner.api.optuna_storage import counts_of, open_storage, write_study
 from planner.errors import ConflictError, SpecError, StoreError
 from planner.specs.plan import Plan
 from tests.conftest import needed, one_fast

@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from planner.probes.evidence import Evidence
+from planner.probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    OutOfMemory,
+    ProbeTask,
+)
+from planner.probes.trainers import torchtitan
+from planner.probes.trainers.tensorboard_events import read_scalars
+from planner.probes.trainers.titan_log import read_log
+from planner.probes.trainers.torchtitan import TitanTrainer, TrainerCommand
 from planner.units import GIB
-from probes.evidence import Evidence
-from probes.protocol import Environment, Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeTask
-from probes.trainers import torchtitan
-from probes.trainers.tensorboard_events import read_scalars
-from probes.trainers.titan_log import read_log
-from probes.trainers.torchtitan import TitanTrainer, TrainerCommand
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "titan_logs"
 INSTALLED = dict.fromkeys(torchtitan.PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}

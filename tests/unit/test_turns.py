@@ -3,7 +3,7 @@
 import queue
 import threading
 
-from api.turns import Turns
+from planner.api.turns import Turns
 
 WITHOUT_END = 60.0
 

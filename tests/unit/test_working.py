@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from api.cli.accuracy import PUBLIC_ROWS
-from api.cli.root import run
-from api.cli.studying import bar, sweep_stand
-from api.cli.working import working
-from api.jobs.observer import Observer
+from planner.api.cli.accuracy import PUBLIC_ROWS
+from planner.api.cli.root import run
+from planner.api.cli.studying import bar, sweep_stand
+from planner.api.cli.working import working
+from planner.api.jobs.observer import Observer
 
 JOB = [
     "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "2k",

@@ -1,1 +1,1 @@
-"""Routes: thin functions that read a request, call `api.service`, and write the answer."""
+"""Routes: thin functions that read a request, call `planner.api.service`, and write the answer."""

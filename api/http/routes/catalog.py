@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from api.catalog import catalog_entry, catalog_list, kind_of
-from api.errors import UnknownEntryError, fault
-from api.http import etags
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from api.http.etags import NOT_MODIFIED
-from api.http.paging import page_of
-from api.http.requests import answer_once, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import CatalogList, EntryBody
-from api.http.security import Planner, Reader
-from api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
-from api.storage.paging import MAX_PAGE
+from planner.api.catalog import catalog_entry, catalog_list, kind_of
+from planner.api.errors import UnknownEntryError, fault
+from planner.api.http import etags
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.paging import page_of
+from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.schemas import CatalogList, EntryBody
+from planner.api.http.security import Planner, Reader
+from planner.api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
+from planner.api.storage.paging import MAX_PAGE
 from planner.errors import Fault, UnknownNameError
 
 router = APIRouter(tags=["catalog"], route_class=strict_route())

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from api.http.bodies import JSON
-from api.http.requests import in_thread, wiring_of
-from api.http.routes.parameters import problems
-from api.http.security import Reader
-from api.input.jobs import parse_job
-from api.input.names import plan_id_of, sweep_id_of
-from api.jobs.plans import entry_of, job_of, study_of
-from api.jobs.sweeps import sweep_detail
-from api.render.charts import study_chart, sweep_chart
+from planner.api.http.bodies import JSON
+from planner.api.http.requests import in_thread, wiring_of
+from planner.api.http.routes.parameters import problems
+from planner.api.http.security import Reader
+from planner.api.input.jobs import parse_job
+from planner.api.input.names import plan_id_of, sweep_id_of
+from planner.api.jobs.plans import entry_of, job_of, study_of
+from planner.api.jobs.sweeps import sweep_detail
+from planner.api.render.charts import study_chart, sweep_chart
 from planner.charts.chart import Chart
 from planner.errors import NotFoundError
 from planner.plan.timeline import timeline

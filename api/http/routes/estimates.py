@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.calibration.read import learned_by_gpu
-from api.http import etags
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
-from api.http.etags import NOT_MODIFIED
-from api.http.requests import (
+from planner.api.calibration.read import learned_by_gpu
+from planner.api.http import etags
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
+from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.requests import (
     answer_once,
     idempotency_key,
     in_thread,
@@ -18,10 +18,10 @@ from api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from api.http.routes.parameters import problems
-from api.http.schemas import JobBody, RefusedJob
-from api.http.security import Planner, Reader
-from api.service import (
+from planner.api.http.routes.parameters import problems
+from planner.api.http.schemas import JobBody, RefusedJob
+from planner.api.http.security import Planner, Reader
+from planner.api.service import (
     Answer,
     estimate_many,
     job_lines,
@@ -30,8 +30,8 @@ from api.service import (
     line_of,
     meant,
 )
-from api.settings import ApiKey
-from api.storage.records import StoredEstimate
+from planner.api.settings import ApiKey
+from planner.api.storage.records import StoredEstimate
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 
-from api.errors import NotReadyError
-from api.http.requests import Threads, in_thread, wiring_of
-from api.http.routes.parameters import problems
-from api.http.schemas import Health, Readiness, ReadinessPart
-from api.storage.engine import is_memory
-from api.storage.migrate import HEAD, current_revision
+from planner.api.errors import NotReadyError
+from planner.api.http.requests import Threads, in_thread, wiring_of
+from planner.api.http.routes.parameters import problems
+from planner.api.http.schemas import Health, Readiness, ReadinessPart
+from planner.api.storage.engine import is_memory
+from planner.api.storage.migrate import HEAD, current_revision
 from planner.errors import StoreError
 from planner.units import format_bytes
 

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from api.errors import fault
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from api.http.requests import answer_once
-from api.http.routes.parameters import problems
-from api.http.schemas import TextBody
-from api.http.security import Planner, Reader
-from api.input.pasted import PastedJob, read_pasted
-from api.job_schema import job_schema
+from planner.api.errors import fault
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from planner.api.http.requests import answer_once
+from planner.api.http.routes.parameters import problems
+from planner.api.http.schemas import TextBody
+from planner.api.http.security import Planner, Reader
+from planner.api.input.pasted import PastedJob, read_pasted
+from planner.api.job_schema import job_schema
 
 router = APIRouter(tags=["jobs"], route_class=strict_route())
 TextJson = Annotated[Any, CheckedByPlanner(TextBody), Body()]

@@ -7,20 +7,20 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from api.calibration.own_runs import OwnAccuracy, own_accuracy
-from api.calibration.update import update_about, update_from_measurements
-from api.errors import fault
-from api.http import etags
-from api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
-from api.http.etags import NOT_MODIFIED
-from api.http.requests import answer_once, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Text, problems
-from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
-from api.http.security import Admin, Prober, Reader, require_scope
-from api.input.belief import believe
-from api.input.measurement_rows import shown_row, to_csv
-from api.input.measurements import filter_of, of_rows, read_measurements, store_new
-from api.storage.paging import MAX_PAGE
+from planner.api.calibration.own_runs import OwnAccuracy, own_accuracy
+from planner.api.calibration.update import update_about, update_from_measurements
+from planner.api.errors import fault
+from planner.api.http import etags
+from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
+from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
+from planner.api.http.security import Admin, Prober, Reader, require_scope
+from planner.api.input.belief import believe
+from planner.api.input.measurement_rows import shown_row, to_csv
+from planner.api.input.measurements import filter_of, of_rows, read_measurements, store_new
+from planner.api.storage.paging import MAX_PAGE
 
 CSV = "text/csv"
 router = APIRouter(tags=["measurements"], route_class=strict_route(also=(CSV,)))

@@ -3,13 +3,13 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api.calibration.listing import calibration_page
-from api.http.metrics import MEDIA_TYPE, Metrics
-from api.http.requests import Threads, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import CalibrationLine
-from api.http.security import Reader
-from api.storage.records import Page
+from planner.api.calibration.listing import calibration_page
+from planner.api.http.metrics import MEDIA_TYPE, Metrics
+from planner.api.http.requests import Threads, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.schemas import CalibrationLine
+from planner.api.http.security import Reader
+from planner.api.storage.records import Page
 
 router = APIRouter(tags=["operations"])
 

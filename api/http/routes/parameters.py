@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from api.http.schemas import Problem
-from api.storage.paging import MAX_PAGE
+from planner.api.http.schemas import Problem
+from planner.api.storage.paging import MAX_PAGE
 
 Text = Annotated[str | None, Query(max_length=200)]
 Cursor = Annotated[str | None, Query(max_length=400)]

@@ -9,25 +9,39 @@ import anyio
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.http import etags
-from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
-from api.http.etags import NOT_MODIFIED
-from api.http.events import MEDIA_TYPE as EVENTS
-from api.http.events import follow, follow_study
-from api.http.lanes import PLANNING
-from api.http.requests import Threads, answer_once, in_thread, in_turn, kept_answer, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import Explained, PlanAccepted, PlanState
-from api.http.security import Planner, Reader, require_scope
-from api.input.names import plan_id_of
-from api.jobs.ending import end_plan
-from api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
-from api.jobs.probes import probes_of
-from api.jobs.studies import ask_study
-from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan_on_paper, renamed
-from api.settings import ApiKey
-from api.storage.job_records import ProbeRecord, TaskEvent
-from api.storage.records import Page, PlanLine
+from planner.api.http import etags
+from planner.api.http.bodies import JSON, REQUIRED, JobJson, strict_route
+from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.events import MEDIA_TYPE as EVENTS
+from planner.api.http.events import follow, follow_study
+from planner.api.http.lanes import PLANNING
+from planner.api.http.requests import (
+    Threads,
+    answer_once,
+    in_thread,
+    in_turn,
+    kept_answer,
+    wiring_of,
+)
+from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.schemas import Explained, PlanAccepted, PlanState
+from planner.api.http.security import Planner, Reader, require_scope
+from planner.api.input.names import plan_id_of
+from planner.api.jobs.ending import end_plan
+from planner.api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
+from planner.api.jobs.probes import probes_of
+from planner.api.jobs.studies import ask_study
+from planner.api.service import (
+    PaperQuestion,
+    ask_on_paper,
+    keep_plan,
+    known_plan,
+    plan_on_paper,
+    renamed,
+)
+from planner.api.settings import ApiKey
+from planner.api.storage.job_records import ProbeRecord, TaskEvent
+from planner.api.storage.records import Page, PlanLine
 from planner.errors import NotFoundError, PlannerError, SpecError
 from planner.plan.explain import changed_fields, explain
 from planner.specs.plan import Plan

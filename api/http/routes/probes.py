@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
-from api.catalog import gpu_name_of, model_name_of
-from api.errors import fault
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from api.http.requests import answer_once, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Text, problems
-from api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
-from api.http.security import Prober, Reader
-from api.input.names import probe_id_of
-from api.jobs import probes as jobs
-from api.jobs.probes import (
+from planner.api.catalog import gpu_name_of, model_name_of
+from planner.api.errors import fault
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
+from planner.api.http.security import Prober, Reader
+from planner.api.input.names import probe_id_of
+from planner.api.jobs import probes as jobs
+from planner.api.jobs.probes import (
     PREFIX,
     SERVICE_ATTEMPTS,
     enqueue,
@@ -28,11 +28,11 @@ from api.jobs.probes import (
     probe_of_job,
     probes_of_plan,
 )
-from api.own_entries import with_own
-from api.storage.job_records import ProbeFilter, ProbeRecord
-from api.storage.records import Page
-from api.wiring import Wiring
-from probes.campaign import ProbeRequest
+from planner.api.own_entries import with_own
+from planner.api.storage.job_records import ProbeFilter, ProbeRecord
+from planner.api.storage.records import Page
+from planner.api.wiring import Wiring
+from planner.probes.campaign import ProbeRequest
 
 router = APIRouter(tags=["probes"], route_class=strict_route())
 ProbeJson = Annotated[Any, CheckedByPlanner(ProbeRequest | PlanProbes | JobBody), Body()]

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
-from api.http.bodies import JSON
-from api.http.requests import answer_once, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Text, problems
-from api.http.security import Admin, Prober, Reader
-from api.jobs.queues import jobs_in, retry
-from api.storage.job_records import QueuedJob
-from api.storage.records import AuditEvent, AuditFilter, Page
+from planner.api.http.bodies import JSON
+from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.security import Admin, Prober, Reader
+from planner.api.jobs.queues import jobs_in, retry
+from planner.api.storage.job_records import QueuedJob
+from planner.api.storage.records import AuditEvent, AuditFilter, Page
 
 router = APIRouter(tags=["operations"])
 JOB = TypeAdapter(QueuedJob)

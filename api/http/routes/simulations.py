@@ -6,13 +6,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from api.collectives import CollectiveRequest, ask_collective
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
-from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
-from api.http.routes.parameters import problems
-from api.http.security import Planner
-from api.input.jobs import check_one_size, parse_job
-from api.own_entries import with_own
+from planner.api.collectives import CollectiveRequest, ask_collective
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
+from planner.api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
+from planner.api.http.routes.parameters import problems
+from planner.api.http.security import Planner
+from planner.api.input.jobs import check_one_size, parse_job
+from planner.api.own_entries import with_own
 from planner.errors import PlannerError
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer

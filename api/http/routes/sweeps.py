@@ -11,16 +11,21 @@ import anyio
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.asker import asker
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from api.http.events import MEDIA_TYPE as EVENTS
-from api.http.events import follow_run
-from api.http.requests import Threads, answer_once, in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.security import Prober, Reader
-from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
-from api.input.names import sweep_id_of
-from api.jobs.sweeps import (
+from planner.api.asker import asker
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from planner.api.http.events import MEDIA_TYPE as EVENTS
+from planner.api.http.events import follow_run
+from planner.api.http.requests import Threads, answer_once, in_thread, wiring_of
+from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.security import Prober, Reader
+from planner.api.http.sweep_schemas import (
+    HostReleased,
+    QuarantineLine,
+    SweepDetail,
+    SweepRunAccepted,
+)
+from planner.api.input.names import sweep_id_of
+from planner.api.jobs.sweeps import (
     add_sweep,
     cancel_sweep,
     pause_sweep,
@@ -28,9 +33,9 @@ from api.jobs.sweeps import (
     run_now,
     sweep_detail,
 )
-from api.settings import ApiKey
-from api.storage.job_records import TaskFilter, TaskRecord
-from api.storage.records import Page
+from planner.api.settings import ApiKey
+from planner.api.storage.job_records import TaskFilter, TaskRecord
+from planner.api.storage.records import Page
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))

@@ -12,9 +12,9 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from api.errors import need
-from api.http.requests import in_thread
-from api.http.routes.parameters import problems
+from planner.api.errors import need
+from planner.api.http.requests import in_thread
+from planner.api.http.routes.parameters import problems
 from planner.charts.chart import javascript
 
 FOLDER = Path(__file__).parents[2] / "web"
