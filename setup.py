@@ -1,5 +1,5 @@
 """The one thing pyproject.toml cannot say: alembic/ travels in the wheel as
-api/storage/migrations.
+planner/api/storage/migrations.
 """
 
 import shutil
@@ -18,7 +18,7 @@ class BuildWithMigrations(build_py):
         """Builds, then copies."""
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib) / "api" / "storage" / "migrations"
+            target = Path(self.build_lib, "planner", "api", "storage", "migrations")
             shutil.copytree(
                 "alembic", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
             )

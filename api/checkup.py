@@ -22,6 +22,7 @@ from planner.errors import PlannerError, ProbeError, how_to_install
 from planner.probes.pools.leases import check_folder
 from planner.probes.pools.nvidia import others_on, survey
 from planner.units import GIB, format_bytes
+from planner.version import VERSION
 
 State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
@@ -101,7 +102,9 @@ def _packages() -> Iterable[Check]:
 
 
 def version_of(name: str) -> str | None:
-    """Installed version, without importing the package."""
+    """Installed version, without importing the package; the planner's own has no other name."""
+    if name == "planner":
+        return VERSION
     try:
         return version(name)
     except PackageNotFoundError:

@@ -2,9 +2,9 @@
 
     python benchmarks/emulated_memory.py [--only NAME ...] [--json OUT.jsonl]
 
-Each row runs `python -m planner.probes.worker` in its own process with FakeTensorMode and torch's fake
-process group: no GPU, no weights, exact shapes. Some rows have fewer layers; the estimate is then
-of the same smaller model. Prints one line per row and the largest difference.
+Each row runs `python -m planner.probes.worker` in its own process with FakeTensorMode and torch's
+fake process group: no GPU, no weights, exact shapes. Some rows have fewer layers; the estimate is
+then of the same smaller model. Prints one line per row and the largest difference.
 """
 
 import argparse

@@ -69,7 +69,8 @@ class Mutation:
     @property
     def module(self) -> str:
         """Dotted name of the file."""
-        return self.file.removesuffix(".py").replace("/", ".")
+        name = self.file.removesuffix(".py").replace("/", ".")
+        return name if name.startswith("planner.") else f"planner.{name}"
 
 
 def mutations() -> list[Mutation]:

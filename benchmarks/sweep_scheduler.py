@@ -3,9 +3,9 @@
     python -m benchmarks.sweep_scheduler [--layouts 10000] [--nodes 64] [--workers 2] [--kill]
         [--database sqlite|postgres|both] [--seed 1]
 
-Workers, each a process, run one sweep each on simulated nodes (`planner.probes.pools.simulated`): a probe
-takes no time there, so the seconds are the scheduler's own. Steps are recordings made from the
-model's predictions; faults come at rates of real clusters, one node hangs and one is slow. With
+Workers, each a process, run one sweep each on simulated nodes (`planner.probes.pools.simulated`):
+a probe takes no time there, so the seconds are the scheduler's own. Steps are recordings made from
+the model's predictions; faults come at rates of real clusters, one node hangs and one is slow. With
 --kill one of the workers gets SIGKILL in the middle, and another is started. Exits 1 where a probe
 was lost, counted twice, or had no room in the pool.
 """

@@ -35,7 +35,7 @@ PROXY_GPUS = "imitate_gpus"  # of stored requests: the largest proxy run, which 
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. The other fields are those of `planner.probes.protocol.ProbeTask`.
+    """A layout to measure, and how, with fields of `planner.probes.protocol.ProbeTask`.
 
     job: a job with its layout; kernels are timed without one.
     """

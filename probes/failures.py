@@ -7,8 +7,8 @@ So causes are ranked, and the earliest of the best rank is reported:
 3. ranks that timed out waiting (the healthy ones report this);
 4. ranks that lost their connection to a peer.
 
-`planner.probes.causes` has the texts that name their cause. The patterns and exit codes here match what
-torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
+`planner.probes.causes` has the texts that name their cause. The patterns and exit codes here match
+what torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
 """
 
 import re

@@ -267,7 +267,7 @@ def cut_log(path: Path, most: int) -> None:
 
 
 class Guardian:
-    """One command and its end. The keys of the spec are those of `planner.probes.launch.GuardianSpec`.
+    """One command and its end. `planner.probes.launch.GuardianSpec` has the keys of the spec.
 
     parent: returns the pid of the parent.
     clock: returns seconds.

@@ -1,4 +1,4 @@
-"""Wraps the worker that torchrun starts: `python -m planner.probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
+"""Wraps the worker that torchrun starts: `-m planner.probes.inside RESULT MODULE|FILE ARGUMENTS`.
 
 The worker itself need not know about the wrapper, which adds four things:
 - The first rank writes the versions of this interpreter's packages to the folder (`FOUND`).

@@ -1,9 +1,9 @@
 """Starts a probe and waits for its end: a folder, a command under a guardian, always a result.
 
-The runner never starts torchrun itself. It starts the guardian (`planner.probes.guardian`), which does. The
-guardian ends every process when the time is up, on request, or when the runner ends. The files in
-the folder are enough to say what happened (`planner.probes.outcome.conclude`), so any process can conclude
-a probe whose runner crashed.
+The runner never starts torchrun itself. It starts the guardian (`planner.probes.guardian`), which
+does. The guardian ends every process when the time is up, on request, or when the runner ends. The
+files in the folder are enough to say what happened (`planner.probes.outcome.conclude`), so any
+process can conclude a probe whose runner crashed.
 """
 
 import contextlib

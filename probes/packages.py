@@ -1,6 +1,6 @@
-"""Our packages for the interpreter of probes, which may be another than ours.
+"""Our package for the interpreter of probes, which may be another than ours.
 
-It gets no other package of ours: its torch, numpy and pydantic are built for it.
+It gets no other package that we have: its torch, numpy and pydantic are built for it.
 """
 
 import contextlib
@@ -8,12 +8,13 @@ import hashlib
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("planner", "probes")  # all that a probe imports of us
+import planner
+
+HOME = Path(planner.__file__).resolve().parent
 
 
 def search_path(folder: Path) -> str:
-    """PYTHONPATH of all that runs in that interpreter: ours, and our packages last.
+    """PYTHONPATH of all that runs in that interpreter: ours, and our package last.
 
     folder: the parent folder of probes.
     """
@@ -21,19 +22,18 @@ def search_path(folder: Path) -> str:
 
 
 def linked(folder: Path) -> Path:
-    """The folder beside the probes that holds links to our packages and nothing else.
+    """The folder beside the probes that holds a link to our package and nothing else.
 
     Any number of processes may make it at once; one for each place that planner is installed in.
     """
-    name = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
+    name = hashlib.sha256(str(HOME).encode()).hexdigest()[:12]
     links = folder.absolute() / f"packages-{name}"
     links.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for package in PACKAGES:
-        with contextlib.suppress(FileExistsError):
-            (links / package).symlink_to(ROOT / package, target_is_directory=True)
+    with contextlib.suppress(FileExistsError):
+        (links / HOME.name).symlink_to(HOME, target_is_directory=True)
     return links
 
 
 def mounts(folder: Path) -> list[Path]:
-    """Folders that a container mounts: the links, and what they point to."""
-    return [linked(folder), *(ROOT / package for package in PACKAGES)]
+    """Folders that a container mounts: the link, our package and, in a checkout, its probes."""
+    return [linked(folder), HOME, Path(__file__).resolve().parent]

@@ -1,4 +1,4 @@
-"""Checks interpreter and machine of probes: `python -m planner.probes.selfcheck DEVICE MODULE... [FLAGS]`.
+"""Checks interpreter and machine: `python -m planner.probes.selfcheck DEVICE MODULE... [FLAGS]`.
 
 Prints one line of JSON, `{"problem": ..., "package": ..., "remedy": ...}`. `problem` is what would
 stop every probe that this interpreter runs, null if nothing would; `package` names what cannot be

@@ -4,6 +4,7 @@ where.
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, clean_environment
+from tests.zygote import module_of
 
 PACKAGES = ("planner", "api", "probes")
 # Where each of our packages may reach, and which of the others' are its own (STYLE 1, DESIGN
@@ -78,8 +80,16 @@ class Import:
         return self.module.partition(".")[0]
 
     @property
+    def room(self) -> str:
+        """The package of ours that it is of; empty for another's."""
+        parts = self.module.split(".")
+        if parts[0] != "planner":
+            return ""
+        return parts[1] if parts[1:] and parts[1] in PACKAGES else "planner"
+
+    @property
     def part(self) -> str:
-        return self.module.split(".")[1] if self.top == "planner" else ""
+        return self.module.split(".")[1] if self.room == "planner" else ""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} imports {self.module}"
@@ -130,8 +140,15 @@ def test_there_is_something_to_read() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_reach_inward(package: str) -> None:
-    wrong = [str(i) for i in imports(package) if i.top in PACKAGES and i.top not in ARROWS[package]]
+    wrong = [str(i) for i in imports(package) if i.room and i.room not in ARROWS[package]]
     assert wrong == []
+
+
+def test_a_module_has_one_name() -> None:
+    """In a checkout `api` can be imported beside `planner.api`, with classes of its own."""
+    other = re.compile(r"^\s*(?:from|import) (?:api|probes)\b", re.MULTILINE)
+    files = [path for top in (*PACKAGES, "alembic", "benchmarks", "tests") for path in sources(top)]
+    assert [str(path) for path in files if other.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -215,7 +232,7 @@ def test_inside_the_planner_arrows_point_inward() -> None:
     outward = set()
     for i in imports("planner"):
         here = i.path.split("/")[1].removesuffix(".py")
-        if i.top == "planner" and i.part != here:
+        if i.room == "planner" and i.part != here:
             assert here in places, f"{i.path} stands in no room; add it to ROOMS"
             assert i.part in places, f"{i} is in no room"
             if places[i.part] > places[here]:
@@ -224,11 +241,7 @@ def test_inside_the_planner_arrows_point_inward() -> None:
 
 
 def modules() -> dict[str, Path]:
-    return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in PACKAGES
-        for path in sources(package)
-    }
+    return {module_of(path): path for package in PACKAGES for path in sources(package)}
 
 
 def test_no_file_imports_itself_through_others() -> None:
@@ -237,7 +250,7 @@ def test_no_file_imports_itself_through_others() -> None:
     graph: dict[str, set[str]] = {name: set() for name in files}
     for package in PACKAGES:
         for i in imports(package):
-            name = ".".join(Path(i.path).with_suffix("").parts).removesuffix(".__init__")
+            name = module_of(ROOT / i.path)
             target = i.module if i.module in files else i.module.rpartition(".")[0]
             if target in files and target != name:
                 graph[name].add(target)

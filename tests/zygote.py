@@ -24,9 +24,14 @@ IMPORTED = ("alembic.command", "optuna", "sqlalchemy.dialects.sqlite", "tomlkit"
 def modules() -> list[str]:
     """All of the command line and what it plans with."""
     files = [path for room in ("api", "planner") for path in (ROOT / room).rglob("*.py")]
-    parts = [path.relative_to(ROOT).with_suffix("").parts for path in sorted(files)]
-    names = [".".join(part for part in one if part != "__init__") for one in parts]
-    return [*IMPORTED, *names]
+    return [*IMPORTED, *map(module_of, sorted(files))]
+
+
+def module_of(path: Path) -> str:
+    """The name that a file of the checkout is imported by."""
+    inside = path.relative_to(ROOT).with_suffix("").parts
+    parts = inside if inside[0] == "planner" else ("planner", *inside)
+    return ".".join(parts).removesuffix(".__init__")
 
 
 FORKS = multiprocessing.get_context("forkserver")

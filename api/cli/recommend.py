@@ -102,8 +102,7 @@ def command(
         str | None,
         typer.Option(
             help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a "
-            "layout "
-            "in JSON."
+            "layout in JSON."
         ),
     ] = None,
     sampler: Annotated[
@@ -158,9 +157,7 @@ def command(
     if values.get("probe") is None:
         plan, unstored = _on_paper(values, quiet=json)
     else:
-        from planner.api.cli.studying import (
-            make_plan_with_probes,  # imports Optuna, for half a second
-        )
+        from planner.api.cli.studying import make_plan_with_probes  # imports Optuna
 
         plan, interrupted = make_plan_with_probes(wire(), values)
     if save_dir is not None:

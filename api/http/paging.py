@@ -1,4 +1,4 @@
-"""Pages of lists that are in memory: the catalogue. Pages of tables: `planner.api.storage.paging`."""
+"""Pages of lists in memory: the catalogue. Pages of tables: `planner.api.storage.paging`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

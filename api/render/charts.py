@@ -55,7 +55,7 @@ def _has_drift(run: Mapping[str, Any]) -> bool:
 
 
 def study_points(events: Iterable[Mapping[str, Any]]) -> Iterator[StudyPoint]:
-    """Every result of a study's events (`planner.api.jobs.study_probes.event_body`) with a best so far."""
+    """Every result of a study's events (`study_probes.event_body`) with a best so far."""
     for number, body in enumerate(events, start=1):
         if body["event"] == "told" and body["best_step_seconds"] is not None:
             yield StudyPoint(

@@ -1,4 +1,4 @@
-"""The queue of tasks in SQL and their events; see `planner.api.storage.queue` for leases and fencing."""
+"""The queue of tasks in SQL and their events; `planner.api.storage.queue` has the leases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

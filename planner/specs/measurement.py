@@ -64,8 +64,8 @@ class Measured(BaseModel):
     rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
-    failure: class of what went wrong (`planner.probes.protocol.FailureKind`, or `MACHINE`); `message` has
-        its root cause.
+    failure: class of what went wrong (`planner.probes.protocol.FailureKind`, or `MACHINE`);
+        `message` has its root cause.
     hosts: names of the hosts that it ran on.
     trainer: the program that ran (`probe_trainers`); None where nobody says.
     """

@@ -1,7 +1,7 @@
 """The pool of this machine: its GPUs, or its CPU if a job's cluster has `gpu: cpu`.
 
-A probe takes a lease on its devices (`planner.probes.pools.leases`). It does not take a GPU that another
-program uses.
+A probe takes a lease on its devices (`planner.probes.pools.leases`). It does not take a GPU that
+another program uses.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Probes through Slurm, each an `srun` inside a job of ours (`planner.probes.pools.slurm_allocation`).
+"""Probes through Slurm, each an `srun` inside a job of ours (`probes/pools/slurm_allocation.py`).
 
 The job is submitted by sbatch and does not need us: a probe whose planner ends is found again by
 its name. The guardian on a node starts torchrun, enforces the exact time limit (Slurm's are whole

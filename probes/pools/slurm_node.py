@@ -1,4 +1,4 @@
-"""`srun` starts this on every node: `python -m planner.probes.pools.slurm_node WORKER PROCESSES BYTES`.
+"""`srun` starts this on every node: `-m planner.probes.pools.slurm_node WORKER PROCESSES BYTES`.
 
 It runs in the probe's folder, works out torchrun's part in a rendezvous over all nodes, and becomes
 its guardian. BYTES: memory that others may hold on a GPU; where they hold more the probe fails.

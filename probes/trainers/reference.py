@@ -1,4 +1,4 @@
-"""The reference program (`planner.probes.worker`): plain torch, for GPUs, a CPU and fake tensors."""
+"""The reference program (`planner.probes.worker`): plain torch on GPUs, a CPU, fake tensors."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Why a TorchTitan run gave no numbers.
 
-Recognises the errors that only TorchTitan prints, before `planner.probes.failures` ranks all errors.
+Recognises errors that only TorchTitan prints, before `planner.probes.failures` ranks all errors.
 """
 
 import re

@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from planner.api.storage.migrate import HEAD, current_revision
 from planner.version import VERSION
 from tests.conftest import ROOT, clean_environment, needed
 
+TINY = {
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4}, "layout": {"dp_shard": 2, "ac": "none"},
+}  # fmt: skip
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LEFT_OUT = (
     ".git",
@@ -25,48 +31,66 @@ LEFT_OUT = (
     "benchmarks",
     ".*_cache",
 )
-BUILD = (
-    "import setuptools, sys; "
-    "sys.argv = ['setup.py', '-q', 'build', '--build-lib', sys.argv[1]]; "
-    "exec(open('setup.py').read())"
-)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Builds as pip does, from a copy, and runs planner-cli with the built files alone on the
-    path.
-    """
+    """planner-cli of an environment with the wheel, which has other packages from the tests'."""
     needed("setuptools")
     folder = tmp_path_factory.mktemp("installed")
-    source, built = folder / "source", folder / "built"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    source, wheels, home = folder / "source", folder / "wheels", folder / "venv"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
     environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(built)],
-        cwd=source,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    venv.create(home, symlinks=True, with_pip=False)
+    paths = {"base": str(home), "platbase": str(home)}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    (site / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+
+    def started(*command: str | Path, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command, cwd=cwd, env=environment | more,
+            capture_output=True, text=True, check=False, timeout=600,
+        )  # fmt: skip
+
+    pip, offline = (sys.executable, "-m", "pip", "-q"), ("--no-deps", "--no-index")
+    build = (*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", wheels, source)
+    done = started(*build, cwd=folder)
     assert done.returncode == 0, done.stderr
     shutil.rmtree(source)
+    done = started(
+        *pip, "--python", home / "bin" / "python", "install", *offline, *wheels.iterdir(),
+        cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
+    assert ours == {"planner", "tests.pth"}, "an installed name that may be somebody else's"
 
-    def run(*arguments: str, database: Path) -> "subprocess.CompletedProcess[str]":
-        own = {"PYTHONPATH": str(built), "PLANNER_DATABASE_URL": f"sqlite:///{database}"}
-        return subprocess.run(
-            [sys.executable, "-m", "planner.api.cli", *arguments],
-            cwd=folder,
-            env=environment | own,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+    def run(
+        *arguments: str, database: Path, cwd: Path = folder, **more: str
+    ) -> "subprocess.CompletedProcess[str]":
+        more |= {"PLANNER_DATABASE_URL": f"sqlite:///{database}"}
+        return started(home / "bin" / "planner-cli", *arguments, cwd=cwd, **more)
 
     return run
+
+
+@pytest.mark.slow
+def test_it_plans_and_probes_beside_folders_named_as_ours(installed: Run, tmp_path: Path) -> None:
+    needed("torch")
+    for name in ("api", "probes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('of another project')")
+    own = {"PYTHONPATH": ".", "PLANNER_PROBE_FOLDER": str(tmp_path / "runs")}
+    given = {"database": tmp_path / "x.db", "cwd": tmp_path, **own}
+    job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
+    fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
+    planned = installed("recommend", *job.split(), *fast.split(), **given)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert json.loads(planned.stdout)["ranked"]
+    (tmp_path / "job.json").write_text(json.dumps(TINY))
+    probed = installed("probe", "--job", "job.json", "--json", **given)
+    assert probed.returncode == 0, probed.stderr
+    assert json.loads(probed.stdout)["probes"][0]["state"] == "done"
 
 
 @pytest.mark.slow

@@ -185,7 +185,10 @@ def test_first_use_does_not_import_alembic_again(sqlite_url: str) -> None:
     engine = make_engine(normalise_url(sqlite_url))
     upgrade(engine)
     engine.dispose()
-    program = "import sys; from planner.api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
+    program = (
+        "import sys; from planner.api.wiring import wire; wire().store; "
+        "sys.exit('alembic' in sys.modules)"
+    )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     assert (
         subprocess.run(

@@ -72,7 +72,8 @@ def start(
         return Started(folder, [done.returncode], done.stderr)
     program = folder / "program.py"
     program.write_text(
-        f"{before}\nimport sys\nfrom planner.probes.worker import end, main\nend(main(sys.argv[1:]))\n",
+        f"{before}\nimport sys\nfrom planner.probes.worker import end, main\n"
+        "end(main(sys.argv[1:]))\n",
         encoding="utf-8",
     )
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import JOB, LAYOUT, clean_environment
+from tests.zygote import module_of
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,7 +45,7 @@ def declared(*extras: str) -> set[str]:
 def own_modules() -> frozenset[str]:
     """Packages of the checkout, and files that a script or a test beside them imports by name."""
     files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    folders = {"planner", "api", "probes", "tests", "benchmarks", "alembic"}
+    folders = {"planner", "tests", "benchmarks", "alembic"}
     return frozenset(folders | {path.stem for path in files})
 
 
@@ -157,7 +158,7 @@ def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None
     ]["find"]["include"]
     installed = set(find_packages(str(ROOT), include=patterns))
     folders = {
-        ".".join(path.parent.relative_to(ROOT).parts)
+        module_of(path.parent)
         for top in ("planner", "api", "probes")
         for path in (ROOT / top).rglob("*.py")
     }

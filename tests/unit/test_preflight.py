@@ -16,14 +16,13 @@ from planner.errors import ProbeError
 from planner.intake.jobs import read_job
 from planner.probes import preflight, selfcheck
 from planner.probes.launch import Launcher, LaunchSettings
-from planner.probes.packages import ROOT
 from planner.probes.pools.local import LocalPool, LocalSettings
 from planner.probes.pools.nvidia import Survey
 from planner.probes.pools.replay import ReplayPool
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.preflight import Need, ask, command, problem_in
 from planner.probes.protocol import ProbeTask
-from tests.conftest import job_values, needed
+from tests.conftest import ROOT, job_values, needed
 
 CPU = read_job(job_values("debug-tiny", "cpu", 2, 64, 4))
 NEED = Need.of(CPU, "reference")
@@ -188,8 +187,8 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     line = (tmp_path / "asked").read_text()
     assert "--partition gpu" in line
     assert (
-        "python-of-the-nodes -m planner.probes.selfcheck cpu planner.probes.worker --compiles --several-gpus"
-        in line
+        "python-of-the-nodes -m planner.probes.selfcheck cpu planner.probes.worker "
+        "--compiles --several-gpus" in line
     )
     says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
     words = "on a node of the cluster python-of-the-nodes cannot import torch"

@@ -59,8 +59,8 @@ def stub(site: Path, owner: str) -> None:
 
 def installed(site: Path) -> None:
     """A site-packages that planner is installed in, as pip does it, beside other packages."""
-    for name in ("planner", "api", "probes"):
-        shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "planner", site / "planner", ignore=ignored)
 
 
 def interpreter(folder: Path) -> tuple[str, Path]:
@@ -92,7 +92,7 @@ def test_another_interpreter_has_its_own_torch_beside_our_packages(tmp_path: Pat
     assert said == "the interpreter's"
     *before, links = map(Path, ours["PYTHONPATH"].split(os.pathsep))
     assert before == [tmp_path / "elsewhere"], "ours come last"
-    assert {path.name for path in links.iterdir()} == {"planner", "probes"}
+    assert [path.name for path in links.iterdir()] == ["planner"]
     shown = subprocess.run(
         [python, "-c", SHOW], env={**clean, **ours}, cwd="/",
         capture_output=True, text=True, check=True,
@@ -100,7 +100,7 @@ def test_another_interpreter_has_its_own_torch_beside_our_packages(tmp_path: Pat
     torch, numpy, planner, guardian = json.loads(shown.stdout)
     assert (torch, numpy) == ("the interpreter's", "the interpreter's")
     assert Path(planner).resolve() == service / "planner"
-    assert Path(guardian).resolve() == service / "probes" / "guardian.py"
+    assert Path(guardian).resolve() == service / "planner" / "probes" / "guardian.py"
 
 
 def test_the_links_are_made_once_by_any_number_of_threads(
@@ -116,10 +116,10 @@ def test_the_links_are_made_once_by_any_number_of_threads(
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{"planner", "probes"}] * 8
+    assert found == [{"planner"}] * 8
     before = linked(tmp_path / "probes")
     assert [path.name for path in (tmp_path / "probes").iterdir()] == [before.name]
-    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    monkeypatch.setattr(packages, "HOME", tmp_path)
     assert linked(tmp_path / "probes") != before, "another installation has links of its own"
 
 
@@ -150,7 +150,8 @@ def test_an_interpreter_of_probes_needs_four_packages_beside_torch() -> None:
               "platformdirs", "tomlkit", "torchao"}  # fmt: skip
     assert not kept & others
     blocked = f"import sys\nfor name in {sorted(others)!r}: sys.modules[name] = None\n"
-    run = "import planner.probes.worker, planner.probes.reference.run, planner.probes.campaign, planner.probes.pools.slurm_node"
+    names = ("worker", "reference.run", "campaign", "pools.slurm_node")
+    run = f"import {', '.join(f'planner.probes.{name}' for name in names)}"
     done = subprocess.run(
         [sys.executable, "-c", blocked + run], cwd=ROOT, capture_output=True, text=True, check=False
     )
