@@ -1,46 +1,31 @@
-"""What the space beyond enumeration is worth: samplers against random draws and coordinate descent.
+"""What enumeration leaves out by judgement, looked for in every job.
 
-    python benchmarks/beyond_enumeration.py [--trials 128] [--seeds 3] [--samplers tpe,cma-es,...]
-                                            [--markdown docs/beyond-enumeration.md]
+    python benchmarks/beyond_enumeration.py [--markdown docs/beyond-enumeration.md]
 
-For every job the enumerated search gives its best layout; each method then walks the same space
-(`planner.search.variations.beyond`) with equally many layouts priced, and the gain is that of the
-fastest layout that fits, in the exact simulation. Coordinate descent tries both neighbours of one
-coordinate after the other, from the best layout, and starts again from a random point when it is
-stuck. The last column is no walk: the best candidates with their pipeline ranks inside the
-data-parallel ones, which Megatron-LM alone can be told.
+A gain is that of the fastest layout found with a value that no domain lists
+(`planner/search/left_out.py`), in the exact simulation, over the best that enumeration has.
 """
 
 import argparse
-import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 
-from planner.cost.price import Pricer
 from planner.errors import PlannerError
-from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
-from planner.search.fit import OOM_LIMIT
-from planner.search.one_size import OneSize, beyond_enumeration, search_size, worth_sampling
-from planner.search.paper_study import sample_beyond
-from planner.search.sampled import Priced
-from planner.search.variations.beyond import Beyond
+from planner.search.one_size import sample, search_size
 from planner.specs.job import Job
 
-DESCENT, ORDER = "coordinate descent", "pipeline ranks inside data ranks"
-PP_INSIDE = ("tp", "cp", "pp", "dp_shard", "dp_replicate")  # Megatron-LM --use-tp-pp-dp-mapping
-REORDERED = 40  # candidates that are priced in the other order
 INTRO = """# What lies beyond enumeration
 
-The search enumerates degrees, modes and schedules, bisects how much is recomputed and bounds what
-another split of layers can gain (docs/decisions/0002). What is left is to vary splits and
-recomputation together, in any chunk of any rank (`planner/search/variations/beyond.py`). This page
-is written by `python benchmarks/beyond_enumeration.py --markdown docs/beyond-enumeration.md`: what
-each method finds there, against the best that the search has without it, in the exact simulation.
+Domains leave out what is legal and cannot win by judgement: uneven numbers of stages in steps of at
+most 25%, tensor parallelism beyond NVLink, block and uniform recomputation of every count, long
+microbatches (`planner/search/space/domains.py`). The search puts every such value of the contract
+into the best layouts; where one is faster, the judgement was wrong, and Optuna proposes over all
+fields from there. Written by `python benchmarks/beyond_enumeration.py --markdown
+docs/beyond-enumeration.md`, on the exact simulation.
 
 """
-STEPS = (1, -1, 5, -5, 20, -20)
 
 
 def jobs() -> Iterator[tuple[str, Job]]:
@@ -82,113 +67,38 @@ def jobs() -> Iterator[tuple[str, Job]]:
             yield f"{model}, {num_gpus} {gpu.split('-')[0].upper()}, {trainer}", job
 
 
-def descend(beyond: Beyond, best_seconds: float, most: int, seed: int) -> Priced:
-    """Coordinate descent from the best layout, until `most` layouts were priced or refused."""
-    draw, ranges = random.Random(seed), beyond.ranges
-    priced = Priced(beyond=beyond, best_seconds=best_seconds)
-    point = dict(beyond.origins[0])
-    while len(priced.known) < most:
-        (here,) = priced.at([point])
-        value = here.step_seconds if here.fits and here.step_seconds else float("inf")
-        moved = False
-        for name, (low, high) in ranges.items():
-            for step in STEPS:
-                if low <= point[name] + step <= high and len(priced.known) < most:
-                    near = {**point, name: point[name] + step}
-                    (there,) = priced.at([near])
-                    if there.fits and there.step_seconds and there.step_seconds < value:
-                        point, value, moved = near, there.step_seconds, True
-        if not moved:
-            point = {name: draw.randint(low, high) for name, (low, high) in ranges.items()}
-    return priced
-
-
-def gain_of(at_size: OneSize, seconds: float) -> float:
-    """What a step of the best enumerated layout takes longer than this."""
-    return at_size.candidates[0][0] / min(seconds, at_size.candidates[0][0]) - 1.0
-
-
-def gains(
-    job: Job, samplers: list[str], trials: int, seeds: int
-) -> tuple[OneSize, Beyond, dict[str, list[float]]] | None:
-    """Gains by method, one for each seed; None where the trainer cannot train the model."""
-    try:
-        at_size = search_size(job, job.cluster, lambda _: None, samples=False)
-    except PlannerError:
-        return None
-    if not at_size.candidates:
-        return None
-    beyond, best = beyond_enumeration(job, at_size), at_size.candidates[0][0]
-    found: dict[str, list[float]] = {name: [] for name in (*samplers, DESCENT, ORDER)}
-    if job.training.trainer == "megatron":
-        found[ORDER] = [reordered_gain(job, at_size)]
-    for seed in range(seeds) if beyond.layouts else ():
-        for name in samplers:
-            sampled = sample_beyond(
-                beyond, name=name, seed=seed, num_trials=trials, best_seconds=best
-            )
-            steps = [one.step_seconds for one in sampled.trials if one.fits and one.step_seconds]
-            found[name].append(gain_of(at_size, min(steps, default=best)))
-        found[DESCENT].append(gain_of(at_size, descend(beyond, best, trials, seed).best_seconds))
-    return at_size, beyond, found
-
-
-def reordered_gain(job: Job, at_size: OneSize) -> float:
-    """Gain of the best pipelined candidate whose pipeline ranks lie inside the data ranks."""
-    cluster = job.cluster.model_copy(update={"rank_order": PP_INSIDE})
-    pricer = Pricer.build(job.model, cluster, job.training)
-    piped = [layout for _, _, layout in at_size.candidates if layout.pp > 1][:REORDERED]
-    steps = [step for step, oom, _ in simulated_columns(pricer, piped) if oom <= OOM_LIMIT]
-    return gain_of(at_size, min(steps, default=float("inf")))
+def rows() -> Iterator[tuple[str, str, float, int]]:
+    """(job, best by enumeration, gain of the study, its trials)."""
+    for name, job in jobs():
+        try:
+            at_size = search_size(job, job.cluster, lambda _: None, samples=False)
+        except PlannerError:
+            continue
+        if at_size.candidates:
+            best = f"{at_size.candidates[0][2].short()}, {at_size.best_seconds:.3f} s"
+            sample(job, at_size)
+            study = at_size.study or {}
+            yield name, best, float(str(study.get("gain", 0.0))), int(str(study["trials"]))
 
 
 def main() -> None:
-    """Prints the table, and writes it where `--markdown` says."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=128, help="layouts for each method")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samplers", default="tpe,cma-es,nsga2,random")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    samplers = options.samplers.split(",")
-    lines = [
-        "| job | best without it | " + " | ".join((*samplers, DESCENT, ORDER)) + " |",
-        "|---|---|" + "--:|" * (len(samplers) + 2),
-    ]
-    walked, every = 0, dict[str, list[float]]()
-    for name, job in jobs():
-        found = gains(job, samplers, options.trials, options.seeds)
-        if found is None:
-            continue
-        at_size, beyond, by_method = found
-        best = at_size.candidates[0]
-        cells = [_cell(values) for values in by_method.values()]
-        lines.append(f"| {name} | {best[2].short()}, {best[0]:.3f} s | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-        walked += worth_sampling(beyond, best[0]) is None
-        for method, values in by_method.items():
-            every.setdefault(method, []).append(mean(values) if values else 0.0)
-    summary = [
-        f"{len(lines) - 2} jobs ('-': no pipeline near the best). A search samples by itself in "
-        f"{walked} of them, where anything is left to gain; here all walk. {options.trials} "
-        f"layouts for each method, mean (largest) of {options.seeds} seeds.",
-        "Mean and largest gain over all jobs: "
-        + "; ".join(
-            f"{method} {mean(values):.2%}, {max(values):.2%}" for method, values in every.items()
-        )
-        + ".",
-    ]
-    print("\n".join(summary))
-    if options.markdown:
-        text = INTRO + "\n".join([*summary, "", *lines]) + "\n"
+    started, found = time.monotonic(), list(rows())
+    sampled = [row for row in found if row[3]]
+    gains = [row[2] for row in sampled]
+    text = (
+        f"{INTRO}{len(found)} jobs. A value left out is faster in {len(sampled)} of them; largest "
+        f"gain {max(gains, default=0.0):.2%}.\n\n| job | best by enumeration | trials | gain |\n"
+        "|---|---|--:|--:|\n"
+    )
+    text += "".join(
+        f"| {n} | {best} | {trials} | {gain:.2%} |\n" for n, best, gain, trials in found
+    )
+    print(text, f"{time.monotonic() - started:.0f} s")
+    if options.markdown is not None:
         options.markdown.write_text(text, encoding="utf-8")
-
-
-def _cell(values: list[float]) -> str:
-    if not values:
-        return "-"
-    alone = f"{mean(values):.2%}"
-    return alone if len(values) == 1 else f"{alone} ({max(values):.2%})"
 
 
 if __name__ == "__main__":

@@ -343,7 +343,7 @@ def searched_line(plan: Plan) -> Text:
 
 
 def _sampled(study: Mapping[str, Any] | None) -> str:
-    """The result of sampling beyond enumeration, or why it did not run."""
+    """The result of sampling beside enumeration, or why it did not run."""
     if study is None:
         return ""
     if not study["trials"] and "reason" in study:
@@ -352,7 +352,7 @@ def _sampled(study: Mapping[str, Any] | None) -> str:
     found = f"a layout {gain:.1%} faster" if gain >= 0.0005 else "nothing faster"
     tried = counted(study["trials"], "variant")
     return (
-        f" Sampler {study['sampler']} tried {tried} of splits and recomputation together and found "
+        f" Sampler {study['sampler']} proposed {tried} with what enumeration leaves out and found "
         f"{found}."
     )
 

@@ -1,6 +1,7 @@
 """The search at one cluster size.
 
-It screens everything, simulates the best, samples what cannot be enumerated, and rates whole runs.
+It screens everything, simulates the best, looks at what enumeration leaves out, and rates whole
+runs.
 """
 
 from collections import Counter
@@ -20,13 +21,12 @@ from planner.rules import Context
 from planner.rules.sharding import HOST_TOO_SMALL
 from planner.search.choice.preference import FAR_BEHIND, Spreads, Weighed, leaders
 from planner.search.fit import OOM_LIMIT, fitting
-from planner.search.sampled import SampledTrial
+from planner.search.left_out import NEAR, LeftOut, SampledTrial
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.shortlist import Screened
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
-from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
 from planner.search.variations.offload import (
@@ -54,15 +54,13 @@ UNSEEN = 0.999  # a layout that gains less is not looked for
 POLISHED = 64  # of the classes whose best splits were found together
 # judgement: single moves, each simulated, have gained 9% over a split that closed forms chose
 POLISHABLE = 1.1
-NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
 OFFLOADED_SPLIT = 16
 TWINNED = 16  # of the best, those whose simpler twins are looked at
 SAMPLED_SEEDS = 4
-SAMPLED_TRIALS = 64
+NOTHING_LEFT_OUT = "no value that enumeration leaves out makes the best layouts faster"
 STRUCTURE = (
     "pp", "pp_schedule", "virtual_stages", "tp", "cp", "ep", "micro_batch_size", "precision",
 )  # fmt: skip
-LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
 DIALS = ("memory-budget",)  # searched by themselves, on top of a layout
 SUPPORTED_SHOWN = 3  # different layouts of the second search that must be certain
@@ -201,7 +199,7 @@ def search_size(
         if _may_offload(found) and _may_offload(on_device):
             _offload_less(job, at_size, on_device.space, found.space)
     if samples:
-        _sample(job, at_size)
+        sample(job, at_size)
     return at_size
 
 
@@ -455,76 +453,34 @@ def _free_recomputation(job: Job) -> bool:
     return "ac" not in job.search.fix and "ac" not in job.search.allow
 
 
-def _sample(job: Job, at_size: OneSize) -> None:
-    """Lets the sampler look around the best layouts, where that can gain anything."""
+def sample(job: Job, at_size: OneSize) -> None:
+    """Tries values that enumeration leaves out; Optuna samples where one of them gains."""
     if not at_size.candidates:
         return
-    beyond = beyond_enumeration(job, at_size)
-    best = at_size.best_seconds
-    at_size.study = {"sampler": job.search.sampler, "seed": job.search.seed, "trials": 0}
-    reason = worth_sampling(beyond, best)
-    if reason is not None:
-        at_size.study["reason"] = reason
-        return
-    from planner.search.paper_study import sample_beyond
-
-    sampled = sample_beyond(
-        beyond,
-        name=job.search.sampler,
-        seed=job.search.seed,
-        num_trials=SAMPLED_TRIALS,
-        best_seconds=best,
-    )
-    at_size.candidates += [
-        (trial.step_seconds, trial.device_bytes, trial.layout)
-        for trial in sampled.fastest[:SAMPLED_SEEDS]
-        if trial.step_seconds is not None and trial.device_bytes is not None
-    ]
-    at_size.candidates.sort(key=_step)
-    at_size.study |= {
-        "trials": sampled.num_trials,
-        "pruned": sampled.num_refused,
-        "gain": best / at_size.best_seconds - 1.0,
-    }
-    at_size.sampled = sampled.trials
-    at_size.num_simulated += sampled.num_trials - sampled.num_refused
-
-
-def beyond_enumeration(job: Job, at_size: OneSize) -> Beyond:
-    """The space around the fastest pipelined layout of each structure."""
-    fixed = {*job.search.fix, *job.search.allow}
     first: dict[tuple[object, ...], Layout] = {}
     for _, _, layout in at_size.candidates:
-        if layout.pp > 1:
-            first.setdefault(tuple(getattr(layout, name) for name in STRUCTURE), layout)
-    beyond = Beyond(
-        pricer=at_size.pricer,
-        layouts=tuple(first.values())[:SAMPLED_SEEDS],
-        budgets="ac" not in fixed,
-        splits="layers_per_stage" not in fixed and at_size.pricer.rules.writes_splits,
+        first.setdefault(tuple(getattr(layout, name) for name in STRUCTURE), layout)
+    best, seeds = at_size.best_seconds, tuple(first.values())[:SAMPLED_SEEDS]
+    search = LeftOut(pricer=at_size.pricer, search=job.search, seeds=seeds, best_seconds=best)
+    gains = search.gains()
+    at_size.study = {"sampler": job.search.sampler, "seed": job.search.seed, "trials": 0}
+    if not gains:
+        at_size.study["reason"] = NOTHING_LEFT_OUT
+        return
+    trials = search.propose(gains, name=job.search.sampler, seed=job.search.seed)
+    found = [
+        (trial.step_seconds, trial.device_bytes, trial.layout)
+        for trial in dict.fromkeys(trials)
+        if trial.fits and trial.step_seconds is not None and trial.device_bytes is not None
+    ]
+    at_size.candidates = sorted(
+        [*at_size.candidates, *sorted(found, key=_step)[:SAMPLED_SEEDS]], key=_step
     )
-    return beyond if beyond.ranges else replace(beyond, layouts=())
-
-
-def worth_sampling(beyond: Beyond, best_seconds: float) -> str | None:
-    """Why nothing is to be gained beyond enumeration, or None if something may be.
-
-    Memory budgets are searched with splits (`variations.splits`), and splits where nothing is
-    recomputed. What that leaves is block-N under another split than the trainer's, for layouts that
-    recompute and whose floor without recomputation is below the best (`LEAST_GAIN`).
-    """
-    if not beyond.layouts:
-        return "no pipeline is near the best"
-    if "memory-budget" in beyond.pricer.rules.dials:
-        return "splits and memory budgets are searched together"
-    redone = [layout for layout in beyond.layouts if layout.ac != "none"]
-    if not redone:
-        return "the best pipelines recompute nothing, and their splits are searched"
-    bare = [layout.model_copy(update={"ac": "none"}) for layout in redone]
-    least = beyond.pricer.layout_lower_bounds(LayoutBatch.from_layouts(bare))
-    if least.min() >= (1.0 - LEAST_GAIN) * best_seconds:
-        return "a lower bound leaves no gain"
-    return None
+    refused = sum(trial.refused is not None for trial in trials)
+    gain = best / at_size.best_seconds - 1.0
+    at_size.study |= {"trials": len(trials), "pruned": refused, "gain": gain}
+    at_size.sampled = tuple(trials)
+    at_size.num_simulated += len(trials) - refused
 
 
 def rate(job: Job, at_size: OneSize, *, several: bool) -> None:

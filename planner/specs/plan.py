@@ -273,7 +273,7 @@ class Searched(BaseModel):
 
     simulated: the best that fit, and variants of them (memory budgets, layer splits) that were not
         priced before.
-    study: the sampling beyond enumeration (`planner.search.variations.beyond`): sampler, seed,
+    study: the sampling of what enumeration leaves out (`planner.search.left_out`): sampler, seed,
         trials and, of them, pruned; gain, by how much its best is faster than the enumerated best;
         or reason, why there were no trials.
     """

@@ -18,7 +18,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.search.sampled import MEMORY_CONSTRAINT
+from planner.search.left_out import MEMORY_CONSTRAINT
 from planner.study.posterior import Record
 from planner.study.samplers import FiniteSampler, Pick
 
