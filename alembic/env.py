@@ -1,5 +1,5 @@
-"""Alembic's entry: runs migrations on the connection that `planner.api.storage.migrate` holds, or on
-PLANNER_DATABASE_URL.
+"""Alembic's entry: migrations run on the connection that `planner.api.storage.migrate` holds, or
+on PLANNER_DATABASE_URL.
 """
 
 from sqlalchemy import Connection
