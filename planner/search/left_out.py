@@ -22,7 +22,7 @@ from planner.samplers import SAMPLERS
 from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.space.domains import STATES_FIELD, Domain, Domains, Values, domains_of
 from planner.specs.job import SearchSpec
-from planner.specs.layout import Layout
+from planner.specs.layout import Layout, parse_ac
 
 MEMORY_CONSTRAINT = "device_over_usable"  # of a trial: positive where it does not fit
 TRIALS, BATCH = 64, 16  # trials in all; asked for and simulated together
@@ -54,19 +54,25 @@ class SampledTrial:
 
 
 def contract_values(pricer: Pricer) -> dict[str, Values]:
-    """Every value of the judged fields; rules refuse what cannot run."""
+    """Every value of the judged fields; rules refuse what cannot run.
+
+    Recomputation has the modes that the trainer's plans have, with any count.
+    """
     layers = pricer.model.num_hidden_layers
+    trainer = pricer.rules_context.trainer
+    modes = {parse_ac(text)[0] for text in trainer.searched_ac} | trainer.dials
     counted = ("selective-layer", "block", "uniform")
+    levels = (
+        *("none", "selective-op", "selective-attention", "full", "selective-layer-1", "block-1"),
+        *(f"{kind}-{n}" for kind in counted for n in range(2, layers + 1)),
+    )
     gpus = tuple(divisors(pricer.cluster.num_gpus))
     return {
         "tp": gpus,
         "cp": gpus,
         "micro_batch_size": tuple(divisors(pricer.training.global_batch_size)),
         "virtual_stages": tuple(range(1, layers + ENDS + 1)),
-        "ac": (
-            *("none", "selective-op", "selective-attention", "full", "selective-layer-1"),
-            *("block-1", *(f"{kind}-{n}" for kind in counted for n in range(2, layers + 1))),
-        ),
+        "ac": tuple(text for text in levels if parse_ac(text)[0] in modes),
     }
 
 
