@@ -21,6 +21,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py
 	$(BIN)/mypy
+	$(BIN)/python -m pip check
 	$(PYTEST)
 
 test-slow: $(VENV)/.test $(JUDGES)
@@ -31,22 +32,49 @@ $(VENV)/.base: pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.test: pyproject.toml setup.py constraints.txt
+# torch has a build for each kind of machine, so it alone is pinned without a hash.
+$(VENV)/.test: pyproject.toml setup.py constraints.txt hashes/test.txt
 	$(ENVIRONMENT)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement hashes/test.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,server,postgres]'
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 # What real trainers depend on stays out of the environment: the tests run each in processes of its own. One folder for all environments
 # of the same requirements and this Python.
 JUDGE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/planner/$*-$(shell cksum < $*-requirements.txt | cut -d' ' -f1)-$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
-$(JUDGES): $(VENV)/.%: %-requirements.txt $(VENV)/.test
-	test -d $(JUDGE) || { rm -rf $(JUDGE).part && $(BIN)/python -m pip install --quiet --no-deps --target $(JUDGE).part --requirement $< && mv $(JUDGE).part $(JUDGE); }
+$(JUDGES): $(VENV)/.%: %-requirements.txt hashes/%.txt $(VENV)/.test
+	test -d $(JUDGE) || { rm -rf $(JUDGE).part && $(BIN)/python -m pip install --quiet --no-deps --target $(JUDGE).part --require-hashes --requirement hashes/$*.txt && mv $(JUDGE).part $(JUDGE); }
 	rm -rf $(VENV)/$* && ln -s $(JUDGE) $(VENV)/$*
+	touch $@
+
+# constraints.txt and the judges' files say which releases, hashes/ which files of them and of all that they bring along: for the images
+# (service, probe), the tests, the judges and the audit. After a change of a pin or a dependency: make hashes.
+COMPILE = $(VENV)/audit/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--no-header --constraint constraints.txt
+SETUP = echo setuptools | $(COMPILE) - pyproject.toml --extra server --extra postgres
+TORCH_NEEDS = filelock fsspec jinja2 networkx sympy
+hashes: $(VENV)/.audit
+	$(SETUP) --output-file hashes/service.txt
+	$(SETUP) --extra probe --output-file hashes/probe.txt
+	printf '%s\n' setuptools $(TORCH_NEEDS) | $(COMPILE) - pyproject.toml --extra server --extra postgres --extra dev --extra docs --output-file hashes/test.txt
+	printf '%s\n' $(AUDIT) | $(COMPILE) - --output-file hashes/audit.txt
+	for judge in titan titan03 megatron; do $(COMPILE) --no-deps $$judge-requirements.txt --output-file hashes/$$judge.txt || exit 1; done
+
+# What the environment of the tests is made of: a bill of materials (CycloneDX) and the licences, in build/.
+AUDIT = cyclonedx-bom pip-licenses uv
+audit: $(VENV)/.test $(VENV)/.audit
+	mkdir -p build
+	$(VENV)/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
+	$(VENV)/audit/bin/pip-licenses --python $(BIN)/python --from mixed --with-urls --format markdown --output-file build/licences.md
+
+$(VENV)/.audit: hashes/audit.txt
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --require-hashes --requirement $<
 	touch $@
 
 benchmarks: $(VENV)/.test
 	$(BIN)/python benchmarks/screening.py
 	$(BIN)/planner-cli accuracy --recompute
 
-.PHONY: recommend test test-slow benchmarks
+.PHONY: recommend test test-slow hashes audit benchmarks

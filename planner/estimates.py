@@ -17,7 +17,7 @@ from planner.calibration.intervals import (
     oom_probability,
     spread,
 )
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.communication import communication, unslowed
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
@@ -301,11 +301,13 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
+        peak = dense_peak(cluster)
+        flops = self.prices.stage_seconds.hardware_flops
+        self.hfu = flops / (self.refined.step_seconds * peak) if peak else None
         self.communication = communication(pricer, self.prices, self.refined)
         self.unslowed = self._unslowed()
         self.hidden_share = hidden_share(self.prices)
         self.memory_parts = memory_rows(self.prices.memory)
-        self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
         self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
         self.warnings = [
@@ -326,7 +328,7 @@ class _Columns:
         self, row: int, job_id: str | int | None, lacking: Sequence[Violation]
     ) -> Estimate:
         pricer, prices = self.pricer, self.prices
-        mfu = None if self.mfu is None else float(self.mfu[row])
+        mfu, hfu = (None if some is None else float(some[row]) for some in (self.mfu, self.hfu))
         probability = float(self.spread.oom_probability[row])
         load = self._moe_imbalance(row)
         return Estimate(
@@ -340,7 +342,7 @@ class _Columns:
             step_seconds=float(self.refined.step_seconds[row]),
             tokens_per_second_per_gpu=float(self.tokens_per_second_per_gpu[row]),
             mfu=mfu,
-            hfu=None if mfu is None else mfu * (1.0 + float(self.redone_share[row])),
+            hfu=hfu,
             peak_allocated_bytes=float(prices.peak_allocated_bytes[row]),
             peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
             device_bytes=float(prices.device_bytes[row]),
@@ -450,20 +452,6 @@ class _Columns:
             f"stale: {stale.statement}; only runs since then count, in predictions and in intervals"
         )
 
-    def _redone_share(self) -> FloatColumn:
-        """Recomputed over required flops, (N,).
-
-        A step requires three forwards: one for the forward, two for the backward.
-        """
-        seconds, units = self.prices.stage_seconds, self.prices.rank_units
-        held = np.arange(len(units))[:, None] < self.batch.pp  # without the ranks that pad
-        counts = (units * held[:, None]).sum(axis=0)
-        redone, forward = (
-            in_order(counts * seconds.recompute_flops),
-            in_order(counts * seconds.forward_flops),
-        )
-        return redone / (3.0 * forward)
-
     def _interval(self, row: int) -> Interval:
         def pair(low: FloatColumn, high: FloatColumn) -> tuple[float, float]:
             return float(low[row]), float(high[row])
@@ -523,15 +511,16 @@ def model_flops_utilisation(
 ) -> Rates | None:
     """TorchTitan's count of flops over the dense bf16 peak.
 
-    The peak is that of bf16 in every format, as in torchtitan 0.2 (components/metrics.py), so steps
-    whose products are in 8 or 4 bits may exceed 1. A GPU without bf16 counts by its fp16 peak;
-    None where it has neither.
+    The peak is that of bf16 in every format, as in torchtitan 0.2 (components/metrics.py), and
+    attention counts in full, so products in 8 or 4 bits and attention in windows may exceed 1.
+    None where the GPU has no 16-bit peak.
     """
-    peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get(
-        "fp16"
-    )
-    return (
-        tokens_per_second_per_gpu * model.torchtitan_flops_per_token(seq_len) / peak
-        if peak
-        else None
-    )
+    peak = dense_peak(cluster)
+    counted_flops = model.torchtitan_flops_per_token(seq_len)
+    return tokens_per_second_per_gpu * counted_flops / peak if peak else None
+
+
+def dense_peak(cluster: ClusterSpec) -> float | None:
+    """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
+    peaks = cluster.gpu.peak_flops_per_second
+    return peaks.get("bf16") or peaks.get("fp16")

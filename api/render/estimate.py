@@ -166,7 +166,7 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[s
             (
                 "MFU",
                 percent(estimate.mfu),
-                f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}",
+                f"{_count_of_work(estimate)}; HFU {percent(estimate.hfu)} as run",
             ),
         )
     faster = step / step_seconds
@@ -186,12 +186,12 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[s
 
 
 def _count_of_work(estimate: Estimate) -> str:
-    """Why a utilisation may exceed 100%.
+    """Whose count MFU follows, and why it may exceed 100%.
 
     Sliding windows do less work than is counted, eight bits more than the peak.
     """
-    over = estimate.hfu is not None and estimate.hfu > 1
-    return "; as TorchTitan counts: attention in full, over the bf16 peak" if over else ""
+    over = max(estimate.mfu or 0.0, estimate.hfu or 0.0) > 1
+    return f"as TorchTitan counts{': attention in full, over the bf16 peak' if over else ''}"
 
 
 def basis_line(estimate: Estimate) -> Text:

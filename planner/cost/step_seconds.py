@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, one_number
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order, one_number
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.data_parallel.overlap import (
     ExposedSeconds,
@@ -99,15 +99,16 @@ class StageSeconds:
         """Bytes that the forward saves."""
         return self.costs.saved_bytes[:, self.at]
 
-    @cached_property
-    def forward_flops(self) -> FloatColumn:
-        """Of matmuls and attention."""
-        return self.costs.forward_flops[:, self.at]
+    @property
+    def hardware_flops(self) -> FloatColumn:
+        """Flops of matmuls and attention in a step on a mean GPU, (N,), causal and windowed.
 
-    @cached_property
-    def recompute_flops(self) -> FloatColumn:
-        """Of them, those that the backward repeats."""
-        return self.costs.recompute_flops[:, self.at]
+        Three forwards, two of them for the backward, and all that checkpointing repeats.
+        """
+        costs, pipes = self.costs, self.inputs.loads.pipelines
+        each = 3.0 * costs.forward_flops + costs.recompute_flops
+        redone = pipes.of_layouts(_split_share(pipes)) * costs.redone_flops[:, self.at]
+        return self.inputs.m * in_order(self.inputs.mean_units * (each[:, self.at] + redone))
 
     @cached_property
     def sends(self) -> Sends:

@@ -17,6 +17,7 @@ from planner.catalog.clusters import (
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import FILE_ENDINGS, ClusterRequest, ClusterSpec, LevelRequest, resolve
 from planner.specs.gpu import GpuSpec, ScaleOut, ScaleUp
+from planner.specs.gpu_families import SILICON
 from planner.specs.validation import build
 
 _MAX_CHARACTERS = 100_000
@@ -108,7 +109,8 @@ def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRe
 def read_gpu(value: object, field: str = "cluster.gpu") -> GpuSpec:
     """The GPU of a catalogue name or alias, or of an inline mapping.
 
-    A mapping may name a `base`, whose figures its own values override.
+    A mapping may name a `base`, whose figures its own values override; the power that follows from
+    silicon, peak and clock follows from its own.
     Raises UnknownNameError, or SpecError with every fault.
     """
     if isinstance(value, GpuSpec):
@@ -129,7 +131,9 @@ def read_gpu(value: object, field: str = "cluster.gpu") -> GpuSpec:
     base = read_gpu(value["base"], f"{field}.base")
     changes = {str(key): item for key, item in value.items() if key != "base"}
     changes.setdefault("name", f"{base.name}-custom")
-    return build(GpuSpec, _merged(GpuSpec, base.model_dump(exclude={"aliases"}), changes), field)
+    follows = {"nominal_power_watts"} if base.family in SILICON else set()
+    figures = base.model_dump(exclude={"aliases", *follows})
+    return build(GpuSpec, _merged(GpuSpec, figures, changes), field)
 
 
 def _merged(

@@ -162,7 +162,10 @@ class Estimate(BaseModel):
     reclaimable_bytes: cached blocks and fragments that the allocator gives back to the device
         before it runs out of memory.
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
-    mfu, hfu: over the dense bf16 peak in every format; products in 8 or 4 bits may exceed 1.
+    mfu: TorchTitan's count over the dense bf16 peak in every format: attention in full, so windows
+        (and products in 8 or 4 bits) may take it over 1.
+    hfu: work that the hardware does over the same peak: causal and windowed attention, the head,
+        and all that checkpointing recomputes.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
         (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
     communication: by dimension, what the layout communicates. All-reduces of a few bytes (gradient

@@ -49,26 +49,26 @@ class Silicon:
     power_exponent: float
     source: str
 
-    def _units(self, peak_flops_per_second: float, clock_hz: float) -> float:
-        """Matrix units of a product over those of the reference: peak over clock."""
-        return peak_flops_per_second / self.peak_flops_per_second * self.clock_hz / clock_hz
-
-    def static_power_watts(self, peak_flops_per_second: float, clock_hz: float) -> float:
-        """What a product draws whatever its clock, in proportion to its units."""
-        static = STATIC_SHARE * self.timed_power_watts
-        return static * self._units(peak_flops_per_second, clock_hz)
+    def static_share(self, clock_hz: float) -> float:
+        """What a product draws whatever its clock, over its nominal power."""
+        return STATIC_SHARE * self.timed_power_watts / self._unit_watts(clock_hz)
 
     def nominal_power_watts(self, peak_flops_per_second: float, clock_hz: float) -> float:
         """Board power at which a product of this silicon holds its own peak.
 
         P = units x (static + (full - static) x clock^(1 / x)), over the reference's
+        units: peak over clock.
         So what a throttled product sustains depends on its limit and its units, whatever clock its
         datasheet names.
         """
-        units = self._units(peak_flops_per_second, clock_hz)
+        units = peak_flops_per_second / self.peak_flops_per_second * self.clock_hz / clock_hz
+        return units * self._unit_watts(clock_hz)
+
+    def _unit_watts(self, clock_hz: float) -> float:
+        """Board power of as many units as the reference has, at this clock."""
         static = STATIC_SHARE * self.timed_power_watts
         faster = float((clock_hz / self.clock_hz) ** (1.0 / self.power_exponent))
-        return units * (static + (self.full_power_watts - static) * faster)
+        return static + (self.full_power_watts - static) * faster
 
     @property
     def timed_power(self) -> float:

@@ -149,6 +149,7 @@ def _expert_sizes(
         "tokens_grouped": routed + local * _padding_rows(batch, training, rules),
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
+        "tokens_of_mean_expert": apart * model.num_experts_per_tok / local,
     }
 
 

@@ -9,8 +9,11 @@ so that legal and illegal layouts both abound.
 import itertools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +25,9 @@ from planner.columns import BoolColumn, LayoutBatch, schedule_is
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
-from planner.estimates import estimate_job, estimate_layouts
+from planner.estimates import dense_peak, estimate_job, estimate_layouts
 from planner.intake.jobs import read_job, read_training
-from planner.intake.machines import read_cluster
+from planner.intake.machines import load_gpu, read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
@@ -41,8 +44,10 @@ from planner.trainers.registry import TRAINERS
 from tests.conftest import one_fast
 
 SEED, NUM_JOBS, ROWS = 20261103, 600, 80
+NUM_ODD, ODD_ROWS = 60, 40
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
 SIMULATED = 150
+HALVES = ("bf16", "fp16")
 SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
 
 
@@ -74,11 +79,59 @@ def jobs() -> tuple[Priced, ...]:
     return tuple(priced(draw, *place) for place in places)
 
 
-def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Priced:
-    num_gpus = int(draw.choice(NUM_GPUS))
+@cache
+def odd_jobs() -> tuple[Priced, ...]:
+    """Custom GPUs, nodes of any size, other power limits, overlaps switched off and on."""
+    draw = np.random.default_rng(SEED)
+    models, gpus, trainers = model_names(), gpu_names(), tuple(TRAINERS)
+    return tuple(
+        priced(
+            draw,
+            str(draw.choice(models)),
+            odd_gpu(draw, str(draw.choice(gpus))),
+            trainers[i % len(trainers)],
+            rows=ODD_ROWS,
+            num_gpus=(node := int(draw.integers(1, 17))) * int(draw.choice((1, 2, 8))),
+            cluster={"gpus_per_node": node, "power_limit": float(draw.choice((50, 350, 1500)))},
+            overlap={axis: bool(draw.random() < 0.5) for axis in ("dp", "tp", "pp", "ep")},
+        )
+        for i in range(NUM_ODD)
+    )
+
+
+def odd_gpu(draw: np.random.Generator, base: str) -> dict[str, Any]:
+    """A catalogue GPU with some figures many times smaller or larger, also against each other."""
+    gpu, by = load_gpu(base), (0.1, 0.5, 2.0, 10.0)
+    figures = ("memory_bytes", "memory_bandwidth_bytes_per_second", "nominal_power_watts")
+    given = {
+        name: float(getattr(gpu, name) * draw.choice(by))
+        for name in (*figures, "power_limit_watts")
+        if draw.random() < 0.3
+    }
+    if draw.random() < 0.3:
+        given |= {"boost_clock_hz": float(draw.choice((2e8, 3e9))), "num_sms": 7}
+    if draw.random() < 0.3:
+        given["scale_up"] = {"gpus": int(draw.choice((1, 3, 5, 16)))}
+    more = draw.choice(by)
+    peaks = {dtype: float(rate * more) for dtype, rate in gpu.peak_flops_per_second.items()}
+    return {"base": base, "peak_flops": peaks, **given}
+
+
+def priced(
+    draw: np.random.Generator,
+    model: str,
+    gpu: str | dict[str, Any],
+    trainer: str,
+    *,
+    rows: int = ROWS,
+    num_gpus: int | None = None,
+    cluster: Mapping[str, Any] = MappingProxyType({}),
+    **training: Any,
+) -> Priced:
+    num_gpus = num_gpus or int(draw.choice(NUM_GPUS))
     context = Context(
         model=read_model(model),
-        cluster=read_cluster({"gpu": gpu, "num_gpus": num_gpus}),
+        cluster=read_cluster({"gpu": gpu, "num_gpus": num_gpus, **cluster}),
         training=read_training(
             {
                 "seq_len": int(draw.choice((1024, 4096, 8192, 65536))),
@@ -95,11 +148,12 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
                 "optimizer": str(
                     draw.choice(("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"))
                 ),
+                **training,
             }
         ),
     )
-    batch = random_layouts(draw, context, ROWS)
-    legal = np.ones(ROWS, dtype=np.bool_)
+    batch = random_layouts(draw, context, rows)
+    legal = np.ones(rows, dtype=np.bool_)
     for _, mask in broken_rules(batch, context):
         legal &= ~mask
     chosen = batch.take(np.flatnonzero(legal))
@@ -242,7 +296,7 @@ def test_a_dispatcher_is_the_releases_own_and_needs_experts() -> None:
 
 def test_every_legal_layout_is_priced_in_full() -> None:
     wrong = []
-    for job in jobs():
+    for job in (*jobs(), *odd_jobs()):
         if job.prices is None:
             continue
         p = job.prices
@@ -261,11 +315,23 @@ def test_every_legal_layout_is_priced_in_full() -> None:
         sound &= (p.peak_allocated_bytes <= p.peak_reserved_bytes) & (
             p.peak_reserved_bytes <= p.device_bytes
         )
+        sound &= (np.array([getattr(p.memory, name) for name in SUMMED]) >= 0).all(axis=(0, 1))
+        sound &= ~does_more_than_the_peak(job)
         wrong += [
             f"{job.name}: {job.legal_batch.row(int(row))!r}"
             for row in np.flatnonzero(~sound & ~known_defect(job))
         ]
     assert not wrong, f"{len(wrong)} of {len(legal_rows())}; first: {wrong[0]}"
+
+
+def does_more_than_the_peak(job: Priced) -> BoolColumn:
+    """Whether products and attention in 16 bits beat the datasheet."""
+    peak, halves = dense_peak(job.context.cluster), [PRECISIONS.names.index(n) for n in HALVES]
+    if job.prices is None or peak is None:
+        return np.zeros(len(job.legal_batch), dtype=np.bool_)
+    flops, seconds = job.prices.stage_seconds.hardware_flops, job.prices.step_seconds
+    alike = (job.legal_batch.param_dtype == 0) & np.isin(job.legal_batch.precision, halves)
+    return np.asarray(alike & (flops > peak * seconds))
 
 
 def known_defect(job: Priced) -> BoolColumn:

@@ -10,7 +10,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.step_seconds import PARTS
 from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
+from planner.intake.machines import load_gpu, read_cluster
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
@@ -118,6 +118,26 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
 
     quicker, slower = (price(cluster(x), row).step_seconds[0] for x in (faster, 1.0))
     assert quicker <= slower * (1 + 1e-12)
+
+
+@tiers(
+    15,
+    80,
+    name=st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb", "mi300x")),
+    row=layouts(),
+    more=st.floats(1.0, 16.0),
+    share=st.floats(0.2, 1.5),
+)
+def test_more_peak_at_the_same_power_is_never_slower(
+    name: str, row: Layout, more: float, share: float
+) -> None:
+    """Also where the limit feeds fewer units than the GPU has."""
+    gpu = load_gpu(name)
+    larger = {dtype: rate * more for dtype, rate in gpu.peak_flops_per_second.items()}
+    limit = gpu.power_limit_watts * share
+    gpus = {"base": name, "peak_flops": larger}, name
+    quicker, slower = (price(pricer(gpu=one, power_limit=limit), row) for one in gpus)
+    assert quicker.step_seconds[0] <= slower.step_seconds[0] * (1 + 1e-9)
 
 
 @tiers(15, 80, row=layouts())

@@ -29,8 +29,9 @@ needs_torchtitan = [
     pytest.mark.slow,
     pytest.mark.skipif(LINE not in ("0.2", "0.3") and not IN_CI, reason=MISSING),
 ]
+ABOUT_03 = "about torchtitan 0.3.x, under which test_real_torchtitan_03.py runs it"
 only_02 = pytest.mark.skipif(LINE == "0.3", reason="about torchtitan 0.2.x")
-only_03 = pytest.mark.skipif(LINE != "0.3", reason="about torchtitan 0.3.x")
+only_03 = pytest.mark.skipif(LINE != "0.3", reason=ABOUT_03)
 
 
 # Imports what takes long once (argv), then runs every program that stdin names in a fork.

@@ -86,6 +86,36 @@ def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
         assert name in pinned or name == "setuptools", f"{name} is not in constraints.txt"
 
 
+def pins(file: Path) -> dict[str, str]:
+    """The exact releases that a file of requirements names."""
+    found = re.findall(r"^([\w.-]+)(?:\[.*\])?==([^\s;]+)", file.read_text(), re.MULTILINE)
+    return {distribution(name).replace("_", "-"): version for name, version in found}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "hashes").iterdir()))
+def test_all_that_is_installed_has_a_hash_and_the_pinned_release(name: str) -> None:
+    """`make hashes` writes these files; no address of an index is in them."""
+    file, judged = ROOT / "hashes" / f"{name}.txt", ROOT / f"{name}-requirements.txt"
+    hashed = pins(file)
+    entries = re.split(r"\n(?=\S)", file.read_text().strip())
+    assert all(re.search(r"==\S+.* \\\n( +--hash=sha256:[0-9a-f]{64}.*\n?)+$", e) for e in entries)
+    assert "://" not in file.read_text()
+    wanted = pins(judged if judged.exists() else ROOT / "constraints.txt")
+    assert not judged.exists() or hashed == wanted
+    assert {one: hashed[one] for one in hashed.keys() & wanted.keys()}.items() <= wanted.items()
+
+
+@pytest.mark.parametrize(("name", "extras"), [
+    ("service", ("server", "postgres")),
+    ("probe", ("server", "postgres", "probe")),
+    ("test", ("dev", "docs", "server", "postgres")),
+])  # fmt: skip
+def test_what_is_declared_has_a_hash(name: str, extras: tuple[str, ...]) -> None:
+    wanted = [*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra])]
+    missing = {distribution(one) for one in wanted} - pins(ROOT / "hashes" / f"{name}.txt").keys()
+    assert missing == set()
+
+
 def test_there_is_one_version_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of package, library, command and OpenAPI; the cost model has its own, `model_version`."""
     from setuptools.config.pyprojecttoml import read_configuration
@@ -118,9 +148,10 @@ def test_images_are_made_of_what_is_there() -> None:
     assert all((ROOT / source).exists() for source in sources)
     stages = [line.split()[-1] for line in lines if line.startswith("FROM ")]
     assert {"service", "worker", "probe"} <= set(stages)
-    for line in lines:
-        for extra in re.findall(r"'\.\[(.*)\]'", line):
-            assert set(extra.split(",")) <= set(EXTRAS)
+    hashed = re.findall(r"--require-hashes --requirement (\S+)", "\n".join(lines))
+    assert hashed == ["hashes/service.txt", "hashes/probe.txt"]
+    assert all((ROOT / file).exists() for file in hashed)
+    assert all("--timeout=" in line for line in lines if line.startswith("HEALTHCHECK"))
 
 
 def test_images_run_commands_that_exist() -> None:

@@ -38,9 +38,8 @@ def batch_of(modes: list[str]) -> LayoutBatch:
 
 def _redone(found: Estimate) -> tuple[float, float]:
     """Recomputed seconds, and recomputed flops over required ones."""
-    assert found.hfu is not None
-    assert found.mfu is not None
-    return found.time.recompute_seconds, found.hfu / found.mfu - 1.0
+    done, required = ((one.hfu or 0.0) * (one.step_seconds or 0.0) for one in (found, of("none")))
+    return found.time.recompute_seconds, done / required - 1.0
 
 
 def _peak(ac: str, **more: object) -> float:

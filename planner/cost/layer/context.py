@@ -156,6 +156,7 @@ class OpCost:
     forward, input_grad, weight_grad: seconds on the device, communication excluded.
     forward_kernels, backward_kernels: kernel launches, fused in the layouts that fuse.
     singles: kernels that are launched one by one in any case, in each direction.
+    flops: of matrix products and attention in forward, on a rank with a mean share of the tokens.
     waits: times that the forward makes the host wait for the device.
     exposed_forward, exposed_backward: seconds of communication that nothing hides.
     """

@@ -47,7 +47,7 @@ def gemm_cost(
             forward_kernels=one,
             backward_kernels=2.0 * one,
             singles=_calls_of_experts(context, op),
-            flops=2.0 * b * r * c * d,
+            flops=_flops(context, op),
         )
     q = context.quantises(op)
     does = {name: share * q.products[name] for name in gemms}
@@ -132,7 +132,7 @@ def _quantised_cost(
         forward_kernels=1.0 + _sum(used, FORWARD, zero),
         backward_kernels=2.0 + _sum(used, BACKWARD, zero),
         singles=_calls_of_experts(context, op),
-        flops=2.0 * b * r * c * d,
+        flops=_flops(context, op),
         **_waits(context, op, elements),
     )
 
@@ -164,6 +164,12 @@ def _product_seconds(
         )
         for name, of_product in sizes.items()
     }
+
+
+def _flops(context: CostContext, op: Gemm) -> FloatColumn:
+    """Flops of the forward product on a mean rank, (U,); its seconds are the busiest rank's."""
+    rows = ("tokens_of_mean_expert",) if op.role == "expert" else op.rows
+    return 2.0 * context.product((*rows, *op.cols, *op.depth, *op.batch))
 
 
 def _gradient_bytes(context: CostContext) -> FloatColumn:

@@ -63,7 +63,7 @@ class UnitTimes:
         nothing hides.
     redone_seconds: what weight gradients that are computed later recompute
         (`cost.layer.weight_grads`).
-    recompute_flops: of matmuls and attention.
+    recompute_flops, redone_flops: of these two, of matmuls and attention.
     """
 
     forward_seconds: FloatColumn
@@ -79,6 +79,7 @@ class UnitTimes:
     exposed_backward: FloatColumn
     redone_seconds: FloatColumn
     recompute_flops: FloatColumn
+    redone_flops: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ def unit_times(
         exposed_backward=work.exposed_backward + exposed,
         redone_seconds=redone * work.weight_groups,
         recompute_flops=flops,
+        redone_flops=flops * work.weight_groups,
     )
 
 

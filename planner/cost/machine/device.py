@@ -28,7 +28,6 @@ FP16_BYTES = 2.0
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
 WIDE_HEAD = 128.0
-LEAST_POWER = 0.01  # a limit below what the board draws anyway still clocks
 BEFORE_GROUPED = frozenset({"volta", "ampere", "ada"})
 # torch's memory-efficient attention multiplies fp32 by three products of TF32 halves
 # (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h,
@@ -40,16 +39,20 @@ SINGLE = -1  # last row of the rates, for param_dtype float32
 def dynamic_power(gpu: GpuSpec, kernels: KernelProfile, limit_watts: float) -> float:
     """Dynamic power at a board limit, over that at which dense GEMMs hold the GPU's full clock.
 
+    P = units^(1 / x) x (limit / (nominal units) - static) / (1 - static)
+    static: share of the nominal power that is drawn whatever the clock.
+    units: share of its units that a GPU runs; the others, which cost more static power than they
+        bring, are off: units (limit / units - static)^x is largest at (1 - x) limit / static. So
+        more units never make a GPU slower under the same limit.
     A family whose silicon nobody measured clocks as the one whose kernels price it.
     """
-    silicon, peaks = SILICON.get(gpu.family), gpu.peak_flops_per_second
-    peak = peaks.get("bf16") or peaks.get("fp16")
-    if silicon is None or not peak:
-        static, alike = STATIC_SHARE * gpu.nominal_power_watts, kernels.timed_power
-    else:
-        clock = gpu.boost_clock_hz or silicon.clock_hz
-        static, alike = silicon.static_power_watts(peak, clock), 1.0
-    return alike * (limit_watts - static) / (gpu.nominal_power_watts - static)
+    silicon, x = SILICON.get(gpu.family), kernels.power_exponent
+    static, alike = STATIC_SHARE, kernels.timed_power
+    if silicon is not None and gpu.peak_flops_per_second.keys() & {"bf16", "fp16"}:
+        static, alike = silicon.static_share(gpu.boost_clock_hz or silicon.clock_hz), 1.0
+    limit = limit_watts / gpu.nominal_power_watts
+    units = min(1.0, max((1.0 - x) * limit / static, limit))
+    return float(alike * units ** (1.0 / x) * (limit / units - static) / (1.0 - static))
 
 
 def relative_clock(kernels: KernelProfile, power: float) -> float:
@@ -62,8 +65,7 @@ def relative_clock(kernels: KernelProfile, power: float) -> float:
     H100 as much as at 8k. Memory-bound kernels do not throttle.
     Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
     """
-    here, timed = min(1.0, max(power, LEAST_POWER)), min(1.0, kernels.timed_power)
-    return float((here / timed) ** kernels.power_exponent)
+    return float((min(1.0, power) / min(1.0, kernels.timed_power)) ** kernels.power_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
