@@ -225,7 +225,8 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
             "outages of the database": outages,
             "seconds": round(time.monotonic() - started),
             **_found(wiring, asked, log),
-            "jobs given up, and queued again by hand": given_up,
+            "jobs given up, and queued again by hand": given_up.total(),
+            **{f"of these {kind}": number for kind, number in sorted(given_up.items())},
         }
     finally:
         stop.set()
@@ -246,9 +247,12 @@ def _end_of(name: str, chance: random.Random) -> float:
     return time.monotonic() + chance.uniform(*UP_SECONDS[name.split(" ")[0]])
 
 
-def _come_to_rest(wiring: Wiring) -> int:
-    """Waits until nothing is open; what was given up is queued again, as a person would."""
-    given_up = 0
+def _come_to_rest(wiring: Wiring) -> Counter[str]:
+    """Waits until nothing is open; what was given up is queued again, as a person would.
+
+    Returns how many were, by kind and failure.
+    """
+    given_up: Counter[str] = Counter()
     for _ in range(ROUNDS):
         _wait_until(lambda: not jobs_in(wiring, failed=False), "rest")
         failed = jobs_in(wiring, failed=True)
@@ -256,7 +260,7 @@ def _come_to_rest(wiring: Wiring) -> int:
             break
         for job in failed:
             retry(wiring, job.id)
-        given_up += len(failed)
+        given_up.update(f"{job.kind}: {job.failure}" for job in failed)
     return given_up
 
 
