@@ -137,7 +137,11 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         if job_id is not None:
             query = query.where(table.id == plain_text(job_id))
         else:
-            waited = or_(table.not_before.is_(None), table.not_before <= database_time())
+            waited = or_(
+                table.not_before.is_(None),
+                table.not_before <= database_time(),
+                table.not_before > database_time(LONGEST_DELAY_SECONDS),  # its clock was put back
+            )
             query = query.where(waited, *self._may_start())
         first = query.order_by(table.priority.desc(), table.created_at, table.id)
         return self._take(first, lease, counts=True, fresh=True)

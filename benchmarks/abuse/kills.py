@@ -70,6 +70,7 @@ REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 KILLS_AN_OUTAGE, AWAY_SECONDS = 5, (6.0, 12.0)
 ROUNDS = 5  # of queueing again what was given up
+Run = Callable[[argparse.Namespace, str, Callable[[float], None], Path], dict[str, object]]
 SERVICE, WORKERS, COMPLETED = "service", ("worker 1", "worker 2"), "completed"
 
 
@@ -196,15 +197,15 @@ def processes_on(url: str, folder: Path, services: Sequence[str]) -> Processes:
         "PLANNER_PROBE_PROGRAM": str(program),
         "PLANNER_PROBE_PYTHON": str(light_python.install(folder)),
     }
-    return Processes({**clean_environment(), **surroundings}, ports, folder / "log")
+    return Processes({**clean_environment(), **surroundings}, ports, folder.parent / "log")
 
 
 def run(
-    url: str, away: Callable[[float], None], folder: Path, kills: int, seed: int
+    given: argparse.Namespace, url: str, away: Callable[[float], None], folder: Path
 ) -> dict[str, object]:
     """Load and kills on one database; what came of it."""
     processes = processes_on(url, folder, (SERVICE,))
-    asked, stop, chance = Asked(), threading.Event(), random.Random(seed)
+    asked, stop, chance = Asked(), threading.Event(), random.Random(given.seed)
     address, names = f"http://127.0.0.1:{processes.ports[SERVICE]}", (SERVICE, *WORKERS)
     clients = [
         threading.Thread(target=ask, args=(address, kind, number, asked, stop), daemon=True)
@@ -220,7 +221,7 @@ def run(
             client.start()
         wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
         ends = {name: _end_of(name, chance) for name in names}
-        while sum(hits.values()) < kills:
+        while sum(hits.values()) < given.kills:
             name = min(ends, key=ends.__getitem__)
             time.sleep(max(0.0, ends[name] - time.monotonic()))
             ends[name] = _end_of(name, chance)
@@ -353,24 +354,24 @@ def database(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[float], N
         yield f"postgresql://planner@/kills?{server}", restart
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
+def on_each_database(parser: argparse.ArgumentParser, run: Run) -> int:
+    """Runs and prints what came of it; 1 where a number whose key ends in ! is not 0."""
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    kinds = ("sqlite", "postgres") if given.database == "both" else (given.database,)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     wrong = False
-    for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="planner-kills-") as name:
-            folder = Path(name)
+    for kind in ("sqlite", "postgres") if given.database == "both" else (given.database,):
+        with tempfile.TemporaryDirectory(prefix="planner-abuse-") as name:
+            folder = Path(name) / "disk"
+            folder.mkdir()
             with database(kind, folder) as (url, away):
                 try:
-                    found = run(url, away, folder, given.kills, given.seed)
+                    found = run(given, url, away, folder)
                 except TimeoutError:
-                    sys.stderr.write((folder / "log").read_text()[-4000:])
+                    sys.stderr.write((folder.parent / "log").read_text()[-4000:])
                     raise
         wrong |= any(number for key, number in found.items() if key.endswith("!"))
         if given.json:
@@ -383,7 +384,12 @@ def main() -> int:
     return int(wrong)
 
 
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    return on_each_database(parser, run)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     sys.exit(main())

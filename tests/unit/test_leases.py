@@ -279,6 +279,17 @@ def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlT
     assert (again.attempts, again.not_before) == (2, None)
 
 
+def test_a_clock_that_is_put_back_lets_nothing_wait_longer_than_the_longest_delay(
+    engine: Engine, queue: SqlTaskStore
+) -> None:
+    claimed = claim(queue)
+    queue.retry(claimed.record, TaskEnd(state="failed"))
+    age(engine, -0.9 * LONGEST_DELAY_SECONDS)
+    assert queue.claim(new_lease()) is None
+    age(engine, -0.2 * LONGEST_DELAY_SECONDS)
+    assert queue.claim(new_lease()) is not None
+
+
 def test_delays_double_are_spread_and_end_somewhere() -> None:
     assert [delay_seconds(attempts, 1.0) for attempts in (1, 2, 3)] == [2.0, 4.0, 8.0]
     assert delay_seconds(1, 0.0) == 1.0
