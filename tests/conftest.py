@@ -283,55 +283,38 @@ def running_postgres() -> Iterator[str]:
     part of its URLs.
     """
     needed("psycopg")
-    programs = _programs()
-    if programs is None:
-        missing("PostgreSQL under /usr/lib/postgresql", "apt-get install postgresql")
-    prefix, owner = _as_server_user()
+    _, owner = _as_server_user()
     folder = Path(tempfile.mkdtemp(prefix="planner-pg-"))
     if owner is not None:
         shutil.chown(folder, owner, owner)
-
-    def run(*command: object) -> None:
-        done = subprocess.run(
-            [*prefix, *map(str, command)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            cwd="/",
-        )
-        assert done.returncode == 0, done.stderr
-
     try:
-        run(
-            programs / "initdb",
-            "-D",
-            folder / "data",
-            "-U",
-            "planner",
-            "--auth=trust",
-            "--no-sync",
-            "-E",
-            "UTF8",
-        )
-        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-        run(
-            programs / "pg_ctl",
-            "-D",
-            folder / "data",
-            "-l",
-            folder / "log",
-            "-w",
-            "-o",
-            options,
-            "start",
-        )
+        settings = ("-U", "planner", "--auth=trust", "--no-sync", "-E", "UTF8")
+        _postgres("initdb", "-D", folder / "data", *settings)
+        control_postgres(folder, "start")
         try:
             yield f"host={folder}"
         finally:
-            run(programs / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop")
+            control_postgres(folder, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def control_postgres(folder: Path, *order: str) -> None:
+    """Starts or stops the server of a folder."""
+    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+    files = ("-D", folder / "data", "-l", folder / "log")
+    _postgres("pg_ctl", *files, "-w", "-t", "300", "-o", options, *order)
+
+
+def _postgres(program: str, *arguments: object) -> None:
+    programs, (prefix, _) = _programs(), _as_server_user()
+    if programs is None:
+        missing("PostgreSQL under /usr/lib/postgresql", "apt-get install postgresql")
+    command = [*prefix, *map(str, (programs / program, *arguments))]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

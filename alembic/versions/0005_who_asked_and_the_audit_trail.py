@@ -36,12 +36,17 @@ def upgrade() -> None:
         sa.Column("gpu_seconds", sa.Float(), nullable=True),
         sa.Column("detail", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_audit_events"),
+        if_not_exists=True,  # a downgrade kept it
     )
-    op.create_index("ix_audit_events_asked_by_id", "audit_events", ["asked_by", "id"])
+    op.create_index(
+        "ix_audit_events_asked_by_id", "audit_events", ["asked_by", "id"], if_not_exists=True
+    )
 
 
 def downgrade() -> None:
-    op.drop_table("audit_events")
+    count = sa.text("SELECT count(*) FROM audit_events")
+    if not op.get_context().as_sql and op.get_bind().scalar(count) == 0:  # else it is kept
+        op.drop_table("audit_events")
     for table in QUEUES:
         op.drop_column(table, "gpu_seconds")
         op.drop_column(table, "not_before")

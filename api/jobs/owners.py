@@ -1,13 +1,13 @@
 """Owners of a job: a process, distinct from those of other hosts, boots and containers.
 
-An owner's name is "host:pid:boot:namespace:start:random". Two containers may share a host's name,
-and a process may get the number of one that ended; then another part differs.
+An owner's name is "host:pid:boot:namespace:start:random:oom_kills". Two containers may share a
+host's name, and a process may get the number of one that ended; then another part differs.
 """
 
 import os
 import platform
 import secrets
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +18,10 @@ _START_FIELD = 19  # of /proc/PID/stat after the command's name: clock ticks sin
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of a machine. boot, namespace, start: empty where the system does not tell."""
+    """A process of a machine. boot, namespace, start, oom_kills: empty where the system is silent.
+
+    oom_kills: processes that the machine had killed for want of memory when this one began to own.
+    """
 
     host: str
     pid: int
@@ -26,17 +29,16 @@ class Process:
     namespace: str
     start: str
     random: str
+    oom_kills: str = ""
 
     def __str__(self) -> str:
-        return ":".join(
-            (self.host, str(self.pid), self.boot, self.namespace, self.start, self.random)
-        )
+        return ":".join(map(str, astuple(self)))
 
     @classmethod
     def parse(cls, name: str) -> "Process | None":
         """The process of this name; None for a name that is none of ours (an older version's)."""
         parts = name.split(":")
-        if len(parts) != 6 or not parts[1].isdigit():
+        if len(parts) not in (6, 7) or not parts[1].isdigit():
             return None
         return cls(parts[0], int(parts[1]), *parts[2:])
 
@@ -55,6 +57,7 @@ def _this(pid: int) -> Process:
         namespace=_namespace(),
         start=_start_of(pid) or "",
         random=secrets.token_hex(4),
+        oom_kills=_oom_kills(),
     )
 
 
@@ -70,6 +73,20 @@ def has_crashed(name: str | None) -> bool:
     if (that.boot, that.namespace) != (this.boot, this.namespace):
         return False
     return _start_of(that.pid) != that.start
+
+
+def was_killed(name: str | None) -> bool:
+    """Whether a crashed owner's machine lives, and has had memory for everybody since it began.
+
+    Then nothing says that what it worked on took it down.
+    """
+    that, now = Process.parse(name or ""), _oom_kills()
+    return that is not None and has_crashed(name) and that.oom_kills == now != ""
+
+
+def _oom_kills() -> str:
+    found = [line for line in _read(_PROC / "vmstat").splitlines() if line.startswith("oom_kill ")]
+    return found[0].split()[1] if found else ""
 
 
 def _namespace() -> str:

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from planner.api.jobs.leases import Claimed, abandoned, take_over
+from planner.api.jobs.owners import was_killed
 from planner.api.jobs.probes import OOM, end_of
 from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
 from planner.api.storage.queue import LOST_WORKERS, lost_workers
@@ -67,7 +68,8 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     elif ours.max_attempts > 1:
         kind, message = LOST_WORKERS, lost_workers(ours.attempts, crashed.owner)
     end = ProbeEnd(state="failed", results=results, failure=kind, message=message)
-    return wiring.probes.retry(ours, end)
+    counts = kind != LOST_WORKERS or not was_killed(crashed.owner)
+    return wiring.probes.retry(ours, end, counts=counts)
 
 
 def _is_awaited(wiring: Wiring, record: ProbeRecord) -> bool:

@@ -15,6 +15,7 @@ from planner.api.calibration.update import update_from_probes
 from planner.api.errors import UnavailableError
 from planner.api.jobs.leases import abandoned, new_lease, take_over
 from planner.api.jobs.observer import Observer
+from planner.api.jobs.owners import was_killed
 from planner.api.jobs.plans import subject_of
 from planner.api.jobs.probe_recovery import recover
 from planner.api.jobs.probes import BACKEND, run_probe
@@ -236,14 +237,18 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        for task in abandoned(self.queue, check_processes=True):
-            ours = take_over(self.queue, task)
-            if ours is not None:
-                message = lost_workers(task.attempts, task.owner)
-                self.queue.retry(ours, self._failed(LOST_WORKERS, message))
+        self.end_abandoned()
         self._run_errands_here()
         self._prune_audit()
         return self.queue.claim(new_lease())
+
+    def end_abandoned(self) -> None:
+        """Puts tasks of crashed owners back into the queue, or ends them."""
+        for task in abandoned(self.queue, check_processes=True):
+            ours = take_over(self.queue, task)
+            if ours is not None:
+                end = self._failed(LOST_WORKERS, lost_workers(task.attempts, task.owner))
+                self.queue.retry(ours, end, counts=not was_killed(task.owner))
 
     def _errands(self) -> Sequence[Callable[[], object]]:
         return (

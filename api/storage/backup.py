@@ -2,13 +2,15 @@
 
 import shlex
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import JSON, Connection, Engine, text
 
 from planner.api.errors import fault
-from planner.api.storage.engine import is_memory, store_errors
+from planner.api.storage.engine import is_memory, make_private, store_errors, to_read
+from planner.api.storage.tables import Base
 from planner.errors import StoreError
 
 PAGES_AT_ONCE = 1000  # between which others may write
@@ -52,10 +54,12 @@ def back_up(engine: Engine, file: Path) -> int:
         raise fault("FILE", str(file), f"a backup of this database {rule}", _command(engine, file))
     if file.exists():
         raise fault("FILE", str(file), "is there already", "name a new file")
+    origin = to_read(Path(str(engine.url.database)))
     with store_errors(engine):
         try:
+            make_private(file)
             with (
-                closing(sqlite3.connect(f"file:{engine.url.database}?mode=ro", uri=True)) as source,
+                closing(sqlite3.connect(origin, uri=True)) as source,
                 closing(sqlite3.connect(file)) as copy,
             ):
                 source.backup(copy, pages=PAGES_AT_ONCE)
@@ -103,7 +107,19 @@ def _of_the_file(connection: Connection) -> list[str]:
     return [
         *([] if said == ["ok"] else [f"the file is damaged: {_some(said)}"]),
         *([f"rows refer to what is not there, in {_some(broken)}"] if broken else []),
+        *_no_json(connection),
     ]
+
+
+def _no_json(connection: Connection) -> Iterator[str]:
+    """Columns of JSON that hold something else; PostgreSQL would not have taken it."""
+    for table in Base.metadata.sorted_tables:
+        for column in table.columns:
+            if isinstance(column.type, JSON):
+                key = " || ' ' || ".join(f'"{one.name}"' for one in table.primary_key)
+                wrong = f'SELECT {key} FROM {table.name} WHERE NOT json_valid("{column.name}")'
+                if ids := list(map(str, connection.scalars(text(wrong)))):
+                    yield f"{table.name}: {column.name} is no JSON: {_some(ids)}"
 
 
 def _some(names: list[str]) -> str:

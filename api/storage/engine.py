@@ -4,7 +4,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,7 +102,8 @@ def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
     dumps = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     if url.get_backend_name() == "sqlite":
         options: dict[str, Any] = {
-            "connect_args": {"timeout": limits.seconds, "check_same_thread": False}
+            "connect_args": {"timeout": limits.seconds, "check_same_thread": False},
+            "json_deserializer": _json_or_text,
         }
         if is_memory(url):
             options["poolclass"] = StaticPool
@@ -128,6 +129,20 @@ def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
         raise StoreError(
             f"PostgreSQL needs the psycopg driver; {how_to_install('postgres')}"
         ) from None
+
+
+def _json_or_text(stored: str) -> Any:
+    """A column of JSON; what is none, as the text it is, which no reader takes for a row."""
+    try:
+        return json.loads(stored)
+    except ValueError:
+        return stored
+
+
+def make_private(path: Path) -> None:
+    """Makes an empty file that only we may read, if it is not there; SQLite's logs follow it."""
+    with suppress(OSError):  # SQLite says so in its own words
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def _make_folder(path: Path) -> None:
@@ -162,9 +177,14 @@ def _mind_the_file(engine: Engine, path: Path) -> None:
         record.info["file"] = _identity(path)
         known[:] = [record.info["file"] or (0, 0)]
 
-    def before_connect(_: object, __: object, ___: object, ____: object) -> None:
+    def before_connect(_: object, __: object, ___: object, named: dict[str, Any]) -> Any:
         if known and _identity(path) is None:
             raise sqlite3.OperationalError(f"the file {path} is gone; put it back")
+        if _identity(path) is None:
+            make_private(path)
+        elif not _may_write(path):
+            return sqlite3.connect(to_read(path), uri=True, **named)
+        return None
 
     def on_checkout(_: object, record: Any, __: object) -> None:
         if record.info.get("file") != _identity(path):
@@ -173,6 +193,16 @@ def _mind_the_file(engine: Engine, path: Path) -> None:
     event.listen(engine, "do_connect", before_connect)
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "checkout", on_checkout)
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
+
+
+def to_read(path: Path) -> str:
+    """The URI that reads a file, also one that we may not write and nobody else has open."""
+    sealed = not _may_write(path) and not Path(f"{path}-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if sealed else ''}"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

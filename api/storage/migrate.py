@@ -117,6 +117,8 @@ def _run(engine: Engine, command: str, revision: str) -> None:
                 getattr(commands, command)(config, revision)
             except CommandError as error:
                 found = _revision(connection)
+                if command == "downgrade":
+                    raise StoreError(f"database {shown(engine)} stays as it is: {error}") from None
                 raise StoreError(
                     f"database {shown(engine)} is at revision {found}, which this version (up "
                     f"to {HEAD}) cannot {command}: {error}; "

@@ -5,7 +5,8 @@ skip what another has locked. Every write of an owner names its fencing token, s
 whose lease was taken over changes nothing. When a lease ends the database's clock says.
 
 A job whose worker is lost waits before it is tried again, longer each time, and has failed with
-LOST_WORKERS once all its attempts are made; `requeue` gives it new ones.
+LOST_WORKERS once all its attempts are made; `requeue` gives it new ones. That a worker was killed
+is no attempt of its job, until MOST_LOSSES were lost.
 """
 
 import math
@@ -32,6 +33,7 @@ from planner.units import counted
 MESSAGE_CHARACTERS = 20_000
 QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
 LOST_WORKERS = "lost_workers"  # the failure of a job that took down every worker it was given to
+MOST_LOSSES = 10  # workers that may be killed under a job before each counts against it
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 2.0, 300.0  # before a second attempt, before any
 Record = TypeVar("Record", bound=JobRecord)
 Filter = TypeVar("Filter")
@@ -135,7 +137,11 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         if job_id is not None:
             query = query.where(table.id == plain_text(job_id))
         else:
-            waited = or_(table.not_before.is_(None), table.not_before <= database_time())
+            waited = or_(
+                table.not_before.is_(None),
+                table.not_before <= database_time(),
+                table.not_before > database_time(LONGEST_DELAY_SECONDS),  # its clock was put back
+            )
             query = query.where(waited, *self._may_start())
         first = query.order_by(table.priority.desc(), table.created_at, table.id)
         return self._take(first, lease, counts=True, fresh=True)
@@ -241,18 +247,22 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         with writing(self.engine) as session:
             return self._record(self._write(session, claimed, values))
 
-    def retry(self, claimed: Record, end: End) -> Record:
+    def retry(self, claimed: Record, end: End, *, counts: bool = True) -> Record:
         """Puts it back into the queue for its next attempt, after a delay.
 
         end: how it ends instead where no attempt is left, or somebody asked to cancel it.
+        counts: whether this attempt does.
         """
         with writing(self.engine) as session:
             row = self._row(session, claimed.id, lock=True)
-            if row.attempts >= row.max_attempts or row.cancel_requested:
+            lost = row.fencing_token // 2  # a loss is a claim and a taking over
+            counts = counts or lost >= MOST_LOSSES
+            if (counts and row.attempts >= row.max_attempts) or row.cancel_requested:
                 return self._finish(session, claimed, end)
-            seconds = delay_seconds(row.attempts, random.random())
+            seconds = delay_seconds(max(row.attempts, lost), random.random())
             values = {
                 **_WAITING,
+                "attempts": row.attempts - (not counts),
                 "not_before": database_time(seconds),
                 "message": None if end.message is None else plain_text(end.message),
             }

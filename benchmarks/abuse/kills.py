@@ -4,10 +4,11 @@
 
 Starts the real service and two workers on a new database, each a process. Clients ask for plans
 under Idempotency-Keys until they are answered, for probes and for studies; one process after the
-other gets SIGKILL and is started again, and after every few of these the database takes nothing for
-a while. Then everything is let come to rest, what was given up is
-queued again, and the table says what was lost, done twice or does not fit together. Exits 1 where
-anything was. Probes run a stand-in program that writes a line when it has run to completion.
+other gets SIGKILL and is started again, and after every few of these the database is away for a
+while: SQLite's is locked, PostgreSQL's server is killed and started again. Then everything is let
+come to rest, what was given up is queued again, and the table says what was lost, done twice or
+does not fit together. Exits 1 where anything was. Probes run a stand-in program that writes a line
+when it has run to completion.
 """
 
 import argparse
@@ -17,20 +18,21 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import func, select
 
 from planner.api.jobs.queues import jobs_in, retry
 from planner.api.settings import Settings
@@ -41,7 +43,7 @@ from planner.api.storage.migrate import upgrade
 from planner.api.storage.tables import AuditRow, MeasurementRow, PlanRow
 from planner.api.storage.transactions import reading
 from planner.api.wiring import Wiring, wire
-from tests.conftest import ROOT, clean_environment, running_postgres
+from tests.conftest import ROOT, clean_environment, control_postgres, running_postgres
 from tests.stand_ins import light_python, worker
 
 TINY: dict[str, Any] = {
@@ -68,7 +70,8 @@ REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 KILLS_AN_OUTAGE, AWAY_SECONDS = 5, (6.0, 12.0)
 ROUNDS = 5  # of queueing again what was given up
-SERVICE, WORKERS = "service", ("worker 1", "worker 2")
+Run = Callable[[argparse.Namespace, str, Callable[[float], None], Path], dict[str, object]]
+SERVICE, WORKERS, COMPLETED = "service", ("worker 1", "worker 2"), "completed"
 
 
 @dataclass
@@ -76,20 +79,22 @@ class Processes:
     """The service and its workers; each can be killed and started again."""
 
     environment: dict[str, str]
-    port: int
+    ports: dict[str, int]  # of services; everything else is a worker
     log: Path
+    roots: dict[str, Path] = field(default_factory=dict)  # checkouts other than this one
     running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
         """Starts it, or starts it again."""
-        command = ["serve", "--port", str(self.port)]
-        if name != SERVICE:
-            command = ["worker", "--tasks", "1", "--probes", "2"]
+        command = ["worker", "--tasks", "1", "--probes", "2"]
+        if name in self.ports:
+            command = ["serve", "--port", str(self.ports[name])]
+        root = self.roots.get(name, ROOT)
         with self.log.open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", "planner.api.cli", *command],
-                cwd=ROOT,
-                env=self.environment,
+                cwd=root,
+                env={**self.environment, "PYTHONPATH": str(root)},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -170,15 +175,18 @@ def _is_full(address: str, kind: str) -> bool:
     return waiting >= (MOST_OPEN_PROBES if kind == "probe" else 2)
 
 
-def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
-    """Load and kills on one database; what came of it."""
+def processes_on(url: str, folder: Path, services: Sequence[str]) -> Processes:
+    """The processes of a database that is migrated, none started. Completed probes are logged."""
     engine = make_engine(normalise_url(url))
     upgrade(engine)
-    log, program = folder / "completed", folder / "program.py"
-    program.write_text(PROGRAM.format(log=str(log), worker=worker.__file__))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    engine.dispose()
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(log=str(folder / COMPLETED), worker=worker.__file__))
+    ports = {}
+    for name in services:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports[name] = free.getsockname()[1]
     surroundings = {
         "PLANNER_DATABASE_URL": url,
         "PLANNER_PROBE_WORKERS": "0",
@@ -189,9 +197,16 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
         "PLANNER_PROBE_PROGRAM": str(program),
         "PLANNER_PROBE_PYTHON": str(light_python.install(folder)),
     }
-    processes = Processes({**clean_environment(), **surroundings}, port, folder / "log")
-    asked, stop, chance = Asked(), threading.Event(), random.Random(seed)
-    address, names = f"http://127.0.0.1:{port}", (SERVICE, *WORKERS)
+    return Processes({**clean_environment(), **surroundings}, ports, folder.parent / "log")
+
+
+def run(
+    given: argparse.Namespace, url: str, away: Callable[[float], None], folder: Path
+) -> dict[str, object]:
+    """Load and kills on one database; what came of it."""
+    processes = processes_on(url, folder, (SERVICE,))
+    asked, stop, chance = Asked(), threading.Event(), random.Random(given.seed)
+    address, names = f"http://127.0.0.1:{processes.ports[SERVICE]}", (SERVICE, *WORKERS)
     clients = [
         threading.Thread(target=ask, args=(address, kind, number, asked, stop), daemon=True)
         for number, kind in enumerate(CLIENTS)
@@ -204,41 +219,33 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
             processes.start(name)
         for client in clients:
             client.start()
-        _wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
+        wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
         ends = {name: _end_of(name, chance) for name in names}
-        while sum(hits.values()) < kills:
+        while sum(hits.values()) < given.kills:
             name = min(ends, key=ends.__getitem__)
             time.sleep(max(0.0, ends[name] - time.monotonic()))
             ends[name] = _end_of(name, chance)
             hits[name.split(" ")[0]] += processes.kill(name)
             processes.start(name)
             if sum(hits.values()) % KILLS_AN_OUTAGE == 0:
-                _take_away(engine, chance.uniform(*AWAY_SECONDS))
+                away(chance.uniform(*AWAY_SECONDS))
                 outages += 1
         stop.set()
         for client in clients:
             client.join(REST_SECONDS)
         wiring = wire(Settings(database_url=url))
-        given_up = _come_to_rest(wiring)
+        given_up = come_to_rest(wiring)
         return {
             **{f"kills of a {name}": number for name, number in sorted(hits.items())},
             "outages of the database": outages,
             "seconds": round(time.monotonic() - started),
-            **_found(wiring, asked, log),
-            "jobs given up, and queued again by hand": given_up,
+            **what_came(wiring, asked, folder / COMPLETED),
+            "jobs given up, and queued again by hand": given_up.total(),
+            **{f"of these {kind}": number for kind, number in sorted(given_up.items())},
         }
     finally:
         stop.set()
         processes.stop()
-        engine.dispose()
-
-
-def _take_away(engine: Engine, seconds: float) -> None:
-    """Lets the database take nothing for a while, longer than anybody waits for a lock."""
-    with engine.connect().execution_options(planner_writes=True) as holder, holder.begin():
-        if engine.dialect.name == "postgresql":
-            holder.execute(text("LOCK TABLE tasks, probes, plans IN ACCESS EXCLUSIVE MODE"))
-        time.sleep(seconds)
 
 
 def _end_of(name: str, chance: random.Random) -> float:
@@ -246,21 +253,24 @@ def _end_of(name: str, chance: random.Random) -> float:
     return time.monotonic() + chance.uniform(*UP_SECONDS[name.split(" ")[0]])
 
 
-def _come_to_rest(wiring: Wiring) -> int:
-    """Waits until nothing is open; what was given up is queued again, as a person would."""
-    given_up = 0
+def come_to_rest(wiring: Wiring) -> Counter[str]:
+    """Waits until nothing is open; what was given up is queued again, as a person would.
+
+    Returns how many were, by kind and failure.
+    """
+    given_up: Counter[str] = Counter()
     for _ in range(ROUNDS):
-        _wait_until(lambda: not jobs_in(wiring, failed=False), "rest")
+        wait_until(lambda: not jobs_in(wiring, failed=False), "rest")
         failed = jobs_in(wiring, failed=True)
         if not failed:
             break
         for job in failed:
             retry(wiring, job.id)
-        given_up += len(failed)
+        given_up.update(f"{job.kind}: {job.failure}" for job in failed)
     return given_up
 
 
-def _found(wiring: Wiring, asked: Asked, log: Path) -> dict[str, object]:
+def what_came(wiring: Wiring, asked: Asked, log: Path) -> dict[str, object]:
     """What is in the database beside what was promised. Keys that end in ! have to be 0."""
     completed = Counter(log.read_text().split()) if log.exists() else Counter()
     with reading(wiring.store.engine) as session:
@@ -305,7 +315,7 @@ def _all_done(wiring: Wiring) -> int:
             return number
 
 
-def _wait_until(done: Any, what: str) -> None:
+def wait_until(done: Any, what: str) -> None:
     deadline = time.monotonic() + REST_SECONDS
     while not done():
         if time.monotonic() > deadline:
@@ -314,10 +324,20 @@ def _wait_until(done: Any, what: str) -> None:
 
 
 @contextmanager
-def database(kind: str, folder: Path) -> Iterator[str]:
-    """The URL of a new database."""
+def database(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[float], None]]]:
+    """The URL of a new database, and what takes it away for so many seconds.
+
+    SQLite takes nothing then; PostgreSQL's server is killed, and started again.
+    """
     if kind == "sqlite":
-        yield f"sqlite:///{folder / 'planner.db'}"
+
+        def lock(seconds: float) -> None:
+            with closing(sqlite3.connect(folder / "planner.db", isolation_level=None)) as holder:
+                holder.execute("PRAGMA busy_timeout = 60000")
+                holder.execute("BEGIN IMMEDIATE")
+                time.sleep(seconds)
+
+        yield f"sqlite:///{folder / 'planner.db'}", lock
         return
     import psycopg
 
@@ -325,27 +345,33 @@ def database(kind: str, folder: Path) -> Iterator[str]:
         admin = f"postgresql://planner@/postgres?{server}"
         with psycopg.connect(admin, autocommit=True) as connection:
             connection.execute("CREATE DATABASE kills")
-        yield f"postgresql://planner@/kills?{server}"
+
+        def restart(seconds: float) -> None:
+            control_postgres(Path(server.removeprefix("host=")), "-m", "immediate", "stop")
+            time.sleep(seconds)
+            control_postgres(Path(server.removeprefix("host=")), "start")
+
+        yield f"postgresql://planner@/kills?{server}", restart
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
+def on_each_database(parser: argparse.ArgumentParser, run: Run) -> int:
+    """Runs and prints what came of it; 1 where a number whose key ends in ! is not 0."""
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    kinds = ("sqlite", "postgres") if given.database == "both" else (given.database,)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     wrong = False
-    for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="planner-kills-") as name:
-            folder = Path(name)
-            with database(kind, folder) as url:
+    for kind in ("sqlite", "postgres") if given.database == "both" else (given.database,):
+        with tempfile.TemporaryDirectory(prefix="planner-abuse-") as name:
+            folder = Path(name) / "disk"
+            folder.mkdir()
+            with database(kind, folder) as (url, away):
                 try:
-                    found = run(url, folder, given.kills, given.seed)
+                    found = run(given, url, away, folder)
                 except TimeoutError:
-                    sys.stderr.write((folder / "log").read_text()[-4000:])
+                    sys.stderr.write((folder.parent / "log").read_text()[-4000:])
                     raise
         wrong |= any(number for key, number in found.items() if key.endswith("!"))
         if given.json:
@@ -358,7 +384,12 @@ def main() -> int:
     return int(wrong)
 
 
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    return on_each_database(parser, run)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     sys.exit(main())

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 
 from planner.api.errors import NotReadyError
+from planner.api.storage.audit import SqlAuditTrail
 from planner.api.storage.engine import make_engine, normalise_url
 from planner.api.storage.migrate import (
     HEAD,
@@ -19,6 +20,7 @@ from planner.api.storage.migrate import (
     ensure_current,
     upgrade,
 )
+from planner.api.storage.records import AuditFilter
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import Base
 from planner.errors import StoreError
@@ -60,6 +62,22 @@ def test_a_plan_of_an_older_version_stays_and_is_listed_without_its_training(
     upgrade(engine)
     line = store.list_plans().items[0]
     assert (line.id, line.seq_len, line.global_batch_size, line.trainer) == (plan.id, *[None] * 3)
+    assert store.get_plan(plan.id) == plan
+    engine.dispose()
+
+
+def test_a_downgrade_keeps_events_and_deletes_nothing(database_url: str, plan: Plan) -> None:
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    store, trail = SqlStore(engine), SqlAuditTrail(engine)
+    store.save_plan(plan, plan_labels())
+    before = trail.list(AuditFilter()).items
+    assert [event.action for event in before] == ["plan.made"]
+    assert (downgrade(engine, "0004"), upgrade(engine)) == ("0004", HEAD)
+    assert trail.list(AuditFilter()).items == before
+    with pytest.raises(StoreError, match=r"stays as it is: .* what .*plan_layouts, plans holds"):
+        downgrade(engine, "base")
+    assert current_revision(engine) == HEAD
     assert store.get_plan(plan.id) == plan
     engine.dispose()
 

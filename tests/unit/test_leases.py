@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,15 @@ from planner.api.jobs.leases import (
     new_lease,
     take_over,
 )
-from planner.api.jobs.owners import Process, has_crashed, owner
+from planner.api.jobs.owners import Process, has_crashed, owner, was_killed
+from planner.api.jobs.workers import TaskWorkers
 from planner.api.storage.engine import make_engine, normalise_url
 from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
 from planner.api.storage.queue import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     LOST_WORKERS,
+    MOST_LOSSES,
     delay_seconds,
 )
 from planner.api.storage.store import SqlStore
@@ -253,6 +256,20 @@ def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_f
     assert queue.claim(new_lease(), job_id="plan-1") is not None
 
 
+def test_killed_workers_are_no_attempts_of_their_job_for_a_while(queue: SqlTaskStore) -> None:
+    queue.add([task()])
+    workers = TaskWorkers(SimpleNamespace(tasks=queue), 0)
+    lost, losses = Lease(owner=crashed(), seconds=LEASE_SECONDS), 0
+    while (record := queue.claim(lost, job_id="plan-1")) is not None:
+        workers.end_abandoned()
+        losses += 1
+        left = queue.get("plan-1")
+        assert left.attempts == max(losses - MOST_LOSSES + 1, 0)
+        if losses <= 8:
+            assert (left.not_before - record.heartbeat_at).total_seconds() > 0.5 * 2.0**losses - 0.1
+    assert (losses, left.failure) == (MOST_LOSSES + 2, LOST_WORKERS)
+
+
 def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlTaskStore) -> None:
     claimed = claim(queue)
     queue.retry(claimed.record, TaskEnd(state="failed"))
@@ -260,6 +277,17 @@ def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlT
     age(engine, LONGEST_DELAY_SECONDS)
     again = queue.claim(new_lease())
     assert (again.attempts, again.not_before) == (2, None)
+
+
+def test_a_clock_that_is_put_back_lets_nothing_wait_longer_than_the_longest_delay(
+    engine: Engine, queue: SqlTaskStore
+) -> None:
+    claimed = claim(queue)
+    queue.retry(claimed.record, TaskEnd(state="failed"))
+    age(engine, -0.9 * LONGEST_DELAY_SECONDS)
+    assert queue.claim(new_lease()) is None
+    age(engine, -0.2 * LONGEST_DELAY_SECONDS)
+    assert queue.claim(new_lease()) is not None
 
 
 def test_delays_double_are_spread_and_end_somewhere() -> None:
@@ -359,6 +387,20 @@ def test_we_are_a_process_of_this_machine_with_a_name_of_our_own() -> None:
 def test_a_process_of_this_machine_that_is_not_there_has_crashed() -> None:
     assert has_crashed(other(pid=NOBODY))
     assert has_crashed(other(start="1")), "another process has its number now"
+
+
+def test_a_process_that_is_gone_was_killed_unless_memory_ran_out_since_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kills = our_process().oom_kills
+    assert kills.isdigit()
+    assert was_killed(other(pid=NOBODY))
+    assert not was_killed(owner()), "it lives"
+    assert not was_killed(other(pid=NOBODY, boot="4026539999")), "with all of its machine, perhaps"
+    older = other(pid=NOBODY).rpartition(":")[0]
+    assert (has_crashed(older), was_killed(older)) == (True, False)
+    monkeypatch.setattr(owners, "_oom_kills", lambda: str(int(kills) + 1))
+    assert not was_killed(other(pid=NOBODY))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ class Queue:
     """Notes what becomes of a claimed probe."""
 
     retried = released = False
+    counts = True
 
     def release(self, record: ProbeRecord) -> ProbeRecord:
         self.released = True
@@ -33,8 +34,8 @@ class Queue:
             finished_at=NOW,
         )
 
-    def retry(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
-        self.retried = True
+    def retry(self, record: ProbeRecord, end: ProbeEnd, *, counts: bool) -> ProbeRecord:
+        self.retried, self.counts = True, counts
         left = record.attempts < record.max_attempts
         return replace(record, state="queued") if left else self.finish(record, end)
 
@@ -82,6 +83,19 @@ def test_an_attempt_that_is_left_is_made_and_counts(monkeypatch: pytest.MonkeyPa
     queue = Queue()
     assert concluded(monkeypatch, queue=queue).state == "queued"
     assert queue.retried
+
+
+@pytest.mark.parametrize("kind", ["interrupted", "crash"])
+def test_a_worker_that_was_killed_is_no_attempt_of_a_probe_that_had_not_failed(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(probe_recovery, "was_killed", lambda name: name == "host:1:1")
+    queue = Queue()
+    concluded(monkeypatch, left(status="failed", kind=kind), queue)
+    assert queue.counts is (kind != "interrupted")
+    command = Queue()
+    concluded(monkeypatch, queue=command, max_attempts=1)
+    assert command.counts, "a person's command is not run by somebody else"
 
 
 def test_the_last_attempt_has_failed_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
