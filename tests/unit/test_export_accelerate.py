@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "float8": {"precision": "float8-rowwise", "ac": "none"},
 }
 
-# argv: the folder of one export. Trains a small model by its module, on CPUs.
+# argv: folders of exports. Trains a small model by each one's module, on CPUs.
 RUN = """
-import json, os, sys, types
+import json, runpy, sys, types
 import torch, torch.distributed as dist, torch.nn as nn
-sys.path.insert(0, os.environ["EXPORTED"])
-import fully_shard as ours
 from torch.distributed.fsdp import FSDPModule
 
 class Block(nn.Module):
@@ -125,56 +124,72 @@ class Small(nn.Module):
         loss = nn.functional.cross_entropy(scores, labels[:, 1:].flatten())
         return types.SimpleNamespace(loss=loss)
 
+def tried(folder):
+    ours = types.SimpleNamespace(**runpy.run_path(folder + "/fully_shard.py"))
+    torch.manual_seed(0)
+    model = ours.shard(Small())
+    units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+    groups = [one._get_fsdp_state()._fsdp_param_group for one in units]
+    said = {
+        "units": len(units),
+        "mesh": [list(one.mesh_info.mesh.shape) for one in groups],
+        "dtypes": [str(one.mp_policy.reduce_dtype) for one in groups],
+        "kinds": sorted({type(one).__name__ for one in model.modules()}),
+    }
+    if "Float8Linear" not in said["kinds"]:  # whose products need a GPU
+        one = next(ours.batches())
+        def again():
+            while True:
+                yield one
+        ours.train(model, again(), steps=4)
+    said["reshard"] = [one.post_forward_mesh_info is not None for one in groups]
+    if dist.get_rank() == 0:
+        print(json.dumps(said))
+
 dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = ours.shard(Small())
-units = [one for one in model.modules() if isinstance(one, FSDPModule)]
-groups = [one._get_fsdp_state()._fsdp_param_group for one in units]
-said = {
-    "units": len(units),
-    "mesh": [list(one.mesh_info.mesh.shape) for one in groups],
-    "dtypes": [str(one.mp_policy.reduce_dtype) for one in groups],
-    "kinds": sorted({type(one).__name__ for one in model.modules()}),
-}
-if "Float8Linear" not in said["kinds"]:  # whose products need a GPU
-    one = next(ours.batches())
-    def again():
-        while True:
-            yield one
-    ours.train(model, again(), steps=4)
-said["reshard"] = [one.post_forward_mesh_info is not None for one in groups]
-if dist.get_rank() == 0:
-    print(json.dumps(said))
+for folder in sys.argv[1:]:
+    tried(folder)
 dist.destroy_process_group()
 """
+TRAINED = sorted(LAYOUTS.keys() - {"offload"})  # pins memory for a GPU
 
 
-@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - {"offload"}))  # pins memory for a GPU
-@pytest.mark.torch
-@pytest.mark.slow
-def test_torch_runs_the_module(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What torch printed by name, all modules run in one job of four processes."""
     needed("torch")
-    if name == "float8":
-        needed("torchao")
-    chosen = plain(4, **LAYOUTS[name])
-    made = exported(chosen, 4)
-    assert made.blockers == ()
-    for file, text in made.files.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
+    names = [name for name in TRAINED if name != "float8" or find_spec("torchao")]
+    folder = tmp_path_factory.mktemp("modules")
+    for name in names:
+        made = exported(plain(4, **LAYOUTS[name]), 4)
+        assert made.blockers == ()
+        (folder / name).mkdir()
+        (folder / name / MODULE).write_text(made.files[MODULE], encoding="utf-8")
+    (folder / "run.py").write_text(RUN, encoding="utf-8")
     environment = {
         **os.environ,
-        "EXPORTED": str(tmp_path),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",  # what compiles is torch's matter
     }
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
-             "localhost", "--nproc_per_node=4", str(tmp_path / "run.py")]  # fmt: skip
+             "localhost", "--nproc_per_node=4", str(folder / "run.py"),
+             *(str(folder / name) for name in names)]  # fmt: skip
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    said = json.loads(ended.stdout.strip().splitlines()[-1])
-    losses = [float(found) for found in re.findall(r"loss (\S+)", ended.stdout)]
+    printed = re.findall(r"(?:^step .*\n)*^\{.*\n", ended.stdout, re.MULTILINE)
+    return dict(zip(names, printed, strict=True))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.torch
+@pytest.mark.slow
+def test_torch_runs_the_module(name: str, ran: dict[str, str]) -> None:
+    if name == "float8":
+        needed("torchao")
+    chosen = plain(4, **LAYOUTS[name])
+    said = json.loads(ran[name].splitlines()[-1])
+    losses = [float(found) for found in re.findall(r"loss (\S+)", ran[name])]
     if name != "float8":
         assert len(losses) == 4
         assert losses[-1] < losses[0]
