@@ -197,6 +197,7 @@ def soak(
             for name in (*LIVING, *KILLED):
                 processes.start(name)
             for thread in threads:
+                thread.daemon = True  # a client asks until it is answered
                 thread.start()
             until = started + 60.0 * given.minutes
             came, samples = disturb(processes, faults, chance, until, look)
