@@ -211,7 +211,7 @@ def test_peak_of_a_chunked_loss(world: int, ac: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "selective-op"])
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", one_fast(2, 1))
 def test_peak_of_16_bit_states(world: int, ac: str, microbatches: int) -> None:
     """Parameters, gradients and both moments in bfloat16: 8 bytes a parameter."""
     names = ("param_dtype", "reduce_dtype", "master_dtype")
@@ -222,7 +222,7 @@ def test_peak_of_16_bit_states(world: int, ac: str, microbatches: int) -> None:
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "selective-op"])
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", [0, 1, *slow(2, 3)])
 def test_peak_with_embedding_and_head_in_the_root_unit(world: int, ac: str, number: int) -> None:
     """A generic user of FSDP shards the layers, then the model."""
     sizes = drawn(5000 + 10 * number + len(ac))
