@@ -188,12 +188,12 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
 
 
 def test_imbalance_scales_the_busiest_ranks_experts() -> None:
-    model = read_model("mixtral-8x7b")
-    skews = (pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x) for x in (1.0, 1.5))
+    """Their seconds; flops are those of a mean rank."""
+    skews = [pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x) for x in (1.0, 1.5)]
     even, skewed = (microbatch_flops(one, ep=8) for one in skews)
-    chosen = model.num_experts_per_tok * model.expert_parameters()
-    experts = 2.0 * SEQ * chosen * model.num_hidden_layers
-    assert skewed - even == pytest.approx(0.5 * experts, rel=1e-9)
+    assert skewed == even
+    steps = [float(price(one, ep=8).step_seconds[0]) for one in skews]
+    assert 1.25 < steps[1] / steps[0] < 1.5
 
 
 def test_expected_imbalance() -> None:
