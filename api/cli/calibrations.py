@@ -1,4 +1,4 @@
-"""`planner-cli calibrations`: learned here: their runs, the plans on them, and undoing them."""
+"""`planner-cli calibrations`: lists, shows and reverts the calibrations learned here."""
 
 from typing import Annotated, Any
 

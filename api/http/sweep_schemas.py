@@ -103,7 +103,7 @@ class DriftOutlier(BaseModel):
 
 
 class DriftCreep(BaseModel):
-    """A layout whose newest runs are all slower than a level that it had.
+    """A layout whose newest runs are all slower than it once was.
 
     change: 0.02 is 2% slower. first, last: when that level was; best: it is the best so far, else
         that of its first runs.
@@ -129,7 +129,7 @@ class TooFewNights(BaseModel):
 
 
 class SweepDrift(BaseModel):
-    """What the history of a sweep's layouts says.
+    """Which layouts of a sweep became slower or faster over its runs.
 
     runs_per_false_alarm: as the sweep asks for. nights: runs that were looked at.
     layouts: that were run often enough. series: those, groups of them, and hosts.
@@ -151,7 +151,7 @@ class SweepDrift(BaseModel):
 
 
 class SweepReport(BaseModel):
-    """What a run of a sweep measured.
+    """The measurements of one run of a sweep.
 
     retried: probes that ran again after a failure that may pass.
     most_at_once: probes that ran side by side.

@@ -59,7 +59,7 @@ def _claimed(job: Job) -> GpuSpec:
 
 
 def _not_as_known(gpu: GpuSpec, known: GpuSpec) -> list[str]:
-    """How a GPU described in the row is more than the catalogue's of that name."""
+    """How the GPU in a row exceeds the catalogue's GPU of the same name."""
     more = [
         f"peak_flops.{dtype}"
         for dtype, peak in gpu.peak_flops_per_second.items()

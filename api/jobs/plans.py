@@ -83,7 +83,7 @@ def subject_of(study: TaskRecord) -> tuple[str, str, int]:
 
 
 def _name_typed(value: object) -> str:
-    """A name as it was typed, or that of a thing written out."""
+    """The name of a model or GPU, given as text or inside a mapping."""
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else "unknown"
 

@@ -112,7 +112,7 @@ def _of_the_file(connection: Connection) -> list[str]:
 
 
 def _no_json(connection: Connection) -> Iterator[str]:
-    """Columns of JSON that hold something else; PostgreSQL would not have taken it."""
+    """JSON columns whose text is not JSON, which SQLite stores and PostgreSQL would refuse."""
     for table in Base.metadata.sorted_tables:
         for column in table.columns:
             if isinstance(column.type, JSON):

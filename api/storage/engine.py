@@ -132,7 +132,7 @@ def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
 
 
 def _json_or_text(stored: str) -> Any:
-    """A column of JSON; what is none, as the text it is, which no reader takes for a row."""
+    """A JSON column; text that is not JSON is read as that text, so that a reader can say so."""
     try:
         return json.loads(stored)
     except ValueError:

@@ -30,7 +30,7 @@ router = APIRouter(tags=["web"])
 
 @router.get("/", response_class=HTMLResponse)
 async def page() -> HTMLResponse:
-    """What the database holds, to look at: plans, studies, sweeps, accuracy, calibrations."""
+    """The page that lists plans, studies, sweeps, accuracy and calibrations."""
     return _html("index.html", STRICT)
 
 
