@@ -132,7 +132,7 @@ def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
 
 
 def _json_or_text(stored: str) -> Any:
-    """A JSON column; text that is not JSON is read as that text, so that a reader can say so."""
+    """A JSON column; text that is not JSON is read as that text, so that a reader can name it."""
     try:
         return json.loads(stored)
     except ValueError:
