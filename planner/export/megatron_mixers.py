@@ -15,10 +15,12 @@ from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole
 from planner.specs.mixers import Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import FIXED_MAMBA, MAMBA_CHUNK, is_hybrid
+from planner.trainers.release import Release
 
 STACK = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 LETTERS: Mapping[Mixer, str] = {"attention": "*", "gated-delta": "G", "mamba2": "M", "none": ""}
 DENSE, EXPERTS = "-", "E"
+RENAMED = "0.20"  # transformer_config.py: gated_delta_net is a deprecated name of gdn
 # argument -> our field, of each mixer; with the default that Megatron-LM gives it
 _DELTA: Mapping[str, tuple[str, int]] = {
     "linear_num_key_heads": ("linear_num_key_heads", 16),
@@ -35,7 +37,9 @@ _MAMBA: Mapping[str, tuple[str, int]] = {
 }
 
 
-def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[str]:
+def mixer_arguments(
+    draft: Draft, release: Release, list_of: Callable[[list[int]], str]
+) -> list[str]:
     """Arguments of gated DeltaNet and of Mamba-2, and where their layers are.
 
     list_of: one flag a layer as the expression that Megatron evaluates.
@@ -48,7 +52,8 @@ def mixer_arguments(draft: Draft, list_of: Callable[[list[int]], str]) -> list[s
         arguments += ["--spec", *STACK]
     elif "gated-delta" in model.mixers:
         places = [int(mixer == "gated-delta") for mixer in model.mixers]
-        arguments += ["--experimental-attention-variant", "gated_delta_net"]
+        name = "gated_delta_net" if release.before(RENAMED) else "gdn"
+        arguments += ["--experimental-attention-variant", name]
         arguments += ["--linear-attention-freq", list_of(places)]
     for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
         if mixer in model.mixers:

@@ -61,7 +61,7 @@ def model_arguments(draft: Draft, release: Release) -> list[str]:
     if model.qk_norm == "head" or model.uses_mla:  # with MLA it norms the latent q and kv
         arguments.append("--qk-layernorm")
     arguments += _mla(model) if model.uses_mla else _attention(draft, release)
-    arguments += mixer_arguments(draft, _pattern)
+    arguments += mixer_arguments(draft, release, _pattern)
     if model.is_moe:
         arguments += [*_experts(model), *router_arguments(draft)]
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors
+from planner.rules.base import Context, Rule, choices, divides, divisors, under
 
 _CUTTERS = frozenset({"megatron", "megatron-bridge"})
 
@@ -49,5 +49,17 @@ MIXER_RULES: tuple[Rule, ...] = (
             f"tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole"
         ),
         remedy=lambda x, c: "set tp and cp to 1, or training.trainer to megatron",
+    ),
+    # core 0.17 and 0.18 transformer/transformer_config.py (__post_init__)
+    Rule(
+        key="gated DeltaNet under context parallelism came with a release",
+        field="cp",
+        reads=frozenset({"cp"}),
+        applies=lambda c: "gated-delta" in c.model.mixers and under("megatron", before="0.18")(c),
+        broken=lambda x, c: np.asarray(x.cp > 1),
+        rule=lambda x, c: (
+            f"{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}"
+        ),
+        remedy=lambda x, c: "set cp to 1, or training.trainer_version to 0.18 or later",
     ),
 )

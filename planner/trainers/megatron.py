@@ -23,8 +23,9 @@ PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
 )
 # Months of its tags (github.com/NVIDIA/Megatron-LM/releases: v2.x to v3.0, then core_v0.2 on); from
-# 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements; only their order
-# matters.
+# 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements, where only their order
+# matters, and so is 0.20's, whose arguments and rules are those of the main branch of 2026-08-22.
+DEFAULT = "0.19"  # the newest whose release we have read
 _HISTORY = (
     ("2.0", "2020-12"), ("2.1", "2021-01"), ("2.2", "2021-03"), ("2.3", "2021-04"),
     ("2.4", "2021-05"), ("2.5", "2021-07"), ("2.6", "2021-11"), ("3.0", "2022-09"),
@@ -32,7 +33,7 @@ _HISTORY = (
     ("0.6", "2024-04"), ("0.7", "2024-06"), ("0.8", "2024-08"), ("0.9", "2024-10"),
     ("0.10", "2025-02"), ("0.11", "2025-03"), ("0.12", "2025-05"), ("0.13", "2025-07"),
     ("0.14", "2025-10"), ("0.15", "2025-12"), ("0.16", "2026-02"), ("0.17", "2026-04"),
-    ("0.18", "2026-06"),
+    ("0.18", "2026-06"), ("0.19", "2026-08"), ("0.20", "2026-10"),
 )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ MEGATRON = TrainerRules(
     title="Megatron-LM",
     vendors={"nvidia": "", "amd": "ROCm/Megatron-LM"},
     history=tuple(Known(number=number, day=day) for number, day in _HISTORY),
-    default_release=_HISTORY[-1][0],
+    default_release=DEFAULT,
     changes=(
         # core/fp4_utils.py came with 0.15; the repository had it before 12 September 2025
         # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
@@ -124,7 +125,7 @@ MEGATRON = TrainerRules(
     ),
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
-    offered=(_HISTORY[-1][0],),
+    offered=(DEFAULT,),
     export_format="megatron",
     lacks=_lacks,
     optimizers=("adamw", "adamw-bf16-states", "sgd"),
@@ -186,6 +187,6 @@ MEGATRON = TrainerRules(
     placeholders_since="2023-12",
     gradients_apart=False,
     memory_extra_sd=0.0,
-    source="Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py; AMD maintains the fork "
+    source="Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )

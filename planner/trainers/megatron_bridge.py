@@ -19,8 +19,8 @@ MEGATRON_BRIDGE = replace(
     title="Megatron-Bridge",
     aliases=("nemo",),
     code=MEGATRON.name,
-    # 3rdparty/Megatron-LM and pyproject.toml of its tags
-    ships={"0.1": "0.14", "0.2": "0.15", "0.3": "0.16", "0.4": "0.17", "0.5": "0.18"},
+    # 3rdparty/Megatron-LM and pyproject.toml of its tags; of its main branch of 2026-08-22 for 0.7
+    ships={f"0.{number}": f"0.{number + 13}" for number in range(1, 8)},
     vendors={"nvidia": ""},
     distributions={},
     offered=(),

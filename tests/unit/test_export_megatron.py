@@ -260,7 +260,7 @@ def test_scripts_and_versions() -> None:
     one = make("llama3-8b", num_gpus=8)
     assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
     exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
-    assert exported.version == "0.18"
+    assert exported.version == "0.19"
     assert any(
         "Written for Megatron-LM core 0.14" in note
         for note in export(layout(256), model(), cluster(256), training(), "0.1").notes

@@ -104,8 +104,8 @@ def test_releases_commits_and_distributions_are_versions(trainer: str, version: 
 @pytest.mark.parametrize(("trainer", "version", "taken"), [
     ("torchtitan", "0.9", "0.3.0"),
     ("torchtitan", "v1.0.0", "0.3.0"),
-    ("megatron", "0.99", "0.18"),
-    ("megatron", "4.0", "0.18"),
+    ("megatron", "0.99", "0.20"),
+    ("megatron", "4.0", "0.20"),
 ])  # fmt: skip
 def test_an_unknown_release_is_taken_for_the_newest_before_it(
     trainer: str, version: str, taken: str

@@ -56,7 +56,7 @@ def test_its_recipes_defaults() -> None:
 
 
 @pytest.mark.parametrize(("text", "core"), [
-    (None, "0.18"), ("0.16", "0.16"), ("core_v0.14.0", "0.14"),
+    (None, "0.19"), ("0.16", "0.16"), ("core_v0.14.0", "0.14"),
     ("0.4.2", "0.17"), ("v0.3.1", "0.16"), ("NeMo 25.09", "0.14"),  # its own releases
 ])  # fmt: skip
 def test_rules_are_those_of_the_core_it_rests_on(text: str | None, core: str) -> None:

@@ -207,6 +207,9 @@ def test_rounds_of_the_interleaved_schedule() -> None:
         assert any("priced as rounds of 4" in text for text in found.warnings) is (size != 4)
 
 
+GONE = next(flag for flag, rows in arguments().items() if rows[-1].until == "0.14")
+
+
 def test_the_release_is_the_newest_that_has_every_flag() -> None:
     def version(words: str) -> str | None:
         text = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
@@ -214,9 +217,9 @@ def test_the_release_is_the_newest_that_has_every_flag() -> None:
 
     assert version("") is None
     assert version("--cuda-graph-modules attn") is None
-    gone = next(f for f, rows in arguments().items() if rows[-1].until == "0.14")
-    assert argument(gone, "0.18") is None
-    assert version(gone) == "0.15"
+    assert version("--mtp-hsm") == "0.20"
+    assert argument(GONE, "0.18") is None
+    assert version(GONE) == "0.15"
 
 
 def test_a_flag_of_another_release_is_refused_where_a_release_is_named() -> None:
@@ -226,8 +229,8 @@ def test_a_flag_of_another_release_is_refused_where_a_release_is_named() -> None
     assert [one.field for one in found.violations] == ["--cuda-graph-modules"]
     assert "core 0.18 or later has it" in found.violations[0].rule
     assert changed("    --sequence-parallel", words).valid
-    newer = changed("    --sequence-parallel", "    --activation-offload-fraction 0.5")
-    assert any("by the rules of 0.18" in text and "core 0.19" in text for text in newer.warnings)
+    both = changed("    --sequence-parallel", f"    {GONE} --mtp-hsm")
+    assert any("by the rules of 0.19" in text and "core 0.20" in text for text in both.warnings)
 
 
 def test_an_older_release_or_a_fork_has_flags_of_its_own() -> None:

@@ -26,6 +26,7 @@ from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.intake.models import read_model
 from planner.intake.trainer_files.megatron import StatedMegatron
+from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of, resolve_layout
@@ -265,13 +266,18 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
 def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) -> None:
     asked = read_job(job(name, 64, **layout))
     assert asked.layout is not None
-    done = export(asked.layout, asked.model, asked.cluster, asked.training)
-    assert not [gap for gap in done.gaps if gap.blocking]
-    assert parse_back(done) == asked.layout
-    words = plain_names(read_flags(done.arguments))
-    assert StatedMegatron(words=words).model.value == name
+    for version in ("0.18", "0.20"):  # which renames the variant of attention
+        done = export(asked.layout, asked.model, asked.cluster, asked.training, version)
+        assert not [gap for gap in done.gaps if gap.blocking]
+        assert parse_back(done) == asked.layout
+        given = read_flags(done.arguments)
+        stated = StatedMegatron(words=plain_names(given))
+        assert stated.model.value == name
+        assert not any(holds for holds, _ in unpriced(plain_names(given)))
+        rows = {flag: argument(flag, version) for flag in given}
+        assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
+        assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
     assert ("--hybrid-layer-pattern" in done.arguments) == (name == HYBRID)
-    assert all(argument(flag, "0.18") for flag in read_flags(done.arguments))
     assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name == HYBRID)
 
 

@@ -48,7 +48,7 @@ def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
 def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
     exported, stages = [], []
     for seed, (name, num_gpus, batch) in enumerate(JOBS):
-        spec, layouts = model(name), legal(model(name), num_gpus, batch, seed)
+        spec, layouts = model(name), legal(model(name), num_gpus, batch, seed, "0.16")
         job = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
         for _ in range(25):
             chosen = next(layouts)
@@ -57,6 +57,6 @@ def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
             count = chosen.pp * chosen.virtual_stages
             stages.append(list(stage_layers(spec.num_hidden_layers, count, counts_ends=False)))
     answers = [json.loads(line) for line in judged("--arguments", lines="\n".join(exported))]
-    assert len(answers) == 200
+    assert len(answers) == 25 * len(JOBS) > 200
     for words, answer, sizes in zip(exported, answers, stages, strict=True):
         assert answer == sizes, words

@@ -49,7 +49,7 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize(("text", "number", "exact"), [
-    (None, "0.18", True),
+    (None, "0.19", True),
     ("core_v0.14.0", "0.14", True),
     ("0.14.1", "0.14", True),
     ("core 0.16.0rc1", "0.16", True),
@@ -62,10 +62,10 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
     ("NeMo 25.12", "0.15", False),
     ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
     ("2022", "3.0", False),
-    ("4.0", "0.18", False),
-    ("0.99", "0.18", False),
-    ("Megatron-Core main 2026-08", "0.18", False),
-    ("our own fork", "0.18", False),
+    ("4.0", "0.20", False),
+    ("0.99", "0.20", False),
+    ("Megatron-Core main 2026-08", "0.19", False),
+    ("our own fork", "0.19", False),
 ])  # fmt: skip
 def test_megatron(text: str | None, number: str, exact: bool) -> None:
     found = release_of("megatron", text)

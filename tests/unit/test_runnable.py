@@ -48,21 +48,21 @@ def context(asked: Job) -> Context:
         (job("gemma2-9b"), "TorchTitan 0.2 cannot train gemma2-9b, for lack of", ("fsdp",)),
         (
             job("gemma2-9b", trainer="megatron"),
-            "Megatron-LM 0.18 cannot train gemma2-9b, for lack of",
+            "Megatron-LM 0.19 cannot train gemma2-9b, for lack of",
             ("fsdp",),
         ),
-        (job("gpt3-175b"), "TorchTitan 0.2 cannot train gpt3-175b", ("megatron 0.18", "fsdp")),
+        (job("gpt3-175b"), "TorchTitan 0.2 cannot train gpt3-175b", ("megatron 0.19", "fsdp")),
         (job(optimizer="muon"), "TorchTitan 0.2 has no optimizer muon", ("fsdp",)),
         (
             job(optimizer="adamw-bf16-states"),
             "has no optimizer",
-            ("torchtitan 0.3.0", "megatron 0.18", "fsdp"),
+            ("torchtitan 0.3.0", "megatron 0.19", "fsdp"),
         ),
         (
             job(attention_kernel="unfused"),
             "TorchTitan 0.2 has no setting for unfused attention, and on h100-sxm-80gb it attends "
             "with cudnn",
-            ("megatron 0.18", "fsdp"),
+            ("megatron 0.19", "fsdp"),
         ),
     ],
 )
