@@ -13,6 +13,7 @@ from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
 from planner.api.service import export_rank
 from planner.api.wiring import wire
+from planner.export import FORMATS
 
 
 def command(
@@ -20,9 +21,7 @@ def command(
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
     format: Annotated[
         str | None,
-        typer.Option(
-            "--format", help="torchtitan, megatron or accelerate; the plan's trainer unless given."
-        ),
+        typer.Option("--format", help=f"{', '.join(FORMATS)}; the plan's trainer unless given."),
     ] = None,
     trainer_version: Annotated[
         str | None, typer.Option(help="Version of the trainer that will run it.")

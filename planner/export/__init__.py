@@ -1,6 +1,7 @@
 """Writes a layout as what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments.
 
-Plain FSDP becomes an Accelerate configuration and a module that calls `fully_shard`.
+Plain FSDP becomes an Accelerate configuration and a module that calls `fully_shard`, or DeepSpeed's
+JSON.
 
 The scripts that start the trainer come with them.
 """
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed")
+OF_FSDP = ("accelerate", "deepspeed")  # formats of trainer fsdp
 
 
 def export(
@@ -50,6 +52,7 @@ def exports(
     """`export` of several layouts; the rules are asked of all at once."""
     from planner.columns import LayoutBatch
     from planner.export.accelerate import export as to_accelerate
+    from planner.export.deepspeed import export as to_deepspeed
     from planner.export.megatron import export as to_megatron
     from planner.export.megatron_bridge import export as to_bridge
     from planner.export.torchtitan import export as to_torchtitan
@@ -62,10 +65,11 @@ def exports(
         "megatron": to_megatron,
         "megatron-bridge": to_bridge,
         "accelerate": to_accelerate,
+        "deepspeed": to_deepspeed,
     }
     if to not in writers:
         raise UnknownNameError("format", to, FORMATS, "export format")
-    runs = "fsdp" if to == "accelerate" else to  # whose rules hold
+    runs = "fsdp" if to in OF_FSDP else to  # whose rules hold
     asked = version if runs == to else None  # a release of Accelerate is none of the trainer's
     own = asked or version_under(training, runs)
     target = training.model_copy(update={"trainer": runs, "trainer_version": own})

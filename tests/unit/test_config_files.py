@@ -50,6 +50,22 @@ def test_deepspeed() -> None:
     assert any("ZeRO-2 of DeepSpeed is priced as FSDP2's" in note for note in current["notes"])
 
 
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"dp_replicate": 2}, "dp_replicate"),
+        ({"cp": 2}, "cp"),
+        ({"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
+        ({"precision": "float8-rowwise"}, "precision"),
+        ({"ac": "selective-op"}, "ac"),
+    ],
+)
+def test_what_deepspeed_cannot_say_is_refused(values: dict[str, object], field: str) -> None:
+    job = training(trainer="fsdp")
+    made = export(layout(8, "fsdp", **values), model("llama3-8b"), cluster(8), job, to="deepspeed")
+    assert field in {fault.field for fault in made.blockers}
+
+
 def test_megatron_bridge() -> None:
     job = job_of("megatron_bridge.yaml")
     assert (job.layout.tp, job.layout.pp, job.layout.virtual_stages) == (4, 4, 5)
@@ -91,19 +107,27 @@ def test_a_layout_or_a_job_is_none_of_these() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("to", "values"),
     [
-        {"ac": "full", "reduce_dtype": "bfloat16"},
-        {"dp_replicate": 2, "zero_stage": 2, "reduce_dtype": "bfloat16", "compile": True},
-        {"dp_replicate": 8, "dp_shard": 1},
-        {"cpu_offload": True, "reduce_dtype": "bfloat16"},
+        ("accelerate", {"ac": "full", "reduce_dtype": "bfloat16"}),
+        ("accelerate", {"dp_replicate": 2, "zero_stage": 2, "reduce_dtype": "bfloat16",
+            "compile": True}),
+        ("accelerate", {"dp_replicate": 8, "dp_shard": 1}),
+        ("accelerate", {"cpu_offload": True, "reduce_dtype": "bfloat16"}),
+        ("deepspeed", {"zero_stage": 2, "micro_batch_size": 2}),
+        ("deepspeed", {"dp_replicate": 8, "dp_shard": 1}),
+        ("deepspeed", {"tp": 2, "sequence_parallel": False, "cpu_offload": True}),
+        ("deepspeed", {"param_dtype": "bfloat16", "master_dtype": "bfloat16",
+            "reduce_dtype": "bfloat16"}),
     ],
-)
-def test_what_is_exported_reads_back(values: dict[str, object]) -> None:
+)  # fmt: skip
+def test_what_is_exported_reads_back(to: str, values: dict[str, object]) -> None:
     chosen = layout(8, "fsdp", **values)
     job = training(trainer="fsdp")
-    made = export(chosen, model("llama3-8b"), cluster(8), job, to="accelerate")
-    found = read_config("accelerate.yaml", yaml.safe_load(made.files["accelerate.yaml"]))
+    made = export(chosen, model("llama3-8b"), cluster(8), job, to=to)
+    assert made.blockers == ()
+    name = {"accelerate": "accelerate.yaml", "deepspeed": "ds_config.json"}[to]
+    found = read_config(name, yaml.safe_load(made.files[name]))
     assert found is not None
     given = {**GIVEN, "cluster": {"gpu": "h100-sxm-80gb"}}
     assert read_job(complete({"current": found, **given})).layout == chosen

@@ -130,9 +130,24 @@ def _deepspeed(values: Values, found: Read) -> None:
     batch = _whole(values, "train_batch_size")
     if batch:
         found.training["global_batch_size"] = batch
+    passes = _whole(values, "gradient_accumulation_steps")
+    tp = _whole(_part(values, "tensor_parallel"), "autotp_size") or 1
+    if batch and micro and passes and not batch % (micro * passes):
+        ranks = batch // (micro * passes)
+        sharded = bool(found.layout["zero_stage"])
+        found.layout |= {"dp_shard": ranks if sharded else 1, "tp": tp, "sequence_parallel": False}
+        found.layout["dp_replicate"] = 1 if sharded else ranks
+        found.cluster["num_gpus"] = ranks * tp
     for key, name in (("bf16", "bf16"), ("fp16", "fp16")):
         if _part(values, key).get("enabled") not in (None, False):
             _precision(name, found)
+    if _part(values, "bf16").get("bf16_master_weights_and_grads") is True:
+        found.layout["master_dtype"] = "bfloat16"
+    reduces = {"fp32": "float32", "bf16": "bfloat16"}.get(
+        str(values.get("communication_data_type"))
+    )
+    if reduces:
+        found.layout["reduce_dtype"] = reduces
 
 
 def _axolotl(values: Values, found: Read) -> None:

@@ -1,0 +1,156 @@
+"""Plain FSDP as DeepSpeed's ZeRO: a configuration for a script of transformers' Trainer.
+
+Its ZeRO-2 and ZeRO-3 are the nearest to FSDP2 with `zero_stage` 2 and 3, as the reader of such
+files takes them (intake/trainer_files/config_files.py). Microbatch, recomputation and compile are
+arguments of the Trainer, which come with it.
+Sources: DeepSpeed 0.19 runtime/config.py, runtime/zero/config.py, runtime/constants.py,
+    runtime/tensor_parallel/config.py; transformers 5 training_args.py.
+"""
+
+import json
+
+from planner.export.base import Draft, Export, safe_name, train_steps
+from planner.export.commands import Launch
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout, parse_ac
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+CONFIG, SCRIPT = "ds_config.json", "YOUR_SCRIPT.py"
+DEEPSPEED = "0.19"
+"""The release whose configuration we write."""
+_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def export(
+    layout: Layout,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    version: str | None = None,
+) -> Export:
+    """The layout for DeepSpeed.
+
+    version: a release of DeepSpeed; ours unless given.
+    """
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=DEEPSPEED)
+    if version not in (None, DEEPSPEED):
+        draft.notes.append(
+            f"Written for DeepSpeed {DEEPSPEED}, the release that is known here, not {version}."
+        )
+    draft.check_common()
+    _check(draft)
+    passes = max(1, layout.num_microbatches(training.global_batch_size))
+    draft.files[CONFIG] = json.dumps(_config(draft, passes), indent=2) + "\n"
+    arguments = (
+        *("--deepspeed", CONFIG, "--per_device_train_batch_size", str(layout.micro_batch_size)),
+        *("--gradient_accumulation_steps", str(passes), "--max_steps", str(train_steps(training))),
+        *("--gradient_checkpointing", _yes(parse_ac(layout.ac)[0] == "full")),
+        *(
+            "--torch_compile",
+            _yes(layout.compile),
+            "--max_grad_norm",
+            f"{training.max_grad_norm or 0:g}",
+        ),
+        *((f"--{_sixteen(layout)}", "true") if _sixteen(layout) else ()),
+    )
+    launch = Launch(
+        name=safe_name(model.name),
+        num_gpus=layout.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        program=(SCRIPT,),
+        arguments=arguments,
+        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        if training.expandable_segments
+        else {},
+    )
+    draft.files.update(launch.files())
+    draft.notes.append(
+        f"{SCRIPT} is yours: it parses TrainingArguments of transformers and calls Trainer, with "
+        f"sequences of {training.seq_len} tokens."
+    )
+    draft.notes.append(
+        f"The price is FSDP2's with zero_stage {layout.zero_stage}: DeepSpeed's buckets and 16-bit "
+        "copies differ."
+    )
+    return Export(
+        trainer="deepspeed",
+        version=draft.version,
+        num_layers=model.num_hidden_layers,
+        num_gpus=layout.num_gpus,
+        files=draft.files,
+        command=launch.command(),
+        arguments=arguments,
+        notes=tuple(draft.notes),
+        gaps=tuple(draft.gaps),
+    )
+
+
+def _check(draft: Draft) -> None:
+    """Notes what neither the configuration nor the Trainer has a setting for."""
+    layout, training = draft.layout, draft.training
+    for name in ("pp", "ep", "cp"):
+        if getattr(layout, name) > 1:
+            rule = "needs a script that is written for it; no setting of DeepSpeed's turns it on"
+            draft.gap(name, getattr(layout, name), rule, "use 1, or trainer torchtitan or megatron")
+    if layout.dp_replicate > 1 and layout.dp_shard > 1:
+        rule = "is none of DeepSpeed's: ZeRO shards over all data-parallel ranks since MiCS went"
+        draft.gap("dp_replicate", layout.dp_replicate, rule, "set it to 1")
+    if layout.sequence_parallel and layout.tp > 1:
+        rule = "is not what AutoTP does, which keeps norms and residuals whole"
+        draft.gap("sequence_parallel", True, rule, "set it to false")
+    if layout.precision not in ("bf16", "fp16"):
+        rule = "needs a conversion of the model, for which DeepSpeed has no setting"
+        draft.gap("precision", layout.precision, rule, "use bf16, or --format accelerate")
+    if parse_ac(layout.ac)[0] not in ("none", "full"):
+        draft.gap("ac", layout.ac, "is no choice of the Trainer", "use none or full")
+    if layout.master_dtype == "bfloat16" and not layout.zero_stage:
+        rule = "is DeepSpeed's under ZeRO alone"
+        draft.gap("master_dtype", layout.master_dtype, rule, "use float32")
+    if layout.optimizer_in_backward:
+        rule = "is not written: DeepSpeed has no setting for it"
+        draft.gap("optimizer_in_backward", True, rule, "set it to false")
+    if training.optimizer != "adamw":
+        rule = "is none that DeepSpeed builds; AdamW is written"
+        draft.gap("training.optimizer", training.optimizer, rule, "pass yours", blocking=False)
+    if training.chunked_loss:
+        rule = "is your model's own matter: liger-kernel, for example, has such a loss"
+        draft.gap("training.chunked_loss", True, rule, "put it in", blocking=False)
+
+
+def _config(draft: Draft, passes: int) -> dict[str, object]:
+    layout, training = draft.layout, draft.training
+    stage = layout.zero_stage if layout.dp_shard > 1 else 0
+    zero: dict[str, object] = {"stage": stage}
+    if stage:
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    if layout.cpu_offload:
+        host = {"device": "cpu", "pin_memory": True}
+        zero["offload_optimizer"] = host
+        if stage == 3:
+            zero["offload_param"] = host
+    sixteen, own = _sixteen(layout), {}
+    if layout.master_dtype == "bfloat16":
+        own = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return {
+        "train_batch_size": training.global_batch_size,
+        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+        "gradient_accumulation_steps": passes,
+        "gradient_clipping": training.max_grad_norm or 0.0,
+        **({sixteen: {"enabled": True, **own}} if sixteen else {}),
+        "communication_data_type": _WORDS[layout.reduce_dtype],
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+        "zero_optimization": zero,
+        **({"tensor_parallel": {"autotp_size": layout.tp}} if layout.tp > 1 else {}),
+    }
+
+
+def _sixteen(layout: Layout) -> str:
+    """DeepSpeed's and transformers' word for the 16-bit format; "" for fp32 throughout."""
+    return (
+        "" if layout.param_dtype == "float32" else "fp16" if layout.precision == "fp16" else "bf16"
+    )
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"
