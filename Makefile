@@ -17,6 +17,9 @@ recommend: $(VENV)/.base
 
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15 -r fEs -p tests.timing $(PYTEST_MORE)
 
+# Without compiled files each process of the tests compiles the checkout, and its asserts, again.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py

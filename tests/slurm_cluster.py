@@ -7,12 +7,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import missing, needed
+from tests.stand_ins.runners import JOB
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "squeue", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 LIMIT_SECONDS = 240.0  # for what has to happen, on however busy a machine
+TWO_NODES: dict[str, Any] = {
+    **JOB,
+    "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 2},
+    "layout": {"dp_shard": 4, "ac": "none"},
+}
 # Two nodes with two "GPUs" each: character devices that every machine has.
 GPUS = "NodeName=n1,n2 Name=gpu File=/dev/full,/dev/zero\n"
 # A container may have no cgroup file system: slurmd would look for one to choose its plugin by, and
@@ -44,7 +51,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 SlurmdTimeout=20
-KillWait=3
+KillWait=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 GresTypes=gpu
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:2
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2

@@ -9,7 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from planner.api.http import lanes
+from planner.probes.launch import LaunchSettings
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_wait import SlurmPace
 from tests import zygote
+from tests.slurm_cluster import SlurmCluster
 from tests.stand_ins import light_python, worker
 
 # of `surroundings`, for a probe with the real program under the real torchrun
@@ -28,6 +32,14 @@ def surroundings(tmp_path: Path) -> dict[str, str]:
         "PLANNER_PROBE_PROGRAM": worker.__file__,
         "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
     }
+
+
+@pytest.fixture
+def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
+    """The running Slurm, asked every second, for probes that import no torch."""
+    python = str(light_python.install(tmp_path))
+    launch = LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__, python=python)
+    return SlurmPool(launch, pace=SlurmPace(files=0.1, slurm=1.0))
 
 
 @pytest.fixture(autouse=True, scope="module")

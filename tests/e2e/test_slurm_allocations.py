@@ -1,39 +1,23 @@
 """One allocation for many probes, and GPUs, on a real Slurm with fake GPUs."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.errors import ProbeError
 from planner.intake.jobs import read_job
-from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.launch import Watch
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_options import SlurmOptions
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
-from tests.slurm_cluster import SlurmCluster
-from tests.stand_ins import light_python, worker
-from tests.stand_ins.runners import JOB
+from tests.slurm_cluster import TWO_NODES, SlurmCluster
 
 pytestmark = pytest.mark.slow
-TWO_NODES: dict[str, Any] = {
-    **JOB,
-    "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 2},
-    "layout": {"dp_shard": 4, "ac": "none"},
-}
 ON_GPUS: dict[str, Any] = {
     **TWO_NODES,
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4, "gpus_per_node": 2},
 }
-
-
-@pytest.fixture
-def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
-    python = str(light_python.install(tmp_path))
-    return SlurmPool(
-        LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__, python=python)
-    )
 
 
 def task(name: str, notes: str = "", limit: float = 60.0, **job: Any) -> ProbeTask:
@@ -54,7 +38,7 @@ def test_probes_in_one_allocation_wait_once(pool: SlurmPool, cluster: SlurmClust
     before = last_job(cluster)
     with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
         first = held.run(task("a"))
-        failed = held.run(task("b", "sleep 600", limit=4.0))
+        failed = held.run(task("b", "sleep 600", limit=15.0))
         killed = held.run(task("c", "die"))
         small = {"cluster": {**TWO_NODES["cluster"], "num_gpus": 2}, "layout": {"dp_shard": 2}}
         last = held.run(task("d", **small))
@@ -65,6 +49,8 @@ def test_probes_in_one_allocation_wait_once(pool: SlurmPool, cluster: SlurmClust
     assert [type(one.outcome) for one in (first, last)] == [MeasuredRun, MeasuredRun]
     assert isinstance(failed.outcome, Failed)
     assert failed.outcome.kind == FailureKind.TIMEOUT
+    assert 15.0 <= failed.wall_seconds < 120.0  # Slurm itself would end it after 15 minutes
+    assert "rank 0 was in sleep (worker.py:" in failed.outcome.message
     assert isinstance(killed.outcome, Failed)
     assert (killed.outcome.kind, killed.outcome.rank) == (FailureKind.KILLED, 1)
     # each probe is charged for itself, not for the allocation
