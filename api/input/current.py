@@ -28,7 +28,7 @@ def read_job_file(path: str, field: str) -> dict[str, Any]:
     if theirs is not None:
         return {"current": theirs}
     mapping = _mapping(path, text, field)
-    config = _configuration(path, mapping)
+    config = read_config(Path(path).name, mapping, text)
     return mapping if config is None else {"current": config}
 
 
@@ -39,18 +39,13 @@ def read_current_file(path: str) -> dict[str, Any]:
     if theirs is not None:
         return {"current": theirs}
     mapping = _mapping(path, text, "--current")
-    config = _configuration(path, mapping)
+    config = read_config(Path(path).name, mapping, text)
     if config is not None:
         return {"current": config}
     inner = mapping.get("layout", mapping)
     if not isinstance(inner, Mapping):
         raise fault("--current", path, "holds no layout", "write keys such as dp_shard, tp and pp")
     return {"layout": inner}
-
-
-def _configuration(path: str, mapping: Mapping[str, object]) -> dict[str, object] | None:
-    """The job's `current` for a configuration of another trainer, if it is one."""
-    return read_config(Path(path).name, mapping)
 
 
 def _text(path: str, field: str) -> str:

@@ -12,7 +12,8 @@ from planner.estimates import as_violations, estimate_layouts
 from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
-from planner.intake.trainer_files.rewrite import Rewritten, rewrite
+from planner.intake.trainer_files.rewrite import Rewritten, rewrite, rewrite_config
+from planner.intake.trainer_files.rewritten_config import EXPORTED, kind_of
 from planner.plan.explain import difference
 from planner.search.choice.preference import MOST_GIVEN_UP, SURE, difference_sd, spread_within_stack
 from planner.specs.cluster import ClusterSpec
@@ -60,7 +61,9 @@ def versus_current(
         and (not changed or (sd is not None and not _tells_apart(times, sd)))
     )
     written = (
-        Rewritten() if current is None or not changed else _rewritten(job, cluster, winner, current)
+        Rewritten()
+        if current is None or not changed
+        else _rewritten(job, cluster, layout, winner, current)
     )
     return VersusCurrent(
         layout=layout,
@@ -108,7 +111,20 @@ def _missing(estimate: Estimate) -> float | None:
     return estimate.device_bytes - estimate.usable_bytes
 
 
-def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current) -> Rewritten:
+def _rewritten(
+    job: Job, cluster: ClusterSpec, layout: Layout, winner: Layout, current: Current
+) -> Rewritten:
+    if current.format in ("configuration", "megatron-bridge"):
+        kind = kind_of(current.spec.text)
+        of = None if current.stated is None else current.stated.version
+        made = [
+            export(one, job.model, cluster, job.training, to=kind, version=of)
+            if kind in EXPORTED
+            else None
+            for one in (layout, winner)
+        ]
+        batch = job.training.global_batch_size
+        return rewrite_config(current.spec, (layout, winner), made, batch) if kind else Rewritten()
     if current.stated is None or current.stated.trainer not in FORMATS:
         return Rewritten()
     exported = export(

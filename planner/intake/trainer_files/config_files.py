@@ -33,8 +33,10 @@ class Read:
         return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
 
 
-def read_config(name: str, values: Values) -> dict[str, object] | None:
+def read_config(name: str, values: Values, text: str = "") -> dict[str, object] | None:
     """A job's `current` for a trainer's configuration; None where the mapping is none.
+
+    text: the file as it was written, into which another layout can be written.
 
     Raises SpecError naming what it is, for one that is not read.
     """
@@ -42,13 +44,14 @@ def read_config(name: str, values: Values) -> dict[str, object] | None:
     if kind is None:
         return None
     if kind.format is not None:
-        return {"name": name, "format": kind.format, "text": json.dumps(values)}
+        return {"name": name, "format": kind.format, "text": text or json.dumps(values)}
     if kind.reader is None:
         raise SpecError(Fault("current", name, f"is {kind.title}", kind.remedy))
     found = Read()
     kind.reader(values, found)
     notes = [f"{name} is {kind.title}", *found.notes]
-    return {"name": name, "format": "configuration", "job": found.job(), "notes": notes}
+    said = {"name": name, "format": "configuration", "text": text}
+    return {**said, "job": found.job(), "notes": notes}
 
 
 def _accelerate(values: Values, found: Read) -> None:

@@ -4,11 +4,16 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import yaml
+
 from planner.export.base import Export, Value
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
+from planner.intake.trainer_files.edit_yaml import edit_yaml, leaves
+from planner.intake.trainer_files.rewritten_config import config_changes
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import StatedTitan, former_name
+from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 
 NO_NEWLINE = "\\ No newline at end of file\n"
@@ -75,6 +80,27 @@ def rewrite(
             notes=tuple(notes),
         )
     return Rewritten()
+
+
+def rewrite_config(
+    spec: CurrentSpec,
+    layouts: Sequence[Layout],
+    exports: Sequence[Export | None],
+    global_batch_size: int,
+) -> Rewritten:
+    """A configuration in YAML or JSON, changed from the first of two layouts to the second.
+
+    exports: both, in the file's own format; None where that is none of ours.
+    """
+    changes, notes = config_changes(spec.text, layouts, exports, global_batch_size)
+    files = {spec.name: edit_yaml(spec.text, changes)}
+    given = leaves(yaml.safe_load(spec.text))
+    return Rewritten(
+        files=files,
+        diff=_diffs({spec.name: spec.text}, files),
+        settings={".".join(path): (given.get(path), new) for path, new in changes.items()},
+        notes=tuple(notes),
+    )
 
 
 def _spelled(words: Sequence[str] | None) -> object:
