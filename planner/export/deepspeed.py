@@ -87,7 +87,7 @@ def export(
 
 
 def _check(draft: Draft) -> None:
-    """Notes what neither the configuration nor the Trainer has a setting for."""
+    """Notes values for which neither the configuration nor the Trainer has a setting."""
     layout, training = draft.layout, draft.training
     for name in ("pp", "ep", "cp"):
         if getattr(layout, name) > 1:

@@ -50,8 +50,8 @@ def read_config(name: str, values: Values, text: str = "") -> dict[str, object] 
     found = Read()
     kind.reader(values, found)
     notes = [f"{name} is {kind.title}", *found.notes]
-    said = {"name": name, "format": "configuration", "text": text}
-    return {**said, "job": found.job(), "notes": notes}
+    configuration = {"name": name, "format": "configuration", "text": text}
+    return {**configuration, "job": found.job(), "notes": notes}
 
 
 def _accelerate(values: Values, found: Read) -> None:

@@ -88,7 +88,7 @@ def _last(node: yaml.Node) -> yaml.Node:
 def changed_leaves(
     before: Mapping[Path, object], after: Mapping[Path, object], gone: Mapping[str, object]
 ) -> dict[Path, object]:
-    """Values of `after` that are others than before; of those that it lacks, what says the same.
+    """Values of `after` that are others than before; for one that it lacks, the value of `gone`.
 
     gone: last key -> the value that means that the setting is not there.
     """

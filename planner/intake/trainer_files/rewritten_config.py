@@ -1,6 +1,6 @@
 """Another layout in a user's Accelerate, DeepSpeed, Axolotl, LLaMA-Factory or Bridge configuration.
 
-What two layouts write differently is what changes in the user's file; the rest stays.
+Settings that two layouts write differently change in the user's file; the rest stays.
 """
 
 import json
@@ -62,7 +62,7 @@ def kind_of(text: str) -> str:
 def config_changes(
     text: str, layouts: Sequence[Layout], exports: Sequence[Export | None], global_batch_size: int
 ) -> tuple[dict[Path, object], list[str]]:
-    """(values to set, what it has no setting for) from the first layout to the second.
+    """(values to set, sentences on the others) from the first layout to the second.
 
     exports: both in the format of that name, for those of EXPORTED.
     """
@@ -84,24 +84,24 @@ def config_changes(
     unsaid = [name for name in _UNSAID[kind] if getattr(was, name) != getattr(now, name)]
     if kind in RECOMPUTES and parse_ac(now.ac)[0] not in ("none", "full"):
         unsaid.append("ac")
-    notes += [f"it has no setting for {name} {_said(getattr(now, name))}" for name in unsaid]
+    notes += [f"it has no setting for {name} {_spelled(getattr(now, name))}" for name in unsaid]
     changes = changed_leaves(old, new, GONE)
     if STRATEGY in given and RESHARDS in changes:  # FSDP 1 has another key for it
         changes[STRATEGY] = "SHARD_GRAD_OP" if changes.pop(RESHARDS) is False else "FULL_SHARD"
-    kept = {}
+    settable: dict[Path, object] = {}
     for path, value in changes.items():
-        name = next((path[:size] for size in range(1, len(path)) if path[:size] in given), None)
-        if name is not None and given[name] is not None:
+        whole = next((path[:size] for size in range(1, len(path)) if path[:size] in given), None)
+        if whole is not None and given[whole] is not None:
             notes.append(
-                f"{'.'.join(name)} is {given[name]!r}, which names a whole: in it set "
-                f"{path[-1]} to {_said(value)}"
+                f"{'.'.join(whole)} is {given[whole]!r}, which names a whole: in it set "
+                f"{path[-1]} to {_spelled(value)}"
             )
         elif path in given or value is not None:
-            kept[path] = value
-    return kept, notes
+            settable[path] = value
+    return settable, notes
 
 
-def _said(value: object) -> str:
+def _spelled(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
