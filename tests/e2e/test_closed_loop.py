@@ -138,8 +138,16 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(
     assert measured_again(items(cli)) == sum(trial["runs"] - 1 for trial in repeats), (
         "what was measured is measured again only to tell rivals apart"
     )
-    assert again["calibration_id"] == plan["calibration_id"], (
+    assert again["calibration_id"] == plan["calibration_id"] == shipped_calibration().id, (
         "what the study knows is not in its calibration too"
+    )
+    assert again["ranked"][0]["measurement"]
+    other = {**JOB, "training": {**JOB["training"], "seq_len": 64}}
+    third = json.loads(
+        cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout
+    )
+    assert third["calibration_id"].startswith(f"{shipped_calibration().id}+"), (
+        "for another question it is the calibration's"
     )
     line = json.dumps(
         {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
@@ -773,28 +781,6 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert client.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
     assert client.delete(where).json()["state"] == "cancelled"
     assert client.get("/sweeps/sweep-nope").status_code == 404
-
-
-@pytest.mark.slow
-def test_what_was_measured_of_a_question_counts_once(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
-) -> None:
-    """As a measurement of the question, not as what the calibration learnt too; for another
-    question it is the calibration's.
-    """
-    first = json.loads(
-        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
-    )
-    second = json.loads(
-        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
-    )
-    assert first["calibration_id"] == second["calibration_id"] == shipped_calibration().id
-    assert second["ranked"][0]["measurement"]
-    other = {**JOB, "training": {**JOB["training"], "seq_len": 64}}
-    third = json.loads(
-        cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout
-    )
-    assert third["calibration_id"].startswith(f"{shipped_calibration().id}+")
 
 
 def at_size(num_gpus: int, **probe: Any) -> dict[str, Any]:

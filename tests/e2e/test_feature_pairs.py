@@ -38,8 +38,17 @@ FP16_CPU = {"base": "cpu", "name": "cpu-fp16", "peak_flops": dict.fromkeys(
     ("fp32", "bf16", "fp16"), "0.2 TFLOP/s")}  # fmt: skip
 ROUNDED = ("precision", "param_dtype", "reduce_dtype", "master_dtype")
 PAIRS = {pair: joined(*pair) for pair in pairs() if cell(TORCH, *pair).kind == "runs"}
-# They take the place of code that other pairs are about: they run in pairs only.
-APART = ("compile", "AC memory budget", "optimizer in backward", "fp16")
+# They take the place of code that other pairs are about: a run with one shows its own pairs alone.
+APART = {
+    "compile": "compiler", "AC memory budget": "compiler", "optimizer in backward": "hooks",
+    "fp16": "scaler", "16-bit compute": "16 bits", "16-bit reduction": "16 bits",
+    "16-bit masters": "16 bits",
+}  # fmt: skip
+
+
+def apart(*chosen: Feature) -> set[str]:
+    """Parts of the program that these features replace."""
+    return {APART[feature.name] for feature in chosen if feature.name in APART}
 
 
 def alike(chosen: tuple[Feature, ...], tolerance: float) -> set[tuple[Feature, Feature]]:
@@ -47,7 +56,9 @@ def alike(chosen: tuple[Feature, ...], tolerance: float) -> set[tuple[Feature, F
     return {
         pair
         for pair in combinations(chosen, 2)
-        if (job := PAIRS.get(pair)) and job.tolerance == tolerance
+        if (job := PAIRS.get(pair))
+        and job.tolerance == tolerance
+        and apart(*pair) == apart(*chosen)
     }
 
 
@@ -62,7 +73,7 @@ def runs() -> dict[str, Job]:
         assert job is not None
         for other in features():
             wider = tuple(sorted({*chosen, other}, key=features().index))
-            if {feature.name for feature in wider} & {*APART}:
+            if apart(*wider) != apart(*chosen):
                 continue
             more = joined(*wider)
             if (

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,34 +34,50 @@ LEFT_OUT = (
 )
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """planner-cli of an environment with the wheel, which has other packages from the tests'."""
-    needed("setuptools")
-    folder = tmp_path_factory.mktemp("installed")
-    source, wheels, home = folder / "source", folder / "wheels", folder / "venv"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+PIP = (sys.executable, "-m", "pip", "--quiet")
+
+
+def outside(*command: object, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    """A command that does not see the checkout."""
     environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment | more,
+        capture_output=True, text=True, check=False, timeout=1200,
+    )  # fmt: skip
+
+
+def copied(folder: Path) -> Path:
+    """The checkout as its users have it."""
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, built with the tests' setuptools."""
+    needed("setuptools")
+    folder = tmp_path_factory.mktemp("wheel")
+    source, offline = copied(folder), ("--no-deps", "--no-index", "--no-build-isolation")
+    done = outside(*PIP, "wheel", *offline, "--wheel-dir", folder / "wheels", source, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(source)
+    (found,) = (folder / "wheels").iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """planner-cli of an environment with the wheel, which has other packages from the tests'."""
+    folder = tmp_path_factory.mktemp("installed")
+    home = folder / "venv"
     venv.create(home, symlinks=True, with_pip=False)
     paths = {"base": str(home), "platbase": str(home)}
     site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
     (site / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
-    def started(*command: str | Path, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            command, cwd=cwd, env=environment | more,
-            capture_output=True, text=True, check=False, timeout=600,
-        )  # fmt: skip
-
-    pip, offline = (sys.executable, "-m", "pip", "-q"), ("--no-deps", "--no-index")
-    build = (*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", wheels, source)
-    done = started(*build, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    shutil.rmtree(source)
-    done = started(
-        *pip, "--python", home / "bin" / "python", "install", *offline, *wheels.iterdir(),
-        cwd=folder,
-    )  # fmt: skip
+    into = (*PIP, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index")
+    done = outside(*into, wheel, cwd=folder)
     assert done.returncode == 0, done.stderr
     ours = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
     assert ours == {"planner", "tests.pth"}, "an installed name that may be somebody else's"
@@ -69,7 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
         *arguments: str, database: Path, cwd: Path = folder, **more: str
     ) -> "subprocess.CompletedProcess[str]":
         more |= {"PLANNER_DATABASE_URL": f"sqlite:///{database}"}
-        return started(home / "bin" / "planner-cli", *arguments, cwd=cwd, **more)
+        return outside(home / "bin" / "planner-cli", *arguments, cwd=cwd, **more)
 
     return run
 
@@ -122,32 +139,20 @@ CORE = ("test_memory", "test_collectives", "test_schedules", "test_job", "test_u
 
 @pytest.mark.slow
 @pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-min.txt"])
-def test_a_fresh_environment_with_the_base_alone_plans(constraints: str, tmp_path: Path) -> None:
-    """At the newest versions that we test with, and at the oldest that pyproject.toml allows."""
-    source, venv = tmp_path / "source", tmp_path / "venv"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    binaries = venv / "bin"
-    environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
-    database = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-
-    def run(*command: object, **more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [str(word) for word in command],
-            cwd=tmp_path,
-            env=environment | database | more,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
-        )
-
-    pip = (binaries / "python", "-m", "pip", "install", "--quiet")
-    for command in (
-        (sys.executable, "-m", "venv", venv),
-        (*pip, "--constraint", ROOT / constraints, source),
-    ):
-        done = run(*command)
-        assert done.returncode == 0, done.stderr
+def test_a_fresh_environment_with_the_base_alone_plans(
+    constraints: str, wheel: Path, tmp_path: Path
+) -> None:
+    """At the newest versions that we test with, built there as from a checkout, and at the oldest
+    that pyproject.toml allows.
+    """
+    package = copied(tmp_path) if constraints == "constraints.txt" else wheel
+    home = tmp_path / "venv"
+    binaries = home / "bin"
+    venv.create(home, symlinks=True, with_pip=False)
+    run = partial(outside, cwd=tmp_path, PLANNER_DATABASE_URL=f"sqlite:///{tmp_path / 'x.db'}")
+    pip = (*PIP, "--python", binaries / "python", "install", "--no-compile")
+    done = run(*pip, "--constraint", ROOT / constraints, package)
+    assert done.returncode == 0, done.stderr
     planner = binaries / "planner-cli"
     assert run(planner, "--version").stdout == f"{VERSION}\n"
     job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
