@@ -16,6 +16,9 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
 NATIVE = "NeMo"
+# The dev branch had partial graphs beside recomputation and HybridEP before main (0.16); NeMo
+# 25.11 and Megatron-Bridge 0.2 ship it ("dev:0.15.0", docs/releases/software-versions.md).
+DEV_0_15 = "2025-11-01"
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
@@ -111,7 +114,7 @@ MEGATRON = TrainerRules(
             releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
         ),
         Change(
-            releases=Releases(since="0.16"),
+            releases=Releases(since="0.16", since_day=DEV_0_15),
             fields={"moe_dispatchers": _DISPATCHERS | {"deepep", "hybridep"}},
         ),
         # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)

@@ -19,8 +19,8 @@ MEGATRON_BRIDGE = replace(
     title="Megatron-Bridge",
     aliases=("nemo",),
     code=MEGATRON.name,
-    # 3rdparty/Megatron-LM and pyproject.toml of its tags
-    ships={"0.1": "0.14", "0.2": "0.15", "0.3": "0.16", "0.4": "0.17", "0.5": "0.18"},
+    # 3rdparty/Megatron-LM and docs/releases/software-versions.md of its tags
+    ships={"0.1": "0.14", "0.2": "NeMo 25.11", "0.3": "0.16", "0.4": "0.17", "0.5": "0.18"},
     vendors={"nvidia": ""},
     distributions={},
     offered=(),

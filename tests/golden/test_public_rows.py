@@ -30,6 +30,13 @@ pytestmark = pytest.mark.slow
 FLOOR = Path(__file__).with_name("accuracy_floor.json")
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 SLACK = 0.002
+# Rows as published that no run can have had, or that leave out what a layout needs; the answer to
+# each is a refusal that names the field. They stay among the rows and count as unanswered.
+REFUSED = {
+    "mbx-273": "ep",  # EP 64 on 256 GPUs in 8 stages, which are 32 ranks a stage
+    "dgx-244": "virtual_stages",  # 61 layers on 8 stages, and no word on which stage has fewer
+    "dgx-245": "virtual_stages",  # the same on 16 stages
+}
 
 
 def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]:
@@ -96,13 +103,14 @@ def test_every_row_is_answered(rows: list[Row]) -> None:
     lines = PUBLIC.read_text(encoding="utf-8").splitlines()
     given = [json.loads(line)["id"] for line in lines if line.strip()]
     assert [row.job.id for row in rows] == given
-    assert len(given) == len(set(given)) >= 633
+    assert len(given) == len(set(given)) >= 784
     refused = {
-        row.job.id: [f"{v.field}: {v.rule}" for v in row.estimate.violations]
+        row.job.id: [violation.field for violation in row.estimate.violations]
         for row in rows
         if not row.estimate.valid
     }
-    assert refused == {}
+    assert refused == {name: [field] for name, field in REFUSED.items()}
+    assert summarise(rows, "all").unanswered == len(REFUSED)
 
 
 def most_mfu(row: Row) -> float:
@@ -119,6 +127,9 @@ def most_mfu(row: Row) -> float:
 def test_every_answer_is_whole(rows: list[Row]) -> None:
     for row in rows:
         e = row.estimate
+        if row.job.id in REFUSED:
+            assert (e.time, e.memory, e.step_seconds, e.interval) == (None,) * 4, row.job.id
+            continue
         assert e.time is not None, row.job.id
         assert e.memory is not None, row.job.id
         assert e.time.total() == pytest.approx(e.step_seconds, rel=1e-9), row.job.id
