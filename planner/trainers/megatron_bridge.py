@@ -19,6 +19,7 @@ MEGATRON_BRIDGE = replace(
     title="Megatron-Bridge",
     aliases=("nemo",),
     code=MEGATRON.name,
+    expert_recipes=True,
     # 3rdparty/Megatron-LM and docs/releases/software-versions.md of its tags
     ships={"0.1": "0.14", "0.2": "NeMo 25.11", "0.3": "0.16", "0.4": "0.17", "0.5": "0.18"},
     vendors={"nvidia": ""},
