@@ -1,7 +1,7 @@
-"""What a job with experts leaves out, taken from NVIDIA's recipe (`trainers.recipes`).
+"""Completes a job with experts by NVIDIA's recipe (`trainers.recipes`).
 
 Only where its layout names no dispatcher: who names one writes a configuration of his own, as a
-plan does. What is written stands, and what the trainer would refuse beside it is not taken.
+plan does. Written values stand, and values that the trainer would refuse beside them are not taken.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def with_recipe(
     layout: Layout,
     asked: Mapping[Any, Any],
 ) -> tuple[TrainingSpec, Layout]:
-    """Training and layout with what the recipe says of all that was left out.
+    """Training and layout, where the recipe gives all that was left out.
 
     asked: the layout as it was written.
     """
@@ -42,7 +42,7 @@ def with_recipe(
 
 
 def _from_most(training: TrainingSpec, recipe: ExpertRecipe) -> tuple[TrainingSpec, ...]:
-    """All that it says, then without the overlap, then the dispatcher alone."""
+    """All its values, then without the overlap, then only the dispatcher."""
     return (
         _filled(training, recipe.graphs, recipe.overlap),
         _filled(training, recipe.graphs, False),
@@ -63,7 +63,7 @@ def _filled(training: TrainingSpec, graphs: str, overlap: bool) -> TrainingSpec:
 
 
 def recipe_note(job: Job) -> str | None:
-    """A sentence on what was taken from a recipe; None where nothing was."""
+    """A sentence on values taken from a recipe; None without any."""
     asked = job.request.get("layout")
     if job.layout is None or not isinstance(asked, Mapping) or "moe_dispatcher" in asked:
         return None

@@ -1,7 +1,7 @@
 """NVIDIA's recipes for models with experts: dispatcher, CUDA graphs and overlap of the exchange.
 
-They are what NeMo and Megatron-Bridge run unless told otherwise, and differ by release, machine and
-number format. A recipe is of a model with these experts: how many, and the hidden size.
+NeMo and Megatron-Bridge run them by default. They differ by release, machine and number format. A
+recipe is of a model with these experts: how many, and the hidden size.
 Source: Megatron-Bridge 0.2 to 0.5 scripts/performance/configs (moe_flex_dispatcher_backend,
 cuda_graph_impl, moe_a2a_overlap; of several variants the last), 0.6
 src/megatron/bridge/perf_recipes.
@@ -14,6 +14,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
 from planner.trainers.megatron import NATIVE
 from planner.trainers.registry import TRAINERS, training_release
+from planner.trainers.release import named
 
 MODELS = {
     (256, 7168): "deepseek-v3",
@@ -27,7 +28,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRecipe:
-    """What a recipe says; `since` is the month of the NeMo release that it came with."""
+    """One recipe's values; `since` is the month of the NeMo release that it came with."""
 
     since: str
     dispatcher: str
@@ -74,15 +75,10 @@ RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 def expert_recipe(
     model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, precision: str
 ) -> ExpertRecipe | None:
-    """The recipe of this model on this machine in the job's release; None where there is none.
-
-    A job that names no release gets the newest.
-    """
+    """The recipe of this model on this machine in the job's release; None where there is none."""
     rules, release = TRAINERS[training.trainer], training_release(training)
-    if not (rules.expert_recipes or release.named.distribution == NATIVE):
-        return None
+    month = _month(training)
     name = MODELS.get((model.num_experts, model.hidden_size))
-    month = release.named.month or (release.known.day if training.trainer_version else "9999")
     found = None
     for model_name, machine, formats, since, dispatcher, graphs, overlap in RECIPES:
         if (model_name, machine) != (name, _machine(cluster)) or since > month:
@@ -95,6 +91,21 @@ def expert_recipe(
                 overlap=overlap == "yes",
             )
     return found
+
+
+def _month(training: TrainingSpec) -> str:
+    """Month of the NeMo release, or that a release of Megatron-Bridge came with; "" for no recipe.
+
+    A job that names another release, or none, is of somebody who wrote the flags: a published run
+    of Qwen3 30B-A3B under Megatron-Bridge (its issue 949) took 14.4 s without the recipe's values,
+    for which the newest would say 11.7.
+    """
+    rules, release = TRAINERS[training.trainer], training_release(training)
+    if release.named.distribution == NATIVE:
+        return release.named.month
+    number = named(training.trainer_version).number
+    ours = rules.expert_recipes and number and f"{number.major}.{number.minor}" in rules.ships
+    return release.known.day if ours else ""
 
 
 def _machine(cluster: ClusterSpec) -> str:

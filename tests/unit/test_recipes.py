@@ -49,7 +49,8 @@ def taken(found: Job) -> tuple[str, str | None, bool]:
         (GB200, "NeMo 26.06", "bf16", ("hybridep", "partial", False)),
         (GB200, "NeMo 25.11", "mxfp8", ("hybridep", "partial", False)),
         (GB200, "0.2", "mxfp8", ("hybridep", "partial", False)),
-        (GB200, None, "mxfp8", ("hybridep", "full", True)),
+        (GB200, "0.5", "mxfp8", ("hybridep", "full", True)),
+        (GB200, None, "mxfp8", ("alltoall", None, False)),  # somebody's own flags
         (B200, "NeMo 26.02", "mxfp8", ("alltoall", "partial", False)),
         (B200, "NeMo 26.04.01", "mxfp8", ("hybridep", "partial", False)),
         (H100, "NeMo 26.02", "float8-tensorwise", ("deepep", "none", True)),
