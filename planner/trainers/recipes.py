@@ -98,7 +98,7 @@ def _month(training: TrainingSpec) -> str:
 
     A job that names another release, or none, is of somebody who wrote the flags: a published run
     of Qwen3 30B-A3B under Megatron-Bridge (its issue 949) took 14.4 s without the recipe's values,
-    for which the newest would say 11.7.
+    where the newest gives 11.7.
     """
     rules, release = TRAINERS[training.trainer], training_release(training)
     if release.named.distribution == NATIVE:
