@@ -11,11 +11,15 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.machine.device import FP16, SINGLE
 from planner.rules.cuda_graphs import HYBRIDEP
+from planner.work.axes import ANY
 from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
 AMAX_BYTES = 4.0
 BACKWARD_PRODUCTS = ("input_grad", "weight_grad")
+# HybridEP pads while it dispatches (Megatron-LM moe_utils.py, skip_routed_expert_padding), and so
+# may the best of any dispatcher
+PADS = (HYBRIDEP, ANY)
 FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_again")
 
 
@@ -117,9 +121,8 @@ def _quantised_cost(
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
     padding: FloatColumn = zero
     if op.role == "expert":
-        # HybridEP pads while it dispatches (Megatron-LM moe_utils.py, skip_routed_expert_padding)
         padding = context.device.moved_seconds(
-            np.where(context.batch.moe_dispatcher == HYBRIDEP, 0.0, q.number("padding"))
+            np.where(np.isin(context.batch.moe_dispatcher, PADS), 0.0, q.number("padding"))
             * does["forward"]
             * b
             * r
