@@ -16,8 +16,9 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_coverage, memory_deviation
 from planner.calibration.fit import Data, fingerprint, fit
+from planner.calibration.held_out import Fitted
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.shipped import shipped_calibration, to_document
+from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
@@ -56,6 +57,8 @@ def main() -> None:
         "seen": sorted(list(triple) for triple in seen(jobs)),
         "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
     }
+    again = Fitted.find(peaks, from_document(shipped))
+    shipped["interval_factors"] = {} if again is None else again.interval_factors()
     for knob in KNOBS:
         found = zip(calibration.keys, calibration.shifts, strict=True)
         moved = {
@@ -68,6 +71,7 @@ def main() -> None:
         f"{calibration.run_sd:.3f}, stack {calibration.stack_sd:.3f}, unit "
         f"{calibration.unit_sd:.3f}"
     )
+    print(f"factors on intervals {shipped['interval_factors']}")
     print(
         f"memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB, where those of other "
         f"sources hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"
