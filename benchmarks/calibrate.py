@@ -16,8 +16,9 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_coverage, memory_deviation
 from planner.calibration.fit import Data, fingerprint, fit
+from planner.calibration.held_out import Fitted
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.shipped import shipped_calibration, to_document
+from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
@@ -39,18 +40,14 @@ def main() -> None:
     parser.add_argument(
         "--afresh", action="store_true", help="begin at the priors, not at what ships"
     )
-    parser.add_argument("--id", default="public-2026-11-22", help="name of the calibration")
+    parser.add_argument("--id", default="public-2026-11-27", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
-    timed = [
-        (job, row["measured"]["step_seconds"])
-        for job, row in zip(jobs, rows, strict=True)
-        if "step_seconds" in row["measured"]
-    ]
+    peaks = [Row.build(job, estimate_job(job)) for job in jobs]
+    timed = [(row.job, row.measured_seconds) for row in peaks if row.valid and row.measured_seconds]
     data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
     calibration, linear = fit(data, begin=None if options.afresh else shipped_calibration())
-    peaks = [Row.build(job, estimate_job(job)) for job in jobs]
     relative, fixed = memory_deviation(peaks)
     shipped = {
         **to_document(calibration),
@@ -60,6 +57,8 @@ def main() -> None:
         "seen": sorted(list(triple) for triple in seen(jobs)),
         "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
     }
+    again = Fitted.find(peaks, from_document(shipped))
+    shipped["interval_factors"] = {} if again is None else again.interval_factors()
     for knob in KNOBS:
         found = zip(calibration.keys, calibration.shifts, strict=True)
         moved = {
@@ -72,6 +71,7 @@ def main() -> None:
         f"{calibration.run_sd:.3f}, stack {calibration.stack_sd:.3f}, unit "
         f"{calibration.unit_sd:.3f}"
     )
+    print(f"factors on intervals {shipped['interval_factors']}")
     print(
         f"memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB, where those of other "
         f"sources hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"

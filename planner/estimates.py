@@ -27,6 +27,7 @@ from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.current import own_run
+from planner.intake.recipes import recipe_note
 from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
@@ -109,7 +110,7 @@ class Estimator:
         try:
             layouts = [_layout(job) for job in jobs]
             priced = estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
-            return [_as_written(job, one) for job, one in zip(jobs, priced, strict=True)]
+            return [_as_asked(job, one) for job, one in zip(jobs, priced, strict=True)]
         except PlannerError as error:
             if len(jobs) == 1:
                 return [error]
@@ -138,6 +139,14 @@ class _Parts:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
+
+
+def _as_asked(job: Job, estimate: Estimate) -> Estimate:
+    """The estimate with what the job itself says besides: a recipe's values, a trainer's file."""
+    note = recipe_note(job)
+    if note is not None:
+        estimate = estimate.model_copy(update={"warnings": [note, *estimate.warnings]})
+    return _as_written(job, estimate)
 
 
 def _as_written(job: Job, estimate: Estimate) -> Estimate:

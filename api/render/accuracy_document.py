@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 
 from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
+from planner.calibration.accuracy import by_label
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
 from planner.units import counted
 
+CLASSES = (
+    "Runs predicted by a fit and interval factors that have not seen their source.",
+    "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
+    "interval's width and 20 times by how much the run lies outside (less is better).",
+)
 GIB_PER_BYTE = 2.0**-30
 # Rows believed to say something else than the layout does; they stay in every figure.
 DOUBTS = {
@@ -22,7 +28,16 @@ def document(report: Report) -> str:
         "Written by `planner-cli accuracy --recompute --markdown docs/accuracy.md`; calibration "
         f"`{report.calibration_id}`."
     )
-    lines = ["# Accuracy", "", written, ""]
+    lines = [
+        "# Accuracy",
+        "",
+        written,
+        "",
+        *_classes(report),
+        "",
+        *(f"- {one}" for one in CLASSES),
+        "",
+    ]
     lines += [f"- {line}" for line in headlines(report)]
     lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
     lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
@@ -52,6 +67,28 @@ def document(report: Report) -> str:
     )
     lines += _table(names, [_row(row) for row in report.rows])
     return "\n".join(lines) + "\n"
+
+
+def _classes(report: Report) -> list[str]:
+    """Dense models and those with experts, by trainer and generation of GPUs."""
+    names = ("trainer, class", "rows", "units", "rows off", "units off", "in 90%", "width", "score")
+    cells = []
+    for one in by_label(report.rows, "class"):
+        if one.time is None or one.units is None or one.half_width is None:
+            continue
+        cells.append(
+            (
+                one.name.removeprefix("class "),
+                str(one.rows),
+                str(one.units.units),
+                f"{one.time.mape:.1%}",
+                f"{one.units.mape:.1%}",
+                f"{one.coverage or 0.0:.0%}",
+                f"{one.half_width:.0%}",
+                f"{one.interval_score:.2f}",
+            )
+        )
+    return _table(names, cells)
 
 
 def _kinds(report: Report) -> list[str]:

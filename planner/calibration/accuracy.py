@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from planner.calibration.classes import class_of, interval_score
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 from planner.cost.machine.stacks import stack_name, unit_name
@@ -169,11 +170,15 @@ LABELS: dict[str, Callable[[Row], str]] = {
     "complete": lambda row: str(row.job.labels.get("complete", "-")),
     "model": lambda row: row.job.model.name,
     "family": lambda row: family_of(row.job.model.name),
+    "class": lambda row: (
+        f"{row.job.training.trainer}: {class_of(row.job.model, row.job.cluster.gpu.family)}"
+    ),
     "kind": lambda row: _unit(row, ""),
     "unit": lambda row: _unit(row, str(row.job.labels.get("group", "-"))),
 }
-# group is the source; family the model's; platform the trainer on the GPU's family; unit and kind
-# are those of `cost.machine.stacks`, with and without the source
+# group is the source; family the model's; platform the trainer on the GPU's family; class that of
+# `calibration.classes` by trainer; unit and kind are those of `cost.machine.stacks`, with and
+# without the source
 
 
 def _unit(row: Row, source: str) -> str:
@@ -249,6 +254,8 @@ class Summary:
     """Errors of one group of rows.
 
     coverage: share of measured steps inside the 90% interval.
+    half_width: mean over rows of half the interval of log seconds.
+    interval_score: mean over rows (`classes.interval_score`).
     unanswered: rows without an estimate.
     """
 
@@ -261,6 +268,8 @@ class Summary:
     allocated: Errors | None
     reserved: Errors | None
     coverage: float | None
+    half_width: float | None
+    interval_score: float | None
     out_of_memory_missed: int
     refused: int
 
@@ -275,6 +284,7 @@ def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
     inside = [_inside(row) for row in answered]
     covered = [flag for flag in inside if flag is not None]
     ran = [row for row in answered if row.status == "ok"]
+    half_widths, scores = _widths(answered)
     return Summary(
         name=name,
         rows=len(rows),
@@ -289,6 +299,8 @@ def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
             (row.predicted_reserved_bytes, row.measured_reserved_bytes) for row in answered
         ),
         coverage=float(np.mean(covered)) if covered else None,
+        half_width=float(half_widths.mean()) if covered else None,
+        interval_score=float(scores.mean()) if covered else None,
         out_of_memory_missed=sum(row.status == "oom" and row.fits for row in answered),
         refused=sum(not row.fits for row in ran),
     )
@@ -366,6 +378,18 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     for value in np.unique(values):
         order[values == value] = order[values == value].mean()
     return order
+
+
+def _widths(rows: Sequence[ComparedRow]) -> tuple[np.ndarray, np.ndarray]:
+    """Half widths and interval scores of the measured rows that have an interval."""
+    found = [
+        (np.log(high / low) / 2.0, np.log(row.measured_seconds / row.predicted_seconds))
+        for row in rows
+        if row.interval_seconds and row.measured_seconds and row.predicted_seconds
+        for low, high in [row.interval_seconds]
+    ]
+    half, misses = np.array(found).reshape(-1, 2).T
+    return half, interval_score(misses, half)
 
 
 def _inside(row: ComparedRow) -> bool | None:

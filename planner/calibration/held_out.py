@@ -11,6 +11,7 @@ import numpy as np
 from planner.calibration import student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER
+from planner.calibration.classes import Misses, class_of
 from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fingerprint, linearise
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
 from planner.calibration.mechanisms import used_by
@@ -102,24 +103,49 @@ class Fitted:
         Their step time and its interval are predicted by the runs of other folds.
         """
         folds = self.folds(by)
-        log_seconds, scale, _ = self.linear.left_out(folds, self.scales)
-        for fold in folds:
-            doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
-            scale[fold] = self._wider(fold, ~fold) * np.hypot(scale[fold], doubt)
+        log_seconds, scale, _ = self._unseen(folds)
+        scale = scale * self._misses(log_seconds, scale).factors_elsewhere(folds)
         out = list(rows)
         for place, log_second, sd in zip(self.places, log_seconds, scale, strict=True):
             out[place] = _with_time(rows[place], float(log_second), float(sd))
         return out
 
+    def interval_factors(self) -> Mapping[str, float]:
+        """Factor on intervals of each class that keeps one (`classes`)."""
+        folds = self.folds("group")
+        log_seconds, scale, _ = self._unseen(folds)
+        misses = self._misses(log_seconds, scale)
+        return misses.take(misses.factors_elsewhere(folds) != 1.0).factors()
+
+    def _misses(self, log_seconds: FloatColumn, scale: FloatColumn) -> Misses:
+        return Misses(
+            log_seconds=self.linear.measured - log_seconds,
+            scales=scale,
+            classes=[class_of(row.job.model, row.job.cluster.gpu.family) for row in self.rows],
+            units=self.data.units,
+        )
+
+    def _unseen(
+        self, folds: Sequence[BoolColumn]
+    ) -> tuple[FloatColumn, FloatColumn, list[Solution]]:
+        """`Linear.left_out`, the scale widened but before the class's factor."""
+        log_seconds, scale, solutions = self.linear.left_out(folds, self.scales)
+        for fold in folds:
+            doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
+            scale[fold] = self._wider(fold, ~fold) * np.hypot(scale[fold], doubt)
+        return log_seconds, scale, solutions
+
     def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:
         """By number of own runs, by unit: how the rest of the unit is predicted after them.
 
         The calibration has not seen the unit's source (`folds`). Every run is tried as the one own
-        run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit. What is far off
+        run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit, with intervals by
+        class, which own runs replace (`classes.factor_of`). What is far off
         waits for a second layout that is (`own_runs.far_alone`), unless it is the only own run.
         """
         folds = self.folds("group")
-        _, _, solutions = self.linear.left_out(folds, self.scales)
+        log_seconds, scale, solutions = self._unseen(folds)
+        factor = self._misses(log_seconds, scale).factors_elsewhere(folds)
         chance = np.random.default_rng(SEED)
         found: dict[int, dict[str, list[OwnRuns]]] = {count: {} for count in (0, *OWN_RUNS)}
         for out, solution in zip(folds, solutions, strict=True):
@@ -129,7 +155,9 @@ class Fitted:
                 for count, into in found.items():
                     if here.sum() > count:
                         into.setdefault(unit, []).append(
-                            self._rest(solution, out, here, count, chance)
+                            self._rest(
+                                solution, out, here, count, 1.0 if count else factor[here], chance
+                            )
                         )
         return {
             count: {unit: OwnRuns.mean(parts) for unit, parts in into.items()}
@@ -142,6 +170,7 @@ class Fitted:
         out: BoolColumn,
         here: BoolColumn,
         count: int,
+        factor: FloatColumn | float,
         chance: np.random.Generator,
     ) -> OwnRuns:
         """The mean over choices of own runs; a Gaussian's condition on what they show."""
@@ -164,7 +193,7 @@ class Fitted:
             left_over = np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0)
             scale = np.sqrt(np.maximum(left_over + beside, 0.0))
             errors.append(np.abs(np.expm1(left)).mean())
-            scale *= self._wider(here, known)[rest]
+            scale *= (self._wider(here, known) * factor)[rest]
             inside.append((np.abs(left) <= student.TWO_SIDED_90 * scale).mean())
         return OwnRuns(error=float(np.mean(errors)), coverage=float(np.mean(inside)))
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.calibration import student
 from planner.calibration.basis import WIDER, widening
+from planner.calibration.classes import factor_of
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.columns.groups import layout_hashes
@@ -83,13 +84,15 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
 
     What is not measured (`basis.widening`) widens all of it: kinds of runs that no fitted run is of
     were off twice as far. So does communication that hides under most of the compute
-    (MOSTLY_HIDDEN). Between layouts of one job it widens their own errors alone.
+    (MOSTLY_HIDDEN). Between layouts of one job it widens their own errors alone. Its class has a
+    factor on all of it (`classes`), which says how far off whole jobs are, not how layouts differ.
     """
     spread = time_spread(pricer, batch, prices)
     wider = widening(batch, pricer, pricer.calibration)
     wider = np.where(hidden_share(prices) > MOSTLY_HIDDEN, np.maximum(wider, WIDER), wider)
     shared = in_order(spread.loadings**2)
-    return np.asarray(np.sqrt(wider**2 * shared + spread.own_sd**2))
+    factor = factor_of(pricer.calibration, pricer.model, pricer.cluster.gpu.family)
+    return np.asarray(factor * np.sqrt(wider**2 * shared + spread.own_sd**2))
 
 
 def hidden_share(prices: Prices) -> FloatColumn:

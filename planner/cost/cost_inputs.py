@@ -146,7 +146,7 @@ def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) ->
         for name in _without_mode(job, rows)
         if name not in TRAVEL_FIELDS or name in graph_columns(job)
     ]
-    columns.append(rows.cp_method == ULYSSES)
+    columns += [rows.cp_method == ULYSSES, rows.moe_dispatcher == cuda_graphs.HYBRIDEP]
     return groups.hashes([taken(column, budgeted) for column in columns])
 
 

@@ -10,7 +10,7 @@ from planner.cost.data_parallel.optimizer_step import OptimizerStep
 from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
-from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.layer.trainer_kernels import fused_kernels, one_kernel_experts
 from planner.cost.layer.unit_work import Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
@@ -104,6 +104,8 @@ class PreparedJob:
             quantised_model(self.model, self.recipes),
         )
         quantisation = Quantisation.build(rows, quantised, fused, self.device)
+        graphs = cuda_graphs.captured(rows, self.rules_context)
+        released = self.rules_context.released
         return CostContext(
             batch=rows,
             sizes=local_sizes(rows, self.model, self.training, self.rules),
@@ -117,5 +119,6 @@ class PreparedJob:
             experts=Quantisation.of_experts(rows, quantised, fused, self.device)
             if self.model.is_moe
             else quantisation,
-            graphs=cuda_graphs.captured(rows, self.rules_context),
+            graphs=graphs,
+            one_kernel=one_kernel_experts(rows, graphs, self.model, released, self.cluster.gpu),
         )

@@ -9,6 +9,7 @@ from planner.errors import Fault, SpecError, UnknownNameError
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
+from planner.intake.recipes import with_recipe
 from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentSpec
 from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
@@ -85,6 +86,8 @@ class JobReader:
                 faults.extend(error.faults)
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
+        if layout is not None:
+            training, layout = with_recipe(model, cluster, training, layout, values["layout"])
         # "8k" as a number, an alias as the trainer's name
         plain = {"seq_len": training.seq_len, "trainer": training.trainer}
         asked = values["training"]

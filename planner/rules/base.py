@@ -56,9 +56,11 @@ class Context:
 Text = Callable[[Layout, Context], str]
 
 
-def under(trainer: str, *, since: str = "", before: str = "") -> Callable[[Context], bool]:
+def under(
+    trainer: str, *, since: str = "", before: str = "", before_day: str = ""
+) -> Callable[[Context], bool]:
     """Whether a job runs under this trainer, in its releases from `since` and before `before`."""
-    releases = Releases(since=since, before=before)
+    releases = Releases(since=since, before=before, before_day=before_day)
     return lambda context: runs_under(context.training, trainer, releases)
 
 

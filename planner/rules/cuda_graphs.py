@@ -12,6 +12,7 @@ from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import Context, Rule, under
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
 from planner.specs.training import CUDA_GRAPHS
+from planner.trainers.megatron import DEV_0_15
 
 NONE, PARTIAL, FULL = (CUDA_GRAPHS.index(name) for name in ("none", "partial", "full"))
 NO_AC, HYBRIDEP = AC_KINDS.index("none"), MOE_DISPATCHERS.index("hybridep")
@@ -54,10 +55,10 @@ def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
 
 
 def _capturing(
-    trainer: str, *graphs: str, since: str = "", before: str = ""
+    trainer: str, *graphs: str, since: str = "", before: str = "", before_day: str = ""
 ) -> Callable[[Context], bool]:
     """Whether a job asks this trainer's releases for one of these graphs."""
-    runs = under(trainer, since=since, before=before)
+    runs = under(trainer, since=since, before=before, before_day=before_day)
     return lambda c: c.training.cuda_graphs in graphs and runs(c)
 
 
@@ -75,8 +76,10 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         field="ac",
         reads=frozenset({"ac_kind"}),
         # core 0.10 to 0.15 transformer_config.py: "CUDA graphs not supported with activation
-        # recomputation."
-        applies=_capturing("megatron", "partial", "full", before="0.16"),
+        # recomputation." NeMo 25.11 ships the dev branch behind 0.15 (Megatron-Bridge
+        # docs/releases/software-versions.md: "dev:0.15.0"), whose recipes capture routers beside
+        # recomputed modules (0.2.0 scripts/performance/configs/deepseek)
+        applies=_capturing("megatron", "partial", "full", before="0.16", before_day=DEV_0_15),
         broken=lambda x, c: np.asarray(x.ac_kind != NO_AC),
         rule=lambda x, c: f"{_name(c)} has no CUDA graphs under activation recomputation",
         remedy=lambda x, c: f"set ac to none, or {OFF}",

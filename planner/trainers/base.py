@@ -47,6 +47,7 @@ class TrainerRules:
     name, aliases: in `training.trainer`.
     code: name of the trainer whose code it runs with defaults of its own, so that its rules,
         releases and measurements hold; "" where the code is its own.
+    expert_recipes: layouts that name no dispatcher are completed by `trainers.recipes`.
     ships: its own releases, each with the one of `code` that it rests on.
     title: as people write it.
     vendors: whose GPUs it runs on, each with the fork that it takes ("" for the trainer itself).
@@ -129,6 +130,7 @@ class TrainerRules:
     scores_inside: its experts multiply their activation by the scores of the router.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
+    fuses_experts: in graphs of a whole step, MXFP8 experts run as one kernel (`trainer_kernels`).
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned in
         any precision (TOKEN_GROUP_ALIGN_SIZE_M in 16 bits), or `Recipe.group_multiple` where that
         is more; 0 where only quantised experts are padded.
@@ -162,6 +164,7 @@ class TrainerRules:
     title: str
     aliases: tuple[str, ...] = ()
     code: str = ""
+    expert_recipes: bool = False
     ships: Mapping[str, str] = field(default_factory=dict)
     vendors: Mapping[str, str]
     history: tuple[Known, ...] = ()
@@ -228,6 +231,7 @@ class TrainerRules:
     compiles_exchange: bool = True
     scores_inside: bool = False
     overlaps_exchange: bool = False
+    fuses_experts: bool = False
     gradient_dtype: str
     fused_sums: bool
     loss_bytes: float

@@ -16,6 +16,9 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
 NATIVE = "NeMo"
+# The dev branch had partial graphs beside recomputation and HybridEP before main (0.16); NeMo
+# 25.11 and Megatron-Bridge 0.2 ship it ("dev:0.15.0", docs/releases/software-versions.md).
+DEV_0_15 = "2025-11-01"
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
@@ -112,11 +115,14 @@ MEGATRON = TrainerRules(
             releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
         ),
         Change(
-            releases=Releases(since="0.16"),
+            releases=Releases(since="0.16", since_day=DEV_0_15),
             fields={"moe_dispatchers": _DISPATCHERS | {"deepep", "hybridep"}},
         ),
         # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
         Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
+        # core 0.18 transformer_config.py (use_transformer_engine_op_fuser, which full graphs of
+        # dropless experts need); cuDNN's kernel is for MXFP8 (NVTE_CUTEDSL_FUSED_GROUPED_MLP)
+        Change(releases=Releases(since="0.18"), fields={"fuses_experts": True}),
         # core 0.13 transformer/moe/experts.py (weighted_bias_swiglu_impl with permuted_probs);
         # before it token_dispatcher.py multiplied the experts' outputs (unpermute with probs)
         Change(releases=Releases(since="0.13"), fields={"scores_inside": True}),

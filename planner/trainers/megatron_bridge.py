@@ -19,8 +19,10 @@ MEGATRON_BRIDGE = replace(
     title="Megatron-Bridge",
     aliases=("nemo",),
     code=MEGATRON.name,
-    # 3rdparty/Megatron-LM and pyproject.toml of its tags; of its main branch of 2026-08-22 for 0.7
-    ships={f"0.{number}": f"0.{number + 13}" for number in range(1, 8)},
+    expert_recipes=True,
+    # 3rdparty/Megatron-LM and docs/releases/software-versions.md of its tags; of its main branch of
+    # 2026-08-22 for 0.7
+    ships={**{f"0.{number}": f"0.{number + 13}" for number in range(1, 8)}, "0.2": "NeMo 25.11"},
     vendors={"nvidia": ""},
     distributions={},
     offered=(),

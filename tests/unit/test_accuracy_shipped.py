@@ -88,7 +88,7 @@ def test_every_option_that_only_prints_works_from_it(
     assert (whole["headline"]["overall"]["rows"], len(whole["rows"]), whole["num_fitted"]) == (
         num_rows,
         num_rows,
-        597,
+        745,
     )
     assert {one["name"] for one in some["headline"]["groups"]["trainer"]} == {
         "trainer torchtitan",

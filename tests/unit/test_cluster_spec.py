@@ -308,7 +308,7 @@ def test_specs_are_values():
 
 def test_every_public_measurement_parses():
     rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
-    assert len(rows) >= 633
+    assert len(rows) >= 784
     for row in rows:
         spec = read_cluster(row["cluster"])
         assert spec.num_gpus == row["cluster"]["num_gpus"]

@@ -586,8 +586,38 @@ ROWS = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
 
 
 def test_every_measured_row_is_legal() -> None:
-    assert len(ROWS) == 633
+    """All but those that contradict themselves or leave the split out, each for its reason."""
+    assert len(ROWS) == 784
+    illegal = {}
     for row in ROWS:
         job = read_job(row)
         assert job.layout is not None
-        assert violations(job.layout, job.model, job.cluster, job.training) == [], row["id"]
+        if found := violations(job.layout, job.model, job.cluster, job.training):
+            illegal[row["id"]] = [one.rule for one in found]
+    stages = "stages do not divide 61 layers of deepseek-v3-variant, nor with embedding and head"
+    assert illegal == {
+        "mbx-273": ["ep=64 x etp=1 does not divide 32 ranks (dp_replicate x dp_shard x cp x tp)"],
+        "dgx-244": [f"8 {stages} counted as layers"],
+        "dgx-245": [f"16 {stages} counted as layers"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("trainer", "release", "legal"),
+    [
+        ("megatron", "NeMo 25.11", True),  # the dev branch behind 0.15
+        ("megatron-bridge", "0.2", True),
+        ("megatron", "NeMo 25.09", False),
+        ("megatron", "core_v0.15.0", False),
+        ("megatron", "core_v0.16.0", True),
+    ],
+)
+def test_graphs_beside_recomputed_modules_by_release(
+    trainer: str, release: str, legal: bool
+) -> None:
+    row = next(row for row in ROWS if row["id"] == "mbx-247")
+    training = {**row["training"], "trainer": trainer, "trainer_version": release}
+    job = read_job({**row, "training": training})
+    assert job.layout is not None
+    found = violations(job.layout, job.model, job.cluster, job.training)
+    assert [one.field for one in found] == ([] if legal else ["ac"])

@@ -28,6 +28,7 @@ class CostContext:
     """What the costs of a layer's operations depend on besides the operation itself.
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
+    one_kernel (U,): experts in one kernel (`trainer_kernels.one_kernel_experts`).
     known: products and bytes asked for already. What is handed out may not be changed.
     nothing: see `no_costs`.
     tp_hidden: by mechanism the share hidden of what it can hide of TP communication, (U,).
@@ -44,6 +45,7 @@ class CostContext:
     quantisation: Quantisation
     experts: Quantisation
     graphs: IntColumn
+    one_kernel: BoolColumn
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
     known: dict[tuple[object, ...], FloatColumn] = field(

@@ -10,11 +10,16 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.machine.device import FP16, SINGLE
+from planner.rules.cuda_graphs import HYBRIDEP
+from planner.work.axes import ANY
 from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
 AMAX_BYTES = 4.0
 BACKWARD_PRODUCTS = ("input_grad", "weight_grad")
+# HybridEP pads while it dispatches (Megatron-LM moe_utils.py, skip_routed_expert_padding), and so
+# may the best of any dispatcher
+PADS = (HYBRIDEP, ANY)
 FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_again")
 
 
@@ -109,11 +114,15 @@ def _quantised_cost(
         / context.device.memory_rate
         for name in q.moves.keys() | q.turned.keys()
     }
+    if op.role == "expert":  # what lies between the products is quantised where it is made
+        inside = "input" if op.cols == ("hidden",) else "gradient"
+        names = {name for name in casts if name.startswith(inside)}
+        casts |= {name: np.where(context.one_kernel, 0.0, casts[name]) for name in names}
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
     padding: FloatColumn = zero
     if op.role == "expert":
         padding = context.device.moved_seconds(
-            q.number("padding")
+            np.where(np.isin(context.batch.moe_dispatcher, PADS), 0.0, q.number("padding"))
             * does["forward"]
             * b
             * r
@@ -193,7 +202,7 @@ def _calls_of_experts(context: CostContext, op: Gemm) -> FloatColumn:
     each = context.rules.fused_kernels or context.device.loops_over_experts
     if op.role != "expert" or not each:
         return np.zeros(len(context.batch))
-    return 1.5 * (context.product(op.batch) - 1.0)
+    return np.where(context.one_kernel, 0.0, 1.5 * (context.product(op.batch) - 1.0))
 
 
 def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColumn) -> FloatColumn:

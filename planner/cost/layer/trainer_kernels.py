@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, IntColumn, LayoutBatch
+from planner.precision import PRECISIONS
+from planner.rules.cuda_graphs import FULL
+from planner.specs.gpu import GpuSpec
+from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release
@@ -73,3 +77,21 @@ def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
     """Whether memory-bound operations run fused: by torch.compile or by the trainer's kernels."""
     return np.asarray(batch.compile | rules.fused_kernels)
+
+
+def one_kernel_experts(
+    batch: LayoutBatch, graphs: IntColumn, model: ModelSpec, released: TrainerRules, gpu: GpuSpec
+) -> BoolColumn:
+    """Layouts whose experts run as cuDNN's grouped MLP, (N,): product, SwiGLU and quantising.
+
+    The kernel of the first product applies the activation and writes the second's quantised input;
+    in the backward, that of the second's input gradient does so for the first. No pass of its own
+    reads or writes what lies between them.
+    graphs (N,): see `rules.cuda_graphs.captured`. released: the trainer in the job's release.
+    Holds for whole experts (Megatron-LM core 0.18 transformer/moe/experts.py,
+    _is_fused_impl_supported) in MXFP8 on Blackwell, in graphs of a whole step (Megatron-Bridge 0.5
+    scripts/performance/utils/overrides.py, cutedsl_fused_grouped_mlp).
+    """
+    able = released.fuses_experts and gpu.family == "blackwell" and model.mlp == "swiglu"
+    mxfp8 = batch.precision == PRECISIONS.names.index("mxfp8")
+    return np.asarray(able & (graphs == FULL) & mxfp8 & (batch.etp == 1))

@@ -35,7 +35,7 @@ from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
 QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
 COMMUNICATION = slice(2, 5)
 # Layout fields that say how results travel. `Savings` do not depend on them, since no budget saves
-# communication; but for Ulysses, under which attention runs in one piece.
+# communication; but for Ulysses, under which attention runs in one piece, and HybridEP, which pads.
 TRAVEL_FIELDS = ("async_tp", "cp_method", "moe_dispatcher")
 
 

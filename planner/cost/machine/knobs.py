@@ -224,6 +224,7 @@ class Calibration:
     fitted: fingerprints of the runs.
     place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
     stale: runs of one's own that it leaves out.
+    interval_factors: on the width of 90% intervals, by class (`calibration.classes`).
     waiting: measured over predicted seconds of the furthest layout of one's own that it does not
         believe before a second one is as far off, by stack.
     """
@@ -245,6 +246,7 @@ class Calibration:
     own_runs: Mapping[str, int] = field(default_factory=dict)
     stale: StaleRuns | None = None
     waiting: Mapping[str, float] = field(default_factory=dict)
+    interval_factors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def prior(cls) -> "Calibration":

@@ -48,6 +48,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         own_runs=document.get("own_runs", {}),
         stale=StaleRuns(**document["stale"]) if document.get("stale") else None,
         waiting=document.get("waiting", {}),
+        interval_factors=document.get("interval_factors", {}),
     )
 
 
@@ -75,6 +76,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "own_run_sd": calibration.own_run_sd,
         "place": calibration.place,
         "own_runs": dict(calibration.own_runs),
+        "interval_factors": dict(calibration.interval_factors),
         "memory_sd": calibration.memory_sd,
         "memory_sd_bytes": calibration.memory_sd_bytes,
         "keys": [list(key) for key in calibration.keys],

@@ -1,0 +1,108 @@
+"""Width of 90% intervals by class of runs: a kind of model on a generation of GPUs.
+
+One scale for all runs is too wide for dense models on GPUs that many runs were timed on, so a class
+has a factor on it: the one of least interval score over runs that were predicted without their
+source. A class keeps its factor only if factors by the other sources lower the score of a source's
+runs. In a unit n runs count as sqrt(n), as they do in the fit.
+Source: Gneiting and Raftery 2007, Strictly Proper Scoring Rules, section 6.2 (interval score).
+Letters: R runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.calibration import student
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.machine.knobs import Calibration
+from planner.specs.model import ModelSpec
+
+MISSED = 0.1  # share of runs outside of a 90% interval
+GENERATIONS = {
+    "hopper": "Hopper and Ampere",
+    "ampere": "Hopper and Ampere",
+    "blackwell": "Blackwell",
+}
+TRIED = np.geomspace(0.2, 2.0, 47)
+# Units that a class's factor of 1 counts for: few units tell little of the next one; judgement.
+PRIOR_UNITS = 1.0
+
+
+def class_of(model: ModelSpec, family: str) -> str:
+    """The class of runs of a model on GPUs of this family."""
+    return f"{'experts' if model.is_moe else 'dense'}, {GENERATIONS.get(family, 'other GPUs')}"
+
+
+def factor_of(calibration: Calibration, model: ModelSpec, family: str) -> float:
+    """Factor on the width of this model's intervals; 1 for a class that has none.
+
+    It is for clusters never seen: after one own run intervals hold 89% without it, 85% with it.
+    """
+    if calibration.own_runs:
+        return 1.0
+    return calibration.interval_factors.get(class_of(model, family), 1.0)
+
+
+def interval_score(misses: FloatColumn, half_widths: FloatColumn) -> FloatColumn:
+    """Width of each 90% interval, and 20 times by how much the run lies outside; less is better.
+
+    misses: log of measured over predicted seconds.
+    half_widths: of the interval of log seconds.
+    """
+    outside = np.maximum(np.abs(misses) - half_widths, 0.0)
+    return np.asarray(2.0 * half_widths + 2.0 / MISSED * outside)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misses:
+    """Runs that were predicted without their source.
+
+    log_seconds, scales (R,): log of measured over predicted seconds, and the predicted scale of it.
+    classes, units (R): names.
+    """
+
+    log_seconds: FloatColumn
+    scales: FloatColumn
+    classes: Sequence[str]
+    units: Sequence[str]
+
+    def take(self, rows: BoolColumn) -> "Misses":
+        at = np.flatnonzero(rows)
+        return Misses(
+            log_seconds=self.log_seconds[at],
+            scales=self.scales[at],
+            classes=[self.classes[row] for row in at],
+            units=[self.units[row] for row in at],
+        )
+
+    def factors(self) -> dict[str, float]:
+        """Factor on the scale by class, drawn towards 1 where the class has few units."""
+        found = {}
+        for name in sorted(set(self.classes)):
+            these = self.take(np.array(self.classes) == name)
+            best = TRIED[int(np.argmin([these.score(factor) for factor in TRIED]))]
+            units = len(set(these.units))
+            found[name] = round(float(best ** (units / (units + PRIOR_UNITS))), 3)
+        return found
+
+    def score(self, factor: FloatColumn | float) -> float:
+        """Interval score, the sum over runs by their weight, of scales times the factor (R,)."""
+        _, number, count = np.unique(self.units, return_inverse=True, return_counts=True)
+        half_widths = student.TWO_SIDED_90 * factor * self.scales
+        return float(interval_score(self.log_seconds, half_widths) @ count[number] ** -0.5)
+
+    def factors_elsewhere(self, folds: Sequence[BoolColumn]) -> FloatColumn:
+        """Each run's factor by the runs of other folds, (R,); 1 where that does not help a class.
+
+        It cannot help a class that one fold holds all runs of.
+        """
+        column, names = np.ones(len(self.scales)), np.array(self.classes)
+        for out in folds:
+            by = self.take(~out).factors()
+            column[out] = [by.get(name, 1.0) for name in names[out]]
+        for name in set(self.classes):
+            these = self.take(names == name)
+            if these.score(column[names == name]) >= these.score(1.0):
+                column[names == name] = 1.0
+        return column

@@ -1,0 +1,140 @@
+"""What jobs with experts leave out comes from NVIDIA's recipes, and how their experts are priced.
+
+Source of the expected values: Megatron-Bridge 0.2 to 0.6, see `planner.trainers.recipes`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.estimates import estimate_job
+from planner.intake.jobs import read_job
+from planner.specs.job import Job
+from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+GB200, B200, H100 = "gb200-nvl72-186gb", "b200-sxm-180gb", "h100-sxm-80gb"
+
+
+def job(
+    gpu: str = GB200, release: str | None = "NeMo 26.06", layout: Any = None, **training: Any
+) -> Job:
+    return read_job(
+        {
+            "model": "qwen3-30b-a3b",
+            "cluster": {"gpu": gpu, "num_gpus": 8},
+            "training": {
+                "seq_len": 4096, "global_batch_size": 512, "trainer": "megatron-bridge",
+                "trainer_version": release, **training,
+            },
+            "layout": {"ep": 8, "micro_batch_size": 4, "precision": "mxfp8", **(layout or {})},
+        }
+    )  # fmt: skip
+
+
+def taken(found: Job) -> tuple[str, str | None, bool]:
+    assert found.layout is not None
+    return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "precision", "expected"),
+    [
+        (GB200, "NeMo 26.06", "mxfp8", ("hybridep", "full", True)),
+        (GB200, "NeMo 26.06", "bf16", ("hybridep", "partial", False)),
+        (GB200, "NeMo 25.11", "mxfp8", ("hybridep", "partial", False)),
+        (GB200, "0.2", "mxfp8", ("hybridep", "partial", False)),
+        (GB200, "0.5", "mxfp8", ("hybridep", "full", True)),
+        (GB200, None, "mxfp8", ("alltoall", None, False)),  # somebody's own flags
+        (B200, "NeMo 26.02", "mxfp8", ("alltoall", "partial", False)),
+        (B200, "NeMo 26.04.01", "mxfp8", ("hybridep", "partial", False)),
+        (H100, "NeMo 26.02", "float8-tensorwise", ("deepep", "none", True)),
+        (H100, "NeMo 26.06", "float8-tensorwise", ("hybridep", "none", False)),
+        (GB200, "NeMo 25.09", "mxfp8", ("alltoall", None, False)),  # before the first recipe
+    ],
+)
+def test_recipes_differ_by_release_machine_and_format(
+    gpu: str, release: str | None, precision: str, expected: tuple[str, str | None, bool]
+) -> None:
+    assert taken(job(gpu, release, {"precision": precision})) == expected
+
+
+def test_the_same_under_megatron_of_a_nemo_release_and_not_under_its_own() -> None:
+    assert taken(job(trainer="megatron")) == ("hybridep", "full", True)
+    assert taken(job(trainer="megatron", release="core_v0.18.0")) == ("alltoall", None, False)
+
+
+def test_what_is_written_stands_and_the_answer_says_what_was_taken() -> None:
+    said = job(cuda_graphs="partial", overlap={"ep": False})
+    assert taken(said) == ("hybridep", "partial", False)
+    warnings = estimate_job(said).warnings
+    assert any("moe_dispatcher hybridep are those of NVIDIA's recipe" in one for one in warnings)
+    all_of_it = " ".join(estimate_job(job()).warnings)
+    assert "moe_dispatcher hybridep, cuda_graphs full, overlap.ep true are those" in all_of_it
+    assert "since NeMo 26.06" in all_of_it
+
+
+def test_who_names_a_dispatcher_has_a_configuration_of_his_own() -> None:
+    own = job(layout={"moe_dispatcher": "alltoall"})
+    assert taken(own) == ("alltoall", None, False)
+    assert not any("recipe" in one for one in estimate_job(own).warnings)
+    assert taken(job(layout={"ep": 1})) == ("alltoall", None, False)
+
+
+def test_what_the_layout_excludes_is_not_taken() -> None:
+    """The exchange overlaps only in an interleaved pipeline; graphs of layers exclude ac full."""
+    assert taken(job(layout={"pp": 2, "ep": 4})) == ("hybridep", "full", False)
+    whole = job(release="NeMo 26.04", layout={"ac": "full"})
+    assert taken(whole) == ("hybridep", None, False)
+    assert "cuda_graphs" not in " ".join(estimate_job(whole).warnings)
+
+
+def test_every_row_of_the_table_is_of_a_model_and_counts_for_some_job() -> None:
+    assert {row[0] for row in RECIPES} == set(MODELS.values())
+    assert len({row[:4] for row in RECIPES}) == len(RECIPES)
+    found = expert_recipe(job().model, job().cluster, job().training, "mxfp8")
+    assert found is not None
+    assert found.since == "2026-06"
+
+
+def seconds(found: Job) -> float:
+    """Of a step, as priced."""
+    assert found.layout is not None
+    pricer = Pricer.build(found.model, found.cluster, found.training)
+    return float(pricer.price(LayoutBatch.from_layouts([found.layout])).step_seconds[0])
+
+
+def test_experts_in_one_kernel_save_the_passes_between_their_products() -> None:
+    """At least those over the first products' outputs: 3 forward and 5 backward, in 16 bits."""
+    fused = job()
+    apart = job(trainer_version="NeMo 26.04", cuda_graphs="full", overlap={"ep": True})
+    tokens, layers = 512 * 4096 / 8, 48
+    least = layers * tokens * 8 * 768 * 2 * 8 / 8e12
+    assert seconds(apart) - seconds(fused) > least
+    alike = [job(release=one, layout={"precision": "bf16"}) for one in ("NeMo 26.04", "NeMo 26.06")]
+    assert seconds(alike[0]) == seconds(alike[1])
+
+
+def test_the_newest_recipes_are_near_what_their_publisher_measured() -> None:
+    """GB200 from NeMo 26.06 on, where the exchange overlaps and experts are one kernel: +34 to +71%
+    without either."""
+    rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
+    new = [
+        row
+        for row in rows
+        if row["cluster"]["gpu"] == GB200
+        and row["training"].get("trainer_version", "").startswith(("NeMo 26.06", "NeMo 26.08"))
+        and (row["model"].get("base") or row["model"].get("name", "")).startswith(("qwen", "deep"))
+    ]
+    errors = [
+        (estimate_job(read_job(row)).step_seconds or 0) / row["measured"]["step_seconds"] - 1
+        for row in new
+    ]
+    assert len(errors) >= 9
+    assert np.abs(errors).max() < 0.17
+    assert np.abs(errors).mean() < 0.13
