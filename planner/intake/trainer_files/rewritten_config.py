@@ -18,7 +18,7 @@ EXPORTED = {
 }  # fmt: skip
 # last key -> the value under which the setting is off
 GONE: Mapping[str, object] = {"device": "none", "dynamo_backend": "NO", "autotp_size": 1}
-DEGREES = {
+DEGREES: Mapping[Path, str] = {
     ("parallelism_config", f"parallelism_config_{name}_size"): name
     for name in ("dp_replicate", "dp_shard", "cp", "tp")
 }
@@ -32,8 +32,8 @@ _MARKS = {
     "distributed_type": "accelerate", "base_model": "axolotl", "zero_optimization": "deepspeed",
     "model_name_or_path": "llama-factory", "model": "megatron-bridge",
 }  # fmt: skip
-STRATEGY = ("fsdp_config", "fsdp_sharding_strategy")
-RESHARDS = ("fsdp_config", "fsdp_reshard_after_forward")
+STRATEGY: Path = ("fsdp_config", "fsdp_sharding_strategy")
+RESHARDS: Path = ("fsdp_config", "fsdp_reshard_after_forward")
 _FACTORY = {"per_device_train_batch_size": "micro_batch_size", "torch_compile": "compile"}
 RECOMPUTES = ("accelerate", "axolotl", "llama-factory")  # whole layers or none
 _CONVERTED = ("precision", "master_dtype", "optimizer_in_backward", "reduce_dtype")
