@@ -68,7 +68,7 @@ class Misses:
     units: Sequence[str]
 
     def take(self, rows: BoolColumn) -> "Misses":
-        at = np.flatnonzero(rows)
+        at = np.flatnonzero(rows).tolist()
         return Misses(
             log_seconds=self.log_seconds[at],
             scales=self.scales[at],
