@@ -1,7 +1,7 @@
 """Builds every model that we export to Megatron-LM with the real megatron-core, weights counted.
 
     python benchmarks/megatron_models.py                    every model of the catalogue
-    python benchmarks/megatron_models.py llama3-8b gpt2     these models alone
+    python benchmarks/megatron_models.py llama3-8b gpt2     these models alone, also as JSON
     python benchmarks/megatron_models.py --arguments        JSON lines of arguments, from stdin
 
 The arguments of an export become a TransformerConfig, whose `__post_init__` judges them, and a
@@ -25,6 +25,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core import utils as megatron_utils
 from megatron.core.activations import squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models import backends
 from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
@@ -147,6 +148,8 @@ def config_of(values: Mapping[str, Any]) -> Any:
     fields["batch_p2p_comm"] = not fields["overlap_p2p_comm"]
     if "swiglu" in values:
         fields |= {"activation_func": torch.nn.functional.silu, "gated_linear_unit": True}
+    elif "quick_geglu" in values:
+        fields |= {"activation_func": quick_gelu, "gated_linear_unit": True}
     elif "squared_relu" in values:
         fields["activation_func"] = squared_relu
     for name in SINGLE & values.keys():
@@ -185,6 +188,8 @@ def mixed(layer: Any) -> Any:
 
 def weights(values: Mapping[str, Any]) -> int:
     """Weights of the GPTModel that pretrain_gpt.py builds, on the meta device."""
+    if "disable_bias_linear" not in values:  # its experts without Transformer Engine have none
+        values = {name: one for name, one in values.items() if name != "moe_grouped_gemm"}
     config = config_of(values)
     layers = gpt_layer_specs.get_gpt_decoder_block_spec(
         config, False, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
@@ -216,7 +221,7 @@ def weights(values: Mapping[str, Any]) -> int:
 
 def judge(name: str) -> tuple[str, str]:
     """(verdict, detail) of a model, with the layout of a single rank."""
-    model = read_model(name)
+    model = read_model(json.loads(name) if name.startswith("{") else name)
     training = read_training({"seq_len": 1024, "global_batch_size": 8, "trainer": "megatron"})
     layout = resolve_layout({}, trainer="megatron", num_gpus=1)
     cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 1})

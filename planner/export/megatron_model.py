@@ -9,6 +9,7 @@ from itertools import groupby
 from planner.export.base import Draft
 from planner.export.megatron_mixers import mixer_arguments
 from planner.export.megatron_network import (
+    activation_arguments,
     name_what_is_left_out,
     norm_arguments,
     rope_arguments,
@@ -51,8 +52,9 @@ def model_arguments(draft: Draft, release: Release) -> list[str]:
         "--hidden-dropout",
         str(model.residual_dropout),
     ]
-    arguments += [*_positions(model), *rope_arguments(draft), *norm_arguments(model)]
-    arguments += {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]
+    arguments += [*_positions(model), *rope_arguments(draft, release), *norm_arguments(model)]
+    arguments += ["--softmax-type", "learnable"] * model.attention_sinks
+    arguments += activation_arguments(model)
     if not (model.mlp_bias or model.attention_output_bias):
         arguments.append("--disable-bias-linear")
         arguments += ["--add-qkv-bias"] if model.attention_bias else []
@@ -75,7 +77,9 @@ def _positions(model: ModelSpec) -> list[str]:
         return ["--position-embedding-type", "learned_absolute"]
     if model.position_embedding == "none":
         return ["--position-embedding-type", "none"]
-    return ["--position-embedding-type", "rope"]
+    scaling = None if model.uses_mla else model.rope_scaling
+    kind = "yarn" if scaling is not None and scaling.rope_type == "yarn" else "rope"
+    return ["--position-embedding-type", kind]
 
 
 def _attention(draft: Draft, release: Release) -> list[str]:

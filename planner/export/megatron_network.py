@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from planner.export.base import Draft
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
+from planner.trainers.megatron_models import YARN_SINCE
+from planner.trainers.release import Release
 
 UNKNOWN_THETA = 10_000  # --rotary-base's own default
 _LLAMA31 = (1.0, 4.0, 8192)  # what --use-rope-scaling assumes
@@ -19,7 +21,7 @@ TEMPERATURE_FROM = 8192  # floor_scale of Llama 4's configuration class
 _NO_AUX_LOSS = "none"
 
 
-def rope_arguments(draft: Draft) -> list[str]:
+def rope_arguments(draft: Draft, release: Release) -> list[str]:
     """Rotary base, rotated share, scaling, layers without; empty for a model without RoPE."""
     model = draft.model
     if model.position_embedding != "rope":
@@ -33,17 +35,19 @@ def rope_arguments(draft: Draft) -> list[str]:
         arguments += ["--rotary-percent", f"{model.partial_rotary_factor:g}"]
     if model.rope_mask:
         arguments += ["--no-rope-freq", _skipped(model)]
-    return arguments + (_mla_scaling(draft) if model.uses_mla else _scaling(draft))
+    return arguments + (_mla_scaling(draft) if model.uses_mla else _scaling(draft, release))
 
 
 def _skipped(model: ModelSpec) -> str:
     return "[" + ",".join(str(int(not rotates)) for rotates in model.rope_mask) + "]"
 
 
-def _scaling(draft: Draft) -> list[str]:
+def _scaling(draft: Draft, release: Release) -> list[str]:
     scaling = draft.model.rope_scaling
     if scaling is None:
         return []
+    if scaling.rope_type == "yarn":
+        return _yarn(draft, scaling, release)
     if scaling.rope_type == "linear":
         return ["--rotary-seq-len-interpolation-factor", str(round(scaling.factor or 1))]
     if scaling.rope_type != "llama3":
@@ -55,6 +59,41 @@ def _scaling(draft: Draft) -> list[str]:
     )
     _fixed(draft, scaling, held, _LLAMA31)
     return ["--use-rope-scaling", "--rope-scaling-factor", f"{scaling.factor:g}"]
+
+
+def _yarn(draft: Draft, scaling: RopeScaling, release: Release) -> list[str]:
+    """YaRN without MLA: core 0.19 training/argument_utils.py (_apply_yarn_config_from_args).
+
+    Megatron-Bridge, which needs no arguments for it, trains it under older releases too.
+    """
+    if release.before(YARN_SINCE):
+        rule = f"has no argument in {release.number} ({YARN_SINCE}: --position-embedding-type yarn)"
+        remedy = "set training.trainer_version to 0.19, or run Megatron-Bridge's recipe"
+        draft.gap("model.rope_scaling", scaling.rope_type, rule, remedy)
+    flags = {
+        "--rotary-scaling-factor": scaling.factor,
+        "--yarn-original-max-position-embeddings": scaling.original_max_position_embeddings,
+        "--yarn-beta-fast": scaling.beta_fast,
+        "--yarn-beta-slow": scaling.beta_slow,
+    }
+    arguments = [
+        word for flag, value in flags.items() if value is not None for word in (flag, f"{value:g}")
+    ]
+    return arguments + ["--no-yarn-correction-range-round-to-int"] * (scaling.truncate is False)
+
+
+def activation_arguments(model: ModelSpec) -> list[str]:
+    """The MLP's activation; gpt-oss clamps both halves and adds one to the linear one.
+
+    Source: core 0.16 examples/post_training/modelopt/conf/openai/gpt-oss-20b.sh.
+    """
+    if model.swiglu_limit is not None:
+        limit = f"{model.swiglu_limit:g}"
+        return [
+            *("--quick-geglu", "--glu-linear-offset", "1.0"),
+            *("--activation-func-clamp-value", limit),
+        ]
+    return {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]
 
 
 def _mla_scaling(draft: Draft) -> list[str]:

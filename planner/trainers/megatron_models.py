@@ -1,17 +1,19 @@
 """What Megatron-LM's `pretrain_gpt.py` has no argument for, in words.
 
 Both the rules and the export use it.
-Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
+Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py,
     megatron/core/transformer/transformer_config.py; ssm/ and models/hybrid/ for mixers.
 """
 
 from collections.abc import Mapping
 
 from planner.specs.model import ModelSpec
-from planner.trainers.release import Release
+from planner.trainers.release import NEMO, Release
 
 DELTA_SINCE = "0.16"  # --experimental-attention-variant, --attention-output-gate
 HYBRID_SINCE = "0.18"  # --hybrid-layer-pattern; pretrain_hybrid.py
+SINKS_SINCE = "0.16"  # --softmax-type, --activation-func-clamp-value; moe/router.py (bias)
+YARN_SINCE = "0.19"  # --position-embedding-type yarn, --yarn-beta-fast, for attention without MLA
 # ssm/mamba_mixer.py: defaults and assertions of MambaMixer, for which there are no arguments. The
 # size of a chunk changes time and not the model.
 FIXED_MAMBA: Mapping[str, object] = {
@@ -33,6 +35,8 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
     early = "kimi-delta" in model.mixers or release.before(
         HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
     )
+    early_sinks = release.before(SINKS_SINCE) and not _builds_itself(release)
+    biased = model.router_bias and model.expert_bias and model.attention_output_bias
     rows = (
         (model.parallel_residual, "parallel residual"),
         (model.norms_per_layer != 2, "other norms than two a layer"),
@@ -40,10 +44,14 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
         (model.qk_norm == "full", "query-key norm over the whole projection"),
         (model.qk_norm_after_rope, "query-key norm after RoPE"),
         (model.hidden_act == "xielu", "xIELU activation"),
-        (model.attention_sinks, "attention sinks"),
+        (model.attention_sinks and early_sinks, "attention sinks"),
+        (model.swiglu_limit is not None and early_sinks, "clamped SwiGLU"),
         (model.shared_expert_gate and release.before(DELTA_SINCE), "gate on the shared expert"),
         (model.lm_head_bias, "bias on the head"),
-        (model.router_bias or model.expert_bias, "biased router or experts"),
+        (
+            (model.router_bias or model.expert_bias) and (early_sinks or not biased),
+            "biased router or experts",
+        ),
         (model.uses_mla and model.attention_bias, "biases with MLA"),
         (model.norm == "layernorm" and not model.norm_bias, "LayerNorm without biases"),
         (_some_biases(model), "biases on some of attention's output and the MLP only"),
@@ -52,26 +60,36 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
     other = any(getattr(model, name) != value for name, value in FIXED_MAMBA.items())
     found = ["other taps or biases of Mamba-2"] * (other and "mamba2" in model.mixers)
     found += ["multi-token prediction by a pattern of letters"] * more
-    found += [words for broken, words in (*rows, *_network_rows(model)) if broken]
+    network = _network_rows(model, _builds_itself(release) or release.since(YARN_SINCE))
+    found += [words for broken, words in (*rows, *network) if broken]
     return found + model.unusual_mixers * early
+
+
+def _builds_itself(release: Release) -> bool:
+    """Whether Megatron-Bridge builds the model (NeMo's recipes are its own), without arguments.
+
+    Source: Megatron-Bridge 0.2 models/gpt_oss/gpt_oss_provider.py.
+    """
+    return release.trainer == "megatron-bridge" or release.named.distribution == NEMO
 
 
 def _some_biases(model: ModelSpec) -> bool:
     """Whether some linear layers have biases that --disable-bias-linear would take with others'."""
-    linear = {model.attention_output_bias, model.mlp_bias}
+    linear = {model.attention_output_bias, model.mlp_bias or model.expert_bias}
     return len(linear) > 1 or (True in linear and not model.attention_bias)
 
 
 _ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")
 
 
-def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
+def _network_rows(model: ModelSpec, yarn: bool) -> list[tuple[bool, str]]:
     """Operations of the network that Megatron-LM does not have.
 
     The export names the numbers that it has no argument for.
+    yarn: whether the release has it without MLA.
     """
     scaling, router = model.rope_scaling, model.scoring_func
-    types = {"yarn"} if model.uses_mla else {"llama3", "linear"}
+    types = {"yarn"} if model.uses_mla else {"llama3", "linear", *(["yarn"] * yarn)}
     gated = model.mlp == "swiglu" and model.hidden_act not in (None, "silu")
     sums = model.scoring_func == "sigmoid" and model.norm_topk_prob is False
     return [
@@ -97,7 +115,6 @@ def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.post_norm, "norms after attention and MLP"),
         (gated, f"a gate with {model.hidden_act}"),
         (model.hidden_act not in _ACTIVATIONS, f"{model.hidden_act} activation"),
-        (model.swiglu_limit is not None, "clamped SwiGLU"),
         (model.attention_multiplier is not None, "its own scale of attention scores"),
         (model.attn_logit_softcapping is not None, "soft cap on attention scores"),
         (model.final_logit_softcapping is not None, "soft cap on logits"),

@@ -36,7 +36,7 @@ def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
     for entry, trial in zip(plan["ranked"], study.trials, strict=False):
         layout = layout_of({**study.user_attrs["fixed"], **trial.params})
         assert layout.model_dump(mode="json") == entry["layout"]
-        assert trial.values == [entry["estimate"]["step_seconds"]]
+        assert trial.values == pytest.approx([entry["estimate"]["step_seconds"]], rel=1e-12)
     assert any(trial.user_attrs.get("sampled_by") == "random" for trial in study.trials)
     assert any(trial.state is TrialState.PRUNED for trial in study.trials)
     count = len(study.trials)

@@ -6,6 +6,7 @@ import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
 from hypothesis import strategies as st
 
+from planner.catalog.megatron_arguments import argument
 from planner.export import export as export_to
 from planner.export.base import Export
 from planner.export.commands import read_flags
@@ -15,6 +16,8 @@ from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.specs.layout import Layout
+from planner.trainers.megatron_models import lacking
+from planner.trainers.registry import release_of
 from tests.conftest import tiers
 
 
@@ -251,6 +254,31 @@ def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
     made = make(job={"attention_kernel": kernel})
     assert flags_of(made)["--attention-backend"] == [word]
     assert any("flash-attn" in note for note in made.notes) == (word == "flash")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_gpt_oss(name: str) -> None:
+    made = make(name, num_gpus=8, ep=8)
+    assert made.blockers == ()
+    text = " ".join(made.arguments)
+    for words in (
+        "--softmax-type learnable", "--quick-geglu --glu-linear-offset 1.0",
+        "--activation-func-clamp-value 7", "--position-embedding-type yarn",
+        "--rotary-scaling-factor 32", "--no-yarn-correction-range-round-to-int",
+    ):  # fmt: skip
+        assert words in text
+    assert "--disable-bias-linear" not in text
+    given = read_flags(made.arguments)
+    rows = {flag: argument(flag, made.version) for flag in given}
+    assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
+    assert StatedMegatron(words=plain_names(given)).model.value == name
+    lacks = {version: lacking(model(name), release_of("megatron", version)) for version in
+        ("0.14", "0.18", "0.19", "NeMo 25.11")}  # fmt: skip
+    assert lacks["0.14"] == [
+        "attention sinks", "clamped SwiGLU", "biased router or experts", "yarn scaling of RoPE",
+    ]  # fmt: skip
+    assert lacks["0.18"] == ["yarn scaling of RoPE"]
+    assert lacks["0.19"] == lacks["NeMo 25.11"] == []
 
 
 def test_scripts_and_versions() -> None:

@@ -39,6 +39,7 @@ def test_a_group_crosses_as_many_network_cards_of_a_node_as_it_has_ranks_there(
 
     With TP 2 they take 2.0 + 4.0 s at the full 4 x 50 GB/s of a group in a node (its other 4 cards
     serve the other group). One card alone, as with TP 8, would take four times as long for as much.
+    Collectives reach three quarters of those rates and more.
     """
     found = estimate(
         model="llama3.1-405b",
@@ -58,5 +59,5 @@ def test_a_group_crosses_as_many_network_cards_of_a_node_as_it_has_ranks_there(
     crossing = local * (2 * 1.0 + 4.0) * 63 / 64
     least = crossing / (cards * 50e9)
     layers = [one for one in found.communication if one.dimension == "fsdp" and one.per_step > 2]
-    assert least < sum(one.seconds for one in layers) < 1.25 * least
+    assert least < sum(one.seconds for one in layers) < least / 0.75
     assert not any("hide under compute" in text for text in found.warnings) or cards == 1

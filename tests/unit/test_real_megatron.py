@@ -45,6 +45,12 @@ def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
     assert counts["equal"] + len(refused) == len(rows)
 
 
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_gpt_oss_is_built_but_for_yarn_which_0_16_has_no_argument_for(name: str) -> None:
+    row, _ = judged(json.dumps({"base": name, "rope_scaling": None}))
+    assert row.split()[0] == "equal", row
+
+
 def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
     exported, stages = [], []
     for seed, (name, num_gpus, batch) in enumerate(JOBS):

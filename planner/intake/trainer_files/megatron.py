@@ -301,7 +301,7 @@ def model_keys(words: Words) -> dict[str, object]:
     hidden, heads, layers = (
         whole(words, name) for name in ("hidden_size", "num_attention_heads", "num_layers")
     )
-    gated = "swiglu" in words
+    gated = "swiglu" in words or "quick_geglu" in words
     wide = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     biased = "disable_bias_linear" not in words
     position = {"learned_absolute": "learned", "none": "none"}.get(
@@ -320,7 +320,8 @@ def model_keys(words: Words) -> dict[str, object]:
         "tie_word_embeddings": "untie_embeddings_and_output_weights" not in words,
         "attention_bias": biased or "add_qkv_bias" in words,
         "attention_output_bias": biased,
-        "mlp_bias": biased,
+        "mlp_bias": biased and "num_experts" not in words,
+        "attention_sinks": word(words, "softmax_type") == "learnable",
         "qk_norm": "head"
         if "qk_layernorm" in words and "multi_latent_attention" not in words
         else "none",
@@ -396,6 +397,8 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
             "shared_expert_gate": "moe_shared_expert_gate" in words,
             "n_shared_experts": max(1, shared // width),
         }
+    if "disable_bias_linear" not in words:  # transformer/moe/router.py, experts.py
+        keys |= {"router_bias": True, "expert_bias": True}
     if "moe_router_enable_expert_bias" in words:
         keys["router_correction_bias"] = True
     return keys
