@@ -171,7 +171,7 @@ def test_ids_stand_for_the_newest() -> None:
 def test_a_server_that_dies_is_found() -> None:
     page = (
         "```console\n$ planner-cli worker --no-such-flag\n"
-        "$ planner-cli worker --help > /dev/null\n$ sleep 1\n```\n"
+        "$ while pgrep -f 'no-such-[f]lag' > /dev/null; do sleep 0.1; done\n```\n"
     )
     with pytest.raises(AssertionError, match="ended before the page did"):
         stale(page)
