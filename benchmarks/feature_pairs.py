@@ -43,7 +43,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     TORCH: {"trainer": "fsdp"},
     "TorchTitan 0.2.2": {"trainer": "torchtitan", "trainer_version": "0.2.2"},
     "TorchTitan 0.3.0": {"trainer": "torchtitan", "trainer_version": "0.3.0"},
-    "Megatron-LM 0.18": {"trainer": "megatron", "trainer_version": "0.18"},
+    "Megatron-LM 0.19": {"trainer": "megatron", "trainer_version": "0.19"},
 }
 
 
