@@ -98,7 +98,7 @@ class Fitted:
         return found
 
     def left_out(self, rows: Sequence[Row], by: str) -> list[Row]:
-        """All rows, with new predictions for those of the fit.
+        """All rows; a row of the fit is predicted anew, without its own fold.
 
         Their step time and its interval are predicted by the runs of other folds.
         """

@@ -40,7 +40,7 @@ Pair = tuple[FloatColumn, FloatColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread(Table):
-    """Scales of log step seconds.
+    """How far log step seconds may be off, as standard deviations by cause.
 
     loadings (D, N): along each direction, then those of the offsets of stack and units, then those
         of an unknown attention kernel and of a GPU that no run was measured on (`kernel_doubt`).
@@ -113,7 +113,7 @@ def moved_step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
-    """Yields the pricer moved by one deviation along each of the D principal directions.
+    """The pricer, moved by one standard deviation along each of D principal directions.
 
     The directions are those of its calibration's posterior.
     """

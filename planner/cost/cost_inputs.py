@@ -1,4 +1,4 @@
-"""What the time and memory of N layouts are composed of: costs of units, shards, and ranks.
+"""Costs of units, shards and ranks, from which time and memory of N layouts are summed.
 
 They are computed at distinct rows.
 Letters: N layouts, U distinct rows, R pipeline ranks priced, K + 2 units (layers by kind,
@@ -53,7 +53,7 @@ class SummedTimes:
 
 @dataclass(frozen=True, slots=True)
 class SummedCosts(SummedTimes):
-    """The same of `layers.UnitCosts`."""
+    """`layers.UnitCosts` at U rows, with the sums of SummedTimes, (K + 2, U)."""
 
     costs: layers.UnitCosts
 
@@ -328,7 +328,7 @@ class JobColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostInputs:
-    """What the prices of N layouts of one job are made of: their rows, priced.
+    """Priced rows of N layouts of one job, from which their prices are summed.
 
     See `CostRows` for what is its own. unit, shards: at distinct rows.
     """

@@ -42,7 +42,7 @@ def with_recipe(
 
 
 def _from_most(training: TrainingSpec, recipe: ExpertRecipe) -> tuple[TrainingSpec, ...]:
-    """All its values, then without the overlap, then only the dispatcher."""
+    """Jobs to try in turn: the whole recipe, without its overlap, with only its dispatcher."""
     return (
         _filled(training, recipe.graphs, recipe.overlap),
         _filled(training, recipe.graphs, False),

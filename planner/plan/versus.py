@@ -124,7 +124,10 @@ def _rewritten(
             for one in (layout, winner)
         ]
         batch = job.training.global_batch_size
-        return rewrite_config(current.spec, (layout, winner), made, batch) if kind else Rewritten()
+        if not kind:
+            name = current.spec.name
+            return Rewritten(notes=(f"{name} is not changed in place: set the fields below in it",))
+        return rewrite_config(current.spec, (layout, winner), made, batch)
     if current.stated is None or current.stated.trainer not in FORMATS:
         return Rewritten()
     exported = export(

@@ -199,3 +199,9 @@ def test_what_is_set_is_read_and_nothing_else_moves(
     dumped = yaml.safe_dump(document, default_flow_style=flow)
     text = json.dumps(document, indent=2) if as_json else dumped
     assert leaves(yaml.safe_load(edit_yaml(text, changes))) == {**before, **changes}
+
+
+def test_deepspeed_inside_accelerate_is_left_to_the_user() -> None:
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n"
+    assert kind_of(text) == ""
+    assert kind_of("a: [") == ""
