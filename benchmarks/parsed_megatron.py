@@ -80,6 +80,10 @@ def prepare(checkout: Path, capability: int) -> Any:
         del sys.modules[name]
     importlib.import_module("megatron.core.utils")._te_version = Version(ENGINE)
     arguments = importlib.import_module("megatron.training.arguments")
+    config = importlib.import_module("megatron.core.transformer.transformer_config")
+    config._validate_dsa_kernel_backend_dependencies = lambda *_: (
+        None
+    )  # flash_mla, cuDNN's frontend
     rope = importlib.import_module(ROPE)
     for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
         setattr(rope, name, lambda *_, **__: None)

@@ -194,7 +194,7 @@ class _Kernels:
         """Kernels of one operation, run in `passes` layers and microbatches of a step. (U,)."""
         if isinstance(op, Gemm):
             yield from self._products(op, passes)
-        elif isinstance(op, Attention):
+        elif isinstance(op, Attention) and op.heads == "heads":  # no survey has sparse kernels
             yield from self._attention(op, passes)
         elif isinstance(op, Elementwise):
             yield self._moved(op, passes)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from planner.export.base import Draft
-from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole
-from planner.specs.mixers import Mixer
+from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole, word
+from planner.specs.mixers import SHARING, Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import FIXED_MAMBA, MAMBA_CHUNK, is_hybrid
 from planner.trainers.release import Release
@@ -29,6 +29,17 @@ _DELTA: Mapping[str, tuple[str, int]] = {
     "linear_value_head_dim": ("linear_value_head_dim", 128),
     "linear_conv_kernel_dim": ("linear_conv_kernel_dim", 4),
 }
+_DSA: Mapping[str, tuple[str, int]] = {
+    "dsa_indexer_n_heads": ("index_n_heads", 0),
+    "dsa_indexer_head_dim": ("index_head_dim", 0),
+    "dsa_indexer_topk": ("index_topk", 0),
+}
+# Fused kernels, and the loss by which an indexer learns, as Megatron-Bridge 0.6 has it for GLM-5
+# (models/glm_moe_dsa/glm5_bridge.py, perf_recipes/glm_moe_dsa); RoPE's fusion excludes them.
+_DSA_FIXED = (
+    "--experimental-attention-variant", "dsa", "--dsa-kernel-backend", "cudnn", "--no-rope-fusion",
+    "--dsa-indexer-loss-coeff", "0.001", "--dsa-indexer-use-sparse-loss",
+)  # fmt: skip
 _MAMBA: Mapping[str, tuple[str, int]] = {
     "mamba_num_heads": ("mamba_num_heads", 0),
     "mamba_head_dim": ("mamba_head_dim", 64),
@@ -55,7 +66,12 @@ def mixer_arguments(
         name = "gated_delta_net" if release.before(RENAMED) else "gdn"
         arguments += ["--experimental-attention-variant", name]
         arguments += ["--linear-attention-freq", list_of(places)]
-    for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+    if model.indexed:
+        arguments += [*_DSA_FIXED, *_sharing(draft)]
+        rule = "has kernels that need flash_mla and nvidia-cudnn-frontend[cutedsl]"
+        remedy = "install both, or Megatron-LM does not start"
+        draft.gap("model.mixers", model.name, rule, remedy, blocking=False)
+    for mixer, names in (("dsa", _DSA), ("gated-delta", _DELTA), ("mamba2", _MAMBA)):
         if mixer in model.mixers:
             for name, (field, _) in names.items():
                 arguments += [f"--{name.replace('_', '-')}", str(getattr(model, field))]
@@ -64,6 +80,25 @@ def mixer_arguments(
         value = model.mamba_chunk_size
         draft.gap("model.mamba_chunk_size", value, rule, "no setting is needed", blocking=False)
     return arguments
+
+
+def _sharing(draft: Draft) -> list[str]:
+    """Which layers share chosen tokens: all but one in a number, from an offset on."""
+    mixers = draft.model.mixers
+    if not SHARING & {*mixers}:
+        return []
+    first = mixers.index("dsa-shared")
+    every = next((i for i in range(1, len(mixers) - first) if mixers[first + i] == "dsa"), 0) + 1
+    if mixers != _shared(len(mixers), every, first):
+        rule = "shares chosen tokens by no one number and offset"
+        draft.gap("model.mixers", draft.model.name, rule, "write the layer spec")
+    return ["--dsa-indexer-topk-freq", str(every), "--dsa-indexer-skip-topk-offset", str(first)]
+
+
+def _shared(layers: int, every: int, offset: int) -> tuple[Mixer, ...]:
+    """Mixers by Megatron-LM's two numbers (dsa.py, is_dsa_skip_topk_layer)."""
+    behind = (max(layer - max(offset, 1), 0) % every for layer in range(1, layers + 1))
+    return tuple("dsa-shared" if steps else "dsa" for steps in behind)
 
 
 def pattern(model: ModelSpec, split: Sequence[int]) -> str:
@@ -93,12 +128,16 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
     mixers: list[str] = [known.get(letter, "none") for letter in letters]
     if not letters and any(linear):
         mixers = ["gated-delta" if one else "attention" for one in linear]
+    if word(words, "experimental_attention_variant") == "dsa":
+        every = whole(words, "dsa_indexer_topk_freq", 1)
+        offset = whole(words, "dsa_indexer_skip_topk_offset", 0)
+        mixers = [*_shared(whole(words, "num_layers"), every, offset)]
     keys: dict[str, object] = {"mixers": mixers} if mixers else {}
     if "mtp_num_layers" in words:
         keys["mtp_num_layers"] = whole(words, "mtp_num_layers")
     if "attention_output_gate" in words:
         keys["attention_output_gate"] = True
-    for mixer, names in (("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+    for mixer, names in (("dsa", _DSA), ("gated-delta", _DELTA), ("mamba2", _MAMBA)):
         if mixer in mixers:
             keys |= {
                 field: whole(words, name, default or None)

@@ -1,11 +1,14 @@
-"""Rules on recurrent mixers: which heads TP and context parallelism cut, and who cuts them."""
+"""Rules on recurrent mixers and on sparse attention: what TP, CP and pipelines cut of them."""
 
 import math
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import TRAINER_SPLIT, BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors, under
+from planner.specs.layout import CP_METHODS
+from planner.specs.mixers import LEAST_HEADS, SHARING
+from planner.specs.model import ModelSpec
 
 _CUTTERS = frozenset({"megatron", "megatron-bridge"})
 
@@ -21,6 +24,51 @@ def _recurrent(c: Context) -> bool:
 
 def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
     return ~divides(_heads(c), x.tp * x.cp)
+
+
+def _absorbs(c: Context) -> bool:
+    """Whether sparse attention runs in Megatron-LM's kernels."""
+    return c.model.indexed and c.trainer.fused_kernels
+
+
+def _padded(x: LayoutBatch, c: Context) -> BoolColumn:
+    heads = np.maximum(c.model.num_attention_heads // x.tp, 1)
+    return np.asarray((heads % LEAST_HEADS != 0) & (LEAST_HEADS % heads != 0))
+
+
+def split_between_indexers(model: ModelSpec, stages: int) -> tuple[int, ...] | None:
+    """Layers of each stage, as even as they get where every stage begins with an indexer.
+
+    None where there are not so many.
+    """
+    layers = model.num_hidden_layers
+    starts = [i for i, mixer in enumerate(model.mixers) if mixer not in SHARING]
+    chosen = [0]
+    for stage in range(1, stages):
+        later = [i for i in starts if i > chosen[-1]]
+        if not later:
+            return None
+        chosen.append(min(later, key=lambda i: abs(i - stage * layers / stages)))
+    ends = [*chosen[1:], layers]
+    return tuple(end - start for start, end in zip(chosen, ends, strict=True))
+
+
+def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether a stage's first layer takes its tokens from a layer of another stage.
+
+    A trainer's own split counts as broken where it is uneven.
+    """
+    layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
+    shares = [mixer in SHARING for mixer in c.model.mixers]
+    numbers, row = np.unique(stages, return_inverse=True)
+    broken = [layers % n != 0 or any(shares[:: layers // n]) for n in numbers.tolist()]
+    given = [
+        any(shares[start] for start in np.cumsum(split)[:-1] if start < layers)
+        for split in x.splits
+    ]
+    usual = np.array(broken)[row].reshape(stages.shape)
+    own = np.array([*given, False])[x.split]
+    return np.asarray((x.pp > 1) & np.where(x.split == TRAINER_SPLIT, usual, own))
 
 
 MIXER_RULES: tuple[Rule, ...] = (
@@ -61,5 +109,55 @@ MIXER_RULES: tuple[Rule, ...] = (
             f"{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}"
         ),
         remedy=lambda x, c: "set cp to 1, or training.trainer_version to 0.18 or later",
+    ),
+    # core 0.19 experimental_attention_variant/absorbed_mla.py
+    Rule(
+        key="sparse attention over TP needs sequence parallelism",
+        field="sequence_parallel",
+        reads=frozenset({"tp", "sequence_parallel"}),
+        applies=_absorbs,
+        broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
+        rule=lambda x, c: f"{c.trainer.title} has sparse attention with tp={x.tp} only beside it",
+        remedy=lambda x, c: "set sequence_parallel to true",
+    ),
+    # dsa_cudnn_kernels.py, _flash_mla_head_padding: others fall back to scores of the whole square
+    Rule(
+        key="tp leaves heads that the sparse kernel does not pad",
+        field="tp",
+        reads=frozenset({"tp"}),
+        applies=_absorbs,
+        broken=_padded,
+        rule=lambda x, c: (
+            f"tp={x.tp} leaves {c.model.num_attention_heads // x.tp} heads a rank; sparse "
+            f"attention runs divisors and multiples of {LEAST_HEADS}"
+        ),
+        remedy=lambda x, c: "set tp to 1",
+    ),
+    # transformer_config.py: "DSAttention context parallelism currently supports allgather only"
+    Rule(
+        key="sparse attention gathers keys over CP",
+        field="cp_method",
+        reads=frozenset({"cp", "cp_method"}),
+        applies=_absorbs,
+        broken=lambda x, c: (x.cp > 1) & (x.cp_method != CP_METHODS.index("allgather")),
+        rule=lambda x, c: f"{c.trainer.title} has no sparse attention with cp_method {x.cp_method}",
+        remedy=lambda x, c: "set cp_method to allgather, or cp to 1",
+    ),
+    # dsa.py: "Cross-PP top-k sharing is not supported"
+    Rule(
+        key="a stage begins with a layer that has no indexer",
+        field="layers_per_stage",
+        reads=frozenset({"pp", "virtual_stages", "split"}),
+        applies=lambda c: bool(SHARING & {*c.model.mixers}) and c.trainer.fused_kernels,
+        broken=_begins_without_indexer,
+        rule=lambda x, c: (
+            f"{c.trainer.title} shares chosen tokens only within a stage, and a stage of pp={x.pp} "
+            "begins with a layer that has no indexer"
+        ),
+        remedy=lambda x, c: (
+            f"set layers_per_stage to {list(split)}"
+            if (split := split_between_indexers(c.model, x.pp * x.virtual_stages))
+            else "use fewer stages"
+        ),
     ),
 )

@@ -11,7 +11,11 @@ from pydantic import Field, StrictBool, StrictInt
 
 from planner.specs.network import NETWORK_FIELDS, Network
 
-Mixer = Literal["attention", "gated-delta", "kimi-delta", "mamba2", "none"]
+Mixer = Literal["attention", "dsa", "dsa-shared", "gated-delta", "kimi-delta", "mamba2", "none"]
+# softmax attention, of all tokens or of some that an indexer finds
+ATTENDING: tuple[Mixer, ...] = ("attention", "dsa", "dsa-shared")
+SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
+LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]
@@ -27,6 +31,11 @@ class Mixers(Network):
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, behind a projection of its input and of the next token's embedding, and
         has a loss of its own. A config.json says how many there are: num_nextn_predict_layers.
+
+    DeepSeek sparse attention (DeepSeek-V3.2): latent attention to the tokens that an indexer finds.
+    index_n_heads, index_head_dim: of the indexer, whose keys have one head.
+    index_topk: tokens that each query attends to.
+    A layer of "dsa-shared" has no indexer, but the tokens of the layer before (GLM-5.2).
 
     Gated DeltaNet (Yang et al. 2024), as in Qwen3-Next:
     linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
@@ -47,6 +56,10 @@ class Mixers(Network):
     mixer_only_layers: tuple[Count, ...] = ()
     attention_output_gate: StrictBool = False
     mtp_num_layers: Count = 0
+
+    index_n_heads: Count = 0
+    index_head_dim: Count = 0
+    index_topk: Count = 0
 
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
@@ -77,6 +90,11 @@ class Mixers(Network):
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
         )
         return used + [words for holds, words in rows if holds]
+
+    @property
+    def indexed(self) -> bool:
+        """Whether attention is to the tokens that an indexer finds."""
+        return "dsa" in self.mixers
 
     @property
     def recurrent_heads(self) -> tuple[int, ...]:
@@ -149,6 +167,8 @@ class Mixers(Network):
 
 MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
+    "dsa": "sparse attention with an indexer (DSA)",
+    "dsa-shared": "layers that share the tokens of an indexer",
     "gated-delta": "gated DeltaNet (linear attention)",
     "kimi-delta": "Kimi Delta Attention (linear attention)",
     "mamba2": "Mamba-2 (state space) layers",
@@ -162,7 +182,10 @@ _LINEAR = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
+_INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
 MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
+    "dsa": _INDEXER,
+    "dsa-shared": _INDEXER,
     "gated-delta": _LINEAR,
     "kimi-delta": _LINEAR,
     "mamba2": (

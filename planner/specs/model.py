@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import MIXER_PARAMETERS, Mixer, Mixers
+from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, Mixer, Mixers
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -166,6 +166,12 @@ class ModelSpec(Mixers):
         table = self.position_embedding == "learned" and self.max_position_embeddings == 0
         return [
             (
+                self.indexed and not (self.q_lora_rank and self.uses_mla),
+                "q_lora_rank",
+                "an indexer reads the latent of queries",
+                "give q_lora_rank and kv_lora_rank",
+            ),
+            (
                 heads % kv != 0,
                 "num_key_value_heads",
                 f"does not divide {heads} attention heads",
@@ -302,7 +308,7 @@ class ModelSpec(Mixers):
     @property
     def num_attention_layers(self) -> int:
         """Number of layers with softmax attention."""
-        return sum(kind.mixer == "attention" for kind in self.layer_kinds())
+        return sum(kind.mixer in ATTENDING for kind in self.layer_kinds())
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has routed experts."""
@@ -355,6 +361,11 @@ class ModelSpec(Mixers):
         biases = bias * self.attention_bias + h * self.attention_output_bias
         return q + kv + out + biases + heads * self.attention_sinks
 
+    def _indexer_parameters(self) -> int:
+        """DeepSeek's indexer: queries from their latent, keys with a LayerNorm, a weight a head."""
+        heads, width = self.index_n_heads, self.index_head_dim
+        return self.q_lora_rank * heads * width + self.hidden_size * (width + heads) + 2 * width
+
     def _mlp(self, width: int, bias: bool) -> int:
         matrices = self.mlp_matrices
         return matrices * self.hidden_size * width + bias * (
@@ -404,7 +415,7 @@ class ModelSpec(Mixers):
         """
         branches = self.norms_per_layer * self._norm_width_parameters
         branches = branches * (kind.mixes + kind.feeds) // 2
-        return branches + (self._attention_norms() if kind.mixer == "attention" else 0)
+        return branches + (self._attention_norms() if kind.mixer in ATTENDING else 0)
 
     def _attention_norms(self) -> int:
         if self.uses_mla:
@@ -417,8 +428,8 @@ class ModelSpec(Mixers):
 
     def mixer_parameters(self, mixer: Mixer) -> int:
         """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
-        if mixer == "attention":
-            return self.attention_parameters()
+        if mixer in ATTENDING:
+            return self.attention_parameters() + self._indexer_parameters() * (mixer == "dsa")
         return MIXER_PARAMETERS[mixer](self, self.hidden_size)
 
     def layer_parameters(self, kind: LayerKind) -> int:

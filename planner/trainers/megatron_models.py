@@ -11,6 +11,7 @@ from planner.specs.model import ModelSpec
 from planner.trainers.release import NEMO, Release
 
 DELTA_SINCE = "0.16"  # --experimental-attention-variant, --attention-output-gate
+DSA_SINCE = "0.19"  # dsa_cudnn_kernels.py; before, scores of the whole square in fp32
 HYBRID_SINCE = "0.18"  # --hybrid-layer-pattern; pretrain_hybrid.py
 SINKS_SINCE = "0.16"  # --softmax-type, --activation-func-clamp-value; moe/router.py (bias)
 YARN_SINCE = "0.19"  # --position-embedding-type yarn, --yarn-beta-fast, for attention without MLA
@@ -32,13 +33,13 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 def lacking(model: ModelSpec, release: Release) -> list[str]:
     """What no argument can express about the model; empty where the arguments describe it."""
-    early = "kimi-delta" in model.mixers or release.before(
-        HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
-    )
+    since = DSA_SINCE if model.indexed else HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
+    early = "kimi-delta" in model.mixers or release.before(since)
     early_sinks = release.before(SINKS_SINCE) and not _builds_itself(release)
     biased = model.router_bias and model.expert_bias and model.attention_output_bias
     rows = (
         (model.parallel_residual, "parallel residual"),
+        (model.indexed and model.kv_lora_rank != 512, "sparse attention of a latent not 512 wide"),
         (model.norms_per_layer != 2, "other norms than two a layer"),
         (model.embedding_norm, "a norm after the embedding"),
         (model.qk_norm == "full", "query-key norm over the whole projection"),

@@ -19,7 +19,7 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     )
     normed = () if model.qk_norm == "none" else (wq.output, wk.output, *_head_statistics(model))
     makes = _attention_gradients(model, code)
-    rotary = _rotary(
+    turned = rotary(
         ("tokens", "heads_and_kv", "qk_dim"),
         model.qk_norm != "none",
         model.position_embedding == "rope",
@@ -27,7 +27,7 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         makes=makes if code.repeats_kv else makes[:2],
         saves=normed,
     )
-    return wq, wk, wv, rotary
+    return wq, wk, wv, turned
 
 
 def output_gate(attended: Tensor) -> tuple[Elementwise]:
@@ -66,27 +66,29 @@ def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
 
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """DeepSeek-V2's low-rank attention: narrow projections of queries and keys/values, then up."""
+    query, down = latents(model, code)
+    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
+    turned = rotary(
+        ("tokens", "heads_and_kv", "qk_dim"),
+        True,
+        True,
+        reads=(query[-1].output, up.output),
+        makes=_attention_gradients(model, code),
+    )
+    return *query, down, up, turned
+
+
+def latents(model: ModelSpec, code: Code) -> tuple[tuple[Gemm, ...], Gemm]:
+    """Projections to the queries, and down to the latent of keys and values."""
     source = Tensor(name="attention_in", dims=HIDDEN)
-    query: tuple[Op, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
+    query: tuple[Gemm, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
     if model.q_lora_rank:
         down = projection("wq_a", ("q_lora",), ("hidden",), source)
         query = (
             down,
             _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)),
         )
-    down = projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
-    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
-    queries = Tensor(
-        name="wq_b_out" if model.q_lora_rank else "wq_out", dims=("tokens", "heads", "qk_dim")
-    )
-    rotary = _rotary(
-        ("tokens", "heads_and_kv", "qk_dim"),
-        True,
-        True,
-        reads=(queries, up.output),
-        makes=_attention_gradients(model, code),
-    )
-    return *query, down, up, rotary
+    return query, projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
 
 
 def _up_projection(
@@ -109,7 +111,7 @@ def _up_projection(
     )
 
 
-def _rotary(
+def rotary(
     dims: Dims,
     normed: bool,
     rope: bool,
@@ -118,6 +120,7 @@ def _rotary(
     makes: tuple[Tensor, ...],
     saves: tuple[Tensor, ...] = (),
 ) -> Elementwise:
+    """The rotary embedding of queries and keys, with the norm of both where there is one."""
     extra = 6.0 if normed else 0.0
     base = 8.0 if rope else 0.5
     return Elementwise(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.columns import FloatColumn
 from planner.specs.mixers import Mixer
 from planner.specs.model import ModelSpec
-from planner.work import gated_delta, kimi_delta, mamba2
+from planner.work import gated_delta, kimi_delta, mamba2, sparse_attention
 from planner.work.ops import Op
 from planner.work.pieces import Code
 
@@ -29,7 +29,14 @@ class MixerWork:
     cut: frozenset[str]
 
 
+DSA: Mapping[Mixer, Callable[[ModelSpec, Code], tuple[Op, ...]]] = {
+    "dsa": sparse_attention.operations, "dsa-shared": sparse_attention.shared,
+}  # fmt: skip
 MIXERS: Mapping[Mixer, MixerWork] = {
+    **{
+        name: MixerWork(operations=made, sizes=sparse_attention.sizes, cut=sparse_attention.TP_DIMS)
+        for name, made in DSA.items()
+    },
     "gated-delta": MixerWork(
         operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
     ),

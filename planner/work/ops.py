@@ -60,6 +60,7 @@ class Attention:
     """Causal softmax attention of one layer.
 
     window: tokens that each query sees, 0 for all before it.
+    heads, widths: its query heads, and the widths of its keys and values.
     saves: q, k, v, and the output with its log-sum-exp (flash) or the probabilities (unfused).
     workspace: buffers of the backward kernel.
     """
@@ -71,6 +72,8 @@ class Attention:
     statistics: Tensor
     reads: tuple[Tensor, ...] = ()
     workspace: tuple[Tensor, ...] = ()
+    heads: str = "heads"
+    widths: tuple[str, str] = ("qk_dim", "v_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,7 @@ class Elementwise:
     forward_results: what it holds besides where it runs on to the layer's end.
     products, backward_products: small matrix products that its kernels make, each by the dimensions
         whose product are its multiply-adds.
+    as_attention: their tiles are as large as those of fused attention, and as fast.
     """
 
     name: str
@@ -117,6 +121,7 @@ class Elementwise:
     forward_results: tuple[Tensor, ...] = ()
     products: tuple[Dims, ...] = ()
     backward_products: tuple[Dims, ...] = ()
+    as_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

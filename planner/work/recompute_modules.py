@@ -15,7 +15,8 @@ from planner.specs.layout import RECOMPUTE_MODULES, modules_of
 from planner.work.liveness import results, saved_tensors
 from planner.work.ops import Collective, Elementwise, Op, Tensor
 
-CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
+CORE_ATTENTION = frozenset({"attention", "softmax_dropout", "indexer", "wv_absorb"})
+UP_PROJECTION = frozenset({"wq", "wq_b", "wkv_b", "wk_absorb", "rotary"})
 LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
 # "moe_act", "layernorm" and "mla_up_proj" use output-discarding checkpointing
 _DISCARDING = frozenset({"moe_act", "layernorm", "mla_up_proj"})
@@ -96,7 +97,7 @@ def _operations(ops: Sequence[Op], module: str) -> frozenset[int]:
     names = [op.name for op in ops]
     if not {"attention_residual", "mlp_residual"} & {*names}:  # embedding or head
         return frozenset()
-    latent, routed = "wkv_b" in names, "router" in names
+    latent, routed = bool({"wkv_b", "wk_absorb"} & {*names}), "router" in names
     feed_forward = range(0)
     if "mlp_residual" in names:
         feed_forward = range(names.index("mlp_norm") + routed, names.index("mlp_residual"))
@@ -109,7 +110,7 @@ def _operations(ops: Sequence[Op], module: str) -> frozenset[int]:
         ),
         "moe_act": (name in ("expert_swiglu", "expert_activation") for name in names),
         "moe": (routed and index in feed_forward for index in range(len(ops))),
-        "mla_up_proj": (latent and name in ("wq", "wq_b", "wkv_b", "rotary") for name in names),
+        "mla_up_proj": (latent and name in UP_PROJECTION for name in names),
         "shared_experts": (name.startswith("shared_") for name in names),
     }
     assert chosen.keys() == set(RECOMPUTE_MODULES)

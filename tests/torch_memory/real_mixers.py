@@ -23,6 +23,13 @@ DELTA = {
     "intermediate_size": 96, "vocab_size": 128, "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+DSA = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 256,
+    "intermediate_size": 96, "vocab_size": 128, "n_routed_experts": 8, "n_group": 1,
+    "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 KIMI = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "kv_lora_rank": 32,
     "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "linear_num_heads": 4,
@@ -116,6 +123,31 @@ def delta() -> dict[str, Any]:
     return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": DELTA}
 
 
+def dsa() -> dict[str, Any]:
+    """DeepSeek sparse attention of DeepSeek-V3.2."""
+    from transformers import DeepseekV32Config
+    from transformers.models.deepseek_v32 import modeling_deepseek_v32 as code
+
+    config = DeepseekV32Config(**DSA)
+    config._attn_implementation = "sdpa"
+    mixer = code.DeepseekV32Attention(config, 0).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    turns = code.DeepseekV32RotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
+
+    def run() -> object:
+        return mixer(x, turns, causal)
+
+    counted = {"flops": flops(run)}
+
+    def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+        rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
+        return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
+
+    code.ALL_ATTENTION_FUNCTIONS["sdpa"] = fused
+    return {**counted, "saved": saved_bytes(mixer, run), "config": DSA}
+
+
 def kimi() -> dict[str, Any]:
     """Kimi Delta Attention of Kimi Linear."""
     from transformers import KimiLinearConfig
@@ -166,4 +198,4 @@ def mamba() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"delta": delta(), "mamba": mamba(), "kimi": kimi()}))
+    print(json.dumps({"delta": delta(), "mamba": mamba(), "kimi": kimi(), "dsa": dsa()}))

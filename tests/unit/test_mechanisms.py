@@ -31,6 +31,7 @@ from tests.conftest import job_values
 
 DENSE = {"model": "llama3.1-8b"}
 MIXTURE = {"model": "deepseek-v3"}
+SHARING = {"base": "glm5", "mixers": ["dsa"] + ["dsa-shared"] * 77}
 # For every mechanism: settings of a job and its layout that use it, and others that do not.
 USES: dict[str, tuple[dict, dict]] = {
     "precision fp16": ({"precision": "fp16"}, {}),
@@ -74,6 +75,8 @@ USES: dict[str, tuple[dict, dict]] = {
     "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
+    "dsa": ({"model": "glm5", "trainer": "megatron"}, {"model": "deepseek-v3"}),
+    "dsa-shared": ({"model": SHARING, "trainer": "megatron"}, {"model": "glm5"}),
     "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),
     "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
     "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),

@@ -27,6 +27,8 @@ from planner.intake.jobs import read_job
 from planner.intake.models import read_model
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_unpriced import unpriced
+from planner.rules import Context
+from planner.rules.support import obstacles
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of, resolve_layout
@@ -34,12 +36,13 @@ from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.liveness import saved_tensors
 from planner.work.mixers import MIXERS
-from planner.work.ops import Elementwise, Gemm, Op, Ops
+from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import recomputed
 from tests.conftest import ROOT, clean_environment, missing
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
+SPARSE = "deepseek-v3.2"
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
 
@@ -53,14 +56,19 @@ def sizes(model: ModelSpec) -> dict[str, float]:
     }
     heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
     widths = {"qk_dim": model.qk_head_dim, "q_dim": 2 * model.qk_head_dim, "v_dim": model.v_dim}
+    latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
+        "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
+        "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
+    context = {"context": 4096, "attended": 2048, "tokens_ring": 0}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved"), TOKENS)
-    return {**found, **heads, **widths, **tokens, "hidden": model.hidden_size}
+    others = {**latent, **context, "hidden": model.hidden_size}
+    return {**found, **heads, **widths, **tokens, **others}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
     of, products = sizes(model), []
     for op in ops:
-        products += [(*op.rows, *op.cols, *op.depth)] if isinstance(op, Gemm) else []
+        products += [(*op.rows, *op.cols, *op.depth, *op.batch)] if isinstance(op, Gemm) else []
         products += op.products if isinstance(op, Elementwise) else ()
     return 2.0 * sum(math.prod(of[name] for name in dims) for dims in products)
 
@@ -70,6 +78,7 @@ def saved(ops: tuple[Op, ...], model: ModelSpec) -> float:
     return sum(
         WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
         for one in saved_tensors(ops).values()
+        if not one.fused_only
     )
 
 
@@ -99,6 +108,17 @@ def test_gated_deltanet_is_the_real_one(real: dict[str, dict[str, Any]]) -> None
     layer = blocks.layer_ops(model, LayerKind(moe=True, window=0), True)
     linear = tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wo"))
     assert flops(linear, model) == pytest.approx(real["delta"]["attention_flops"], rel=5e-3)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
+    """transformers scores and attends to the whole square, of which a mask hides the most."""
+    model = read_model({"model_type": "deepseek_v32", **real["dsa"]["config"]})
+    ops = MIXERS["dsa"].operations(model, Code(composite_norm=True))
+    square = 2.0 * TOKENS * 4096 * 4 * (48 + 32)
+    assert flops(ops, model) + square == pytest.approx(real["dsa"]["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(real["dsa"]["saved"], rel=0.03)
 
 
 @pytest.mark.torch
@@ -167,7 +187,7 @@ def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
     assert model.layer_parameters(alone) == 2 * 8192 * 32768 + 8192
 
 
-@pytest.mark.parametrize("name", [NEXT, HYBRID, KIMI])
+@pytest.mark.parametrize("name", [NEXT, HYBRID, KIMI, SPARSE])
 def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
     model = read_model(name)
     assert read_model(inline_keys(model)) == model
@@ -279,6 +299,70 @@ def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) 
         assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
     assert ("--hybrid-layer-pattern" in done.arguments) == (name == HYBRID)
     assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name == HYBRID)
+
+
+@pytest.mark.parametrize("freq", [1, 4])
+def test_sparse_attention_is_written_and_read_back(freq: int) -> None:
+    """dsa.py: layer 1, 2, 3 and every fourth from there compute; others take what those chose."""
+    sharing = ["dsa-shared" if max(i - 2, 0) % freq else "dsa" for i in range(61)]
+    model = {**inline_keys(read_model(SPARSE)), "name": SPARSE, "mixers": sharing}
+    splits = {} if freq == 1 else {"layers_per_stage": [30, 31]}
+    asked = read_job({**job(SPARSE, 64, pp=2, ep=16, zero_stage=1, **splits), "model": model})
+    assert asked.layout is not None
+    for version in ("0.19", "0.20"):
+        done = export(asked.layout, asked.model, asked.cluster, asked.training, version)
+        assert not [gap for gap in done.gaps if gap.blocking]
+        assert parse_back(done) == asked.layout
+        given = read_flags(done.arguments)
+        stated = StatedMegatron(words=plain_names(given))
+        assert read_model(stated.model.value).mixers == asked.model.mixers
+        assert not any(holds for holds, _ in unpriced(plain_names(given)))
+        rows = {flag: argument(flag, version) for flag in given}
+        assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
+    odd = ("dsa", "dsa-shared", "dsa-shared", *("dsa",) * 58)
+    none = asked.model.model_copy(update={"mixers": odd})
+    gaps = export(asked.layout, none, asked.cluster, asked.training, "0.19").gaps
+    assert "model.mixers" in {gap.fault.field for gap in gaps}
+
+
+def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
+    """TP 8 leaves 16 heads of 128, which FlashMLA pads to 64: the core is four times as dear."""
+    model = read_model(SPARSE)
+    heads = MIXERS["dsa"].sizes(model, np.array([1.0, 2.0, 8.0]))["sparse_heads"]
+    assert heads.tolist() == [128, 64, 64]
+    own = Code(own_mixers=True)
+    fused, masked = (MIXERS["dsa"].operations(model, code) for code in (own, PLAIN))
+    core = next(op for op in fused if isinstance(op, Attention))
+    assert (core.window, core.widths) == (2048, ("kv_lora_rope", "kv_lora"))
+    of = sizes(model)
+    token = math.prod(of[name] for name in saved_tensors(fused)["q"].dims[1:])
+    assert token == 128 * 576
+    assert "index_mask" in saved_tensors(masked)
+    names = [op.name for op in MIXERS["dsa-shared"].operations(model, own)]
+    assert "indexer" not in names
+    assert "indexer" in [op.name for op in fused]
+
+
+def test_an_indexer_needs_a_latent_of_queries() -> None:
+    keys = inline_keys(read_model(SPARSE))
+    with pytest.raises(SpecError, match="reads the latent of queries"):
+        read_model({**keys, "q_lora_rank": 0})
+    with pytest.raises(SpecError, match="is needed by dsa layers"):
+        read_model({**keys, "index_topk": 0})
+
+
+def test_sparse_attention_came_with_its_kernels() -> None:
+    model = read_model(SPARSE)
+    assert lacking(model, release_of("megatron", "0.19")) == []
+    assert "sparse attention with an indexer (DSA)" in lacking(
+        model, release_of("megatron", "0.18")
+    )
+    old = job(SPARSE, 64)
+    old["cluster"]["gpu"] = "a100-sxm-80gb"
+    asked = read_job(old)
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    words = "; ".join(one.rule for one in obstacles(context))
+    assert "kernels of sparse attention for Hopper and newer" in words
 
 
 def test_a_layer_of_two_branches_is_two_letters() -> None:

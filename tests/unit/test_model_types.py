@@ -220,7 +220,7 @@ LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
     ({"model_type": "rwkv"}, "RWKV time mixing"),
     ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
     ({"model_type": "gemma3n"}, "per-layer embeddings"),
-    ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
+    ({"model_type": "dots3_note_text", "kv_lora_rank": 512}, "indexer"),
     ({"model_type": "t5"}, "encoder and a decoder"),
     ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
         "cross-attention layers on images"),

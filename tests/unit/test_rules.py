@@ -62,6 +62,13 @@ class Case:
 
 
 DS3 = {"model": "deepseek-v3", "num_gpus": 64}
+DSA: dict[str, Any] = {"model": "glm5", **MEGATRON}
+SHARED = {"model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size": 12288,
+    "num_hidden_layers": 78, "num_attention_heads": 64, "vocab_size": 154880, "q_lora_rank": 2048,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+    "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
+    "index_topk_freq": 4, "index_skip_topk_offset": 3}  # fmt: skip
 MOE = {"model": "mixtral-8x7b"}
 MEGATRON_15 = {**MEGATRON, "trainer_version": "0.15"}
 CASES = [
@@ -79,6 +86,16 @@ CASES = [
     Case("gated DeltaNet under context parallelism came with a release", {"cp": 2}, {"cp": 1},
         {"model": "qwen3-next-80b-a3b", "trainer": "megatron", "trainer_version": "0.17"},
         "has no gated DeltaNet with cp=2"),
+    Case("sparse attention over TP needs sequence parallelism",
+        {"tp": 2, "sequence_parallel": False}, {"tp": 2}, DSA, "only beside it"),
+    Case("tp leaves heads that the sparse kernel does not pad", {"tp": 2}, {"tp": 1},
+        {**DSA, "model": {"base": "glm5", "num_attention_heads": 192, "num_key_value_heads": 192}},
+        "leaves 96 heads a rank"),
+    Case("sparse attention gathers keys over CP", {"cp": 2, "cp_method": "alltoall"},
+        {"cp": 2, "cp_method": "allgather"}, DSA, "no sparse attention with cp_method alltoall"),
+    Case("a stage begins with a layer that has no indexer", {"pp": 2},
+        {"pp": 2, "layers_per_stage": [38, 40]}, {**DSA, "model": SHARED, "num_gpus": 16},
+        "begins with a layer that has no indexer"),
     Case("the trainer does not cut recurrent mixers", {"cp": 2}, {"cp": 1},
         {"model": "qwen3-next-80b-a3b", "trainer": "fsdp"}, "runs recurrent layers whole"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
@@ -529,7 +546,13 @@ class Spy:
 def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
-    models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b", "qwen3-next-80b-a3b")
+    models: tuple[Any, ...] = (
+        "llama3-8b",
+        "deepseek-v3",
+        "qwen3-8b",
+        "gpt-oss-20b",
+        "qwen3-next-80b-a3b",
+    )
     plain = [
         {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
         for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))
@@ -541,6 +564,7 @@ def test_rules_read_what_they_say() -> None:
         or "graph_trainer" in str(case.job)
         or case.job.get("gpu") == "cpu"
     ]
+    models += ("glm5", SHARED)
     for model, job in itertools.product(models, [*plain, *special]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):

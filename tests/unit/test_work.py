@@ -14,6 +14,7 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
+from planner.specs.mixers import ATTENDING
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks
@@ -77,7 +78,7 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     queries = np.arange(1, seq_len + 1)
     seen = [np.minimum(queries, window or seq_len).mean() for window in model.layer_windows()]
     kinds = model.layer_kinds()
-    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.mixer == "attention"]
+    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.mixer in ATTENDING]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
     scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
     # a layer of multi-token prediction attends as the last one, and has the head again
@@ -93,6 +94,8 @@ def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
         return 2.0 * (
             model.mamba_chunk_size * inside + 2 * model.mamba_width * model.ssm_state_size
         )
+    if mixer == "dsa":  # as transformers scores: every pair of tokens, and a weight a head
+        return 2.0 * SEQ * model.index_n_heads * (model.index_head_dim + 1)
     if mixer.endswith("-delta"):
         keys, values = model.linear_key_head_dim, model.linear_value_head_dim
         chunk = 64 * (3 * keys + 2 * values) + 3 * keys * values

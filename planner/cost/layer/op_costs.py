@@ -87,12 +87,12 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
     Source: FlashAttention-2 (Dao 2023).
     """
     s = context.sizes
-    tokens, heads, widths = s["tokens"], s["heads"], float(model.qk_head_dim + model.v_dim)
+    tokens, heads, widths = s["tokens"], s[op.heads], s[op.widths[0]] + s[op.widths[1]]
     seq = float(context.training.seq_len)
     window = float(min(op.window, seq)) if op.window else seq
     attended = np.full_like(tokens, window - window * window / (2.0 * seq))
     if context.training.attention_kernel != "unfused":
-        return _flash_cost(context, 2.0 * tokens * attended * heads * widths, attended, model)
+        return _flash_cost(context, op, 2.0 * tokens * attended * heads * widths, attended)
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
     depth = np.full_like(tokens, float(model.qk_head_dim))
     slow = context.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
@@ -112,7 +112,7 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
 
 
 def _flash_cost(
-    context: CostContext, flops: FloatColumn, attended: FloatColumn, model: ModelSpec
+    context: CostContext, op: Attention, flops: FloatColumn, attended: FloatColumn
 ) -> OpCost:
     """Cost of fused attention.
 
@@ -122,11 +122,12 @@ def _flash_cost(
     """
     s = context.sizes
     pieces = np.where(context.batch.cp_method == axes.ULYSSES, 1.0, context.batch.cp)
-    merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
+    out = s["tokens"] * s[op.heads] * s[op.widths[1]]
+    merged = 4.0 * 4.0 * out * np.where(pieces > 1, pieces, 0.0)
     merging = context.device.moved_seconds(merged)
     length = 2.0 * attended / pieces
     slower = np.where(context.batch.param_dtype == 0, 1.0, context.device.single_attention)
-    head = float(model.v_dim)
+    head = s[op.widths[1]]
     forward = slower * context.device.attention_seconds(
         flops, length, backward=False, head_size=head
     )
@@ -160,7 +161,8 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
     seconds = {name: context.device.moved_seconds(one * moves) for name, moves in moved.items()}
     if op.products:
         flops = [_flops(context, those) for those in (op.products, op.backward_products)]
-        rate = SMALL_PRODUCTS * context.device.linear_rate[context.device.half]
+        small = SMALL_PRODUCTS * context.device.linear_rate[context.device.half]
+        rate = context.device.attention_forward_rate if op.as_attention else small
         for name, made in zip(seconds, flops, strict=True):
             seconds[name] = seconds[name] + made / rate
         seconds["flops"] = flops[0]

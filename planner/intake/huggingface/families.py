@@ -188,6 +188,8 @@ FAMILIES: dict[str, Family] = {
         needs_experts=True,
     ),
     "aria_text": Family(expert_width_key="intermediate_size", needs_experts=True),
+    "deepseek_v32": Family(defaults=_NO_AUX, needs_experts=True),
+    "glm_moe_dsa": Family(defaults=_NO_AUX, needs_experts=True),
     "axk1": Family(defaults=_NO_AUX, needs_experts=True),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),

@@ -78,6 +78,15 @@ HYBRIDS: Mapping[str, Dialect] = {
         prepare=hybrid.kimi_linear,
     ),
     **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        Dialect(
+            inert=frozenset(
+                {"head_dim", "indexer_rope_interleave", "qk_head_dim", "rope_interleave"}
+            ),
+            prepare=hybrid.indexed,
+        ),
+    ),
+    **dict.fromkeys(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini"),
         Dialect(prepare=hybrid.delta),
     ),

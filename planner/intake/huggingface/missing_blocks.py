@@ -37,8 +37,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "bailing_moe_linear": "lightning (linear) attention",
     "lfm2": "gated short convolutions",
     "lfm2_moe": "gated short convolutions",
-    "deepseek_v32": _INDEXER,
-    "glm_moe_dsa": _INDEXER,
     "deepseek_v4": "compressed sparse attention",
     "longcat_flash": "two attentions and a shortcut mixture of experts in each layer",
     "arctic": "a dense MLP beside the mixture of experts (dense residual)",
@@ -204,6 +202,7 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
     "mamba_d_state": ("granitemoehybrid", "bamba"),
     "linear_attn_config": ("kimi_linear",),
+    **dict.fromkeys(("index_topk", "index_n_heads"), ("deepseek_v32", "glm_moe_dsa")),
     **dict.fromkeys(
         ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
     ),

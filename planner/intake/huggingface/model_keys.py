@@ -37,6 +37,7 @@ NOT_NEGATIVE = {
     "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL,
     "no_rope_layer_interval": _SMALL,
     "original_max_position_embeddings": _TOKENS,
+    "index_n_heads": _SMALL, "index_head_dim": _SMALL, "index_topk": _SMALL,
     "mtp_num_layers": _SMALL, "linear_num_key_heads": _SMALL, "linear_num_value_heads": _SMALL,
     "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,

@@ -35,6 +35,8 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "afmoe": {**_NOAUX, "norm_topk_prob": True},
     "aria_text": _CHOSEN,
     "axk1": _NOAUX,
+    "deepseek_v32": _NOAUX,
+    "glm_moe_dsa": _NOAUX,
     "exaone_moe": {**_NOAUX, "post_norm": True},
     "flint": {"scoring_func": "sigmoid"},
     "glm4_moe_lite": _NOAUX,

@@ -35,7 +35,7 @@ USUAL = {
     "transformer_impl": {"transformer_engine"},
     "main_grads_dtype": {"fp32"},
     "main_params_dtype": {"fp32"},
-    "experimental_attention_variant": {"gated_delta_net", "gdn"},
+    "experimental_attention_variant": {"gated_delta_net", "gdn", "dsa"},
     "empty_unused_memory_level": {"0"},
 }
 
@@ -48,14 +48,17 @@ def fuses_cross_entropy(words: Words) -> bool:
 
 def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
     """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
+    sparse = list(words.get("experimental_attention_variant", ())) == ["dsa"]
     found = [
         _spelled(name, values)
         for name, values in words.items()
-        if name in FLAGS
+        if name in FLAGS - ({"no_rope_fusion"} if sparse else set())  # its kernels exclude it
         and not (values and set(values) <= USUAL.get(name, set()))
         and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
     yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
+    plain = sparse and list(words.get("dsa_kernel_backend", ["none"])) == ["none"]
+    yield plain, "sparse attention without --dsa-kernel-backend scores all tokens in fp32, unpriced"
     other = [one for one in words.get("recompute_modules", ()) if one not in RECOMPUTE_MODULES]
     yield bool(other), f"recomputing {', '.join(other)} is not priced"
 

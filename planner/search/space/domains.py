@@ -16,6 +16,7 @@ from planner.precision import PRECISIONS
 from planner.rules import Context
 from planner.rules.base import divisors, num_microbatches, sharding_degree
 from planner.rules.features import scale_up_gpus
+from planner.rules.mixers import split_between_indexers
 from planner.rules.pipeline import ENDS, divides_layers
 from planner.rules.precisions import gpu_precisions
 from planner.rules.sharding import splits_backward
@@ -30,6 +31,7 @@ from planner.specs.layout import (
     check_layout_values,
     parse_ac,
 )
+from planner.specs.mixers import SHARING
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
@@ -333,6 +335,14 @@ def _schedules(c: Context) -> Values:
     return tuple(name for name, fork in forks if not fork or named.names_fork(fork))
 
 
+def _between_indexers(c: Context) -> Values:
+    """Splits of models whose layers share the tokens that an indexer chose."""
+    if not SHARING & {*c.model.mixers}:
+        return ()
+    splits = (split_between_indexers(c.model, n) for n in range(2, c.model.num_hidden_layers))
+    return tuple(dict.fromkeys(split for split in splits if split is not None))
+
+
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     return {
         "pp_schedule": (
@@ -344,7 +354,10 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
             "every number that splits the layers evenly, embedding and head counted or not; of the "
             "uneven ones steps of at most 25%, up to 16: a bubble 16 times smaller is gone",
         ),
-        "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
+        "layers_per_stage": (
+            (None, *_between_indexers(c)),
+            "the trainer's own split; others are a later stage's",
+        ),
         "zero_stage": (
             c.trainer.sharding.stages,
             "reshard or not; Megatron's distributed optimizer",

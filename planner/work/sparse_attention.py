@@ -1,0 +1,192 @@
+"""DeepSeek sparse attention (DSA) as operations: latent attention to the tokens an indexer finds.
+
+transformers masks what was not chosen, and computes all; its indexer learns nothing. Megatron-LM
+attends in the latent: keys' half of the up projection goes into the queries, values' half behind
+the core, and all query heads share one key. Its indexer learns by a loss on the chosen tokens,
+whose gradients its forward makes.
+Sources: DeepSeek-V3.2 technical report (2025); transformers 5.24 models/deepseek_v32; Megatron-LM
+    core 0.19 experimental_attention_variant/absorbed_mla.py, dsa.py, dsa_cudnn_kernels.py (saved
+    tensors, padded heads).
+"""
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.specs.mixers import LEAST_HEADS
+from planner.specs.model import ModelSpec
+from planner.work.attention import attention_core, latents, mla, rotary
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import Code, norm_saves, output_projection
+
+TP_DIMS = frozenset[str]()
+_SCORED: Dims = ("tokens", "index_heads", "context")
+
+
+def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
+    """Dimensions of the indexer, which TP does not divide, and of the core, whose heads it does."""
+    ones = np.ones_like(tp)
+    width = model.index_head_dim
+    return {
+        "index_heads": model.index_n_heads * ones,
+        "index_dim": width * ones,
+        "index_width": model.index_n_heads * width * ones,
+        "index_few": (width + model.index_n_heads) * ones,
+        "chosen": model.index_topk * ones,
+        "qk_nope": model.qk_nope_head_dim * ones,
+        "latent_sent": (model.kv_lora_rank + model.qk_rope_head_dim + width) * ones,
+        "sparse_heads": np.maximum(model.num_attention_heads / tp, LEAST_HEADS),
+    }
+
+
+def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """From the layer's gathered input to the output projection, with an indexer."""
+    return _absorbed(model, code, True) if code.own_mixers else _masked(model, code, True)
+
+
+def shared(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """The same with the tokens that a layer before has chosen."""
+    return _absorbed(model, code, False) if code.own_mixers else _masked(model, code, False)
+
+
+def _masked(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
+    """Ordinary latent attention under a mask, as transformers runs it."""
+    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    return (
+        *mla(model, code),
+        *((_indexer(learns=False),) if indexes else ()),
+        _mask(),
+        *attention_core(0, True, model, code),
+        output_projection("wo", ("heads", "v_dim"), attended),
+    )
+
+
+def _mask() -> Elementwise:
+    """What was not chosen as minus infinity: ones, zeros where chosen, and with the causal mask.
+
+    Attention's memory-efficient kernel, the only fused one with a mask, keeps it.
+    Source: torch tools/autograd/derivatives.yaml (_scaled_dot_product_efficient_attention).
+    """
+    square: Dims = ("tokens", "context")
+    return Elementwise(
+        name="index_mask",
+        dims=square,
+        kernels=5,
+        compiles=False,
+        forward_moves=5.0,
+        backward_moves=0.0,
+        fused_forward_moves=5.0,
+        fused_backward_moves=0.0,
+        saves=(Tensor(name="index_mask", dims=square),),
+    )
+
+
+def _indexer(*, learns: bool) -> Elementwise:
+    """Projections, scores of all tokens before, and the choice of the highest.
+
+    learns: scores of the chosen are made again with the core's own, for the loss, and gradients of
+        both factors from them; fused kernels hold no scores of all tokens.
+    """
+    projections: tuple[Dims, ...] = (
+        ("tokens", "index_width", "q_lora"),
+        ("tokens", "index_few", "hidden"),
+    )
+    half: Dims = ("tokens", "index_heads", "attended", "index_dim")
+    chosen: Dims = ("tokens", "chosen", "index_heads", "index_dim")
+    scores = (half,) if learns else ((*_SCORED, "index_dim"), _SCORED)
+    loss = (("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(chosen,) * 3) if learns else ()
+    kept = {
+        "index_query": ("tokens", "index_width"), "index_key": ("tokens", "index_dim"),
+        "index_weights": ("tokens", "index_heads"),
+    }  # fmt: skip
+    whole = () if learns else (Tensor(name="index_scores", dims=_SCORED, width="fp32"),) * 2
+    return Elementwise(
+        name="indexer",
+        dims=("tokens", "index_width") if learns else _SCORED,
+        width="compute" if learns else "fp32",
+        kernels=12,
+        singles=6,
+        compiles=False,
+        forward_moves=12.0 if learns else 7.0,
+        backward_moves=6.0 if learns else 0.0,
+        fused_forward_moves=6.0 if learns else 7.0,
+        fused_backward_moves=4.0 if learns else 0.0,
+        saves=tuple(Tensor(name=name, dims=dims) for name, dims in kept.items()) if learns else (),
+        forward_workspace=whole,
+        as_attention=learns,
+        products=(*projections, *scores, *loss),
+        backward_products=projections if learns else (),
+    )
+
+
+def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
+    """Attention in the latent, as Megatron-LM's fused kernels run it."""
+    query, down = latents(model, code)
+    latent: Dims = ("tokens", "kv_lora_rope")
+    q = Tensor(name="q", dims=("tokens", "sparse_heads", "kv_lora_rope"))
+    key = Tensor(name="k", dims=latent)
+    out = Tensor(name="latent_out", dims=("tokens", "sparse_heads", "kv_lora"))
+    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    statistics = Tensor(name="log_sum_exp", dims=("tokens", "sparse_heads"), width="fp32")
+    found = Tensor(name="chosen", dims=("tokens", "chosen"), width="fp32")  # int32
+    queries = query[-1].output
+    return (
+        *query,
+        down,
+        _latent_norm(model, code, down.output),
+        _up("wk_absorb", ("kv_lora",), ("qk_nope",), queries, (queries,)),
+        rotary(
+            ("tokens", "heads", "kv_lora_rope"),
+            True,
+            True,
+            reads=(queries, down.output),
+            makes=(q, key),
+        ),
+        *((_indexer(learns=True),) if indexes else ()),
+        Collective(
+            name="context_in",
+            site="cp_enter",
+            tensor=Tensor(name="latent_full", dims=("tokens", "latent_sent")),
+        ),
+        Attention(
+            name="attention",
+            window=model.index_topk,
+            heads="sparse_heads",
+            widths=("kv_lora_rope", "kv_lora"),
+            saves=(q, key, found, out, statistics),
+            output=out,
+            statistics=statistics,
+            reads=(q, key),
+            workspace=(Tensor(name="dkv", dims=latent, width="fp32"),),
+        ),
+        _up("wv_absorb", ("v_dim",), ("kv_lora",), out, (out,)),
+        output_projection("wo", ("heads", "v_dim"), attended),
+    )
+
+
+def _latent_norm(model: ModelSpec, code: Code, source: Tensor) -> Elementwise:
+    return Elementwise(
+        name="wkv_b_norm",
+        dims=("tokens", "kv_lora"),
+        kernels=1,
+        forward_moves=2.0,
+        backward_moves=4.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=4.0,
+        saves=norm_saves(model, "wkv_b_norm", source, code.composite_norm),
+        reads=(source,),
+    )
+
+
+def _up(name: str, cols: Dims, depth: Dims, source: Tensor, saves: tuple[Tensor, ...]) -> Gemm:
+    """Half of the up projection, a product a head, which no precision recipe covers."""
+    return Gemm(
+        name=name,
+        rows=("tokens",),
+        cols=cols,
+        depth=depth,
+        batch=("heads",),
+        role="router",
+        saves=saves,
+        output=Tensor(name=f"{name}_out", dims=("tokens", "heads", *cols)),
+        reads=(source,),
+    )
