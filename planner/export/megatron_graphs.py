@@ -6,9 +6,12 @@ Sources: megatron/training/arguments.py and megatron/core/transformer/transforme
     (--cuda-graph-modules, static buffers for experts' rows).
 """
 
+from planner.columns import LayoutBatch
 from planner.export.base import Draft
 from planner.export.megatron_read import Words, word
-from planner.specs.training import CudaGraphs
+from planner.rules import Context
+from planner.rules.cuda_graphs import captured
+from planner.specs.training import CUDA_GRAPHS, CudaGraphs
 from planner.trainers.release import Release
 
 GRAPHS = "training.cuda_graphs"
@@ -24,9 +27,9 @@ RANK_CAPACITY = 1.5
 
 
 def graph_arguments(draft: Draft, release: Release) -> list[str]:
-    """The arguments that capture what the job asks for; none where it captures nothing."""
-    graphs = draft.training.cuda_graphs
-    if graphs in (None, "none"):
+    """The arguments for the graphs that were priced; none without any."""
+    graphs = _graphs(draft)
+    if graphs == "none":
         return []
     if graphs == "full":
         return [*_step(draft, release), "--te-rng-tracker"]
@@ -35,8 +38,14 @@ def graph_arguments(draft: Draft, release: Release) -> list[str]:
 
 def environment(draft: Draft) -> dict[str, str]:
     """What the allocator's expandable segments need beside graphs (core 0.16 cuda_graphs.py)."""
-    graphs = draft.training.cuda_graphs in ("partial", "full")
-    return {"NCCL_GRAPH_REGISTER": "0"} if graphs and draft.training.expandable_segments else {}
+    graphs = draft.training.expandable_segments and _graphs(draft) != "none"
+    return {"NCCL_GRAPH_REGISTER": "0"} if graphs else {}
+
+
+def _graphs(draft: Draft) -> CudaGraphs:
+    """As the job says, else as its recipe does with this layout."""
+    job = Context(model=draft.model, cluster=draft.cluster, training=draft.training)
+    return CUDA_GRAPHS[int(captured(LayoutBatch.from_layouts([draft.layout]), job)[0])]
 
 
 def _step(draft: Draft, release: Release) -> list[str]:

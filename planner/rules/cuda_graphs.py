@@ -4,15 +4,19 @@ A graph repeats what was recorded: the same shapes, and no host that waits for t
 between. Each refusal is the trainer's own check.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
+from planner.precision import PRECISIONS
 from planner.rules.base import Context, Rule, under
+from planner.rules.recomputed_modules import ROUTER_GRAPHS
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.megatron import DEV_0_15
+from planner.trainers.recipes import ExpertRecipe, expert_recipe
 
 NONE, PARTIAL, FULL = (CUDA_GRAPHS.index(name) for name in ("none", "partial", "full"))
 NO_AC, HYBRIDEP = AC_KINDS.index("none"), MOE_DISPATCHERS.index("hybridep")
@@ -23,35 +27,60 @@ OFF = "set training.cuda_graphs to none"
 def captured(x: LayoutBatch, c: Context) -> IntColumn:
     """The graphs of each layout, (N,): index into CUDA_GRAPHS.
 
-    A job that names nothing gets what its trainer's release does by itself. Where the release would
-    refuse that, one has to switch graphs off.
+    A job that names none captures as its trainer's release does, and with experts under the
+    dispatcher of NVIDIA's recipe as the recipe does. Where the release would refuse that, one has
+    to switch graphs off.
     """
     given, usual = c.training.cuda_graphs, c.released.default_cuda_graphs
-    graphs = np.full(len(x), CUDA_GRAPHS.index(given or usual))
-    if given is not None or usual == "none":
+    graphs = np.full(np.shape(x.ep), CUDA_GRAPHS.index(given or usual))
+    if given is not None:
         return graphs
-    refused = np.zeros(len(x), dtype=np.bool_)
-    for rule in _limits(c, usual):
-        refused |= rule.broken(x, c)
-    if c.model.is_moe:  # without waits, its buffers hold the worst case: one has to ask for that
-        refused |= x.ep > 1
-    return np.where(refused, NONE, graphs)
+    if usual != "none" and c.model.is_moe:
+        graphs[x.ep > 1] = NONE  # without waits buffers hold the worst case: one asks for that
+    for precision, recipe in _recipes(c).items():
+        own = (x.ep > 1) & (x.moe_dispatcher == MOE_DISPATCHERS.index(recipe.dispatcher))
+        graphs[own & (x.precision == precision)] = CUDA_GRAPHS.index(recipe.graphs)
+    for kind in _by_itself(c):
+        for rule in _limits(c, CUDA_GRAPHS[kind]):
+            graphs[(graphs == kind) & rule.broken(x, c)] = NONE
+    return graphs
 
 
 def by_layout(c: Context) -> bool:
     """Whether layouts of this job differ in what they capture."""
-    return c.training.cuda_graphs is None and c.released.default_cuda_graphs != "none"
+    return c.training.cuda_graphs is None and bool(_by_itself(c))
 
 
 def columns_read(c: Context) -> tuple[str, ...]:
-    limits = () if c.training.cuda_graphs else _limits(c, c.released.default_cuda_graphs)
-    return tuple(sorted({name for rule in limits for name in rule.reads}))
+    if not by_layout(c):
+        return ()
+    limits = (rule for kind in _by_itself(c) for rule in _limits(c, CUDA_GRAPHS[kind]))
+    own = {"ep", "moe_dispatcher", "precision"} if _recipes(c) else set[str]()
+    return tuple(sorted(own.union(*(rule.reads for rule in limits))))
+
+
+def _by_itself(c: Context) -> set[int]:
+    """Kinds of graphs that layouts may capture though the job names none."""
+    kinds = {c.released.default_cuda_graphs, *(one.graphs for one in _recipes(c).values())}
+    return {CUDA_GRAPHS.index(kind) for kind in kinds - {"none"}}
+
+
+@lru_cache(maxsize=256)
+def _recipes(c: Context) -> Mapping[int, ExpertRecipe]:
+    """NVIDIA's recipe of the job's model for each precision's index; empty where it has none."""
+    if not c.model.is_moe:
+        return {}
+    found = {
+        index: expert_recipe(c.model, c.cluster, c.training, name, newest=True)
+        for index, name in enumerate(PRECISIONS)
+    }
+    return {index: one for index, one in found.items() if one is not None}
 
 
 def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
     training = c.training.model_copy(update={"cuda_graphs": graphs})
     job = Context(model=c.model, cluster=c.cluster, training=training)
-    return tuple(rule for rule in CUDA_GRAPH_RULES if rule.applies(job))
+    return tuple(rule for rule in (*CUDA_GRAPH_RULES, ROUTER_GRAPHS) if rule.applies(job))
 
 
 def _capturing(

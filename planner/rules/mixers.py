@@ -1,4 +1,4 @@
-"""Rules on recurrent mixers and on sparse attention: what TP, CP and pipelines cut of them."""
+"""Rules on recurrent mixers and on sparse attention under TP, CP and pipelines."""
 
 import math
 

@@ -70,8 +70,8 @@ class TrainingSpec(BaseModel):
     trainer_version: its release, a date or a commit; an unknown number counts as the newest before.
     torch_version: the release of torch.
     attention_kernel: `flash` is the generation that the trainer's release brings.
-    cuda_graphs: `partial` captures layers, `full` the whole step; None: what the trainer's release
-        does by itself.
+    cuda_graphs: `partial` captures layers, `full` the whole step; None: as the trainer's release
+        does, and under Megatron-Bridge as its recipe does with the same dispatcher.
     chunked_loss: the loss runs on chunks of the tokens, so that whole logits never exist; None: as
         the trainer's release does.
     fused_cross_entropy: the gradient of the loss overwrites its 16-bit logits (Transformer Engine's

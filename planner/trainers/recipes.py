@@ -73,11 +73,19 @@ RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 
 
 def expert_recipe(
-    model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, precision: str
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    precision: str,
+    *,
+    newest: bool = False,
 ) -> ExpertRecipe | None:
-    """The recipe of this model on this machine in the job's release; None where there is none."""
+    """The recipe of this model on this machine in the job's release; None where there is none.
+
+    newest: a job that names no release has those of the newest.
+    """
     rules, release = TRAINERS[training.trainer], training_release(training)
-    month = _month(training)
+    month = _month(training, newest)
     name = MODELS.get((model.num_experts, model.hidden_size))
     found = None
     for model_name, machine, formats, since, dispatcher, graphs, overlap in RECIPES:
@@ -93,7 +101,7 @@ def expert_recipe(
     return found
 
 
-def _month(training: TrainingSpec) -> str:
+def _month(training: TrainingSpec, newest: bool) -> str:
     """Month of the NeMo release, or that a release of Megatron-Bridge came with; "" for no recipe.
 
     A job that names another release, or none, is of somebody who wrote the flags: a published run
@@ -103,6 +111,8 @@ def _month(training: TrainingSpec) -> str:
     rules, release = TRAINERS[training.trainer], training_release(training)
     if release.named.distribution == NATIVE:
         return release.named.month
+    if newest and rules.expert_recipes and training.trainer_version is None:
+        return release.known.day
     number = named(training.trainer_version).number
     ours = rules.expert_recipes and number and f"{number.major}.{number.minor}" in rules.ships
     return release.known.day if ours else ""

@@ -1,6 +1,6 @@
 """DeepSeek sparse attention (DSA) as operations: latent attention to the tokens an indexer finds.
 
-transformers masks what was not chosen, and computes all; its indexer learns nothing. Megatron-LM
+transformers computes all and masks the others; its indexer learns nothing. Megatron-LM
 attends in the latent: keys' half of the up projection goes into the queries, values' half behind
 the core, and all query heads share one key. Its indexer learns by a loss on the chosen tokens,
 whose gradients its forward makes.
@@ -61,7 +61,7 @@ def _masked(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
 
 
 def _mask() -> Elementwise:
-    """What was not chosen as minus infinity: ones, zeros where chosen, and with the causal mask.
+    """Minus infinity on the others: ones, zeros where chosen, and with the causal mask.
 
     Attention's memory-efficient kernel, the only fused one with a mask, keeps it.
     Source: torch tools/autograd/derivatives.yaml (_scaled_dot_product_efficient_attention).
@@ -94,7 +94,7 @@ def _indexer(*, learns: bool) -> Elementwise:
     chosen: Dims = ("tokens", "chosen", "index_heads", "index_dim")
     scores = (half,) if learns else ((*_SCORED, "index_dim"), _SCORED)
     loss = (("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(chosen,) * 3) if learns else ()
-    kept = {
+    stay = {
         "index_query": ("tokens", "index_width"), "index_key": ("tokens", "index_dim"),
         "index_weights": ("tokens", "index_heads"),
     }  # fmt: skip
@@ -110,7 +110,7 @@ def _indexer(*, learns: bool) -> Elementwise:
         backward_moves=6.0 if learns else 0.0,
         fused_forward_moves=6.0 if learns else 7.0,
         fused_backward_moves=4.0 if learns else 0.0,
-        saves=tuple(Tensor(name=name, dims=dims) for name, dims in kept.items()) if learns else (),
+        saves=tuple(Tensor(name=name, dims=dims) for name, dims in stay.items()) if learns else (),
         forward_workspace=whole,
         as_attention=learns,
         products=(*projections, *scores, *loss),

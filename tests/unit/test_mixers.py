@@ -303,7 +303,7 @@ def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) 
 
 @pytest.mark.parametrize("freq", [1, 4])
 def test_sparse_attention_is_written_and_read_back(freq: int) -> None:
-    """dsa.py: layer 1, 2, 3 and every fourth from there compute; others take what those chose."""
+    """dsa.py: layer 1, 2, 3 and every fourth from there compute; others take their tokens."""
     sharing = ["dsa-shared" if max(i - 2, 0) % freq else "dsa" for i in range(61)]
     model = {**inline_keys(read_model(SPARSE)), "name": SPARSE, "mixers": sharing}
     splits = {} if freq == 1 else {"layers_per_stage": [30, 31]}

@@ -13,8 +13,13 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.estimates import estimate_job
+from planner.export import export
+from planner.export.commands import read_flags
 from planner.intake.jobs import read_job
+from planner.rules import Context
+from planner.rules.cuda_graphs import by_layout, captured
 from planner.specs.job import Job
+from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -40,6 +45,37 @@ def job(
 def taken(found: Job) -> tuple[str, str | None, bool]:
     assert found.layout is not None
     return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "graphs"),
+    [
+        ("megatron-bridge", {}, "full"),  # the newest release's recipe
+        ("megatron-bridge", {"precision": "bf16"}, "partial"),
+        ("megatron-bridge", {"moe_dispatcher": "alltoall"}, "none"),
+        ("megatron-bridge", {"precision": "bf16", "ac": "full"}, "none"),  # which excludes them
+        ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
+        ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
+    ],
+)
+def test_a_plan_captures_what_the_recipe_does(
+    trainer: str, changes: dict[str, Any], graphs: str
+) -> None:
+    """And so is it priced and exported, though the job names none."""
+    layout = {"moe_dispatcher": "hybridep", "zero_stage": 1, **changes}
+    asked = job(release=None, trainer=trainer, layout=layout)
+    assert asked.layout is not None
+    assert asked.training.cuda_graphs is None
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    batch = LayoutBatch.from_layouts([asked.layout])
+    assert CUDA_GRAPHS[int(captured(batch, context)[0])] == graphs
+    assert by_layout(context) == (trainer == "megatron-bridge")
+    named = job(release=None, trainer=trainer, layout=layout, cuda_graphs=graphs)
+    assert estimate_job(asked).step_seconds == estimate_job(named).step_seconds
+    made = export(asked.layout, asked.model, asked.cluster, asked.training, to="megatron")
+    flags = read_flags(made.arguments)
+    wanted = {"full": ["full_iteration"], "partial": ["transformer_engine"]}.get(graphs)
+    assert flags.get("--cuda-graph-impl") == wanted
 
 
 @pytest.mark.parametrize(
