@@ -30,7 +30,7 @@ from planner.intake.huggingface.families import (
     Family,
     generic_family,
 )
-from planner.intake.huggingface.missing_blocks import REMEDY, refusal
+from planner.intake.huggingface.missing_blocks import NAMED, REMEDY, refusal
 from planner.intake.huggingface.model_keys import Keys, read_keys
 from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
 from planner.intake.near_files import with_near_file
@@ -103,6 +103,9 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
     try:
         keys = loader(text)
     except UnknownNameError as unknown:
+        if block := NAMED.get(text.lower()):
+            rule = f"has {block}; our operations have no such block"
+            raise SpecError(Fault(field, text, rule, REMEDY)) from None
         if not _looks_like_path(text, allow_files):
             raise _unknown_name(field, text, _instead_of(text, allow_files)) from unknown
         if not allow_files:

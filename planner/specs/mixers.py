@@ -29,8 +29,9 @@ class Mixers(Network):
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
         the query projection (Qwen3-Next).
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
-        like the last layer, behind a projection of its input and of the next token's embedding, and
-        has a loss of its own. A config.json says how many there are: num_nextn_predict_layers.
+        like the last layer, with an indexer of its own where that shares one, behind a projection
+        of its input and of the next token's embedding, and has a loss of its own. A config.json
+        says how many there are: num_nextn_predict_layers.
 
     DeepSeek sparse attention (DeepSeek-V3.2): latent attention to the tokens that an indexer finds.
     index_n_heads, index_head_dim: of the indexer, whose keys have one head.

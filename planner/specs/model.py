@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, Mixer, Mixers
+from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, SHARING, Mixer, Mixers
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -518,5 +518,6 @@ def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
 @lru_cache(maxsize=256)
 def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
     kinds = _layer_kinds(model)
-    more = Counter({replace(kinds[-1], mtp=True): model.mtp_num_layers})
+    own: Mixer = "dsa" if kinds[-1].mixer in SHARING else kinds[-1].mixer
+    more = Counter({replace(kinds[-1], mixer=own, mtp=True): model.mtp_num_layers})
     return tuple((Counter(kinds) + more).items())

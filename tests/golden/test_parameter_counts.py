@@ -3,7 +3,7 @@
 import pytest
 
 from planner.catalog.models import model_entry, model_names
-from planner.intake.models import load_model
+from planner.intake.models import load_model, read_model
 
 PUBLISHED = [name for name in model_names() if model_entry(name).published_parameters is not None]
 # billions of parameters a token meets, as their publishers round them
@@ -42,6 +42,23 @@ def test_total_parameters_match_the_published_figure(name):
     else:
         published = entry.published_parameters
         assert computed == pytest.approx(published, abs=rounding(published))
+
+
+def test_a_layer_that_predicts_more_chooses_its_own_tokens():
+    """Megatron-Bridge 0.6 examples/model_verification_cards/glm5-2: every tensor was compared."""
+    model = read_model({"base": "glm5.2", "mtp_num_layers": 1})
+    assert model.total_parameters() == 753_329_940_480
+
+
+def test_lightning_is_nemotron_3_nano_with_a_prediction_of_two_letters():
+    """Card nemotron-3.5-lightning: 32,913,266,240, with attention and experts of MTP."""
+    model = load_model("nemotron-3-nano-30b-a3b")
+    kinds = model.layer_kinds()
+    attention = next(kind for kind in kinds if kind.mixer == "attention")
+    experts = next(kind for kind in kinds if kind.moe)
+    more = sum(model.layer_parameters(kind) for kind in (attention, experts))
+    hidden = model.hidden_size
+    assert model.total_parameters() + more + 2 * hidden**2 + 3 * hidden == 32_913_266_240
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVE))

@@ -2,16 +2,17 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from planner.catalog.models import model_entry
+from planner.catalog.models import model_entry, model_names
 from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.intake.huggingface.dialects import DIALECTS
 from planner.intake.huggingface.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
-from planner.intake.huggingface.missing_blocks import NO_OPERATIONS
+from planner.intake.huggingface.missing_blocks import NAMED, NO_OPERATIONS
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.model import ModelSpec
@@ -398,3 +399,10 @@ def test_a_family_can_be_named_inline_and_as_a_base():
     assert model.total_parameters() == PUBLISHED["falcon-40b"][0]
     short = read_model({"base": "mine", "num_hidden_layers": 2}, base_loader=lambda name: keys)
     assert (short.num_key_value_heads, short.num_hidden_layers, short.norms_per_layer) == (8, 2, 2)
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_known_model_is_refused_by_its_block(name):
+    with pytest.raises(SpecError, match=re.escape(NAMED[name])):
+        read_model(name.upper())
+    assert name not in model_names()

@@ -136,6 +136,25 @@ NO_OPERATIONS: Mapping[str, str] = {
     "m2m_100": _TWO_STACKS,
     "nllb-moe": _TWO_STACKS,
 }
+# A published model, by its name and by its id on the Hub in lower case -> the block that it has
+NAMED: Mapping[str, str] = {
+    name: block
+    for names, block in (
+        ("deepseek-v4-flash deepseek-ai/deepseek-v4-flash", "compressed sparse attention"),
+        (
+            "gemma-4-26b-a4b-it google/gemma-4-26b-a4b-it",
+            "global layers with wider heads and one projection for keys and values",
+        ),
+        (
+            "k-exaone-2 lgai-exaone/k-exaone-2.0-750b-a37b",
+            "windows of several lengths, and layers that clamp SwiGLU beside others",
+        ),
+        ("kimi-k3 moonshotai/kimi-k3", "attention to the outputs of earlier blocks (AttnRes)"),
+        ("minimax-m3 minimaxai/minimax-m3", f"{_INDEXER} that chooses blocks of tokens"),
+        ("step35-flash stepfun-ai/step-3.5-flash", "numbers of heads that differ by layer"),
+    )
+    for name in names.split()
+}
 # A key that any config may switch on -> the block that it stands for
 BLOCK_KEYS: Mapping[str, str] = {
     "linear_num_value_heads": _DELTA,
