@@ -49,6 +49,11 @@ class LayerKind:
         """Whether it has a mixer at all."""
         return self.mixer != "none"
 
+    @property
+    def attends(self) -> bool:
+        """Whether it has softmax attention, with another mixer beside it or without."""
+        return self.mixer in ("attention", "attention-mamba2")
+
 
 class ModelSpec(Mixers):
     """Normalised shapes of a decoder-only language model; names follow Hugging Face's config.json.
@@ -302,7 +307,7 @@ class ModelSpec(Mixers):
     @property
     def num_attention_layers(self) -> int:
         """Number of layers with softmax attention."""
-        return sum(kind.mixer == "attention" for kind in self.layer_kinds())
+        return sum(kind.attends for kind in self.layer_kinds())
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has routed experts."""
@@ -334,7 +339,7 @@ class ModelSpec(Mixers):
     @property
     def _norm_width_parameters(self) -> int:
         """Parameters of one norm over the hidden size."""
-        return self.hidden_size * (2 if self.norm == "layernorm" and self.norm_bias else 1)
+        return self.hidden_size * (self.norm_weight + (self.norm == "layernorm" and self.norm_bias))
 
     def attention_parameters(self) -> int:
         """Projections, biases and sinks of one layer's attention.
@@ -353,7 +358,8 @@ class ModelSpec(Mixers):
             q, bias = h * gated * self.head_dim, (gated + 2 * kv_heads) * self.head_dim
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
-        return q + kv + out + biases + heads * self.attention_sinks
+        gates = self.attention_head_gate * h + self.attention_gate_bias
+        return q + kv + out + biases + heads * (self.attention_sinks + gates)
 
     def _mlp(self, width: int, bias: bool) -> int:
         matrices = self.mlp_matrices
@@ -363,7 +369,9 @@ class ModelSpec(Mixers):
 
     def dense_mlp_parameters(self) -> int:
         """One dense layer's MLP."""
-        return self._mlp(self.intermediate_size, self.mlp_bias) if self.intermediate_size else 0
+        scalars = 2 * (self.hidden_act == "xielu")
+        width = self.intermediate_size
+        return self._mlp(width, self.mlp_bias) + scalars if width else 0
 
     def expert_parameters(self) -> int:
         """One routed expert."""
@@ -404,7 +412,8 @@ class ModelSpec(Mixers):
         """
         branches = self.norms_per_layer * self._norm_width_parameters
         branches = branches * (kind.mixes + kind.feeds) // 2
-        return branches + (self._attention_norms() if kind.mixer == "attention" else 0)
+        branches += self._norm_width_parameters * (kind.moe and self.moe_output_norm)
+        return branches + (self._attention_norms() if kind.attends else 0)
 
     def _attention_norms(self) -> int:
         if self.uses_mla:
@@ -413,17 +422,17 @@ class ModelSpec(Mixers):
             inner = (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
         else:
             inner = 2 * self.head_dim if self.qk_norm == "head" else 0
-        return inner
+        return inner * (self.norm_weight + self.qk_norm_bias)
 
-    def mixer_parameters(self, mixer: Mixer) -> int:
+    def mixer_parameters(self, kind: LayerKind) -> int:
         """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
-        if mixer == "attention":
-            return self.attention_parameters()
-        return MIXER_PARAMETERS[mixer](self, self.hidden_size)
+        count = MIXER_PARAMETERS.get(kind.mixer)
+        attention = self.attention_parameters() if kind.attends else 0
+        return attention + (0 if count is None else count(self, self.hidden_size))
 
     def layer_parameters(self, kind: LayerKind) -> int:
         mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters() * kind.feeds
-        own = self.mixer_parameters(kind.mixer) + mlp + self.norm_parameters(kind)
+        own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind)
         joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
         return own + joined * kind.mtp
 
