@@ -350,6 +350,7 @@ def _jobs() -> Iterator[Mechanism]:
     for mixer, words in MIXER_WORDS.items():
         yield _job(mixer, _mixes(mixer), words)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
+    yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
     yield _job("output gate", _gates, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:

@@ -33,6 +33,8 @@ class Mixers(Network):
     norm_weight: whether norms have weights (not in OLMo and nanochat).
     qk_norm_bias: query-key norms have biases (Persimmon).
     moe_output_norm: a norm stands behind the experts' sum (A.X K1).
+    moe_latent_size: width of the routed experts' input and output, between two projections of all
+        of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, behind a projection of its input and of the next token's embedding, and
         has a loss of its own. A config.json says how many there are: num_nextn_predict_layers.
@@ -67,6 +69,7 @@ class Mixers(Network):
     norm_weight: StrictBool = True
     qk_norm_bias: StrictBool = False
     moe_output_norm: StrictBool = False
+    moe_latent_size: Count = 0
     mtp_num_layers: Count = 0
 
     linear_num_key_heads: Count = 0
@@ -114,6 +117,7 @@ class Mixers(Network):
         rows = (
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
+            (self.moe_latent_size > 0, "experts on a latent"),
         )
         return used + [words for holds, words in rows if holds]
 

@@ -291,6 +291,11 @@ class ModelSpec(Mixers):
         return 3 if self.mlp == "swiglu" else 2
 
     @property
+    def expert_input_size(self) -> int:
+        """Width of what a routed expert reads and returns."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def sliding_layers(self) -> int:
         """Number of layers whose attention is limited to sliding_window."""
         return sum(self.sliding_mask)
@@ -361,11 +366,9 @@ class ModelSpec(Mixers):
         gates = self.attention_head_gate * h + self.attention_gate_bias
         return q + kv + out + biases + heads * (self.attention_sinks + gates)
 
-    def _mlp(self, width: int, bias: bool) -> int:
-        matrices = self.mlp_matrices
-        return matrices * self.hidden_size * width + bias * (
-            (matrices - 1) * width + self.hidden_size
-        )
+    def _mlp(self, width: int, bias: bool, outer: int = 0) -> int:
+        matrices, outer = self.mlp_matrices, outer or self.hidden_size
+        return matrices * outer * width + bias * ((matrices - 1) * width + outer)
 
     def dense_mlp_parameters(self) -> int:
         """One dense layer's MLP."""
@@ -375,7 +378,9 @@ class ModelSpec(Mixers):
 
     def expert_parameters(self) -> int:
         """One routed expert."""
-        return self._mlp(self.moe_intermediate_size, self.expert_bias) if self.is_moe else 0
+        if not self.is_moe:
+            return 0
+        return self._mlp(self.moe_intermediate_size, self.expert_bias, self.expert_input_size)
 
     def shared_expert_parameters(self) -> int:
         """All shared experts of one layer, with their gate."""
@@ -396,11 +401,12 @@ class ModelSpec(Mixers):
         )
 
     def moe_parameters(self) -> int:
-        """One MoE layer: router, routed experts and shared experts."""
+        """One MoE layer: router, projections to and from a latent, routed and shared experts."""
         if not self.is_moe:
             return 0
         return (
             self.router_parameters()
+            + 2 * self.hidden_size * self.moe_latent_size
             + self.num_experts * self.expert_parameters()
             + self.shared_expert_parameters()
         )

@@ -186,6 +186,17 @@ def mamba() -> dict[str, Any]:
     return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA}
 
 
+def latent() -> dict[str, Any]:
+    """Experts on a latent, of Nemotron 3 Super, which transformers runs in a loop."""
+    from transformers import NemotronHConfig
+    from transformers.models.nemotron_h import modeling_nemotron_h as code
+
+    config = {**MAMBA, "moe_latent_size": 16}
+    block = code.NemotronHMoE(NemotronHConfig(**config)).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16)
+    return {"flops": flops(lambda: block(x)), "config": config}
+
+
 def falcon() -> dict[str, Any]:
     """Mamba-2 of Falcon H1, which stands beside attention and has no norm."""
     from transformers import FalconH1Config
@@ -250,6 +261,7 @@ if __name__ == "__main__":
         "mamba": mamba,
         "kimi": kimi,
         "ling": lambda: kimi(full=True),
+        "latent": latent,
         "falcon": falcon,
         "lfm": lfm,
         "minimax": minimax,

@@ -72,6 +72,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "mla": (MIXTURE, DENSE),
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
     "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
+    "latent": ({"model": "nemotron-3-super-120b-a12b"}, {"model": "nemotron-h-56b"}),
     "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
     "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),

@@ -41,6 +41,7 @@ from planner.work.recompute_modules import recomputed
 from tests.conftest import ROOT, clean_environment, missing
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
+SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="none")
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
 
@@ -50,14 +51,19 @@ def sizes(model: ModelSpec) -> dict[str, float]:
     found = {name: float(size[0]) for name, size in mixer_sizes(model, one).items()}
     heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
     widths = {"qk_dim": model.qk_head_dim, "q_dim": 2 * model.qk_head_dim, "v_dim": model.v_dim}
-    tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved"), TOKENS)
-    return {**found, **heads, **widths, **tokens, "hidden": model.hidden_size}
+    tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
+    experts = {"experts": model.num_experts, "experts_local": model.num_experts,
+        "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
+        "shared_ffn": model.shared_expert_intermediate_size,
+        "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
+    }  # fmt: skip
+    return {**found, **heads, **widths, **tokens, **experts, "hidden": model.hidden_size}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
     of, products = sizes(model), []
     for op in ops:
-        products += [(*op.rows, *op.cols, *op.depth)] if isinstance(op, Gemm) else []
+        products += [(*op.rows, *op.cols, *op.depth, *op.batch)] if isinstance(op, Gemm) else []
         products += op.products if isinstance(op, Elementwise) else ()
     return 2.0 * sum(math.prod(of[name] for name in dims) for dims in products)
 
@@ -128,6 +134,34 @@ def test_a_mixer_is_the_real_one(
         assert counted == pytest.approx(real[of]["flops"], rel=5e-3)
     if "attention_flops" in real[of]:
         assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_experts_on_a_latent_multiply_what_the_real_ones_do(
+    real: dict[str, dict[str, Any]],
+) -> None:
+    config = {"num_hidden_layers": 4, **real["latent"]["config"]}
+    model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
+    kind = LayerKind(moe=True, window=0, mixer="none")
+    found = flops(blocks.layer_ops(model, kind, True), model)
+    assert found == pytest.approx(real["latent"]["flops"], rel=5e-3)
+
+
+def test_experts_on_a_latent_exchange_its_width() -> None:
+    wide, narrow = (
+        {op.name: op for op in blocks.layer_ops(read_model(SUPER), kind, True)}
+        for kind in (LayerKind(moe=False, window=0, mixer="none"), MOE)
+    )
+    assert wide.keys().isdisjoint({"latent_in", "latent_out"})
+    assert narrow["dispatch"].tensor.dims == ("tokens_sent", "expert_hidden")
+    assert {tensor.name for tensor in narrow["latent_out"].saves} == {"latent_sum"}
+    one = estimate_job(read_job(job(SUPER, 64, ep=8)))
+    two = estimate_job(read_job(job({"base": SUPER, "moe_latent_size": 4096}, 64, ep=8)))
+    assert (
+        one.time.exposed_communication_seconds["ep"] * 2
+        < (two.time.exposed_communication_seconds["ep"])
+    )
 
 
 def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
@@ -225,7 +259,9 @@ def test_modules_of_a_layer_without_feed_forward_are_those_of_its_mixer() -> Non
 # ---- what TP and CP do ---------------------------------------------------------------------------
 
 
-def job(model: str, num_gpus: int, trainer: str = "megatron", **layout: object) -> dict[str, Any]:
+def job(
+    model: object, num_gpus: int, trainer: str = "megatron", **layout: object
+) -> dict[str, Any]:
     return {
         "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
         "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
@@ -270,6 +306,7 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
         (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
             "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
         (HYBRID, {"tp": 8, "dp_shard": 8, "zero_stage": 1}),
+        (SUPER, {"tp": 2, "dp_shard": 32, "ep": 8, "zero_stage": 1}),
         (HYBRID, {"tp": 4, "pp": 2, "dp_shard": 8, "zero_stage": 1, "layers_per_stage": [60, 58]}),
         (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
             "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
@@ -289,8 +326,8 @@ def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) 
         rows = {flag: argument(flag, version) for flag in given}
         assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
         assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
-    assert ("--hybrid-layer-pattern" in done.arguments) == (name == HYBRID)
-    assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name == HYBRID)
+    assert ("--hybrid-layer-pattern" in done.arguments) == (name != NEXT)
+    assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name != NEXT)
 
 
 def test_a_layer_of_two_branches_is_two_letters() -> None:
@@ -401,6 +438,7 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
         {"base": KIMI, "num_experts": 64},
         {"base": KIMI, "num_experts": 64, "linear_full_gates": True, "attention_head_gate": True},
         "lfm2-1.2b",
+        {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64},
         {"base": "falcon-h1-7b", "num_hidden_layers": 16},
         {"base": "minimax-text-01", "num_hidden_layers": 16},
         {"base": "deepseek-v2-lite", "moe_output_norm": True},

@@ -107,7 +107,6 @@ BLOCK_KEYS: Mapping[str, str] = {
     "attn_output_gate": "a gate on the output of attention",
     "block_configs": "layers that differ in width",
     "parallel_attn_mlp_res": "a dense MLP beside the mixture of experts (dense residual)",
-    "moe_latent_size": "experts on a latent of their own",
 }
 
 

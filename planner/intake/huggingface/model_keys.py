@@ -42,6 +42,7 @@ NOT_NEGATIVE = {
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
     "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
     "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
+    "moe_latent_size": _WIDTH,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
