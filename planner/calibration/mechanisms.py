@@ -341,17 +341,13 @@ def _mixes(mixer: str) -> Callable[[Setting], bool]:
     return lambda s: mixer in s.model.mixers
 
 
-def _gates(s: Setting) -> bool:
-    return s.model.attention_output_gate or s.model.attention_head_gate
-
-
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
     for mixer, words in MIXER_WORDS.items():
         yield _job(mixer, _mixes(mixer), words)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
     yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
-    yield _job("output gate", _gates, "gated attention")
+    yield _job("output gate", lambda s: s.model.gates_attention, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")

@@ -122,6 +122,10 @@ class Mixers(Network):
         return used + [words for holds, words in rows if holds]
 
     @property
+    def gates_attention(self) -> bool:
+        return self.attention_output_gate or self.attention_head_gate
+
+    @property
     def recurrent_heads(self) -> tuple[int, ...]:
         """Numbers of heads and of their groups, all of which must divide over ranks."""
         numbers = {
