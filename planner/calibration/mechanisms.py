@@ -346,7 +346,8 @@ def _jobs() -> Iterator[Mechanism]:
     for mixer, words in MIXER_WORDS.items():
         yield _job(mixer, _mixes(mixer), words)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
-    yield _job("output gate", lambda s: s.model.attention_output_gate, "gated attention")
+    yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
+    yield _job("output gate", lambda s: s.model.gates_attention, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")

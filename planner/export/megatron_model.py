@@ -176,6 +176,8 @@ def _experts(model: ModelSpec) -> list[str]:
             str(model.shared_expert_intermediate_size),
             *["--moe-shared-expert-gate"] * model.shared_expert_gate,
         ]
+    if model.moe_latent_size:
+        arguments += ["--moe-latent-size", str(model.moe_latent_size)]
     places = [int(kind.moe) for kind in model.layer_kinds()]
     if not all(places) and not is_hybrid(model):
         arguments += ["--moe-layer-freq", _pattern(places)]

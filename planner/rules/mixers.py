@@ -19,7 +19,7 @@ def _heads(c: Context) -> int:
 
 
 def _recurrent(c: Context) -> bool:
-    return bool(c.model.recurrent_heads)
+    return not {"attention", "none"}.issuperset(c.model.mixers)
 
 
 def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:

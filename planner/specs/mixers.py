@@ -11,9 +11,12 @@ from pydantic import Field, StrictBool, StrictInt
 
 from planner.specs.network import NETWORK_FIELDS, Network
 
-Mixer = Literal["attention", "dsa", "dsa-shared", "gated-delta", "kimi-delta", "mamba2", "none"]
+Mixer = Literal[
+    "attention", "dsa", "dsa-shared", "gated-delta", "kimi-delta", "lightning", "mamba2",
+    "attention-mamba2", "short-conv", "none",
+]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
-ATTENDING: tuple[Mixer, ...] = ("attention", "dsa", "dsa-shared")
+ATTENDING: frozenset[Mixer] = frozenset({"attention", "attention-mamba2", "dsa", "dsa-shared"})
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
@@ -25,9 +28,17 @@ class Mixers(Network):
     """Shapes of mixers; names follow the Hugging Face configs that had them first.
 
     mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
+        "attention-mamba2": both on one input, and their sum (Falcon H1).
     mixer_only_layers: layers without a feed-forward.
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
         the query projection (Qwen3-Next).
+    attention_gate_bias: that gate has a bias, one a head (Beam).
+    attention_head_gate: one gate a head instead, from a projection of its own (Laguna, LFM3).
+    norm_weight: whether norms have weights (not in OLMo and nanochat).
+    qk_norm_bias: query-key norms have biases (Persimmon).
+    moe_output_norm: a norm stands behind the experts' sum (A.X K1).
+    moe_latent_size: width of the routed experts' input and output, between two projections of all
+        of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, with an indexer of its own where that shares one, behind a projection
         of its input and of the next token's embedding, and has a loss of its own. A config.json
@@ -41,8 +52,10 @@ class Mixers(Network):
     Gated DeltaNet (Yang et al. 2024), as in Qwen3-Next:
     linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
     linear_key_head_dim, linear_value_head_dim: widths of one head.
-    linear_conv_kernel_dim: taps of the short convolution over queries, keys and values.
+    linear_conv_kernel_dim: taps of the short convolution over queries, keys and values, or of a
+        gated short convolution (LFM2).
     Kimi Delta Attention has the same sizes, keys and values being alike.
+    linear_full_gates: its decay and gate are products of full rank (Ling 3).
 
     Mamba-2 (Dao and Gu 2024), as in Nemotron-H:
     mamba_num_heads, mamba_head_dim: of the values.
@@ -51,11 +64,22 @@ class Mixers(Network):
     mamba_d_conv: taps of the short convolution.
     mamba_chunk_size: tokens that the scan multiplies at once.
     mamba_conv_bias, mamba_proj_bias: biases of the convolution and of both projections.
+    mamba_norm: whether a norm follows the scan (not in Falcon H1).
+
+    short_conv_bias: biases of a gated short convolution and of both its projections (LFM2).
+    lightning_block_size: tokens that lightning attention (MiniMax-01) multiplies at once; its heads
+        are those of a gated DeltaNet, keys and values being alike.
     """
 
     mixers: tuple[Mixer, ...] = ()
     mixer_only_layers: tuple[Count, ...] = ()
     attention_output_gate: StrictBool = False
+    attention_gate_bias: StrictBool = False
+    attention_head_gate: StrictBool = False
+    norm_weight: StrictBool = True
+    qk_norm_bias: StrictBool = False
+    moe_output_norm: StrictBool = False
+    moe_latent_size: Count = 0
     mtp_num_layers: Count = 0
 
     index_n_heads: Count = 0
@@ -67,6 +91,7 @@ class Mixers(Network):
     linear_key_head_dim: Count = 0
     linear_value_head_dim: Count = 0
     linear_conv_kernel_dim: Count = 0
+    linear_full_gates: StrictBool = False
 
     mamba_num_heads: Count = 0
     mamba_head_dim: Count = 0
@@ -76,11 +101,28 @@ class Mixers(Network):
     mamba_chunk_size: Count = 0
     mamba_conv_bias: StrictBool = False
     mamba_proj_bias: StrictBool = False
+    mamba_norm: StrictBool = True
+
+    short_conv_bias: StrictBool = False
+    lightning_block_size: Count = 0
 
     @property
     def unusual(self) -> list[str]:
         """Blocks that an ordinary transformer lacks, in words."""
-        return self.unusual_mixers + ["multi-token prediction"] * (self.mtp_num_layers > 0)
+        more = ["multi-token prediction"] * (self.mtp_num_layers > 0)
+        return self.unusual_mixers + self.unusual_weights + more
+
+    @property
+    def unusual_weights(self) -> list[str]:
+        """Norms and gates of few families that no trainer's arguments describe, in words."""
+        rows = (
+            (self.attention_gate_bias, "a bias on the gate of attention"),
+            (self.attention_head_gate, "a gate on each head of attention"),
+            (not self.norm_weight, "norms without weights"),
+            (self.qk_norm_bias, "biases of query-key norms"),
+            (self.moe_output_norm, "a norm behind the experts"),
+        )
+        return [words for holds, words in rows if holds]
 
     @property
     def unusual_mixers(self) -> list[str]:
@@ -89,6 +131,7 @@ class Mixers(Network):
         rows = (
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
+            (self.moe_latent_size > 0, "experts on a latent"),
         )
         return used + [words for holds, words in rows if holds]
 
@@ -98,12 +141,18 @@ class Mixers(Network):
         return "dsa" in self.mixers
 
     @property
+    def gates_attention(self) -> bool:
+        return self.attention_output_gate or self.attention_head_gate
+
+    @property
     def recurrent_heads(self) -> tuple[int, ...]:
         """Numbers of heads and of their groups, all of which must divide over ranks."""
         numbers = {
             "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
+            "lightning": (self.linear_num_value_heads,),
             "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
+            "attention-mamba2": (self.mamba_n_groups, self.mamba_num_heads),
         }
         return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
 
@@ -131,6 +180,7 @@ class Mixers(Network):
             ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
             ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
             ("mamba2", "mamba_num_heads", "mamba_n_groups"),
+            ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
         )
         lengths = self.mixers != () and len(self.mixers) != layers
         return [
@@ -172,7 +222,10 @@ MIXER_WORDS: Mapping[str, str] = {
     "dsa-shared": "layers that share the tokens of an indexer",
     "gated-delta": "gated DeltaNet (linear attention)",
     "kimi-delta": "Kimi Delta Attention (linear attention)",
+    "lightning": "lightning (linear) attention",
     "mamba2": "Mamba-2 (state space) layers",
+    "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
+    "short-conv": "gated short convolutions",
     "none": "layers without attention",
 }
 # Sizes that each mixer needs.
@@ -184,19 +237,20 @@ _LINEAR = (
     "linear_conv_kernel_dim",
 )
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
+_MAMBA = (
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "ssm_state_size",
+    "mamba_n_groups",
+    "mamba_d_conv",
+    "mamba_chunk_size",
+)
 MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
-    "dsa": _INDEXER,
-    "dsa-shared": _INDEXER,
-    "gated-delta": _LINEAR,
-    "kimi-delta": _LINEAR,
-    "mamba2": (
-        "mamba_num_heads",
-        "mamba_head_dim",
-        "ssm_state_size",
-        "mamba_n_groups",
-        "mamba_d_conv",
-        "mamba_chunk_size",
-    ),
+    **dict.fromkeys(("gated-delta", "kimi-delta"), _LINEAR),
+    **dict.fromkeys(("mamba2", "attention-mamba2"), _MAMBA),
+    **dict.fromkeys(("dsa", "dsa-shared"), _INDEXER),
+    "lightning": (*_LINEAR[:4], "lightning_block_size"),
+    "short-conv": ("linear_conv_kernel_dim",),
 }
 
 
@@ -219,9 +273,15 @@ def _kimi_delta(model: Mixers, hidden: int) -> int:
         model.linear_num_value_heads,
         model.linear_value_head_dim,
     )
-    into = hidden * (3 * width + heads) + 2 * rank * (hidden + width)
+    gates = 2 * hidden * width if model.linear_full_gates else 2 * rank * (hidden + width)
+    into = hidden * (3 * width + heads) + gates
     mixed = model.linear_conv_kernel_dim * 3 * width + width + heads
     return into + mixed + rank + width * hidden
+
+
+def _lightning(model: Mixers, hidden: int) -> int:
+    """Projections in and out, a gate, and a norm over all heads."""
+    return model.linear_value_width * (5 * hidden + 1)
 
 
 def _mamba2(model: Mixers, hidden: int) -> int:
@@ -230,13 +290,20 @@ def _mamba2(model: Mixers, hidden: int) -> int:
     mixed = width + 2 * model.mamba_n_groups * model.ssm_state_size
     taps = mixed * (model.mamba_d_conv + model.mamba_conv_bias)
     biases = model.mamba_proj_bias * (width + mixed + heads + hidden)
-    return hidden * (width + mixed + heads) + taps + 3 * heads + width + width * hidden + biases
+    own = taps + 3 * heads + width * model.mamba_norm
+    return hidden * (width + mixed + heads) + own + width * hidden + biases
+
+
+def _short_conv(model: Mixers, hidden: int) -> int:
+    """Projections in and out, and the convolution."""
+    return 4 * hidden**2 + hidden * (model.linear_conv_kernel_dim + 5 * model.short_conv_bias)
 
 
 # Parameters of each mixer but attention, its own norms included.
 MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "gated-delta": _gated_delta,
     "kimi-delta": _kimi_delta,
-    "mamba2": _mamba2,
-    "none": lambda model, hidden: 0,
+    "lightning": _lightning,
+    **dict.fromkeys(("mamba2", "attention-mamba2"), _mamba2),
+    "short-conv": _short_conv,
 }

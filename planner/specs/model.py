@@ -49,6 +49,11 @@ class LayerKind:
         """Whether it has a mixer at all."""
         return self.mixer != "none"
 
+    @property
+    def attends(self) -> bool:
+        """Whether it has softmax attention, with another mixer beside it or without."""
+        return self.mixer in ATTENDING
+
 
 class ModelSpec(Mixers):
     """Normalised shapes of a decoder-only language model; names follow Hugging Face's config.json.
@@ -292,6 +297,11 @@ class ModelSpec(Mixers):
         return 3 if self.mlp == "swiglu" else 2
 
     @property
+    def expert_input_size(self) -> int:
+        """Width of what a routed expert reads and returns."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def sliding_layers(self) -> int:
         """Number of layers whose attention is limited to sliding_window."""
         return sum(self.sliding_mask)
@@ -308,7 +318,7 @@ class ModelSpec(Mixers):
     @property
     def num_attention_layers(self) -> int:
         """Number of layers with softmax attention."""
-        return sum(kind.mixer in ATTENDING for kind in self.layer_kinds())
+        return sum(kind.attends for kind in self.layer_kinds())
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has routed experts."""
@@ -340,7 +350,7 @@ class ModelSpec(Mixers):
     @property
     def _norm_width_parameters(self) -> int:
         """Parameters of one norm over the hidden size."""
-        return self.hidden_size * (2 if self.norm == "layernorm" and self.norm_bias else 1)
+        return self.hidden_size * (self.norm_weight + (self.norm == "layernorm" and self.norm_bias))
 
     def attention_parameters(self) -> int:
         """Projections, biases and sinks of one layer's attention.
@@ -359,26 +369,29 @@ class ModelSpec(Mixers):
             q, bias = h * gated * self.head_dim, (gated + 2 * kv_heads) * self.head_dim
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
-        return q + kv + out + biases + heads * self.attention_sinks
+        gates = self.attention_head_gate * h + self.attention_gate_bias
+        return q + kv + out + biases + heads * (self.attention_sinks + gates)
 
     def _indexer_parameters(self) -> int:
         """DeepSeek's indexer: queries from their latent, keys with a LayerNorm, a weight a head."""
         heads, width = self.index_n_heads, self.index_head_dim
         return self.q_lora_rank * heads * width + self.hidden_size * (width + heads) + 2 * width
 
-    def _mlp(self, width: int, bias: bool) -> int:
-        matrices = self.mlp_matrices
-        return matrices * self.hidden_size * width + bias * (
-            (matrices - 1) * width + self.hidden_size
-        )
+    def _mlp(self, width: int, bias: bool, outer: int = 0) -> int:
+        matrices, outer = self.mlp_matrices, outer or self.hidden_size
+        return matrices * outer * width + bias * ((matrices - 1) * width + outer)
 
     def dense_mlp_parameters(self) -> int:
         """One dense layer's MLP."""
-        return self._mlp(self.intermediate_size, self.mlp_bias) if self.intermediate_size else 0
+        scalars = 2 * (self.hidden_act == "xielu")
+        width = self.intermediate_size
+        return self._mlp(width, self.mlp_bias) + scalars if width else 0
 
     def expert_parameters(self) -> int:
         """One routed expert."""
-        return self._mlp(self.moe_intermediate_size, self.expert_bias) if self.is_moe else 0
+        if not self.is_moe:
+            return 0
+        return self._mlp(self.moe_intermediate_size, self.expert_bias, self.expert_input_size)
 
     def shared_expert_parameters(self) -> int:
         """All shared experts of one layer, with their gate."""
@@ -399,11 +412,12 @@ class ModelSpec(Mixers):
         )
 
     def moe_parameters(self) -> int:
-        """One MoE layer: router, routed experts and shared experts."""
+        """One MoE layer: router, projections to and from a latent, routed and shared experts."""
         if not self.is_moe:
             return 0
         return (
             self.router_parameters()
+            + 2 * self.hidden_size * self.moe_latent_size
             + self.num_experts * self.expert_parameters()
             + self.shared_expert_parameters()
         )
@@ -415,7 +429,8 @@ class ModelSpec(Mixers):
         """
         branches = self.norms_per_layer * self._norm_width_parameters
         branches = branches * (kind.mixes + kind.feeds) // 2
-        return branches + (self._attention_norms() if kind.mixer in ATTENDING else 0)
+        branches += self._norm_width_parameters * (kind.moe and self.moe_output_norm)
+        return branches + (self._attention_norms() if kind.attends else 0)
 
     def _attention_norms(self) -> int:
         if self.uses_mla:
@@ -424,17 +439,18 @@ class ModelSpec(Mixers):
             inner = (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
         else:
             inner = 2 * self.head_dim if self.qk_norm == "head" else 0
-        return inner
+        return inner * (self.norm_weight + self.qk_norm_bias)
 
-    def mixer_parameters(self, mixer: Mixer) -> int:
+    def mixer_parameters(self, kind: LayerKind) -> int:
         """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
-        if mixer in ATTENDING:
-            return self.attention_parameters() + self._indexer_parameters() * (mixer == "dsa")
-        return MIXER_PARAMETERS[mixer](self, self.hidden_size)
+        count = MIXER_PARAMETERS.get(kind.mixer)
+        attention = self.attention_parameters() if kind.attends else 0
+        attention += self._indexer_parameters() * (kind.mixer == "dsa")
+        return attention + (0 if count is None else count(self, self.hidden_size))
 
     def layer_parameters(self, kind: LayerKind) -> int:
         mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters() * kind.feeds
-        own = self.mixer_parameters(kind.mixer) + mlp + self.norm_parameters(kind)
+        own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind)
         joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
         return own + joined * kind.mtp
 

@@ -21,6 +21,8 @@ FIXED_MAMBA: Mapping[str, object] = {
     "mamba_d_conv": 4, "mamba_conv_bias": True, "mamba_proj_bias": False,
 }  # fmt: skip
 MAMBA_CHUNK = 128
+# Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
+UNKNOWN_MIXERS = frozenset({"kimi-delta", "lightning", "attention-mamba2", "short-conv"})
 
 
 def is_hybrid(model: ModelSpec) -> bool:
@@ -34,7 +36,7 @@ def is_hybrid(model: ModelSpec) -> bool:
 def lacking(model: ModelSpec, release: Release) -> list[str]:
     """What no argument can express about the model; empty where the arguments describe it."""
     since = DSA_SINCE if model.indexed else HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
-    early = "kimi-delta" in model.mixers or release.before(since)
+    early = not UNKNOWN_MIXERS.isdisjoint(model.mixers) or release.before(since)
     early_sinks = release.before(SINKS_SINCE) and not _builds_itself(release)
     biased = model.router_bias and model.expert_bias and model.attention_output_bias
     rows = (
@@ -63,7 +65,7 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
     found += ["multi-token prediction by a pattern of letters"] * more
     network = _network_rows(model, _builds_itself(release) or release.since(YARN_SINCE))
     found += [words for broken, words in (*rows, *network) if broken]
-    return found + model.unusual_mixers * early
+    return found + model.unusual_weights + model.unusual_mixers * early
 
 
 def _builds_itself(release: Release) -> bool:

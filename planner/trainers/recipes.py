@@ -82,7 +82,7 @@ def expert_recipe(
 ) -> ExpertRecipe | None:
     """The recipe of this model on this machine in the job's release; None where there is none.
 
-    newest: a job that names no release has those of the newest.
+    newest: a job that names no release takes the newest one.
     """
     rules, release = TRAINERS[training.trainer], training_release(training)
     month = _month(training, newest)

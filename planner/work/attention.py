@@ -30,15 +30,25 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     return wq, wk, wv, turned
 
 
-def output_gate(attended: Tensor) -> tuple[Elementwise]:
+def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
     """Attention's output times the sigmoid of the other half of the query projection (Qwen3-Next).
 
-    The product saves both; of the sigmoid nothing else stays.
-    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention).
+    With one gate a head, times the sigmoid of a projection of its own (LFM3). The product saves
+    both; of the sigmoid nothing else stays.
+    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention), models/lfm3 (Lfm3Attention).
     """
+    own: tuple[Gemm, ...] = ()
     share = Tensor(name="attention_gate", dims=attended.dims)
-    query = Tensor(name="wq_out", dims=("tokens", "heads", "q_dim"))
+    source = Tensor(name="wq_out", dims=("tokens", "heads", "q_dim"))
+    if model.attention_head_gate:
+        share = Tensor(name="attention_gate", dims=attended.dims[:2])
+        layer = Tensor(name="attention_in", dims=HIDDEN)
+        own = (projection("wg", ("heads",), ("hidden",), layer),)
+        source = own[0].output
+    elif not model.attention_output_gate:
+        return ()
     return (
+        *own,
         Elementwise(
             name="attention_gate",
             dims=attended.dims,
@@ -48,7 +58,7 @@ def output_gate(attended: Tensor) -> tuple[Elementwise]:
             fused_forward_moves=3.0,
             fused_backward_moves=5.0,
             saves=(attended, share),
-            reads=(attended, query),
+            reads=(attended, source),
             makes=(Tensor(name="attention_gated", dims=attended.dims),),
         ),
     )

@@ -106,6 +106,7 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
         "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
         "shared_ffn": model.shared_expert_intermediate_size / tp,
         "expert_ffn": model.moe_intermediate_size / etp,
+        "expert_hidden": model.expert_input_size * ones,
         **mixer_sizes(model, tp),
     }
 

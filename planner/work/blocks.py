@@ -42,9 +42,10 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
     if kind.mtp:
         inner = layer_ops(model, replace(kind, mtp=False), flash, code)
         return (*joined(model, code), *inner, *predicted(head_ops(model, code)))
-    mixing = _mixing(model, kind, (stream, middle if kind.feeds else end), flash, code)
+    ends = (stream, middle if kind.feeds else end)
+    mixing = _mixing(model, kind, ends, flash, code) if kind.mixes else ()
     feeding = _feeding(model, kind, (middle if kind.mixes else stream, end), code)
-    return (*(mixing if kind.mixes else ()), *(feeding if kind.feeds else ()))
+    return (*mixing, *(feeding if kind.feeds else ()))
 
 
 def _mixing(
@@ -53,10 +54,10 @@ def _mixing(
     """The branch that mixes tokens; ends: the residual stream before and after it."""
     stream, after = ends
     branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
-    if kind.mixer in MIXERS:
-        mixer = MIXERS[kind.mixer].operations(model, code)
-    else:
-        mixer = _attention(model, kind, flash, code)
+    mixer = MIXERS[kind.mixer].operations(model, code) if kind.mixer in MIXERS else ()
+    if kind.mixer in ("attention", "attention-mamba2"):
+        attention = _attention(model, kind, flash, code)
+        mixer = _side_by_side(mixer, attention) if mixer else attention
     out = mixer[-1].name
     return (
         norm(model, "attention_norm", stream, code),
@@ -79,10 +80,43 @@ def _mixing(
     )
 
 
+def _side_by_side(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Two mixers of one input and their sum, each scaled on its way in and out (Falcon H1).
+
+    Attention saves a scaled copy of the input of its own.
+    Source: transformers 5.24 models/falcon_h1 (FalconH1DecoderLayer, FalconH1Mixer).
+    """
+    scaled = Tensor(name="attention_scaled", dims=HIDDEN)
+    both = tuple(Tensor(name=f"{ops[-1].name}_out", dims=HIDDEN) for ops in (mixer, attention))
+    inside = Elementwise(
+        name="mamba_scale",
+        dims=("tokens", "mamba_in"),
+        kernels=1,
+        forward_moves=2.0,
+        backward_moves=2.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=2.0,
+    )
+    total = Elementwise(
+        name="mixers_sum",
+        dims=HIDDEN,
+        kernels=5,
+        forward_moves=11.0,
+        backward_moves=11.0,
+        fused_forward_moves=7.0,
+        fused_backward_moves=7.0,
+        saves=(scaled,),
+        reads=both,
+        makes=(Tensor(name="mixers_sum_out", dims=HIDDEN),),
+    )
+    return (mixer[0], inside, *mixer[1:], *attention, total)
+
+
 def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tuple[Op, ...]:
     """Softmax attention, from its input to the output projection."""
     attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
-    gate = output_gate(attended) if model.attention_output_gate else ()
+    gate = output_gate(model, attended)
+    gated = Tensor(name="attention_gated", dims=attended.dims) if gate else attended
     return (
         *(mla(model, code) if model.uses_mla else gqa(model, code)),
         Collective(
@@ -97,7 +131,7 @@ def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tu
             tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
         ),
         *gate,
-        output_projection("wo", ("heads", "v_dim"), gate[0].makes[0] if gate else attended),
+        output_projection("wo", ("heads", "v_dim"), gated),
     )
 
 
@@ -109,14 +143,17 @@ def _feeding(
     own_norm = model.norms_per_layer != 1
     source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
+    normed = kind.moe and model.moe_output_norm
+    behind = (norm(model, "moe_norm", branch, code),) if normed else ()
     return (
         norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
+        *behind,
         _residual(
             "mlp_residual",
             (middle, *_sandwich(model, branch), *_dropout_mask("mlp", model, code)),
             end,
-            branch,
+            behind[0].makes[0] if behind else branch,
             *_shared_sum(model, kind),
         ),
     )

@@ -18,14 +18,14 @@ from planner.work.pieces import (
     tp_exit,
 )
 
-ROUTED: Dims = ("tokens_routed", "hidden")
-SENT: Dims = ("tokens_sent", "hidden")
-GROUPED: Dims = ("tokens_grouped", "hidden")
+ROUTED: Dims = ("tokens_routed", "expert_hidden")
+SENT: Dims = ("tokens_sent", "expert_hidden")
+GROUPED: Dims = ("tokens_grouped", "expert_hidden")
 # torchtitan 0.2 models/moe/moe.py: casts, scores, top-k, gather, normalisation, counts, sort.
 # Megatron-Core transformer/moe (moe_utils.py, token_dispatcher.py): the same with masks scattered
 # and counted, counts exchanged and copied to the host, and the loss that balances load.
 ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
-EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "hidden"))
+EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "expert_hidden"))
 
 
 def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, ...]:
@@ -115,6 +115,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         Tensor(name="expert_out", dims=SENT),
         Tensor(name="moe_sum", dims=HIDDEN_SP),
     )
+    entering, leaving = _latent(source, output) if model.moe_latent_size else ((), ())
+    routed = entering[0].output if entering else source
+    summed = leaving[0].reads[0] if leaving else output
     routed_out = Tensor(name="expert_w2_out", dims=GROUPED)
     # Routed rows before the experts, behind them, back in the tokens' order, and the gradient for
     # which all this is recomputed; then the shared output.
@@ -152,8 +155,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             reads=(Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),),
             makes=(scores,),
         ),
+        *entering,
         _permutation(
-            "gather", code, (scaled,) if code.scores_first else (), (source,), (received,)
+            "gather", code, (scaled,) if code.scores_first else (), (routed,), (received,)
         ),
         Collective(
             name="dispatch",
@@ -168,7 +172,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
                 name=name,
                 rows=("tokens_per_expert",),
                 cols=(width,),
-                depth=("hidden",),
+                depth=("expert_hidden",),
                 batch=("experts_local",),
                 role="expert",
                 saves=(Tensor(name="expert_in", dims=GROUPED, width="expert"),),
@@ -181,7 +185,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         Gemm(
             name="expert_w2",
             rows=("tokens_per_expert",),
-            cols=("hidden",),
+            cols=("expert_hidden",),
             depth=("expert_ffn",),
             batch=("experts_local",),
             role="expert",
@@ -203,12 +207,37 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             code,
             (order, combined) if code.saves_outputs else (order,),
             (routed_out,),
-            (output,),
+            (summed,),
             held,
-            (output, output) if shared else (output,),
+            (summed, output) if shared else (summed,),
         ),
+        *leaving,
         *_at_border("tp_exit", bool(shared), code),
     )
+
+
+def _latent(source: Tensor, output: Tensor) -> tuple[tuple[Gemm], tuple[Gemm]]:
+    """Projections of every token to the experts' latent and back, which TP does not divide.
+
+    Source: transformers 5.24 models/nemotron_h (NemotronHMoE); Megatron-LM core 0.16
+    transformer/moe/moe_layer.py (fc1_latent_proj, fc2_latent_proj).
+    """
+    summed = Tensor(name="latent_sum", dims=("tokens_moe", "expert_hidden"))
+    ends = (("latent_in", source, "hidden", "expert_hidden", None),
+        ("latent_out", summed, "expert_hidden", "hidden", output))  # fmt: skip
+    into, out = (
+        Gemm(
+            name=name,
+            rows=("tokens_moe",),
+            cols=(cols,),
+            depth=(depth,),
+            saves=(read,),
+            output=made or Tensor(name=f"{name}_out", dims=("tokens_moe", cols)),
+            reads=(read,),
+        )
+        for name, read, depth, cols, made in ends
+    )
+    return (into,), (out,)
 
 
 def _at_border(site: str, shared: bool, code: Code) -> tuple[Collective, ...]:
@@ -262,7 +291,7 @@ def _moved(name: str, code: Code) -> Elementwise:
     moves = PATHS[code.expert_path][name]
     return Elementwise(
         name=name,
-        dims=("tokens_regrouped", "hidden"),
+        dims=("tokens_regrouped", "expert_hidden"),
         kernels=moves.kernels,
         singles=moves.singles,
         compiles=code.compiles_exchange,
@@ -295,7 +324,7 @@ def _permutation(
     moves = PATHS[code.expert_path][name]
     return Elementwise(
         name=name,
-        dims=("tokens_unsorted" if name == "scatter" else "tokens_copied", "hidden"),
+        dims=("tokens_unsorted" if name == "scatter" else "tokens_copied", "expert_hidden"),
         kernels=moves.kernels,
         singles=moves.singles,
         compiles=code.compiles_exchange,

@@ -1,8 +1,9 @@
 """Kimi Delta Attention as operations: a gated DeltaNet whose decay differs by channel.
 
-Decay and gate come from products of low rank, whose first halves TP does not divide.
+Decay and gate come from products of low rank, whose first halves TP does not divide, or of full
+rank (Ling 3).
 Sources: Kimi Linear technical report (2025); fla 0.6 ops/kda/chunk.py for kernels and their saved
-    tensors; transformers 5.24 models/kimi_linear.
+    tensors; transformers 5.24 models/kimi_linear, models/bailing_hybrid.
 """
 
 from dataclasses import replace
@@ -39,21 +40,23 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     source = Tensor(name="attention_in", dims=HIDDEN)
     into = projection("kimi_in", ("kimi_in",), ("hidden",), source)
     low = projection("kimi_low", ("kimi_ranks",), ("hidden",), source)
+    full = model.linear_full_gates
+    depth, read = ("hidden", source) if full else ("kimi_rank", low.output)
     decay, gate = (
-        projection(name, VALUES[1:], ("kimi_rank",), low.output)
-        for name in ("kimi_decay", "kimi_gate")
+        projection(name, VALUES[1:], (depth,), read) for name in ("kimi_decay", "kimi_gate")
     )
+    decays = Tensor(name="kimi_decay_in", dims=VALUES, width="compute" if full else "fp32")
     mixed = Tensor(name="delta_mixed", dims=("tokens", "delta_mixed"))
     core, normed = Tensor(name="delta_core", dims=VALUES), Tensor(name="delta_normed", dims=VALUES)
     return (
         into,
-        low,
+        *(() if full else (low,)),
         decay,
         gate,
         across_heads("kimi_heads", Tensor(name="kimi_sent", dims=("tokens", "kimi_sent"))),
         gated_delta.convolution(into, mixed),
-        _decays(decay.output),
-        _rule(model, code, mixed, core),
+        _decays(full, decay.output, decays),
+        _rule(model, code, (mixed, decays), core),
         _norm(core, gate.output, normed),
         across_heads("kimi_out_heads", Tensor(name="kimi_returned", dims=VALUES)),
         output_projection("delta_out", VALUES[1:], normed),
@@ -66,16 +69,18 @@ def _norm(core: Tensor, gate: Tensor, normed: Tensor) -> Elementwise:
     return replace(plain, saves=(*plain.saves, gate), reads=(core, gate))
 
 
-def _decays(projected: Tensor) -> Elementwise:
+def _decays(full: bool, projected: Tensor, decays: Tensor) -> Elementwise:
     """A softplus and a scale in fp32, and the sigmoid of a rate.
 
-    transformers writes the softplus out: exponential, logarithm and a choice between two.
+    transformers writes the softplus out: exponential, logarithm and a choice between two. Ling 3
+    has a scale and a sigmoid instead, and rounds what it hands on to 16 bits.
     """
-    steps = tuple(
-        Tensor(name=f"kimi_{name}", dims=VALUES, width="fp32", eager_only=name == "grown")
-        for name in ("grown", "steps", "scaled")
+    written_out = () if full else (("grown", "fp32"), ("choice", "byte"))
+    passing = (
+        Tensor(name=f"kimi_{one}", dims=VALUES, width=width, eager_only=True)
+        for one, width in written_out
     )
-    choice = Tensor(name="kimi_choice", dims=VALUES, width="byte", eager_only=True)
+    steps = (Tensor(name=f"kimi_{one}", dims=VALUES, width="fp32") for one in ("steps", "scaled"))
     return Elementwise(
         name="kimi_decays",
         dims=VALUES,
@@ -85,19 +90,17 @@ def _decays(projected: Tensor) -> Elementwise:
         backward_moves=9.0,
         fused_forward_moves=1.5,
         fused_backward_moves=2.5,
-        saves=(*steps, choice, Tensor(name="kimi_rate", dims=VALUES[:2])),
+        saves=(*passing, *steps, Tensor(name="kimi_rate", dims=VALUES[:2])),
         reads=(projected,),
-        makes=(Tensor(name="kimi_decay_in", dims=VALUES, width="fp32"),),
+        makes=(decays,),
     )
 
 
-def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementwise:
+def _rule(model: ModelSpec, code: Code, given: tuple[Tensor, Tensor], core: Tensor) -> Elementwise:
     """The delta rule with a decay for each channel, which stays as given and summed."""
-    plain = gated_delta.rule(model, code, mixed, core)
+    plain = gated_delta.rule(model, code, given[0], core)
     forward, backward = MORE_MOVES
-    decays = (
-        Tensor(name=f"kimi_decay_{name}", dims=VALUES, width="fp32") for name in ("in", "sums")
-    )
+    sums = Tensor(name="kimi_decay_sums", dims=VALUES, width="fp32")
     scores = Tensor(name="kimi_scores", dims=("tokens", "delta_value_heads", "delta_chunk"))
     others = tuple(one for one in plain.saves if one.name != "delta_decay_sums")
     return replace(
@@ -106,6 +109,6 @@ def _rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementw
         backward_moves=plain.backward_moves + backward,
         fused_forward_moves=plain.fused_forward_moves + forward,
         fused_backward_moves=plain.fused_backward_moves + backward,
-        saves=(*others, scores, *decays),
-        reads=(mixed, Tensor(name="kimi_decay_in", dims=VALUES, width="fp32")),
+        saves=(*others, scores, given[1], sums),
+        reads=given,
     )

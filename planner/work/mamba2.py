@@ -46,7 +46,8 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     mixed = Tensor(name="mamba_mixed", dims=("tokens", "mamba_mixed"))
     scanned = Tensor(name="mamba_scanned", dims=VALUES)
     normed = Tensor(name="mamba_normed", dims=VALUES)
-    out = output_projection("mamba_out", VALUES[1:], normed)
+    read = normed if model.mamba_norm else scanned
+    out = output_projection("mamba_out", VALUES[1:], read)
     return (
         into,
         across_heads("mamba_in_heads", Tensor(name="mamba_sent", dims=("tokens", "mamba_in"))),
@@ -66,7 +67,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             backward_products=((*mixed.dims, "mamba_taps"),) * 3,
         ),
         _scan(model, mixed, scanned),
-        _norm(code, scanned, normed),
+        *((_norm(code, scanned, normed),) if model.mamba_norm else ()),
         across_heads("mamba_out_heads", Tensor(name="mamba_returned", dims=VALUES)),
         out if code.own_mixers else replace(out, saves=(scanned,)),
     )

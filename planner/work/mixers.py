@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.columns import FloatColumn
 from planner.specs.mixers import Mixer
 from planner.specs.model import ModelSpec
-from planner.work import gated_delta, kimi_delta, mamba2, sparse_attention
+from planner.work import gated_delta, kimi_delta, lightning, mamba2, short_conv, sparse_attention
 from planner.work.ops import Op
 from planner.work.pieces import Code
 
@@ -19,7 +19,8 @@ from planner.work.pieces import Code
 class MixerWork:
     """One mixer.
 
-    operations: from the layer's gathered input to its output projection; the sum over TP follows.
+    operations: from the layer's gathered input to its output projection; the sum over TP follows,
+        or attention's own, in a layer that has both.
     sizes: dimensions on one rank, from the model and the TP degrees.
     cut: names of the dimensions that TP divides.
     """
@@ -43,7 +44,16 @@ MIXERS: Mapping[Mixer, MixerWork] = {
     "kimi-delta": MixerWork(
         operations=kimi_delta.operations, sizes=kimi_delta.sizes, cut=kimi_delta.TP_DIMS
     ),
-    "mamba2": MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
+    **dict.fromkeys(
+        ("mamba2", "attention-mamba2"),
+        MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
+    ),
+    "short-conv": MixerWork(
+        operations=short_conv.operations, sizes=short_conv.sizes, cut=short_conv.TP_DIMS
+    ),
+    "lightning": MixerWork(
+        operations=lightning.operations, sizes=lightning.sizes, cut=lightning.TP_DIMS
+    ),
 }
 
 

@@ -96,7 +96,7 @@ class Elementwise:
     forward_results: what it holds besides where it runs on to the layer's end.
     products, backward_products: small matrix products that its kernels make, each by the dimensions
         whose product are its multiply-adds.
-    as_attention: their tiles are as large as those of fused attention, and as fast.
+    as_attention: their tiles are as large as in fused attention, and as fast.
     """
 
     name: str

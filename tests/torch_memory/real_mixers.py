@@ -46,6 +46,22 @@ MAMBA = {
     "moe_shared_expert_intermediate_size": 32,
 }  # fmt: skip
 
+FALCON = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "mamba_d_ssm": 96, "mamba_n_heads": 6,
+    "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_chunk_size": 64,
+}  # fmt: skip
+LFM = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "conv_L_cache": 7,
+    "layer_types": ["conv", "conv", "full_attention"],
+}  # fmt: skip
+MINIMAX = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "block_size": 64,
+}  # fmt: skip
+
 
 def flops(run: Callable[[], object]) -> int:
     """FLOP of torch's counter."""
@@ -148,12 +164,17 @@ def dsa() -> dict[str, Any]:
     return {**counted, "saved": saved_bytes(mixer, run), "config": DSA}
 
 
-def kimi() -> dict[str, Any]:
-    """Kimi Delta Attention of Kimi Linear."""
-    from transformers import KimiLinearConfig
-    from transformers.models.kimi_linear import modeling_kimi_linear as code
+def kimi(full: bool = False) -> dict[str, Any]:
+    """Kimi Delta Attention of Kimi Linear, or of Ling 3, whose gates are full."""
+    from transformers import BailingHybridConfig, KimiLinearConfig
+    from transformers.models.bailing_hybrid import modeling_bailing_hybrid as ling
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
 
-    mixer = code.KimiLinearDeltaAttention(KimiLinearConfig(**KIMI), 0).bfloat16()
+    code: Any = ling if full else kimi_linear
+    given = {**KIMI, "head_dim": 32} if full else KIMI
+    made = BailingHybridConfig(**given) if full else KimiLinearConfig(**given)
+    named = "BailingHybridDeltaAttention" if full else "KimiLinearDeltaAttention"
+    mixer = getattr(code, named)(made, 0).bfloat16()
     x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
     counted = {"flops": flops(lambda: mixer(x))}
 
@@ -165,7 +186,7 @@ def kimi() -> dict[str, Any]:
         rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
         chunks = [torch.empty(*value.shape[:3], 64, dtype=value.dtype) for _ in range(2)]
         sums = torch.empty(value.shape)
-        kept = (q, rstd[0], k, rstd[1], v, sums, g.float(), beta, *chunks)
+        kept = (q, rstd[0], k, rstd[1], v, sums, g, beta, *chunks)
         return Kept.apply(value.shape, value, *kept), None
 
     class Norm(torch.nn.Module):
@@ -175,7 +196,7 @@ def kimi() -> dict[str, Any]:
 
     code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, rule
     mixer.o_norm = Norm()
-    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": KIMI}
+    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": given}
 
 
 def mamba() -> dict[str, Any]:
@@ -197,5 +218,85 @@ def mamba() -> dict[str, Any]:
     return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA}
 
 
+def latent() -> dict[str, Any]:
+    """Experts on a latent, of Nemotron 3 Super, which transformers runs in a loop."""
+    from transformers import NemotronHConfig
+    from transformers.models.nemotron_h import modeling_nemotron_h as code
+
+    config = {**MAMBA, "moe_latent_size": 16}
+    block = code.NemotronHMoE(NemotronHConfig(**config)).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16)
+    return {"flops": flops(lambda: block(x)), "config": config}
+
+
+def falcon() -> dict[str, Any]:
+    """Mamba-2 of Falcon H1, which stands beside attention and has no norm."""
+    from transformers import FalconH1Config
+    from transformers.models.falcon_h1 import modeling_falcon_h1 as code
+
+    mixer = code.FalconH1Mixer(FalconH1Config(**FALCON), 0).bfloat16()
+    mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def combined(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, 96)
+        return Kept.apply(x.shape, projected, projected, scanned, named["outproj_weight"])
+
+    code.mamba2_split_conv1d_scan_combined = combined
+    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": FALCON}
+
+
+def lfm() -> dict[str, Any]:
+    """Gated short convolution and attention with a gate a head, of LFM3."""
+    from transformers import Lfm3Config
+    from transformers.models.lfm3 import modeling_lfm3 as code
+
+    config = Lfm3Config(**LFM)
+    config._attn_implementation = "sdpa"
+    mixer = code.Lfm3ShortConv(config, 0).bfloat16()
+    attention = code.Lfm3Attention(config, 2).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    places = code.Lfm3RotaryEmbedding(config)(x, torch.arange(SEQ)[None], "full_attention")
+    counted = {
+        "flops": flops(lambda: mixer(x)),
+        "attention_flops": flops(lambda: attention(x, places, None)),
+    }
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight)
+
+    code.causal_conv1d_fn = conv
+    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": LFM}
+
+
+def minimax() -> dict[str, Any]:
+    """Lightning attention of MiniMax-01, in blocks of its own code, with a norm of one kernel."""
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax import modeling_minimax as code
+
+    mixer = code.MiniMaxLightningAttention(MiniMaxConfig(**MINIMAX), 1).bfloat16()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    class Norm(torch.nn.Module):
+        def forward(self, states: Any) -> Any:
+            return Kept.apply(states.shape, states, states, torch.empty(states.shape[:2]))
+
+    counted = {"flops": flops(lambda: mixer(x, None, None))}
+    mixer.norm = Norm()
+    saved = saved_bytes(mixer, lambda: mixer(x, None, None))
+    return {**counted, "saved": saved, "config": MINIMAX}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"delta": delta(), "mamba": mamba(), "kimi": kimi(), "dsa": dsa()}))
+    runs = {
+        "delta": delta,
+        "mamba": mamba,
+        "kimi": kimi,
+        "ling": lambda: kimi(full=True),
+        "latent": latent,
+        "falcon": falcon,
+        "lfm": lfm,
+        "dsa": dsa,
+        "minimax": minimax,
+    }
+    print(json.dumps({name: run() for name, run in runs.items()}))

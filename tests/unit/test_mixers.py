@@ -29,13 +29,14 @@ from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.rules import Context
 from planner.rules.support import obstacles
+from planner.specs.mixers import Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
-from planner.trainers.registry import release_of, resolve_layout
+from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.liveness import saved_tensors
-from planner.work.mixers import MIXERS
+from planner.work.mixers import MIXERS, mixer_sizes
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import recomputed
@@ -43,26 +44,28 @@ from tests.conftest import ROOT, clean_environment, missing
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
 SPARSE = "deepseek-v3.2"
+SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="none")
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
 
 
 def sizes(model: ModelSpec) -> dict[str, float]:
     one = np.ones(1)
-    found = {
-        name: float(size[0])
-        for work in MIXERS.values()
-        for name, size in work.sizes(model, one).items()
-    }
+    found = {name: float(size[0]) for name, size in mixer_sizes(model, one).items()}
     heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
     widths = {"qk_dim": model.qk_head_dim, "q_dim": 2 * model.qk_head_dim, "v_dim": model.v_dim}
     latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
         "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
     context = {"context": 4096, "attended": 2048, "tokens_ring": 0}
-    tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved"), TOKENS)
+    tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
+    experts = {"experts": model.num_experts, "experts_local": model.num_experts,
+        "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
+        "shared_ffn": model.shared_expert_intermediate_size,
+        "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
+    }  # fmt: skip
     others = {**latent, **context, "hidden": model.hidden_size}
-    return {**found, **heads, **widths, **tokens, **others}
+    return {**found, **heads, **widths, **tokens, **experts, **others}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
@@ -80,6 +83,12 @@ def saved(ops: tuple[Op, ...], model: ModelSpec) -> float:
         for one in saved_tensors(ops).values()
         if not one.fused_only
     )
+
+
+def attention_flops(model: ModelSpec) -> float:
+    layer = blocks.layer_ops(model, LayerKind(moe=model.is_moe, window=0), True)
+    linear = tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wg", "wo"))
+    return flops(linear, model)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +114,7 @@ def test_gated_deltanet_is_the_real_one(real: dict[str, dict[str, Any]]) -> None
     solved = 2.0 * TOKENS * heads * 64 * widths  # triangular solves are not in torch's counter
     assert flops(ops, model) - solved == pytest.approx(real["delta"]["flops"], rel=5e-3)
     assert saved(ops, model) == pytest.approx(real["delta"]["saved"], rel=0.03)
-    layer = blocks.layer_ops(model, LayerKind(moe=True, window=0), True)
-    linear = tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wo"))
-    assert flops(linear, model) == pytest.approx(real["delta"]["attention_flops"], rel=5e-3)
+    assert attention_flops(model) == pytest.approx(real["delta"]["attention_flops"], rel=5e-3)
 
 
 @pytest.mark.torch
@@ -123,21 +130,58 @@ def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> No
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_kimi_delta_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
-    model = read_model({"model_type": "kimi_linear", "architectures": [], **real["kimi"]["config"]})
-    ops = MIXERS["kimi-delta"].operations(model, PLAIN)
-    solved = 2.0 * TOKENS * 4 * 64 * (32 + 32)
-    assert flops(ops, model) - solved == pytest.approx(real["kimi"]["flops"], rel=5e-3)
-    assert saved(ops, model) == pytest.approx(real["kimi"]["saved"], rel=0.03)
+@pytest.mark.parametrize(
+    ("of", "model_type", "mixer", "solved"),
+    [
+        ("kimi", "kimi_linear", "kimi-delta", 4 * 64 * (32 + 32)),
+        ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
+        ("mamba", "nemotron_h", "mamba2", None),
+        ("falcon", "falcon_h1", "attention-mamba2", None),
+        ("lfm", "lfm3", "short-conv", 0),
+        ("minimax", "minimax", "lightning", 0),
+    ],
+)
+def test_a_mixer_is_the_real_one(
+    of: str, model_type: str, mixer: Mixer, solved: int | None, real: dict[str, dict[str, Any]]
+) -> None:
+    """solved: triangular solves of a token, which torch's counter leaves out; None: no counter."""
+    config = {"num_hidden_layers": 4, **real[of]["config"]}
+    model = read_model({"model_type": model_type, "architectures": [], **config})
+    ops = MIXERS[mixer].operations(model, PLAIN)
+    assert saved(ops, model) == pytest.approx(real[of]["saved"], rel=0.03)
+    if solved is not None:
+        counted = flops(ops, model) - 2.0 * TOKENS * solved
+        assert counted == pytest.approx(real[of]["flops"], rel=5e-3)
+    if "attention_flops" in real[of]:
+        assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_mamba_saves_what_the_real_one_saves(real: dict[str, dict[str, Any]]) -> None:
-    config = {"num_hidden_layers": 4, **real["mamba"]["config"]}
+def test_experts_on_a_latent_multiply_what_the_real_ones_do(
+    real: dict[str, dict[str, Any]],
+) -> None:
+    config = {"num_hidden_layers": 4, **real["latent"]["config"]}
     model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
-    ops = MIXERS["mamba2"].operations(model, PLAIN)
-    assert saved(ops, model) == pytest.approx(real["mamba"]["saved"], rel=0.03)
+    kind = LayerKind(moe=True, window=0, mixer="none")
+    found = flops(blocks.layer_ops(model, kind, True), model)
+    assert found == pytest.approx(real["latent"]["flops"], rel=5e-3)
+
+
+def test_experts_on_a_latent_exchange_its_width() -> None:
+    wide, narrow = (
+        {op.name: op for op in blocks.layer_ops(read_model(SUPER), kind, True)}
+        for kind in (LayerKind(moe=False, window=0, mixer="none"), MOE)
+    )
+    assert wide.keys().isdisjoint({"latent_in", "latent_out"})
+    assert narrow["dispatch"].tensor.dims == ("tokens_sent", "expert_hidden")
+    assert {tensor.name for tensor in narrow["latent_out"].saves} == {"latent_sum"}
+    one = estimate_job(read_job(job(SUPER, 64, ep=8)))
+    two = estimate_job(read_job(job({"base": SUPER, "moe_latent_size": 4096}, 64, ep=8)))
+    assert (
+        one.time.exposed_communication_seconds["ep"] * 2
+        < (two.time.exposed_communication_seconds["ep"])
+    )
 
 
 def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
@@ -187,7 +231,9 @@ def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
     assert model.layer_parameters(alone) == 2 * 8192 * 32768 + 8192
 
 
-@pytest.mark.parametrize("name", [NEXT, HYBRID, KIMI, SPARSE])
+@pytest.mark.parametrize(
+    "name", [NEXT, HYBRID, KIMI, SPARSE, "lfm2-1.2b", "falcon-h1-7b", "minimax-text-01"]
+)
 def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
     model = read_model(name)
     assert read_model(inline_keys(model)) == model
@@ -233,7 +279,9 @@ def test_modules_of_a_layer_without_feed_forward_are_those_of_its_mixer() -> Non
 # ---- what TP and CP do ---------------------------------------------------------------------------
 
 
-def job(model: str, num_gpus: int, trainer: str = "megatron", **layout: object) -> dict[str, Any]:
+def job(
+    model: object, num_gpus: int, trainer: str = "megatron", **layout: object
+) -> dict[str, Any]:
     return {
         "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
         "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
@@ -278,6 +326,7 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
         (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
             "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
         (HYBRID, {"tp": 8, "dp_shard": 8, "zero_stage": 1}),
+        (SUPER, {"tp": 2, "dp_shard": 32, "ep": 8, "zero_stage": 1}),
         (HYBRID, {"tp": 4, "pp": 2, "dp_shard": 8, "zero_stage": 1, "layers_per_stage": [60, 58]}),
         (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
             "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
@@ -297,8 +346,8 @@ def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) 
         rows = {flag: argument(flag, version) for flag in given}
         assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
         assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
-    assert ("--hybrid-layer-pattern" in done.arguments) == (name == HYBRID)
-    assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name == HYBRID)
+    assert ("--hybrid-layer-pattern" in done.arguments) == (name != NEXT)
+    assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name != NEXT)
 
 
 @pytest.mark.parametrize("freq", [1, 4])
@@ -379,8 +428,22 @@ def test_releases_before_the_block_are_named() -> None:
     for change in ({"mamba_d_conv": 3}, {"mamba_conv_bias": False}, {"mamba_proj_bias": True}):
         other = read_model({**inline_keys(hybrid), **change})
         assert lacking(other, release_of("megatron", "0.18")) == ["other taps or biases of Mamba-2"]
-    kimi = lacking(read_model(KIMI), release_of("megatron", "0.18"))
-    assert kimi == ["Kimi Delta Attention (linear attention)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (KIMI, "Kimi Delta Attention (linear attention)"),
+        ("lfm2-1.2b", "gated short convolutions"),
+        ("falcon-h1-7b", "Mamba-2 (state space) heads beside those of attention"),
+        ("minimax-text-01", "lightning (linear) attention"),
+    ],
+)
+def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
+    model = read_model(name)
+    assert words in lacking(model, release_of("megatron", "0.18"))
+    for trainer in ("torchtitan", "megatron-bridge", "megatron-deepspeed", "internevo"):
+        assert words in TRAINERS[trainer].lacks(model, release_of(trainer, None))
 
 
 # ---- multi-token prediction ----------------------------------------------------------------------
@@ -457,9 +520,15 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
         {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
         {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
         {"base": KIMI, "num_experts": 64},
+        {"base": KIMI, "num_experts": 64, "linear_full_gates": True, "attention_head_gate": True},
+        "lfm2-1.2b",
+        {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64},
+        {"base": "falcon-h1-7b", "num_hidden_layers": 16},
+        {"base": "minimax-text-01", "num_hidden_layers": 16},
+        {"base": "deepseek-v2-lite", "moe_output_norm": True},
     ],
 )
-def test_bounds_stay_below_prices_and_batches_are_their_rows(model: dict[str, Any]) -> None:
+def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> None:
     asked = read_job({**job("llama3-8b", 64), "model": model})
     pricer = Pricer.build(asked.model, asked.cluster, asked.training)
     experts = {"ep": 8} if asked.model.is_moe else {}

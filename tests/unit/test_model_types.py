@@ -197,25 +197,22 @@ DENSE = {
     "intermediate_size": 2816,
     "vocab_size": 32000,
 }
-KIMI_LINEAR = {
-    "model_type": "bailing_hybrid",
-    "num_hidden_layers": 48,
-    "full_attention_interval": 4,
-}
-FALCON_H = {"model_type": "falcon_h1", "mamba_d_ssm": 1536, "num_hidden_layers": 36}
-ZAMBA = {"model_type": "zamba2", "num_hidden_layers": 52, "hybrid_override_pattern": "MM*M" * 13}
-LIGHTNING = {"model_type": "minimax_text_01", "num_hidden_layers": 80}
+GRIFFIN = {"model_type": "recurrent_gemma", "num_hidden_layers": 48, "full_attention_interval": 4}
+PLAMO = {"model_type": "plamo2", "num_hidden_layers": 52, "hybrid_override_pattern": "MM*M" * 13}
+LIGHTNING = {"model_type": "bailing_moe_linear", "num_hidden_layers": 80}
 LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
 
 
 @pytest.mark.parametrize(("keys", "words"), [
-    (KIMI_LINEAR, "Kimi Delta Attention (linear attention) in 36 of 48 layers"),
-    ({**KIMI_LINEAR, "full_attention_interval": None,
+    (GRIFFIN, "RG-LRU (recurrent) layers in 36 of 48 layers"),
+    ({**GRIFFIN, "full_attention_interval": None,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}, "36 of 48"),
-    (ZAMBA, "Mamba-2 (state space) layers in 39 of 52 layers"),
+    (PLAMO, "Mamba-2 (state space) layers in 39 of 52 layers"),
     (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
     ({**LIGHTNING, "model_type": "minimax_m2"}, "lightning (linear) attention in 70 of 80 layers"),
-    (FALCON_H, "Mamba-2 (state space) heads beside those of attention"),
+    ({"model_type": "zamba2"}, "transformer blocks that several layers share"),
+    ({"model_type": "dory"}, "layers that run several times"),
+    ({"model_type": "laguna", "num_attention_heads_per_layer": [48, 64]}, "differ in width"),
     ({"model_type": "jamba"}, "Mamba"),
     ({"model_type": "mamba"}, "Mamba"),
     ({"model_type": "rwkv"}, "RWKV time mixing"),
@@ -246,10 +243,10 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
     assert "inline without model_type" in fault.remedy
     with pytest.raises(SpecError) as caught:
         read_model({
-            "model_type": "bailing_hybrid", "hidden_size": 64, "num_hidden_layers": 4,
+            "model_type": "recurrent_gemma", "hidden_size": 64, "num_hidden_layers": 4,
             "num_attention_heads": 4, "vocab_size": 9,
         })  # fmt: skip
-    assert "Kimi Delta Attention" in str(caught.value)
+    assert "RG-LRU" in str(caught.value)
 
 
 def test_every_type_is_either_read_or_refused():

@@ -24,5 +24,5 @@ def test_each_type_is_read_to_the_last_weight_or_refused_by_its_block() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     counts = Counter(line.split()[0] for line in done.stdout.splitlines())
-    assert counts["equal"] >= 97
-    assert counts["equal"] + counts["known"] + counts["refused"] >= 180
+    assert counts["equal"] >= 113
+    assert counts["equal"] + counts["refused"] >= 187

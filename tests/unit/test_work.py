@@ -14,7 +14,6 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
-from planner.specs.mixers import ATTENDING
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks
@@ -78,7 +77,7 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     queries = np.arange(1, seq_len + 1)
     seen = [np.minimum(queries, window or seq_len).mean() for window in model.layer_windows()]
     kinds = model.layer_kinds()
-    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.mixer in ATTENDING]
+    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.attends]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
     scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
     # a layer of multi-token prediction attends as the last one, and has the head again
@@ -89,7 +88,10 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
     """What recurrences multiply besides their weights, chunk by chunk (Dao and Gu 2024, section 6;
     Yang et al. 2024, section 3)."""
-    if mixer == "mamba2":
+    if mixer == "lightning":
+        width, block = model.linear_value_head_dim, model.lightning_block_size
+        return 4.0 * model.linear_value_width * (block + width)
+    if mixer.endswith("mamba2"):
         inside = model.mamba_n_groups * model.ssm_state_size + model.mamba_width
         return 2.0 * (
             model.mamba_chunk_size * inside + 2 * model.mamba_width * model.ssm_state_size

@@ -164,7 +164,7 @@ def _calls(
     names: tuple[str, str] = ("all-to-all", "all-to-all")
     kernels = None
     tokens = sizes["tokens_sent"] / model.num_experts_per_tok
-    sent = tokens * sizes["hidden"] * context.width_bytes("compute")
+    sent = tokens * sizes["expert_hidden"] * context.width_bytes("compute")
     if kind in DISPATCHERS:
         fabric, payload = context.fabric, sent
         kernels = MOE_DISPATCHERS[kind], reached(group[0], model.num_experts_per_tok)

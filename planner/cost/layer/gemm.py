@@ -115,7 +115,7 @@ def _quantised_cost(
         for name in q.moves.keys() | q.turned.keys()
     }
     if op.role == "expert":  # what lies between the products is quantised where it is made
-        inside = "input" if op.cols == ("hidden",) else "gradient"
+        inside = "input" if op.cols == ("expert_hidden",) else "gradient"
         names = {name for name in casts if name.startswith(inside)}
         casts |= {name: np.where(context.one_kernel, 0.0, casts[name]) for name in names}
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
@@ -126,7 +126,7 @@ def _quantised_cost(
             * does["forward"]
             * b
             * r
-            * (c if op.cols == ("hidden",) else first * d)
+            * (c if op.cols == ("expert_hidden",) else first * d)
         )
     return cost(
         context,

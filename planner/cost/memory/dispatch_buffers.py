@@ -28,7 +28,7 @@ def dispatch_buffer_bytes(
     HybridEP: what all ranks of the exchange may send, before and behind the experts (DeepEP branch
     hybrid-ep, csrc/hybrid_ep/hybrid_ep.cu: max_num_of_tokens_per_rank x ranks).
     """
-    row = ELEMENT_BYTES * model.hidden_size
+    row = ELEMENT_BYTES * model.expert_input_size
     ep, used = batch.ep.astype(np.float64), (batch.ep > 1) & model.is_moe
     if not used.any():
         return np.zeros(len(batch))

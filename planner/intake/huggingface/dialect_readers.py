@@ -96,6 +96,17 @@ def full_without_rope(values: Values) -> Values:
     return {**values, **_full_without_rope(values, 4)}
 
 
+def laguna(values: Values) -> Values:
+    """A gate for each head of attention, or for each element; every layer has as many heads."""
+    heads = "num_attention_heads_per_layer"
+    found = _one_of_each_layer(values, heads)
+    if isinstance(found.get(heads), int):
+        found["num_attention_heads"] = found[heads]
+    whole = values.get("gating", True) == "per-element"
+    own = {"attention_head_gate": not whole, "attention_output_gate": whole}
+    return {**_without(found, heads, "gating"), **own}
+
+
 def granite_swa(values: Values) -> Values:
     """One rotary base a layer; 0 is a layer that does not rotate."""
     bases = values.get("layer_rope_theta")

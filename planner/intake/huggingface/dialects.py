@@ -15,63 +15,38 @@ from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.missing_blocks import check_blocks, missing
 
+_ERNIE_MOE_INERT = frozenset({
+    "moe_capacity", "moe_gate", "moe_norm_min", "moe_gate_act", "moe_aux_loss_lambda",
+    "moe_z_loss_lambda", "moe_dropout_prob", "moe_orthogonal_loss_lambda",
+    "moe_use_hard_gate", "moe_multimodal_dispatch_use_allgather", "moe_all_to_all_dropout",
+    "moe_group", "moe_norm_gate_logits",
+})  # fmt: skip
 _ERNIE_MOE = Dialect(
     renames={
         "moe_num_experts": "num_experts",
         "moe_k": "num_experts_per_tok",
         "moe_num_shared_experts": "n_shared_experts",
     },
-    inert=frozenset(
-        {
-            "moe_capacity",
-            "moe_gate",
-            "moe_norm_min",
-            "moe_gate_act",
-            "moe_aux_loss_lambda",
-            "moe_z_loss_lambda",
-            "moe_dropout_prob",
-            "moe_orthogonal_loss_lambda",
-            "moe_use_hard_gate",
-            "moe_multimodal_dispatch_use_allgather",
-            "moe_all_to_all_dropout",
-            "moe_group",
-            "moe_norm_gate_logits",
-        }
-    ),
+    inert=_ERNIE_MOE_INERT,
     prepare=read.ernie_moe,
 )
-_COHERE = Dialect(
-    inert=frozenset(
-        {
-            "model_max_length",
-            "position_embedding_type",
-            "rotary_pct",
-            "use_embedding_sharing",
-            "use_gated_activation",
-            "use_parallel_block",
-            "use_parallel_embedding",
-            "layer_switch",
-            "order_of_interleaved_layers",
-        }
-    ),
-    prepare=read.cohere,
-)
+_COHERE_INERT = frozenset({
+    "model_max_length", "position_embedding_type", "rotary_pct", "use_embedding_sharing",
+    "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "layer_switch",
+    "order_of_interleaved_layers",
+})  # fmt: skip
+_COHERE = Dialect(inert=_COHERE_INERT, prepare=read.cohere)
+_BAILING_INERT = frozenset({
+    "norm_head", "norm_softmax", "embedding_dropout", "output_dropout", "router_dtype",
+    "use_rmsnorm",
+})  # fmt: skip
 _BAILING = Dialect(
     renames={
         "num_shared_experts": "n_shared_experts",
         "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
         "score_function": "scoring_func",
     },
-    inert=frozenset(
-        {
-            "norm_head",
-            "norm_softmax",
-            "embedding_dropout",
-            "output_dropout",
-            "router_dtype",
-            "use_rmsnorm",
-        }
-    ),
+    inert=_BAILING_INERT,
     prepare=read.bailing,
 )
 _HUNYUAN = {
@@ -79,50 +54,42 @@ _HUNYUAN = {
     "moe_topk": "num_experts_per_tok",
     "attention_head_dim": "head_dim",
 }
-_HUNYUAN_INERT = frozenset(
-    {
-        "add_classification_head",
-        "anyres_pooling_size",
-        "class_num",
-        "dense_list",
-        "eod_token_id",
-        "im_end_id",
-        "im_newline_id",
-        "im_start_id",
-        "image_token_id",
-        "mask_init_id",
-        "max_image_size",
-        "moe_drop_tokens",
-        "moe_random_routing_dropped_token",
-        "pool_type",
-        "q_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "v_head_dim",
-        "use_rotary_pos_emb",
-        "sep_token_id",
-        "org_vocab_size",
-        "text_end_id",
-        "text_start_id",
-        "video_end_id",
-        "video_start_id",
-        "vit_input_resolution",
-        "vit_mapping_type",
-        "vit_norm_type",
-        "vit_patch",
-        "vit_path",
-        "vit_remove_prenorm",
-        "vit_token",
-        "vit_type",
-        "vit_used_rms_norm",
-        "vit_add_patchemb_bias",
-        "group_limited_greedy",
-        "n_group",
-        "topk_group",
-        "xdrope_section",
-    }
-)
+_HUNYUAN_INERT = frozenset({
+    "add_classification_head", "anyres_pooling_size", "class_num", "dense_list",
+    "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "image_token_id",
+    "mask_init_id", "max_image_size", "moe_drop_tokens", "moe_random_routing_dropped_token",
+    "pool_type", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "use_rotary_pos_emb", "sep_token_id", "org_vocab_size", "text_end_id", "text_start_id",
+    "video_end_id", "video_start_id", "vit_input_resolution", "vit_mapping_type",
+    "vit_norm_type", "vit_patch", "vit_path", "vit_remove_prenorm", "vit_token", "vit_type",
+    "vit_used_rms_norm", "vit_add_patchemb_bias", "group_limited_greedy", "n_group",
+    "topk_group", "xdrope_section",
+})  # fmt: skip
 
+_DBRX_INERT = frozenset({
+    "moe_jitter_eps", "moe_loss_weight", "emb_pdrop", "attn_pdrop",
+    "moe_normalize_expert_weights", "uniform_expert_assignment",
+})  # fmt: skip
+_MINIMAX_M2_INERT = frozenset({
+    "mtp_transformer_layers", "num_mtp_modules", "use_mtp", "shared_moe_mode",
+    "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
+    "max_model_len",
+})  # fmt: skip
+_GPT_BIGCODE_INERT = frozenset({
+    "attention_softmax_in_fp32", "inference_runner", "max_batch_size", "max_sequence_length",
+    "pad_key_length", "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32",
+    "scale_attn_weights", "validate_runner_input",
+})  # fmt: skip
+_QWEN_INERT = frozenset({
+    "attn_dropout_prob", "emb_dropout_prob", "fp16", "bf16", "fp32", "onnx_safe",
+    "scale_attn_weights", "use_cache_kernel", "use_cache_quantization", "use_dynamic_ntk",
+    "use_flash_attn", "use_logn_attn", "softmax_in_fp32",
+})  # fmt: skip
+_CHATGLM_INERT = frozenset({
+    "apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion",
+    "classifier_dropout", "fp32_residual_connection", "original_rope", "pre_seq_len",
+    "prefix_projection", "quantization_bit",
+})  # fmt: skip
 DIALECTS: Mapping[str, Dialect] = {
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, prepare=read.cohere2),
@@ -146,33 +113,13 @@ DIALECTS: Mapping[str, Dialect] = {
             "moe_top_k": "num_experts_per_tok",
         },
         parts=("attn_config", "ffn_config"),
-        inert=frozenset(
-            {
-                "moe_jitter_eps",
-                "moe_loss_weight",
-                "emb_pdrop",
-                "attn_pdrop",
-                "moe_normalize_expert_weights",
-                "uniform_expert_assignment",
-            }
-        ),
+        inert=_DBRX_INERT,
         prepare=read.dbrx,
     ),
     "ernie4_5_moe": _ERNIE_MOE,
     "minimax_m2": Dialect(
         renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
-        inert=frozenset(
-            {
-                "mtp_transformer_layers",
-                "num_mtp_modules",
-                "use_mtp",
-                "shared_moe_mode",
-                "layernorm_full_attention_beta",
-                "layernorm_linear_attention_beta",
-                "layernorm_mlp_beta",
-                "max_model_len",
-            }
-        ),
+        inert=_MINIMAX_M2_INERT,
         prepare=read.minimax_m2,
     ),
     "granitemoeshared": Dialect(
@@ -180,22 +127,7 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     **HYBRIDS,
     "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
-    "gpt_bigcode": Dialect(
-        inert=frozenset(
-            {
-                "attention_softmax_in_fp32",
-                "inference_runner",
-                "max_batch_size",
-                "max_sequence_length",
-                "pad_key_length",
-                "pre_allocate_kv_cache",
-                "scale_attention_softmax_in_fp32",
-                "scale_attn_weights",
-                "validate_runner_input",
-            }
-        ),
-        prepare=read.bigcode,
-    ),
+    "gpt_bigcode": Dialect(inert=_GPT_BIGCODE_INERT, prepare=read.bigcode),
     "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"}), prepare=read.rotated),
     "codegen": Dialect(inert=frozenset({"scale_attn_weights"}), prepare=read.rotated),
     "gpt_neo": Dialect(
@@ -221,23 +153,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "hunyuan_v1_moe": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_moe),
     "qwen": Dialect(
         renames={"kv_channels": "head_dim", "seq_length": "max_position_embeddings"},
-        inert=frozenset(
-            {
-                "attn_dropout_prob",
-                "emb_dropout_prob",
-                "fp16",
-                "bf16",
-                "fp32",
-                "onnx_safe",
-                "scale_attn_weights",
-                "use_cache_kernel",
-                "use_cache_quantization",
-                "use_dynamic_ntk",
-                "use_flash_attn",
-                "use_logn_attn",
-                "softmax_in_fp32",
-            }
-        ),
+        inert=_QWEN_INERT,
         prepare=read.qwen,
     ),
     "chatglm": Dialect(
@@ -248,19 +164,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "kv_channels": "head_dim",
             "seq_length": "max_position_embeddings",
         },
-        inert=frozenset(
-            {
-                "apply_query_key_layer_scaling",
-                "attention_softmax_in_fp32",
-                "bias_dropout_fusion",
-                "classifier_dropout",
-                "fp32_residual_connection",
-                "original_rope",
-                "pre_seq_len",
-                "prefix_projection",
-                "quantization_bit",
-            }
-        ),
+        inert=_CHATGLM_INERT,
         prepare=read.chatglm,
     ),
     "internlm": Dialect(renames={"bias": "attention_bias"}),
@@ -287,6 +191,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "aria_text": Dialect(
         renames={"moe_num_experts": "num_experts", "moe_num_shared_experts": "n_shared_experts"}
     ),
+    "beam": Dialect(prepare=read.full_without_rope),
     "biogpt": Dialect(
         renames={
             "hidden_dropout_prob": "hidden_dropout",
@@ -317,6 +222,11 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "hyperclovax": Dialect(prepare=read.hyperclovax),
     "kolibri1": Dialect(prepare=read.exaone4),
+    "laguna": Dialect(
+        renames={"moe_routed_scaling_factor": "routed_scaling_factor"},
+        inert=frozenset({"moe_router_logit_softcapping"}),
+        prepare=read.laguna,
+    ),
     "minicpm3": Dialect(prepare=read.minicpm3),
     "xglm": Dialect(
         renames={"num_layers": "num_hidden_layers", "attention_heads": "num_attention_heads"},

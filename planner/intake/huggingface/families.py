@@ -97,6 +97,8 @@ _TIED: dict[str, object] = {"tie_word_embeddings": True}
 _QK_HEAD: dict[str, object] = {"qk_norm": "head"}
 _QK_FULL: dict[str, object] = {"qk_norm": "full"}
 _SINKS: dict[str, object] = {"attention_sinks": True}
+_BIASED_GATE: dict[str, object] = {"attention_output_gate": True, "attention_gate_bias": True}
+_MAMBA2: dict[str, object] = {"mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_chunk_size": 256}
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
 
 FAMILIES: dict[str, Family] = {
@@ -139,8 +141,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(defaults=_COHERE2),
     "falcon": Family(defaults=_FALCON, gated=False),
     "dbrx": Family(defaults={"norm": "layernorm", "norm_bias": False}, needs_experts=True),
-    # its norms have no weights; counting them adds 0.004% of parameters at 7B
-    "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False}),
+    "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False, "norm_weight": False}),
     "olmoe": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
     "flex_olmo": Family(
         defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True
@@ -181,7 +182,8 @@ FAMILIES: dict[str, Family] = {
     "mimo": Family(defaults=_QWEN2),
     "dots1": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "persimmon": Family(
-        defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False
+        defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "qk_norm_bias": True, "hidden_act": "relu2"},
+        gated=False,
     ),
     "afmoe": Family(
         defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, "attention_output_gate": True},
@@ -190,7 +192,10 @@ FAMILIES: dict[str, Family] = {
     "aria_text": Family(expert_width_key="intermediate_size", needs_experts=True),
     "deepseek_v32": Family(defaults=_NO_AUX, needs_experts=True),
     "glm_moe_dsa": Family(defaults=_NO_AUX, needs_experts=True),
-    "axk1": Family(defaults=_NO_AUX, needs_experts=True),
+    "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
+    "beam": Family(
+        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, **_BIASED_GATE}, needs_experts=True
+    ),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
     "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
@@ -204,8 +209,14 @@ FAMILIES: dict[str, Family] = {
     "hyperclovax": Family(),
     "jais2": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
     "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX}, needs_experts=True),
+    "laguna": Family(
+        defaults={**_QK_HEAD, **_NO_AUX, "attention_head_gate": True}, needs_experts=True
+    ),
     "mellum": Family(defaults=_QK_HEAD, needs_experts=True),
     "minicpm3": Family(),
+    "nanochat": Family(
+        defaults={**_QK_HEAD, "norm_weight": False, "hidden_act": "relu2"}, gated=False
+    ),
     "solar_open": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
     "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
@@ -216,10 +227,24 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": Family(defaults={"qk_norm": "full", "linear_conv_kernel_dim": 4}),
     "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
     "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
+    "bailing_hybrid": Family(
+        defaults={**_NO_AUX, "linear_full_gates": True, "attention_head_gate": True},
+        needs_experts=True,
+    ),
     "nemotron_h": Family(
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
     ),
     "bamba": Family(),
+    "mamba2": Family(defaults={**_MAMBA2, "position_embedding": "none", "mamba_n_groups": 8}),
+    "falcon_h1": Family(defaults={**_MAMBA2, "mamba_norm": False, "mamba_n_groups": 1}),
+    "lfm2": Family(defaults={**_QK_HEAD, **_TIED}),
+    "lfm2_moe": Family(defaults={**_QK_HEAD, **_TIED}, needs_experts=True),
+    "lfm3": Family(defaults={**_QK_HEAD, **_TIED}),
+    "minimax": Family(
+        defaults={"lightning_block_size": 256},
+        expert_width_key="intermediate_size",
+        needs_experts=True,
+    ),
     "bailing_moe": Family(needs_experts=True),
     "bailing_moe_v2": Family(needs_experts=True),
 }
@@ -231,6 +256,7 @@ SAME_NETWORK: Mapping[str, str] = {
     "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
     "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
     "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
+    "minimax_text_01": "minimax", "minimax_m1": "minimax",
     "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 

@@ -8,22 +8,52 @@ from planner.intake.huggingface.dialect import Dialect
 _TIME_STEPS = frozenset(
     {"time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank"}
 )
-_NEMOTRON_INERT = frozenset(
-    {
-        "attention_bias",
-        "expand",
-        "mamba_hidden_act",
-        "mamba_proj_bias",
-        "mamba_ssm_cache_dtype",
-        "moe_shared_expert_overlap",
-        "mtp_layers_block_type",
-        "num_logits_to_keep",
-        "rescale_prenorm_residual",
-        "residual_in_fp32",
-        "sliding_window",
-        "use_mamba_kernels",
-    }
-)
+_NEMOTRON_INERT = frozenset({
+    "attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias",
+    "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_layers_block_type",
+    "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "sliding_window",
+    "use_mamba_kernels",
+})  # fmt: skip
+_KIMI = {
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+    "moe_router_activation_func": "scoring_func",
+    "model_max_length": "max_position_embeddings",
+}
+_MAMBA = {
+    "conv_kernel": "mamba_d_conv",
+    "n_groups": "mamba_n_groups",
+    "chunk_size": "mamba_chunk_size",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+_LFM = {"conv_L_cache": "linear_conv_kernel_dim", "conv_bias": "short_conv_bias"}
+_LFM |= {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
+_LFM_INERT = frozenset({
+    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
+    "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
+    "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc",
+})  # fmt: skip
+_FALCON_MULTIPLIERS = frozenset({
+    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier",
+    "layers_block_type", "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor",
+    "mlp_multipliers", "num_logits_to_keep", "ssm_in_multiplier", "ssm_multipliers",
+    "ssm_out_multiplier",
+})  # fmt: skip
+
+_OLMO_HYBRID_INERT = frozenset({
+    "linear_a_log_max", "linear_a_log_min", "linear_allow_neg_eigval", "linear_dt_init_floor",
+    "linear_dt_max", "linear_dt_min",
+})  # fmt: skip
+_MINIMAX_INERT = frozenset({
+    "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+    "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor", "postnorm",
+    "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
+    "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
+    "layernorm_mlp_alpha", "layernorm_mlp_beta", "shared_moe_mode",
+})  # fmt: skip
 
 HYBRIDS: Mapping[str, Dialect] = {
     "granitemoehybrid": Dialect(
@@ -41,41 +71,57 @@ HYBRIDS: Mapping[str, Dialect] = {
     ),
     "nemotron_h": Dialect(
         renames={
-            "conv_kernel": "mamba_d_conv",
-            "n_groups": "mamba_n_groups",
-            "chunk_size": "mamba_chunk_size",
-            "use_conv_bias": "mamba_conv_bias",
-            "use_bias": "mamba_proj_bias",
+            **_MAMBA,
             "mlp_hidden_act": "hidden_act",
             "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
         },
         inert=_NEMOTRON_INERT | _TIME_STEPS,
         prepare=hybrid.nemotron_h,
     ),
-    "olmo_hybrid": Dialect(
-        inert=frozenset(
-            {
-                "linear_a_log_max",
-                "linear_a_log_min",
-                "linear_allow_neg_eigval",
-                "linear_dt_init_floor",
-                "linear_dt_max",
-                "linear_dt_min",
-            }
-        ),
-        prepare=hybrid.olmo_hybrid,
-    ),
+    "olmo_hybrid": Dialect(inert=_OLMO_HYBRID_INERT, prepare=hybrid.olmo_hybrid),
     "kimi_linear": Dialect(
-        renames={
-            "num_experts_per_token": "num_experts_per_tok",
-            "num_shared_experts": "n_shared_experts",
-            "num_expert_group": "n_group",
-            "moe_renormalize": "norm_topk_prob",
-            "moe_router_activation_func": "scoring_func",
-            "model_max_length": "max_position_embeddings",
-        },
+        renames=_KIMI,
         inert=frozenset({"head_dim", "mla_use_nope", "use_grouped_topk"}),
         prepare=hybrid.kimi_linear,
+    ),
+    "bailing_hybrid": Dialect(
+        renames={**_KIMI, "num_mtp_layers": "num_nextn_predict_layers"},
+        inert=frozenset({"kda_lower_bound", "kda_safe_gate", "mtp_loss_scaling_factor"}),
+        prepare=hybrid.bailing_hybrid,
+    ),
+    "mamba2": Dialect(
+        renames={
+            **_MAMBA,
+            "num_heads": "mamba_num_heads",
+            "head_dim": "mamba_head_dim",
+            "state_size": "ssm_state_size",
+        },
+        inert=frozenset({"expand", "rescale_prenorm_residual", "residual_in_fp32"}) | _TIME_STEPS,
+        prepare=hybrid.only_mamba,
+    ),
+    "falcon_h1": Dialect(
+        renames={
+            **hybrid.MAMBA_KEYS,
+            "mamba_rms_norm": "mamba_norm",
+            "lm_head_multiplier": "logits_multiplier",
+        },
+        inert=_FALCON_MULTIPLIERS | _TIME_STEPS,
+        prepare=hybrid.falcon_h1,
+    ),
+    "lfm2": Dialect(renames=_LFM, inert=_LFM_INERT, prepare=hybrid.short_conv),
+    "lfm2_moe": Dialect(
+        renames={
+            **_LFM,
+            "num_dense_layers": "first_k_dense_replace",
+            "use_expert_bias": "router_correction_bias",
+        },
+        prepare=hybrid.short_conv,
+    ),
+    "lfm3": Dialect(renames=_LFM, prepare=hybrid.lfm3),
+    "minimax": Dialect(
+        renames={"block_size": "lightning_block_size"},
+        inert=_MINIMAX_INERT,
+        prepare=hybrid.lightning,
     ),
     **dict.fromkeys(
         ("deepseek_v32", "glm_moe_dsa"),

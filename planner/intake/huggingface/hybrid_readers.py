@@ -7,9 +7,10 @@ configuration_*.py and modeling_*.py.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect_readers import MissingBlock, Values
+from planner.intake.huggingface.dialect_readers import MissingBlock, Values, rotated
 
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2"})
+_BESIDE = frozenset({"conv", "hybrid"})
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
 # letters of `hybrid_override_pattern`
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -67,6 +68,22 @@ def kimi_linear(values: Values) -> Values:
     }
 
 
+def bailing_hybrid(values: Values) -> Values:
+    """Ling 3: as Kimi Linear, with full gates, rotary positions and full attention at intervals.
+
+    A config.json as published gives the recurrence's width as `head_dim`, a saved one by name.
+    """
+    interval = values.get("layer_group_size")
+    every = interval if isinstance(interval, int) and interval > 0 else 6
+    names = ("linear_num_heads", "num_attention_heads"), ("linear_head_dim", "head_dim")
+    given = {own: values.get(own, values.get(other)) for own, other in names}
+    taps = values.get("linear_conv_kernel_dim", values.get("short_conv_kernel_size", 4))
+    kinds = _listed(values) or _every(values, every)
+    found = kimi_linear({**values, **given, "linear_conv_kernel_dim": taps, "layer_types": kinds})
+    inert = ("head_dim", "layer_group_size", "short_conv_kernel_size")
+    return {key: value for key, value in found.items() if key not in inert}
+
+
 def mamba(values: Values) -> Values:
     """Mamba-2 where `layer_types` says it, a head's width "auto" by `mamba_expand`."""
     found = {key: value for key, value in values.items() if key != "mamba_expand"}
@@ -76,6 +93,82 @@ def mamba(values: Values) -> Values:
     if automatic and isinstance(expand, int) and isinstance(hidden, int) and isinstance(heads, int):
         found["mamba_head_dim"] = expand * hidden // heads
     return _mixed(found, "mamba2", _listed(found) or ["mamba"] * _layers(found))
+
+
+def only_mamba(values: Values) -> Values:
+    """Mamba-2 in every layer and nothing else.
+
+    Heads of attention, which no layer has, repeat it. A residual stream in fp32 is not priced.
+    """
+    layers, heads = _layers(values), values.get("mamba_num_heads")
+    return {
+        **_mixed(values, "mamba2", ["mamba"] * layers),
+        "mixer_only_layers": list(range(layers)),
+        "num_attention_heads": heads,
+        "head_dim": values.get("mamba_head_dim"),
+    }
+
+
+def falcon_h1(values: Values) -> Values:
+    """Mamba-2 and attention on one input in every layer."""
+    width, heads = values.get("mamba_d_ssm"), values.get("mamba_num_heads")
+    found = dict(values)
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        found["mamba_head_dim"] = width // heads
+    if bool(values.get("mamba_proj_bias")) != bool(values.get("projectors_bias")):
+        raise MissingBlock("projectors_bias", "biases of one of Mamba-2's projections")
+    found = {**mamba(found), "mixers": ["attention-mamba2"] * _layers(values)}
+    inert = ("mamba_d_ssm", "projectors_bias")
+    return {key: value for key, value in found.items() if key not in inert}
+
+
+def short_conv(values: Values) -> Values:
+    """LFM2: gated short convolutions where `layer_types` says "conv", a width that it rounds."""
+    full = _sequence(values.get("full_attn_idxs"))
+    kinds = _listed(values) or [
+        "full_attention" if i in full or not full else "conv" for i in range(_layers(values))
+    ]
+    found = _mixed(values, "short-conv", kinds)
+    width = found.pop("intermediate_size", None)
+    if isinstance(width, int) and values.get("block_auto_adjust_ff_dim"):
+        times, unit = values.get("block_ffn_dim_multiplier"), values.get("block_multiple_of", 256)
+        width = int(2 * width / 3)
+        width = int(times * width) if isinstance(times, (int, float)) else width
+        width = -(-width // unit) * unit if isinstance(unit, int) and unit > 0 else width
+    inert = ("full_attn_idxs", *(key for key in values if key.startswith("block_")))
+    return {
+        **{key: value for key, value in found.items() if key not in inert},
+        "intermediate_size": width,
+    }
+
+
+def lfm3(values: Values) -> Values:
+    """As LFM2, with windows, norms behind the branches and a gate for each head of attention."""
+    sandwich = bool(values.get("use_sandwich_norm", True))
+    own = {"norms_per_layer": 4 if sandwich else 2}
+    own |= {"attention_head_gate": bool(values.get("use_attention_gate", True))}
+    inert = ("use_sandwich_norm", "use_attention_gate")
+    return {k: v for k, v in short_conv({**values, **own}).items() if k not in inert}
+
+
+def lightning(values: Values) -> Values:
+    """MiniMax-01: lightning attention in every second layer, by name or by 0 in a list."""
+    numbered = [
+        "full_attention" if kind == 1 else "linear_attention"
+        for kind in _sequence(values.get("attn_type_list"))
+    ]
+    layers = range(_layers(values))
+    every = ["linear_attention" if i % 2 else "full_attention" for i in layers]
+    heads = values.get("num_attention_heads")
+    hidden, width = values.get("hidden_size"), values.get("head_dim")
+    found = {key: value for key, value in rotated(values).items() if key != "attn_type_list"}
+    if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        width = hidden // heads
+    return {
+        **_mixed(found, "lightning", _listed(values) or numbered or every),
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
+    }
 
 
 def granite_hybrid(values: Values) -> Values:
@@ -177,12 +270,13 @@ def _listed(values: Values) -> list[str]:
 
 def _mixed(values: Values, recurrent: str, kinds: Sequence[str]) -> Values:
     """The config with a mixer for each layer, and `layer_types` for its windows."""
-    known = _RECURRENT | _ATTENTION | {"mlp", "moe"}
+    others = _RECURRENT | _BESIDE
+    known = others | _ATTENTION | {"mlp", "moe"}
     if odd := next((kind for kind in kinds if kind not in known), None):
         raise MissingBlock("layer_types", f"layers of the kind {odd[:40]!r}")
     windows = [kind if kind == "sliding_attention" else "full_attention" for kind in kinds]
     return {
         **{key: value for key, value in values.items() if key not in _LISTS},
-        "mixers": [recurrent if kind in _RECURRENT else "attention" for kind in kinds],
+        "mixers": [recurrent if kind in others else "attention" for kind in kinds],
         **({"layer_types": windows} if "sliding_attention" in windows else {}),
     }

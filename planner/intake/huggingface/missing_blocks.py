@@ -12,7 +12,7 @@ REMEDY = (
 _MAMBA, _MAMBA2 = "Mamba (state space) layers", "Mamba-2 (state space) layers"
 _DELTA = "gated DeltaNet (linear attention)"
 _INDEXER = "sparse attention with an indexer (DSA)"
-_GATED = "a gate on the output of attention"
+_RWKV = "RWKV time mixing (a linear recurrence)"
 _BOTH_WAYS = "attention both ways (an encoder)"
 _TWO_STACKS = "an encoder and a decoder with cross-attention"
 # model_type -> the block that we have no operations for
@@ -20,23 +20,13 @@ NO_OPERATIONS: Mapping[str, str] = {
     "jamba": _MAMBA,
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
-    "mamba2": _MAMBA2,
-    "falcon_h1": "Mamba-2 (state space) heads beside those of attention",
     "zamba": _MAMBA,
-    "zamba2": _MAMBA2,
+    "zamba2": "Mamba-2 (state space) layers and transformer blocks that several layers share",
     "plamo2": _MAMBA2,
-    "rwkv": "RWKV time mixing (a linear recurrence)",
-    "rwkv5": "RWKV time mixing (a linear recurrence)",
-    "rwkv6": "RWKV time mixing (a linear recurrence)",
-    "rwkv7": "RWKV time mixing (a linear recurrence)",
+    **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "rwkv7"), _RWKV),
     "xlstm": "xLSTM (recurrent) layers",
     "recurrent_gemma": "RG-LRU (recurrent) layers",
-    "minimax": "lightning (linear) attention",
-    "minimax_text_01": "lightning (linear) attention",
-    "minimax_m1": "lightning (linear) attention",
     "bailing_moe_linear": "lightning (linear) attention",
-    "lfm2": "gated short convolutions",
-    "lfm2_moe": "gated short convolutions",
     "deepseek_v4": "compressed sparse attention",
     "longcat_flash": "two attentions and a shortcut mixture of experts in each layer",
     "arctic": "a dense MLP beside the mixture of experts (dense residual)",
@@ -54,9 +44,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "mllama": "cross-attention layers on images",
     "mllama_text_model": "cross-attention layers on images",
     "idefics": "cross-attention layers on images",
-    "laguna": f"{_GATED}, and numbers of heads that differ by layer",
-    "bailing_hybrid": "Kimi Delta Attention (linear attention)",
-    "lfm3": "gated short convolutions",
     "axk2": f"{_INDEXER} and gated norms",
     "dots3_note_text": _INDEXER,
     "minimax_m3_vl_text": _INDEXER,
@@ -69,9 +56,7 @@ NO_OPERATIONS: Mapping[str, str] = {
     "gemma4_unified_text": "layers that share keys and values, and per-layer embeddings",
     "mimo_v2_flash": "layers that differ in key-value heads",
     "zaya": "convolutions inside attention (CCA) and routers of several layers",
-    "beam": _GATED,
-    "dory": f"{_GATED}, and norms without weights",
-    "nanochat": "norms without weights",
+    "dory": "layers that run several times, and residuals that interpolate",
     "phi4_multimodal": "adapters for images and speech in every layer",
     "modernbert-decoder": "a dense layer and a norm before the vocabulary head",
     "moshi": "a second transformer over the codebooks of each step",
@@ -79,63 +64,22 @@ NO_OPERATIONS: Mapping[str, str] = {
     "ctrl": "positions by sines added to scaled embeddings of a 2019 network",
     "gpt_neox_japanese": "attention whose bias is on the last layer alone",
     "cpmant": "a learned bias of segment and position in attention",
-    "xlm": _BOTH_WAYS,
     "xlnet": "two-stream attention (permutation language modelling)",
     "reformer": "hashed attention and reversible layers",
     "git": "attention over an image's tokens and text in one mask",
-    "bert": _BOTH_WAYS,
-    **dict.fromkeys(
-        (
-            "bert-generation",
-            "big_bird",
-            "camembert",
-            "data2vec-text",
-            "ernie",
-            "megatron-bert",
-            "rembert",
-            "roberta-prelayernorm",
-            "roc_bert",
-            "roformer",
-            "xlm-roberta-xl",
-            "xmod",
-        ),
-        _BOTH_WAYS,
-    ),
-    "roberta": _BOTH_WAYS,
-    "xlm-roberta": _BOTH_WAYS,
-    "electra": _BOTH_WAYS,
-    "deberta": _BOTH_WAYS,
-    "deberta-v2": _BOTH_WAYS,
-    "modernbert": _BOTH_WAYS,
-    "albert": _BOTH_WAYS,
-    "distilbert": _BOTH_WAYS,
-    **dict.fromkeys(
-        (
-            "bigbird_pegasus",
-            "blenderbot",
-            "blenderbot-small",
-            "marian",
-            "mvp",
-            "plbart",
-            "prophetnet",
-            "trocr",
-            "musicgen",
-            "musicgen_melody",
-        ),
-        _TWO_STACKS,
-    ),
-    "t5": _TWO_STACKS,
-    "mt5": _TWO_STACKS,
-    "umt5": _TWO_STACKS,
-    "bart": _TWO_STACKS,
-    "mbart": _TWO_STACKS,
-    "pegasus": _TWO_STACKS,
-    "whisper": _TWO_STACKS,
-    "t5gemma": _TWO_STACKS,
-    "switch_transformers": _TWO_STACKS,
-    "m2m_100": _TWO_STACKS,
-    "nllb-moe": _TWO_STACKS,
-}
+    **dict.fromkeys((
+        "bert-generation", "big_bird", "camembert", "data2vec-text", "ernie",
+        "megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "roformer",
+        "xlm-roberta-xl", "xmod", "xlm", "bert", "roberta", "xlm-roberta", "electra",
+        "deberta", "deberta-v2", "modernbert", "albert", "distilbert",
+    ), _BOTH_WAYS),
+    **dict.fromkeys((
+        "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mvp", "plbart",
+        "prophetnet", "trocr", "musicgen", "musicgen_melody", "t5", "mt5", "umt5", "bart",
+        "mbart", "pegasus", "whisper", "t5gemma", "switch_transformers", "m2m_100",
+        "nllb-moe",
+    ), _TWO_STACKS),
+}  # fmt: skip
 # A published model, by its name and by its id on the Hub in lower case -> the block that it has
 NAMED: Mapping[str, str] = {
     name: block
@@ -180,7 +124,6 @@ BLOCK_KEYS: Mapping[str, str] = {
     "attn_output_gate": "a gate on the output of attention",
     "block_configs": "layers that differ in width",
     "parallel_attn_mlp_res": "a dense MLP beside the mixture of experts (dense residual)",
-    "moe_latent_size": "experts on a latent of their own",
 }
 
 
@@ -219,7 +162,9 @@ _DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
-    "mamba_d_state": ("granitemoehybrid", "bamba"),
+    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1"),
+    "mamba_d_ssm": ("falcon_h1",),
+    "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
     **dict.fromkeys(("index_topk", "index_n_heads"), ("deepseek_v32", "glm_moe_dsa")),
     **dict.fromkeys(

@@ -42,7 +42,8 @@ NOT_NEGATIVE = {
     "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
     "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
-    "mamba_chunk_size": _TOKENS,
+    "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
+    "moe_latent_size": _WIDTH,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
@@ -67,7 +68,9 @@ BOOLEAN = frozenset({
     "norm_plus_one", "post_norm", "qk_l2_norm",
     "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob",
     "moe_apply_router_weight_on_input", "seq_aux", "attention_output_gate", "mamba_conv_bias",
-    "mamba_proj_bias",
+    "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
+    "moe_output_norm", "linear_full_gates",
+    "mamba_norm", "short_conv_bias",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
@@ -75,19 +78,10 @@ CHOICES = {
     "position_embedding": ("rope", "learned", "none"),
 }  # fmt: skip
 TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
-LAYER_LISTS = frozenset(
-    {
-        "layer_types",
-        "mixers",
-        "mlp_only_layers",
-        "mixer_only_layers",
-        "dense_layers",
-        "no_rope_layers",
-        "rope_mask",
-        "unread_keys",
-        "left_out",
-    }
-)
+LAYER_LISTS = frozenset({
+    "layer_types", "mixers", "mlp_only_layers", "mixer_only_layers", "dense_layers",
+    "no_rope_layers", "rope_mask", "unread_keys", "left_out",
+})  # fmt: skip
 ALIASES = {
     "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -136,19 +130,10 @@ _OF_A_FILE = frozenset({
 
 _OF_ATTENTION = frozenset({"alibi", "clip_qkv", "rope_theta"})
 
-CANONICAL = frozenset(
-    {
-        *POSITIVE,
-        *NOT_NEGATIVE,
-        *NUMBERS,
-        *WEIGHTS,
-        *MAPPINGS,
-        *BOOLEAN,
-        *CHOICES,
-        *TEXT,
-        *LAYER_LISTS,
-    }
-)
+CANONICAL = frozenset({
+    *POSITIVE, *NOT_NEGATIVE, *NUMBERS, *WEIGHTS, *MAPPINGS, *BOOLEAN, *CHOICES, *TEXT,
+    *LAYER_LISTS,
+})  # fmt: skip
 KNOWN = CANONICAL | ALIASES.keys() | WITHOUT_BEARING
 
 

@@ -11,6 +11,7 @@ Values = Mapping[str, object]
 
 _ROPE: Values = {"rope_theta": 10_000.0}
 _LAYERNORM: Values = {**_ROPE, "norm_eps": 1e-5}
+_SILU: Values = {"norm_eps": 1e-5, "hidden_act": "silu"}
 _SOFTMAX: Values = {"scoring_func": "softmax"}
 _NOAUX: Values = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _CHOSEN: Values = {**_SOFTMAX, "norm_topk_prob": True}
@@ -37,6 +38,9 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "axk1": _NOAUX,
     "deepseek_v32": _NOAUX,
     "glm_moe_dsa": _NOAUX,
+    "beam": _NOAUX,
+    "laguna": {**_NOAUX, "norm_topk_prob": True},
+    "nanochat": {"qk_norm_after_rope": True},
     "exaone_moe": {**_NOAUX, "post_norm": True},
     "flint": {"scoring_func": "sigmoid"},
     "glm4_moe_lite": _NOAUX,
@@ -52,7 +56,10 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "qwen3_5_moe_text": {**_CHOSEN, "norm_plus_one": True},
     "lara_mini": _SOFTMAX,
     "kimi_linear": _NOAUX,
+    "bailing_hybrid": _NOAUX,
     "nemotron_h": _NOAUX,
+    "lfm2_moe": {"scoring_func": "sigmoid"},
+    "minimax": _CHOSEN,
     "chatglm": _CHATGLM,
     "qwen": {"hidden_act": "silu"},
 }
@@ -70,6 +77,13 @@ ASSUMED_BY_CLASS: Mapping[str, Values] = {
     "qwen3_5_moe_text": {**_ROPE, "norm_eps": 1e-6, "hidden_act": "silu"},
     "olmo_hybrid": {"norm_eps": 1e-6, "hidden_act": "silu"},
     "kimi_linear": {"norm_eps": 1e-5, "hidden_act": "silu", "norm_topk_prob": True},
+    "bailing_hybrid": {**_SILU, "rope_theta": 6e6, "norm_eps": 1e-6, "norm_topk_prob": True},
+    "mamba2": {"norm_eps": 1e-5},
+    "falcon_h1": {**_SILU, **_ROPE},
+    "lfm2": {**_SILU, "rope_theta": 1e6},
+    "lfm2_moe": {**_SILU, "rope_theta": 1e6, "norm_topk_prob": True},
+    "lfm3": _SILU,
+    "minimax": {**_SILU, "rope_theta": 1e6},
     "nemotron_h": {"norm_eps": 1e-5, "norm_topk_prob": True},
     "bamba": {**_ROPE, "norm_eps": 1e-5, "hidden_act": "silu", "partial_rotary_factor": 0.5},
     "gpt_bigcode": {"norm_eps": 1e-5},

@@ -382,6 +382,7 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
         "num_experts": whole(words, "num_experts"),
         "num_experts_per_tok": whole(words, "moe_router_topk", 2),
         "moe_intermediate_size": width,
+        "moe_latent_size": whole(words, "moe_latent_size", 0),
     }
     dense = [index for index, moe in enumerate(places) if not moe]
     if not dense:

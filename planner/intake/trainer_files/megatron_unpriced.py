@@ -19,7 +19,7 @@ FLAGS = frozenset(
         "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
         "main_grads_dtype", "main_params_dtype", "mla_down_proj_fusion",
         "moe_deepep_num_sms", "moe_expert_capacity_factor", "moe_flex_dispatcher_num_sms",
-        "moe_hybridep_num_sms", "moe_latent_size",
+        "moe_hybridep_num_sms",
         "moe_pad_expert_input_to_capacity", "moe_permute_fusion", "moe_router_fusion",
         "moe_router_padding_for_fp8", "moe_router_padding_for_quantization",
         "moe_shared_expert_overlap", "no_bias_dropout_fusion",

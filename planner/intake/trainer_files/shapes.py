@@ -10,8 +10,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
 
 # Fields that shapes do not depend on, or that a trainer's arguments leave open. Network fields are
-# compared where the keys set them.
-OPEN = frozenset({"name", "max_position_embeddings"}) | NETWORK_FIELDS
+# compared where the keys set them. Shared experts count by their width together.
+OPEN = frozenset({"name", "max_position_embeddings", "n_shared_experts"}) | NETWORK_FIELDS
 
 
 def named(keys: Mapping[str, object], *, hint: str = "") -> StatedModel:
