@@ -306,7 +306,7 @@ def new_folder(parent: Path, name: str) -> Path:
                 return folder
     except OSError as error:
         remedy = "set PLANNER_PROBE_FOLDER to a place that may be written"
-        raise ProbeError(f"{parent}: no folder for probes ({error.strerror}); {remedy}") from None
+        raise ProbeError(f"{parent}: no folder for probes ({error.strerror}); {remedy}") from error
     raise ProbeError(f"{parent / name} and its successors exist already; remove them")
 
 

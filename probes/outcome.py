@@ -185,7 +185,7 @@ def write_result(
     *,
     notes: Sequence[str] = (),
 ) -> ProbeResult:
-    """Returns the whole result, and writes it to the folder.
+    """Returns the whole result, and writes it to the folder unless the disk is full.
 
     Times are the guardian's: from before the start until the program's end; and those of runs that
     the pool ended before.
@@ -205,8 +205,9 @@ def write_result(
         notes=[*notes, *([others] if others else []), *begin.lost, *_notes(folder, outcome, end)],
     )
     partial = folder / f".{RESULT}.partial"
-    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
-    os.replace(partial, folder / RESULT)
+    with suppress(OSError):  # what the program wrote stays
+        partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+        os.replace(partial, folder / RESULT)
     return result
 
 

@@ -2,6 +2,7 @@
 plan.
 """
 
+import hashlib
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -212,6 +214,21 @@ def clean_environment() -> dict[str, str]:
         if not key.startswith("PLANNER_") and key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
     }
     return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def api_keys(scopes: Mapping[str, str]) -> Any:
+    """PLANNER_API_KEYS of these names; the secret of each is its name."""
+    hashed = {name: hashlib.sha256(name.encode()).hexdigest() for name in scopes}
+    return ",".join(f"{name}:{scopes[name]}:{digest}" for name, digest in hashed.items())
+
+
+def side_by_side(work: Callable[..., object], *given: tuple[Any, ...]) -> None:
+    """Calls it with each of these arguments, all at once, and waits for the ends."""
+    threads = [threading.Thread(target=work, args=one) for one in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Fixed:

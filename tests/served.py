@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from fastapi.testclient import TestClient
 
+from planner.api.wiring import Wiring
 from tests.conftest import clean_environment
 
 # searches of many seconds, one size after another: what is asked while others want answers
@@ -45,6 +47,11 @@ class Served:
         command = ["pgrep", "-f", "spawn_main", "-P", str(self.process.pid)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return {int(line) for line in found.stdout.split()}
+
+
+def wiring_of(client: TestClient) -> Wiring:
+    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
+    return wiring
 
 
 @contextlib.contextmanager

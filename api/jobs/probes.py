@@ -1,5 +1,6 @@
 """Probes as both edges run them: queued, claimed under a lease, measured on a pool, and stored."""
 
+import errno
 import platform
 import threading
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ PREFIX = "probe"
 SERVICE_ATTEMPTS = 2
 OOM, BACKEND = "oom", "backend"
 JOB_OPTIONS = ("pool", "trainer", "steps")
+# what a machine lacks for now; the job is tried again
+SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PAGE = 200  # probes read at once
 
 
@@ -98,14 +101,12 @@ def probes_of_plan(
     if not 1 <= top_k <= len(plan.ranked):
         rule = f"the plan ranks {counted(len(plan.ranked), 'layout')}"
         raise fault("top_k", top_k, rule, f"use 1 to {len(plan.ranked)}")
-    requested = []
-    for entry in plan.ranked[:top_k]:
-        values = {**options_of(plan.job), **options, "job": job_of(plan, entry)}
-        request, job = ProbeRequest.from_user(values, allow_files=False)
-        requested.append(
-            RequestedProbe(request=request, job=job, plan_id=plan.id, plan_rank=entry.rank)
-        )
-    return requested
+    given, best = {**options_of(plan.job), **options}, plan.ranked[:top_k]
+    made = [probe_of_job({**given, "job": job_of(plan, one)}, allow_files=False) for one in best]
+    return [
+        replace(one, plan_id=plan.id, plan_rank=entry.rank)
+        for (one,), entry in zip(made, best, strict=True)
+    ]
 
 
 def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
@@ -198,8 +199,7 @@ def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
     while True:
         page = wiring.probes.list(ProbeFilter(plan_id=parent_id), cursor, PAGE)
         found += page.items
-        cursor = page.next_cursor
-        if cursor is None:
+        if (cursor := page.next_cursor) is None:
             return found[::-1]
 
 
@@ -252,6 +252,9 @@ def run_probe(
                 answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
             )
         except PlannerError as error:
+            lacks = error.__cause__
+            if release_when_stopped and isinstance(lacks, OSError) and lacks.errno in SHORT_OF:
+                raise lacks from error
             end = ProbeEnd(
                 state="cancelled" if watch.stop.is_set() else "failed",
                 failure=BACKEND,

@@ -1,7 +1,6 @@
 """Background workers: studies and runs of sweeps from the queue, sweeps that come due, probes."""
 
 import contextlib
-import errno
 import logging
 import math
 import threading
@@ -18,7 +17,7 @@ from planner.api.jobs.observer import Observer
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.plans import subject_of
 from planner.api.jobs.probe_recovery import recover
-from planner.api.jobs.probes import BACKEND, run_probe
+from planner.api.jobs.probes import BACKEND, SHORT_OF, run_probe
 from planner.api.jobs.studies import run_study
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import schedule_due
@@ -42,8 +41,6 @@ from planner.units import HOUR, counted
 
 IDLE_SECONDS = 2.0
 PRUNE_SECONDS = HOUR  # between two prunings of the audit trail
-# what a machine lacks for now; the job is tried again
-SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MACHINE = "machine"  # the failure of a job that the machine could not run
 Record = TypeVar("Record", bound=JobRecord)
 End = TypeVar("End", bound=JobEnd)

@@ -69,6 +69,7 @@ CLIENTS = ("plan", "plan", "plan", "probe", "study")
 REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 KILLS_AN_OUTAGE, AWAY_SECONDS = 5, (6.0, 12.0)
+AGAIN_SECONDS = 0.2  # before a client repeats a request
 ROUNDS = 5  # of queueing again what was given up
 Run = Callable[[argparse.Namespace, str, Callable[[float], None], Path], dict[str, object]]
 SERVICE, WORKERS, COMPLETED = "service", ("worker 1", "worker 2"), "completed"
@@ -108,6 +109,12 @@ class Processes:
         process.wait()
         return was_there
 
+    def start_ended(self) -> None:
+        """Starts again what has ended, as systemd does: a worker that found no database."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                self.start(name)
+
     def stop(self) -> None:
         """Ends all that is left of it."""
         for process in self.running.values():
@@ -144,12 +151,14 @@ def ask(address: str, kind: str, client: int, asked: Asked, stop: threading.Even
         if stop.is_set():
             return
         headers = {"idempotency-key": f"{client}-{number}"}
-        answer = None
-        while answer is None or answer.status_code in (408, 429, 502, 503):
+        while True:
             try:
                 answer = httpx.post(address + path, json=body, headers=headers, timeout=60.0)
+                if answer.status_code not in (408, 429, 502, 503):
+                    break
             except httpx.TransportError:
-                time.sleep(0.1)  # it was killed; the same request again
+                pass  # it was killed; the same request again
+            time.sleep(AGAIN_SECONDS)
         if answer.status_code not in (200, 202):
             asked.wrong[f"{kind}: {answer.status_code} {answer.text[:80]}"] += 1
             time.sleep(0.5)
@@ -227,9 +236,11 @@ def run(
             ends[name] = _end_of(name, chance)
             hits[name.split(" ")[0]] += processes.kill(name)
             processes.start(name)
-            if sum(hits.values()) % KILLS_AN_OUTAGE == 0:
+            if sum(hits.values()) >= KILLS_AN_OUTAGE * (outages + 1):
                 away(chance.uniform(*AWAY_SECONDS))
                 outages += 1
+                processes.start_ended()
+                ends = {name: _end_of(name, chance) for name in names}
         stop.set()
         for client in clients:
             client.join(REST_SECONDS)

@@ -2,7 +2,6 @@
 PostgreSQL.
 """
 
-import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from planner.api.storage.sweeps import SqlSweepStore
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash
-from tests.conftest import JOB, LAYOUT
+from tests.conftest import JOB, LAYOUT, side_by_side
 from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -251,14 +250,7 @@ class TestProbes:
             while (held := store.claim(lease(owner))) is not None:
                 seen.append(held.id)
 
-        threads = [
-            threading.Thread(target=claim_all, args=(f"host:{number}",))
-            for number in range(claimers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(claim_all, *((f"host:{number}",) for number in range(claimers)))
         assert sorted(seen) == [f"probe-{number:03d}" for number in range(12)]
 
     def test_a_heartbeat_prolongs_and_tells_of_a_wish_to_cancel(self, store: SqlProbeStore) -> None:

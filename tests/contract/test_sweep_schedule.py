@@ -25,7 +25,7 @@ from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
-from tests.conftest import EACH_DATABASE
+from tests.conftest import EACH_DATABASE, side_by_side
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -101,11 +101,7 @@ def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Cl
         start.wait()
         made.append(len(schedule_due(worker)))
 
-    threads = [threading.Thread(target=look, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(look, *((worker,) for worker in workers))
     assert sorted(made) == [0, 0, 0, 1]
 
 
@@ -333,11 +329,7 @@ def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], cloc
             if task is not None:
                 claimed.append(task)
 
-        threads = [threading.Thread(target=take, args=(worker,)) for worker in workers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(take, *((worker,) for worker in workers))
         (held,) = claimed
         waiting = wiring_states(workers[0], sweep)
         assert waiting.count("queued") == left - 1

@@ -27,7 +27,7 @@ from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
 from planner.probes.pools import BACKENDS
 from planner.probes.pools.simulated import Faults, SimulatedCluster
-from tests.conftest import EACH_DATABASE
+from tests.conftest import EACH_DATABASE, side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -188,14 +188,7 @@ def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) 
             return
         given.append(name)
 
-    threads = [
-        threading.Thread(target=ask, args=(one, f"probe-{number}"))
-        for number, one in enumerate((wiring, other))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(ask, (wiring, "probe-0"), (other, "probe-1"))
     assert len(given) == 1
     with writing(wiring.engine) as session:
         assert room.taken(session) == 8

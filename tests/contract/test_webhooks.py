@@ -23,15 +23,15 @@ from planner.api.jobs import webhooks
 from planner.api.jobs.leases import new_lease
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
-from planner.api.jobs.workers import TaskWorkers, is_idle
+from planner.api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
 from planner.api.settings import Settings
 from planner.api.storage.clock import database_time
-from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
-from planner.api.storage.tables import TaskRow
+from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.tables import SweepRow, TaskRow
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
-from tests.conftest import EACH_DATABASE
+from tests.conftest import EACH_DATABASE, side_by_side
 
 SECRET = "a secret of the operator"
 SWEEP: dict[str, Any] = {
@@ -195,11 +195,7 @@ def test_a_run_that_is_queued_again_is_told_when_it_ends(
 def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:
     ended_run(wiring, receiver.url)
     other = Wiring(settings=wiring.settings, clock=wiring.clock, ids=wiring.ids)
-    threads = [threading.Thread(target=deliver_due, args=(one,)) for one in (wiring, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(deliver_due, (wiring,), (other,))
     assert len(receiver.received) == 1
     other.engine.dispose()
 
@@ -243,6 +239,30 @@ def test_a_receiver_that_drips_is_left_in_time_and_holds_no_study(
     assert claimed.wait(60.0), "while the receiver drips"
     workers.halt()
     drips.engine.dispose()
+
+
+def test_no_claim_talks_to_the_outside(
+    wiring: Wiring, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A webhook, a scheduled run and a probe whose worker was lost in its pool are due."""
+    ended_run(wiring, receiver.url)
+    add_sweep(wiring, {**SWEEP, "schedule": "* * * * *"}, allow_files=False)
+    with writing(wiring.engine) as session:
+        scheduled = update(SweepRow).where(SweepRow.next_due_at.is_not(None))
+        session.execute(scheduled.values(next_due_at=database_time(-1.0)))
+    for name in ("lost", "next"):
+        probe = ProbeRecord(
+            id=name, created_at=wiring.clock.now(), request={}, job_hash="", model="m", gpu="g",
+            num_gpus=1, layout="", pool="slurm", max_attempts=2)  # fmt: skip
+        wiring.probes.add([probe])
+    wiring.probes.claim(Lease(owner="another host:1", seconds=-1.0), job_id="lost")
+    asked: list[str] = []
+    for place, name in ((socket, "getaddrinfo"), (socket.socket, "connect"), (Wiring, "pool")):
+        monkeypatch.setattr(place, name, lambda *_, name=name: asked.append(name))
+    for workers in (TaskWorkers(wiring, 1), ProbeWorkers(wiring, 1)):
+        workers._errand_threads = [threading.Thread()]
+        assert workers._claim_next() is not None
+    assert asked == []
 
 
 def test_a_redirect_is_not_followed(wiring: Wiring, receiver: Receiver) -> None:

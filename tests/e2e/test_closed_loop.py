@@ -3,7 +3,6 @@ stand-in program, once with the real one.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import pty
@@ -40,7 +39,7 @@ from planner.errors import ConflictError, NotFoundError
 from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
-from tests.conftest import ROOT, Cli, clean_environment, needed
+from tests.conftest import ROOT, Cli, api_keys, clean_environment, needed
 from tests.e2e.conftest import REAL_PROBE
 from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
@@ -701,11 +700,7 @@ def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
 def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(
     tmp_path: Path, sqlite_url: str
 ) -> None:
-    scopes = {"planner": "read+plan", "prober": "read+plan+probe"}
-    keys = ",".join(
-        f"{name}:{each}:{hashlib.sha256(name.encode()).hexdigest()}"
-        for name, each in scopes.items()
-    )
+    keys = api_keys({"planner": "read+plan", "prober": "read+plan+probe"})
     settings = Settings(
         database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=SecretStr(keys)
     )

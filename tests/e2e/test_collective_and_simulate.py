@@ -3,7 +3,6 @@ from the library; errors as elsewhere.
 """
 
 import csv
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from planner.api.settings import Settings
 from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv
-from tests.conftest import JOB, Cli, needed
+from tests.conftest import JOB, Cli, api_keys, needed
 
 ASKED = {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-64"}
 PIPELINE: dict[str, Any] = {
@@ -227,11 +226,7 @@ def test_simulate_refuses_what_it_cannot_play(
 
 
 def test_keys_guard_both(sqlite_url: str) -> None:
-    scopes = {"reader": "read", "maker": "plan"}
-    keys = ",".join(
-        f"{name}:{scope}:{hashlib.sha256(name.encode()).hexdigest()}"
-        for name, scope in scopes.items()
-    )
+    keys = api_keys({"reader": "read", "maker": "plan"})
     with TestClient(
         create_app(Settings(database_url=sqlite_url, api_keys=SecretStr(keys))),
         raise_server_exceptions=False,

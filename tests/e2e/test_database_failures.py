@@ -19,18 +19,24 @@ from sqlalchemy import Engine, event, text, update
 from planner.api.errors import UnavailableError, UnreadableError
 from planner.api.http.app import create_app
 from planner.api.jobs import leases
+from planner.api.jobs import workers as module
+from planner.api.jobs.leases import new_lease
+from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
+from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.storage.engine import Limits, make_engine, normalise_url
 from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.migrate import _locked
 from planner.api.storage.records import SweepRecord
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import PlanRow
 from planner.api.storage.tasks import SqlTaskStore
-from planner.api.wiring import Wiring, wire
+from planner.api.wiring import wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
-from tests.conftest import EACH_DATABASE, END_OTHERS
+from tests.conftest import EACH_DATABASE, END_OTHERS, job_values
+from tests.served import wiring_of
 from tests.stand_ins.plan_labels import plan_labels
 
 SECONDS = 0.5  # that an engine of these tests waits
@@ -91,8 +97,6 @@ def test_a_slow_statement_is_ended(migrated_postgres_url: str) -> None:
 
 
 def test_a_migration_may_take_longer_than_a_statement(migrated_postgres_url: str) -> None:
-    from planner.api.storage.migrate import _locked
-
     engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
     with _locked(engine) as connection:
         connection.execute(text("SELECT pg_sleep(1.2)"))
@@ -146,11 +150,6 @@ def client(sqlite_url: str) -> Iterator[TestClient]:
         yield made
 
 
-def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
-
-
 def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
     client: TestClient, tmp_path: Path, plan: Plan
 ) -> None:
@@ -199,8 +198,6 @@ def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> No
 
 
 def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: str) -> None:
-    from planner.api.wiring import wire
-
     wiring = wire(Settings(database_url=sqlite_url))
     broken = SweepRecord(
         id="sweep-1",
@@ -246,10 +243,6 @@ def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Pl
 def test_what_a_full_disk_stopped_is_tried_again(
     sqlite_url: str, number: int, left: tuple[str, str | None]
 ) -> None:
-    from planner.api.jobs.leases import new_lease
-    from planner.api.jobs.workers import TaskWorkers
-    from planner.api.wiring import wire
-
     wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)
     wiring.tasks.add([task()])
@@ -263,12 +256,32 @@ def test_what_a_full_disk_stopped_is_tried_again(
         assert "No space left on device: /probes/x" in str(now.message)
 
 
+def test_a_probe_that_finds_no_room_for_its_files_is_tried_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wiring = wire(Settings(database_url=sqlite_url))
+    job = job_values("debug-tiny", "cpu", 1, 64, 4, layout={"dp_shard": 1})
+    enqueue(wiring, probe_of_job({"job": job}, allow_files=False), max_attempts=2)
+    held = wiring.probes.claim(new_lease())
+    assert held is not None
+    full = OSError(errno.ENOSPC, "No space left on device")
+    real = Path.mkdir
+
+    def mkdir(path: Path, *given: Any, **named: Any) -> None:
+        if path.name.startswith("probe-"):
+            raise full
+        real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    ProbeWorkers(wiring, 0)._run(held)
+    now = wiring.probes.get(held.id)
+    assert (now.state, now.attempts, now.message) == (
+        "queued", 1, "No space left on device: no file named")  # fmt: skip
+
+
 def test_a_worker_goes_on_after_what_it_cannot_read(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planner.api.jobs import workers as module
-    from planner.api.wiring import wire
-
     wiring = wire(Settings(database_url=sqlite_url))
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
     workers, asked = module.TaskWorkers(wiring, 1), threading.Event()
@@ -299,10 +312,6 @@ def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None
 def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planner.api.jobs.leases import new_lease
-    from planner.api.jobs.workers import TaskWorkers
-    from planner.api.wiring import wire
-
     wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)
     wiring.tasks.add([task()])

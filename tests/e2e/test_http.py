@@ -2,9 +2,7 @@
 its own.
 """
 
-import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +18,12 @@ from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.api.storage.engine import make_engine, normalise_url
 from planner.api.storage.migrate import alembic_config, upgrade
-from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB
+from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB, api_keys, side_by_side
 from tests.served import Served, served
 
 PROBLEM = "application/problem+json"
 SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
-KEYS = ",".join(
-    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
-    for name, scopes in SECRETS.items()
-)
+KEYS = api_keys(SECRETS)
 
 
 @pytest.fixture(scope="module")
@@ -255,11 +250,7 @@ def test_idempotency_of_requests_at_the_same_time(app: TestClient, job: dict[str
     def post() -> None:
         answers.append(app.post("/plan", json=job, headers={"idempotency-key": "race"}))
 
-    threads = [threading.Thread(target=post) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(post, *[()] * 4)
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert len(app.get("/plans").json()["items"]) == 1

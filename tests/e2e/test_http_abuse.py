@@ -1,6 +1,5 @@
 """What a service meets: slow and vanished clients, pages of other sites, its own end."""
 
-import hashlib
 import json
 import signal
 import socket
@@ -16,12 +15,10 @@ from fastapi.testclient import TestClient
 
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
+from tests.conftest import api_keys
 from tests.served import LONG_JOB, Served, served
 
-KEYS = ",".join(
-    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
-    for name, scopes in {"reader": "read", "boss": "admin"}.items()
-)
+KEYS = api_keys({"reader": "read", "boss": "admin"})
 
 
 CHOSEN = {"request_seconds": 1, "log_format": "json", "planning_processes": 1}
@@ -31,7 +28,8 @@ CHOSEN = {"request_seconds": 1, "log_format": "json", "planning_processes": 1}
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A real service, which outlives all that clients do to it."""
     folder = tmp_path_factory.mktemp("service")
-    with served(f"sqlite:///{folder / 'x.db'}", folder, **CHOSEN) as running:
+    url = f"sqlite:///{folder / 'x.db'}"
+    with served(url, folder, **CHOSEN, proxies="10.9.9.0/24,127.0.0.1") as running:
         yield running
 
 
@@ -154,6 +152,13 @@ def test_who_is_no_configured_proxy_speaks_for_itself_alone(keyed: Served) -> No
     ]  # fmt: skip
     assert codes[-1] == 429
     assert "10.0.0." not in keyed.log
+
+
+def test_who_is_a_configured_proxy_speaks_for_its_clients(service: Served) -> None:
+    for chain in ("10.0.0.8", "10.0.0.9, 10.9.9.7"):  # the second comes through two proxies
+        httpx.get(f"{service.url}/healthz", headers={"x-forwarded-for": chain})
+    for client in ("10.0.0.8", "10.0.0.9"):
+        until(lambda client=client: f'"client": "{client}"' in service.log)
 
 
 def test_work_ends_with_its_client(service: Served) -> None:

@@ -16,7 +16,7 @@ from planner.api.http.app import create_app
 from planner.api.http.events import KEEP_ALIVE_POLLS, follow
 from planner.api.settings import Settings
 from planner.api.storage.job_records import Lease, ProbeRecord
-from planner.api.wiring import Wiring
+from tests.served import wiring_of
 
 
 @pytest.fixture
@@ -26,11 +26,6 @@ def client(sqlite_url: str) -> Iterator[TestClient]:
         raise_server_exceptions=False,
     ) as client:
         yield client
-
-
-def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
 
 
 def probe_of(plan_id: str, number: int, **changes: Any) -> ProbeRecord:

@@ -19,9 +19,9 @@ from planner.api.jobs.leases import new_lease
 from planner.api.settings import Settings
 from planner.api.storage.job_records import TaskEnd, TaskRecord
 from planner.api.storage.records import CalibrationRecord
-from planner.api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT
+from tests.served import wiring_of
 
 SWEEP: dict[str, Any] = {
     "name": "nightly", "schedule": "0 2 * * *",
@@ -35,11 +35,6 @@ def client(sqlite_url: str) -> Iterator[TestClient]:
     settings = Settings(database_url=sqlite_url, probe_workers=0, task_workers=0)
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
         yield client
-
-
-def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
 
 
 def pages(client: TestClient, path: str, limit: int) -> list[list[dict[str, Any]]]:

@@ -2,7 +2,6 @@
 real command line.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,9 @@ from fastapi.testclient import TestClient
 
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
-from tests.conftest import Cli
+from tests.conftest import Cli, api_keys
 
-SECRETS = {"ann": "read+plan+probe", "bob": "read+plan+probe", "root": "admin"}
-KEYS = ",".join(
-    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
-    for name, scopes in SECRETS.items()
-)
+KEYS = api_keys({"ann": "read+plan+probe", "bob": "read+plan+probe", "root": "admin"})
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -131,6 +126,18 @@ def test_the_command_line_says_what_is_not_believed_and_forgets(cli: Cli, tmp_pa
     assert cli("measurements", "delete", "slow").returncode == 2
     assert cli("measurements", "share").returncode == 2
     assert cli("measurements", "share", "fast").stdout == "0 measurements shared\n"
+
+
+def test_an_import_counts_for_everyone_with_shared_alone(
+    cli: Cli, client: TestClient, tmp_path: Path
+) -> None:
+    before, rows = step(client, "ann"), tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row("mine", 2 * before)))
+    assert cli("measurements", "import", rows).returncode == 0
+    assert step(client, "ann") == before
+    rows.write_text(json.dumps(row("ours", 2 * before)))
+    assert cli("measurements", "import", rows, "--shared").returncode == 0
+    assert step(client, "ann") > 1.5 * before
 
 
 def test_an_import_is_undone_and_says_which_plans_rest_on_it(cli: Cli, tmp_path: Path) -> None:

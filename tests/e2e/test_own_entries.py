@@ -1,6 +1,5 @@
 """Models, GPUs and clusters of the users' own: kept in versions, meant by name everywhere."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
-from tests.conftest import EACH_DATABASE, Cli
+from tests.conftest import EACH_DATABASE, Cli, api_keys
 
 TINY = {
     "hidden_size": 256,
@@ -146,10 +145,8 @@ def test_an_unknown_name_says_where_to_look(app: TestClient) -> None:
 
 
 def test_a_name_is_its_owner_s(sqlite_url: str) -> None:
-    keys = ",".join(
-        f"{name}:plan+read:{hashlib.sha256(name.encode()).hexdigest()}" for name in ("ann", "bob")
-    )
-    settings = Settings(database_url=sqlite_url, api_keys=keys, probe_workers=0, task_workers=0)  # type: ignore[arg-type]
+    keys = api_keys(dict.fromkeys(("ann", "bob"), "plan+read"))
+    settings = Settings(database_url=sqlite_url, api_keys=keys, probe_workers=0, task_workers=0)
     with TestClient(create_app(settings)) as app:
         ann, bob = ({"headers": {"authorization": f"Bearer {name}"}} for name in ("ann", "bob"))
         add(app, "models", "ours", TINY, **ann)

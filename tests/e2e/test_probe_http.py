@@ -2,7 +2,6 @@
 found again; scopes, filters, CSV.
 """
 
-import hashlib
 import json
 import sys
 import time
@@ -17,7 +16,7 @@ from fastapi.testclient import TestClient
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.probes import guardian
-from tests.conftest import EACH_DATABASE, needed
+from tests.conftest import EACH_DATABASE, api_keys, needed
 from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
 
@@ -254,10 +253,7 @@ def test_a_service_that_stops_puts_its_probe_back(make: Make, tmp_path: Path) ->
 
 
 def test_who_may(make: Make) -> None:
-    keys = ",".join(
-        f"{name}:{name}:{hashlib.sha256(name.encode()).hexdigest()}"
-        for name in ("read", "probe", "plan")
-    )
+    keys = api_keys({name: name for name in ("read", "probe", "plan")})
     client = make(workers=0, api_keys=keys)
 
     def status(method: str, path: str, key: str | None) -> int:

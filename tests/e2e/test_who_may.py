@@ -1,9 +1,7 @@
 """Whose things are whose, what a key may use, and the trail of who did what; on the real app."""
 
-import hashlib
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,14 @@ from planner.api.jobs.sweeps import schedule_due
 from planner.api.settings import Settings, parse_quotas
 from planner.api.storage.backup import faults_in
 from planner.api.storage.job_records import ProbeEnd, TaskFilter
-from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY
-from tests.conftest import EACH_DATABASE, Cli
+from tests.conftest import EACH_DATABASE, Cli, api_keys, side_by_side
+from tests.served import wiring_of
 from tests.stand_ins.ageing import age
 
 SCOPES = {"ann": "read+plan+probe", "bob": "read+plan+probe", "boss": "admin"}
-KEYS = ",".join(
-    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
-    for name, scopes in SCOPES.items()
-)
+KEYS = api_keys(SCOPES)
 QUOTAS = "ann:plans_per_day=2+queued_probes=3+gpu_seconds_per_day=4000"
 TINY: dict[str, Any] = {
     "model": "debug-tiny",
@@ -52,11 +47,6 @@ def client(migrated_url: str) -> Iterator[TestClient]:
     )
     with TestClient(create_app(settings), raise_server_exceptions=False) as made:
         yield made
-
-
-def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
 
 
 def ask(client: TestClient, who: str, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -183,11 +173,7 @@ def test_two_at_once_do_not_pass_the_quota_together(client: TestClient) -> None:
     def post() -> None:
         answers.append(ask(client, "ann", "POST", "/probes", probe(1500.0)).status_code)
 
-    threads = [threading.Thread(target=post) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(post, *[()] * 6)
     assert sorted(answers) == [202] * 2 + [429] * 4
 
 

@@ -1,6 +1,5 @@
 """What the stores share, and who may ask: pages, repeated requests, keys; in milliseconds."""
 
-import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from planner.api.storage.paging import MAX_PAGE, cursor_of, read_cursor
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.tables import Base
 from planner.errors import ConflictError, PlannerError, SpecError
+from tests.conftest import api_keys
 from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -192,10 +192,7 @@ def key_for(secret: str | None, *scopes: str, keys: str = "") -> tuple[ApiKey, A
     return anyio.run(ask)
 
 
-KEYS = ",".join(
-    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
-    for name, scopes in {"reader": "read", "planner": "plan+read", "boss": "admin"}.items()
-)
+KEYS = api_keys({"reader": "read", "planner": "plan+read", "boss": "admin"})
 
 
 @pytest.mark.parametrize(("secret", "scope", "outcome"), [

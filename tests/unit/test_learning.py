@@ -37,7 +37,7 @@ from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
-from tests.conftest import job_values
+from tests.conftest import job_values, side_by_side
 
 GPU = "mi300x-192gb"
 SUBJECT = Subject(trainer="torchtitan", gpu=GPU)
@@ -332,11 +332,7 @@ def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
         stored(mine, one)
 
     assert wiring.store is not None  # makes the tables before they race
-    threads = [threading.Thread(target=teach, args=pair) for pair in zip(others, runs, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(teach, *zip(others, runs, strict=True))
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
     assert latest.num_runs == len(runs)
 

@@ -28,7 +28,7 @@ from planner.probes.pools.nvidia import (
 )
 from planner.probes.protocol import ProbeResult, ProbeTask
 from planner.probes.variables import DeviceLease
-from tests.conftest import ROOT, clean_environment, job_values
+from tests.conftest import ROOT, clean_environment, job_values, side_by_side
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
 GPUS = """\
@@ -186,11 +186,7 @@ class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
         tasks = [task(size) for size in (2, 1, 1, 2, 4, 1)]
-        threads = [threading.Thread(target=here.run, args=(one,)) for one in tasks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(here.run, *((one,) for one in tasks))
         assert len(launcher.spans) == 6
         for number, (start, end, devices) in enumerate(launcher.spans):
             for other_start, other_end, others in launcher.spans[number + 1 :]:
@@ -309,11 +305,7 @@ class TestLeases:
         here, launcher = pool(tmp_path, seconds=0.05)
         here.settings = replace(here.settings, cpu_slots=2)
         asked = [task(size, "cpu").model_copy(update={"device": "cpu"}) for size in (1, 4, 1, 2)]
-        threads = [threading.Thread(target=here.run, args=(one,)) for one in asked]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        side_by_side(here.run, *((one,) for one in asked))
         assert sorted(launcher.locks) == [1, 1, 2, 2]
         assert launcher.most_locks == 2
 

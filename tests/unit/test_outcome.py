@@ -1,5 +1,6 @@
 """What the files of a probe say about how it went."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import venv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -214,6 +216,17 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"first" + b"." * (2 * LOG_BYTES) + b"last")
     text = read_log(tmp_path / LOG)
     assert (text[:5], text[-4:], len(text)) == ("first", "last", 2 * LOG_BYTES + len("\n[...]\n"))
+
+
+def test_a_result_counts_where_the_disk_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: of the owner, and of the worker that finds the folder later."""
+    probe(tmp_path, outcome=measured())
+    end(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
+    assert [conclude(tmp_path).outcome.status for _ in range(2)] == ["ok", "ok"]
 
 
 def test_a_result_file_without_end_is_not_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -215,6 +216,34 @@ def test_what_a_machine_lacks_is_an_error_in_ci() -> None:
         if path not in own
     }
     assert {name: count for name, count in found.items() if count} == LEGITIMATE_SKIPS
+
+
+def test_what_is_installed_is_checked_by_each_commit_and_listed_by_an_audit() -> None:
+    def steps(target: str) -> str:
+        command = ["make", "--dry-run", target, "VENV=/nowhere"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "-m pip check\n" in steps("test")
+    for part in ("cyclonedx-py environment", "build/sbom.json", "build/licences.md"):
+        assert part in steps("audit")
+    assert {"cyclonedx-bom", "pip-licenses", "uv"} <= pins(ROOT / "hashes/audit.txt").keys()
+
+
+def test_a_machine_that_lacks_tools_gets_one_line(tmp_path: Path) -> None:
+    """Nothing is on it but a shell and Python, and nobody may install."""
+    for name, file in {"bash": "/bin/bash", "python3": sys.executable}.items():
+        (tmp_path / name).symlink_to(file)
+    for name in ("dirname", "id", "cat"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        ["/bin/bash", ROOT / ".ci/run"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done
+    assert {"make", "g++", "patch", "curl"} <= set(done.stderr.split())
 
 
 def test_the_base_alone_plans(tmp_path: Path) -> None:

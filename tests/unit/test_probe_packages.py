@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 import venv
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from planner.probes.packages import linked, mounts, search_path
 from planner.probes.pools.slurm_options import SlurmOptions
 from planner.probes.protocol import ProbeTask
 from planner.probes.variables import DeviceLease, environment
-from tests.conftest import ROOT, needed
+from tests.conftest import ROOT, needed, side_by_side
 
 JOB: dict[str, Any] = {
     "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -111,11 +110,7 @@ def test_the_links_are_made_once_by_any_number_of_threads(
     def make() -> None:
         found.append({path.name for path in linked(tmp_path / "probes").iterdir()})
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(make, *[()] * 8)
     assert found == [{"planner"}] * 8
     before = linked(tmp_path / "probes")
     assert [path.name for path in (tmp_path / "probes").iterdir()] == [before.name]
