@@ -146,11 +146,14 @@ class Session:
                 with contextlib.chdir(session.folder):
                     yield session
             finally:
-                gone = [process.args for process in session.running if process.poll() is not None]
+                gone = []
                 for process in session.running:
+                    ended = process.poll() is not None
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGTERM)
-                    process.wait(timeout=60)
+                    # one that was just ending as it was asked has a code of its own
+                    if process.wait(timeout=60) > 0 or ended:
+                        gone.append(process.args)
                 assert not gone, f"{gone} ended before the page did"
 
     @property
