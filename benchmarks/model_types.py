@@ -2,18 +2,22 @@
 
     python benchmarks/model_types.py            one line a type, and the counts
     python benchmarks/model_types.py llama phi  these types alone
+    python benchmarks/model_types.py --markdown docs/reference/model-types.md
 
 For each type its default config is built on the meta device (no memory) and read by us. `equal` is
 the same number of weights to the last one; `wrong` is a bug.
 Needs transformers and torch: `PYTHONPATH=.venv/titan`, which `make test-slow` sets up.
 """
 
+import argparse
 import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
@@ -34,13 +38,42 @@ COUNTED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 OTHER_PARTS = ("vision", "image", "audio", "speech", "projector", "embed_tokens_extend", "vq")
 
 
+PAGE = """# Model types
+
+Every causal language model of transformers {version}, in its default size: the weights that the
+real class has, built on the meta device, and the weights that planner reads from its config.
+`equal` is the same number to the last one. A refused type has a block without operations here;
+transformers itself does not build the default config of an unbuilt one.
+`benchmarks/model_types.py` writes this page.
+
+{counts}
+
+| type | transformers | planner | |
+| --- | --: | --: | --- |
+{rows}
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How one type was read: equal, wrong, refused (by a named block or not) or unbuilt."""
+    """How one type was read: equal, wrong, refused (by a named block or not) or unbuilt.
+
+    built, ours: weights of the real class and of what we read; None where there is none.
+    """
 
     name: str
     verdict: str
     detail: str = ""
+    built: int | None = None
+    ours: int | None = None
+
+    @property
+    def row(self) -> str:
+        """Its line of the page's table: a refusal by its block, an unbuilt one by its error."""
+        numbers = " | ".join("" if n is None else f"{n:,}" for n in (self.built, self.ours))
+        _, _, block = self.detail.partition("it has ")
+        words = {"refused": f": {block.partition('; our')[0]}"}.get(self.verdict, "")
+        return f"| `{self.name}` | {numbers} | {self.verdict}{words} |"
 
 
 def built(name: str) -> tuple[dict[str, Any], int]:
@@ -68,11 +101,13 @@ def judge(name: str) -> Verdict:
         ours = read_model(keys).total_parameters()
     except PlannerError as error:
         named = "our operations have no such block" in str(error)
-        return Verdict(name=name, verdict="refused" if named else "UNNAMED", detail=str(error))
+        verdict = "refused" if named else "UNNAMED"
+        return Verdict(name=name, verdict=verdict, detail=str(error), built=count)
     if ours == count:
-        return Verdict(name=name, verdict="equal", detail=f"{count:,}")
+        detail = f"{count:,}"
+        return Verdict(name=name, verdict="equal", detail=detail, built=count, ours=ours)
     detail = f"{ours:,} read, {count:,} built ({ours / count - 1:+.4%})"
-    return Verdict(name=name, verdict="WRONG", detail=detail)
+    return Verdict(name=name, verdict="WRONG", detail=detail, built=count, ours=ours)
 
 
 def verdicts(names: list[str]) -> Iterator[Verdict]:
@@ -85,11 +120,21 @@ def verdicts(names: list[str]) -> Iterator[Verdict]:
 
 def main() -> int:
     """Prints the table; 1 where a type is read wrong."""
-    counts: Counter[str] = Counter()
-    for one in verdicts(sys.argv[1:]):
-        counts[one.verdict] += 1
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--markdown", type=Path)
+    asked = parser.parse_args()
+    found = []
+    for one in verdicts(asked.names):
+        found.append(one)
         print(f"{one.verdict:8} {one.name:26} {one.detail}"[:160], flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    counts = Counter(one.verdict for one in found)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    print(told)
+    if asked.markdown:
+        rows = "\n".join(one.row for one in found)
+        page = PAGE.format(version=metadata.version("transformers"), counts=f"{told}.", rows=rows)
+        asked.markdown.write_text(page, encoding="utf-8")
     return int(counts["WRONG"] + counts["UNNAMED"] > 0)
 
 

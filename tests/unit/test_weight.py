@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 688,
     "functions that import inside": 54,
 }
-TEST_LINES = 56_963
+TEST_LINES = 56_966
 
 
 def test_the_code_weighs_no_more() -> None:
