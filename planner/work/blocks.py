@@ -12,6 +12,7 @@ from dataclasses import replace
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.attention import attention_core, gqa, mla, output_gate
 from planner.work.feed_forward import mlp, moe
+from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
@@ -57,7 +58,7 @@ def _mixing(
     mixer = MIXERS[kind.mixer].operations(model, code) if kind.mixer in MIXERS else ()
     if kind.mixer in ("attention", "attention-mamba2"):
         attention = _attention(model, kind, flash, code)
-        mixer = _side_by_side(mixer, attention) if mixer else attention
+        mixer = beside_attention(mixer, attention) if mixer else attention
     out = mixer[-1].name
     return (
         norm(model, "attention_norm", stream, code),
@@ -78,38 +79,6 @@ def _mixing(
             branch,
         ),
     )
-
-
-def _side_by_side(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Two mixers of one input and their sum, each scaled on its way in and out (Falcon H1).
-
-    Attention saves a scaled copy of the input of its own.
-    Source: transformers 5.24 models/falcon_h1 (FalconH1DecoderLayer, FalconH1Mixer).
-    """
-    scaled = Tensor(name="attention_scaled", dims=HIDDEN)
-    both = tuple(Tensor(name=f"{ops[-1].name}_out", dims=HIDDEN) for ops in (mixer, attention))
-    inside = Elementwise(
-        name="mamba_scale",
-        dims=("tokens", "mamba_in"),
-        kernels=1,
-        forward_moves=2.0,
-        backward_moves=2.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=2.0,
-    )
-    total = Elementwise(
-        name="mixers_sum",
-        dims=HIDDEN,
-        kernels=5,
-        forward_moves=11.0,
-        backward_moves=11.0,
-        fused_forward_moves=7.0,
-        fused_backward_moves=7.0,
-        saves=(scaled,),
-        reads=both,
-        makes=(Tensor(name="mixers_sum_out", dims=HIDDEN),),
-    )
-    return (mixer[0], inside, *mixer[1:], *attention, total)
 
 
 def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tuple[Op, ...]:

@@ -143,3 +143,35 @@ def _norm(code: Code, scanned: Tensor, normed: Tensor) -> Elementwise:
         reads=(scanned,),
         makes=(normed,),
     )
+
+
+def beside_attention(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Two mixers of one input and their sum, each scaled on its way in and out (Falcon H1).
+
+    Attention saves a scaled copy of the input of its own.
+    Source: transformers 5.24 models/falcon_h1 (FalconH1DecoderLayer, FalconH1Mixer).
+    """
+    scaled = Tensor(name="attention_scaled", dims=HIDDEN)
+    both = tuple(Tensor(name=f"{ops[-1].name}_out", dims=HIDDEN) for ops in (mixer, attention))
+    inside = Elementwise(
+        name="mamba_scale",
+        dims=("tokens", "mamba_in"),
+        kernels=1,
+        forward_moves=2.0,
+        backward_moves=2.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=2.0,
+    )
+    total = Elementwise(
+        name="mixers_sum",
+        dims=HIDDEN,
+        kernels=5,
+        forward_moves=11.0,
+        backward_moves=11.0,
+        fused_forward_moves=7.0,
+        fused_backward_moves=7.0,
+        saves=(scaled,),
+        reads=both,
+        makes=(Tensor(name="mixers_sum_out", dims=HIDDEN),),
+    )
+    return (mixer[0], inside, *mixer[1:], *attention, total)

@@ -30,14 +30,13 @@ class MixerWork:
     cut: frozenset[str]
 
 
-DSA: Mapping[Mixer, Callable[[ModelSpec, Code], tuple[Op, ...]]] = {
-    "dsa": sparse_attention.operations, "dsa-shared": sparse_attention.shared,
-}  # fmt: skip
 MIXERS: Mapping[Mixer, MixerWork] = {
-    **{
-        name: MixerWork(operations=made, sizes=sparse_attention.sizes, cut=sparse_attention.TP_DIMS)
-        for name, made in DSA.items()
-    },
+    "dsa": MixerWork(
+        operations=sparse_attention.operations, sizes=sparse_attention.sizes, cut=frozenset()
+    ),
+    "dsa-shared": MixerWork(
+        operations=sparse_attention.shared, sizes=sparse_attention.sizes, cut=frozenset()
+    ),
     "gated-delta": MixerWork(
         operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
     ),

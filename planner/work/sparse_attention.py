@@ -18,7 +18,6 @@ from planner.work.attention import attention_core, latents, mla, rotary
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import Code, norm_saves, output_projection
 
-TP_DIMS = frozenset[str]()
 _SCORED: Dims = ("tokens", "index_heads", "context")
 
 
