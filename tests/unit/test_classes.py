@@ -70,6 +70,10 @@ def test_classes_are_of_a_kind_of_model_on_a_generation_of_gpus() -> None:
     assert factor_of(named, dense, "hopper") == 0.5
     assert factor_of(named, experts, "hopper") == 1.0
     assert factor_of(replace(named, own_runs={"unit": 1}), dense, "hopper") == 1.0
+    hybrid = read_model("nemotron-h-56b")
+    mixers = {("megatron", "hopper", name) for name in hybrid.mixers}
+    assert factor_of(named, hybrid, "hopper") == 1.0
+    assert factor_of(replace(named, seen=frozenset(mixers)), hybrid, "hopper") == 0.5
 
 
 def test_an_estimate_is_as_wide_as_its_class_says() -> None:
