@@ -58,7 +58,7 @@ class UncoveredKernel:
 
     @property
     def value(self) -> float:
-        """What measuring it is worth: its share of a step, weighted by its distance."""
+        """The worth of measuring it: its share of a step, weighted by its distance."""
         return self.use.share * min(self.octaves, FAR) / FAR
 
 

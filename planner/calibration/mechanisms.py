@@ -68,7 +68,7 @@ CP_WORDS = {
 
 
 class Setting(Protocol):
-    """What is the same for all layouts of a job: a `Job`, a pricer or a context of rules."""
+    """The model, cluster and training that all layouts of a job share."""
 
     @property
     def model(self) -> ModelSpec:

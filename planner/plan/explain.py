@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from planner.columns import FloatColumn
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
+from planner.rules.cuda_graphs import captured
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
+from planner.specs.training import CUDA_GRAPHS
 from planner.units import counted, format_bytes, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
@@ -170,6 +173,16 @@ def precision_sentences(together: Together, layout: Layout, estimate: Estimate) 
     )
 
 
+def graph_sentences(pricer: Pricer, layout: Layout) -> list[str]:
+    """The CUDA graphs that the trainer or its recipe captures though the job names none."""
+    job = pricer.rules_context
+    graphs = CUDA_GRAPHS[int(captured(LayoutBatch.from_layouts([layout]), job)[0])]
+    if graphs == "none" or job.training.cuda_graphs is not None:
+        return []
+    of = "the whole step" if graphs == "full" else "layers"
+    return [f"{pricer.rules.title} captures CUDA graphs of {of} unless training.cuda_graphs is set"]
+
+
 def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     pricer = together.pricer
     shares = quantised_model(pricer.model, pricer.recipes).shares
@@ -249,6 +262,7 @@ def winner_reasons(
         memory_sentence(together, layout, estimate),
         *sharding_reasons(together, layout),
         *precision_sentences(together, layout, estimate),
+        *graph_sentences(together.pricer, layout),
         *(
             f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"
             for n in sorted(tempting.values(), key=lambda n: n.step_ratio)

@@ -73,6 +73,7 @@ def local_sizes(
         "kv_heads_repeated": np.where(kv_heads > 1.0, heads, kv_heads),
         "context": training.seq_len * ones,
         "attended": training.seq_len / 2.0 * ones,
+        "chosen": min(model.index_topk, training.seq_len) * ones,
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
         "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
         "qo_width": heads * (model.qk_head_dim + model.v_dim),

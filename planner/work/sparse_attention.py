@@ -16,7 +16,7 @@ from planner.specs.mixers import LEAST_HEADS
 from planner.specs.model import ModelSpec
 from planner.work.attention import attention_core, latents, mla, rotary
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import Code, norm_saves, output_projection
+from planner.work.pieces import Code, norm, output_projection
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
 
@@ -30,7 +30,6 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
         "index_dim": width * ones,
         "index_width": model.index_n_heads * width * ones,
         "index_few": (width + model.index_n_heads) * ones,
-        "chosen": model.index_topk * ones,
         "qk_nope": model.qk_nope_head_dim * ones,
         "latent_sent": (model.kv_lora_rank + model.qk_rope_head_dim + width) * ones,
         "sparse_heads": np.maximum(model.num_attention_heads / tp, LEAST_HEADS),
@@ -131,7 +130,7 @@ def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
     return (
         *query,
         down,
-        _latent_norm(model, code, down.output),
+        norm(model, "wkv_b_norm", down.output, code),
         _up("wk_absorb", ("kv_lora",), ("qk_nope",), queries, (queries,)),
         rotary(
             ("tokens", "heads", "kv_lora_rope"),
@@ -159,20 +158,6 @@ def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
         ),
         _up("wv_absorb", ("v_dim",), ("kv_lora",), out, (out,)),
         output_projection("wo", ("heads", "v_dim"), attended),
-    )
-
-
-def _latent_norm(model: ModelSpec, code: Code, source: Tensor) -> Elementwise:
-    return Elementwise(
-        name="wkv_b_norm",
-        dims=("tokens", "kv_lora"),
-        kernels=1,
-        forward_moves=2.0,
-        backward_moves=4.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=4.0,
-        saves=norm_saves(model, "wkv_b_norm", source, code.composite_norm),
-        reads=(source,),
     )
 
 

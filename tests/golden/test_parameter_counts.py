@@ -13,6 +13,8 @@ ACTIVE = {
     "deepseek-v2": (21e9, 0.5e9),  # arXiv 2405.04434
     # arXiv 2412.19437: 37B of 671B; ours counts the input embedding too
     "deepseek-v3": (37e9, 1e9),
+    # its report leaves out embedding and head
+    "moonlight-16b-a3b": (2.24e9 + 2 * 163840 * 2048, 0.005e9),
     "kimi-k2": (32e9, 1e9),  # arXiv 2507.20534
     "qwen3-30b-a3b": (3.3e9, 0.1e9),  # model card
     "qwen3-235b-a22b": (22e9, 0.5e9),

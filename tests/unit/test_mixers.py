@@ -57,7 +57,7 @@ def sizes(model: ModelSpec) -> dict[str, float]:
     latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
         "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
-    context = {"context": 4096, "attended": 2048, "tokens_ring": 0}
+    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
     experts = {"experts": model.num_experts, "experts_local": model.num_experts,
         "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,

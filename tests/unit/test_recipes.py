@@ -16,6 +16,7 @@ from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.commands import read_flags
 from planner.intake.jobs import read_job
+from planner.plan.explain import graph_sentences
 from planner.rules import Context
 from planner.rules.cuda_graphs import by_layout, captured
 from planner.specs.job import Job
@@ -76,6 +77,8 @@ def test_a_plan_captures_what_the_recipe_does(
     flags = read_flags(made.arguments)
     wanted = {"full": ["full_iteration"], "partial": ["transformer_engine"]}.get(graphs)
     assert flags.get("--cuda-graph-impl") == wanted
+    told = graph_sentences(Pricer.build(asked.model, asked.cluster, asked.training), asked.layout)
+    assert bool(told) == (graphs != "none")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ DISPATCHERS: Mapping[int, Callable[[str], Kernels]] = {
 
 
 def reached(places: FloatColumn, top_k: int) -> FloatColumn:
-    """Of `places` with as many experts each, how many hold one of a token's top_k experts.
+    """Number of places that a token is sent to, where each holds as many experts.
 
     places (1 - (1 - 1 / places)^top_k), for uniform choices.
     """
