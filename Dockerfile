@@ -1,7 +1,8 @@
 # Three targets, `docker build --target NAME .`: `service` answers HTTP and needs no torch; `worker` runs the probes, studies and sweeps
 # that its database holds; `probe` measures one job. The last two have torch and want a GPU (`docker run --gpus all`), and an init
 # (`--init`) that buries what a killed probe leaves.
-FROM python:3.11-slim AS base
+# The tag's multi-platform index as Docker Hub listed it on 2026-09-21; a newer one: docker buildx imagetools inspect python:3.11-slim-bookworm
+FROM python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 WORKDIR /srv/planner
 COPY pyproject.toml setup.py MANIFEST.in LICENSE README.md alembic.ini ./

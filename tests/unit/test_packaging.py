@@ -149,6 +149,8 @@ def test_images_are_made_of_what_is_there() -> None:
     assert all((ROOT / source).exists() for source in sources)
     stages = [line.split()[-1] for line in lines if line.startswith("FROM ")]
     assert {"service", "worker", "probe"} <= set(stages)
+    bases = {line.split()[1] for line in lines if line.startswith("FROM ")} - set(stages)
+    assert all(re.fullmatch(r"[\w.:/-]+@sha256:[0-9a-f]{64}", base) for base in bases), bases
     hashed = re.findall(r"--require-hashes --requirement (\S+)", "\n".join(lines))
     assert hashed == ["hashes/service.txt", "hashes/probe.txt"]
     assert all((ROOT / file).exists() for file in hashed)
