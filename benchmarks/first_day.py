@@ -61,12 +61,13 @@ class Sizes:
     steps: int = 300
     batch: int = 8
     worlds: tuple[int, ...] = (8, 512)
+    node: int = 8
 
 
 FULL = Sizes(experts=SIXTEEN_EXPERTS, windows=EIGHT_WINDOWS)
 SMALL = Sizes(
     one=TINY, three=TINY, eight=TINY, experts=TINY_EXPERTS, windows=TINY_WINDOWS, seq_len=64,
-    long=64, steps=12, batch=2, worlds=(4, 16),
+    long=64, steps=12, batch=2, worlds=(4, 16), node=4,
 )  # fmt: skip
 
 
@@ -102,9 +103,36 @@ def environment(device: str) -> Iterator[str]:
             yield f"{done.stdout}{done.stderr}".rstrip()
 
 
-def first_day(gpu: str, *, tiny: bool = False) -> list[Case]:
-    """The runs of the first day, named by the number of their part."""
-    return list(_cases(gpu, SMALL if tiny else FULL))
+def first_day(gpu: str, *, gpus: int = 1, tiny: bool = False) -> list[Case]:
+    """The runs of the first day, named by the number of their part; a node's behind part 3."""
+    of = SMALL if tiny else FULL
+    found = list(_cases(gpu, of))
+    if gpus < of.node:
+        return found
+    later = next(place for place, case in enumerate(found) if case.id.startswith("4/"))
+    return [*found[:later], *_node(gpu, of), *found[later:]]
+
+
+def _node(gpu: str, of: Sizes) -> Iterator[Case]:
+    """What several GPUs show first: each way to communicate, and FSDP's rank by itself."""
+    half, compiled = of.node // 2, {"compile": True, "ac": "selective-op"}
+    fsdp = {"dp_shard": of.node, **compiled}
+    tp = {"dp_shard": half, "tp": 2, "async_tp": of is FULL, **compiled}
+    for name, model, layout in (
+        (f"fsdp-{of.node}", of.eight, fsdp),
+        (f"fsdp-{of.node}-alone", of.eight, fsdp),
+        ("tp-2", of.eight, tp),
+        ("cp-2", of.eight, {"dp_shard": half, "cp": 2, **compiled}),
+        ("pp-2", of.eight, {"dp_shard": half, "pp": 2, "pp_schedule": "1F1B", **compiled}),
+        (f"ep-{of.node}", of.experts, {"dp_shard": of.node, "ep": of.node}),
+        (f"hsdp-2-{half}", of.eight, {"dp_replicate": 2, "dp_shard": half, **compiled}),
+    ):
+        training = {"seq_len": of.seq_len, "global_batch_size": 2 * of.node}
+        emulated = 0 if name.endswith("alone") else None
+        yield _case(
+            f"3/node/{name}", gpu, of.node, model, training, layout, rank=emulated, steps=5,
+            task={"breakdown": True} if emulated is None else {},
+        )  # fmt: skip
 
 
 def _cases(gpu: str, of: Sizes) -> Iterator[Case]:

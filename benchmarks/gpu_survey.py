@@ -35,8 +35,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
+    from benchmarks.first_day import SMALL, first_day, kernels
     from benchmarks.first_day import environment as environment_lines
-    from benchmarks.first_day import first_day, kernels
     from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Use, choose, uses
     from planner.calibration.kernels import KernelShape
@@ -48,7 +48,7 @@ try:
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
     from planner.probes.folder import END, LOG, RESULT
-    from planner.probes.launch import Launcher, LaunchSettings, Watch, free_port, prepare
+    from planner.probes.launch import Launcher, LaunchSettings, Watch, free_port, prepare, torchrun
     from planner.probes.outcome import Begin, End, conclude, write_result
     from planner.probes.pools import nvidia
     from planner.probes.pools.local import LocalPool, LocalSettings
@@ -75,7 +75,7 @@ class Machine:
     """Where the survey runs.
 
     gpu: the GPU's catalogue name.
-    devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
+    devices: for CUDA_VISIBLE_DEVICES, the one that is surveyed first; None on a CPU.
     fake: fake tensors instead of a GPU.
     """
 
@@ -100,15 +100,15 @@ class Machine:
         return FAKE_LIMIT_SECONDS if self.fake else CASE_SECONDS
 
 
-def leases_of(machine: Machine) -> LocalSettings:
-    """Leases of the one GPU that is surveyed."""
-    devices = ",".join(machine.devices or ())
+def leases_of(machine: Machine, count: int = 1) -> LocalSettings:
+    """Leases of the one GPU that is surveyed, or of so many."""
+    devices = ",".join((machine.devices or ())[:count])
     return LocalSettings(environment={"CUDA_VISIBLE_DEVICES": devices})
 
 
 def find_machine() -> Machine:
-    """The first GPU here that CUDA_VISIBLE_DEVICES leaves us, by its catalogue name. Exits with a
-    message if there is none.
+    """The first GPU here that CUDA_VISIBLE_DEVICES leaves us, by its catalogue name, and those like
+    it. Exits with a message if there is none.
     """
     seen = nvidia.survey()
     gpus = nvidia.visible(seen, os.environ)
@@ -118,7 +118,8 @@ def find_machine() -> Machine:
     gpu = gpus[0]
     for name in gpu_names():
         if nvidia.is_same_gpu(load_gpu(name), gpu):
-            return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
+            alike = tuple(one.uuid for one in gpus if one.name == gpu.name)
+            return Machine(gpu=name, name=gpu.name, devices=alike)
     sys.exit(
         f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (CONTRIBUTING, "
         "'Where each kind of change goes')"
@@ -207,7 +208,7 @@ def time_kernels(
             done = subprocess.run(
                 [*command, "--seconds", str(seconds)],
                 cwd=MEASURED.parents[1],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(machine.devices or ())},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join((machine.devices or ())[:1])},
                 timeout=limit,
                 check=False,
             )
@@ -308,23 +309,28 @@ Run = Callable[[ProbeTask, Machine, Path], ProbeResult]
 def guarded(
     task: ProbeTask, machine: Machine, folder: Path, worker: str = "planner.probes.worker"
 ) -> ProbeResult:
-    """One probe under the guardian on a leased device, as every other probe runs."""
-    launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
-    return LocalPool(launcher, leases_of(machine)).run(task)
+    """One probe under the guardian on leased devices, as every other probe runs."""
+    count = task.num_processes()
+    command = alone if count == 1 else torchrun
+    launcher = Launcher(LaunchSettings(folder=folder, command=command, worker=worker))
+    return LocalPool(launcher, leases_of(machine, count)).run(task)
 
 
 def plain(
     task: ProbeTask, machine: Machine, folder: Path, worker: str = "planner.probes.worker"
 ) -> ProbeResult:
     """One probe as a child process, for machines whose kernel lacks what the guardian needs."""
-    held = DeviceLease(devices=machine.devices, gpu_name=machine.name)
-    settings = LaunchSettings(folder=folder, command=alone, worker=worker)
-    begin = Begin.now(num_gpus=1, token=uuid.uuid4().hex, gpu_name=machine.name)
+    count = task.num_processes()
+    start = alone if count == 1 else torchrun
+    devices = machine.devices and machine.devices[:count]
+    held = DeviceLease(devices=devices, gpu_name=machine.name)
+    settings = LaunchSettings(folder=folder, command=start, worker=worker)
+    begin = Begin.now(num_gpus=count, token=uuid.uuid4().hex, gpu_name=machine.name)
     place, program = prepare(settings, task, begin, Watch())
     if isinstance(program, Failed):
         return write_result(place, task, begin, program)
     command, variables = (
-        alone(sys.executable, task, program, port=free_port()),
+        start(sys.executable, task, program, port=free_port()),
         environment(folder, task, held, program.env),
     )
     started, limit = time.monotonic(), task.time_limit_seconds
@@ -359,12 +365,18 @@ def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
         extra = {"expert_imbalance": out.expert_imbalance, "kernel_seconds": out.kernel_seconds}
         row["measured"] |= {name: value for name, value in extra.items() if value is not None}
         row["measured"] |= {"wall_seconds": round(result.wall_seconds, 2)} if case.task else {}
+    gpus = 1 if case.rank is not None else case.job["cluster"]["num_gpus"]
+    many = "one" if gpus == 1 else str(gpus)
     source = (
-        f"benchmarks/gpu_survey.py on one {machine.name}"
+        f"benchmarks/gpu_survey.py on {many} {machine.name}"
         if not machine.fake
         else "benchmarks/gpu_survey.py --fake"
     )
-    kind = "a single rank, communication left out" if case.rank is not None else "one GPU"
+    kind = (
+        "a single rank, communication left out"
+        if case.rank is not None
+        else f"{many} GPU{'s' * (gpus > 1)}"
+    )
     kind = "memory of one rank from fake tensors" if machine.fake else kind
     return {
         "id": case.id,
@@ -517,10 +529,11 @@ def run_first_day(machine: Machine, options: argparse.Namespace, until: float) -
     """Runs the parts of the first day whose names start so; rows are added at every call."""
     folder = options.out / "first-day"
     folder.mkdir(parents=True, exist_ok=True)
+    gpus = SMALL.node if machine.devices is None else len(machine.devices)
     only = tuple(part for part in options.only.split(",") if part)
     left = [
         case
-        for case in first_day(machine.gpu, tiny=options.tiny)
+        for case in first_day(machine.gpu, gpus=gpus, tiny=options.tiny)
         if not only or case.id.startswith(only)
     ]
     say(

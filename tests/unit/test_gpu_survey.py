@@ -376,20 +376,36 @@ def test_the_table_is_printed(
 
 @pytest.mark.slow
 def test_a_first_day_begins_with_the_machine_and_one_run(tmp_path: Path) -> None:
-    """Parts 0 and 1, from the command to the files; the others run the same way."""
+    """Parts 0 and 1 and one of a node, from the command to the files; the others run alike."""
     command = [sys.executable, "benchmarks/gpu_survey.py", "--first-day", "--tiny", "--plain"]
-    command += ["--only", "0/,1/", "--seconds", "300", "--out", str(tmp_path)]
+    command += ["--only", "0/,1/,3/node/ep", "--seconds", "300", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "1 of 1 runs" in done.stdout, done.stdout + done.stderr
+    assert "2 of 2 runs" in done.stdout, done.stdout + done.stderr
     said = (tmp_path / "first-day" / "environment.txt").read_text()
     for words in ("$ nvidia-smi topo -m", "/dev/shm", "$ cc --version", "'torch':", '"problem"'):
         assert words in said
-    (row,) = gpu_survey.read_rows(tmp_path / "first-day" / "own-cpu.runs.jsonl")
-    assert row["measured"]["status"] == "ok"
-    assert len(row["measured"]["steps_seconds"]) >= 5
+    rows = gpu_survey.read_rows(tmp_path / "first-day" / "own-cpu.runs.jsonl")
+    assert [row["notes"] for row in rows] == ["one GPU", "4 GPUs"]
+    for row in rows:
+        assert row["measured"]["status"] == "ok"
+        assert len(row["measured"]["steps_seconds"]) >= 5
 
 
 def test_a_first_day_is_in_the_order_of_its_parts() -> None:
-    parts = [int(case.id.partition("/")[0]) for case in first_day("h100-sxm-80gb")]
+    parts = [int(case.id.partition("/")[0]) for case in first_day("h100-sxm-80gb", gpus=8)]
     assert parts == sorted(parts)
     assert sorted(set(parts)) == list(range(1, 10))
+
+
+def test_a_node_shows_each_way_to_communicate_in_layouts_that_are_legal() -> None:
+    alone, node = (first_day("h100-sxm-80gb", gpus=gpus) for gpus in (1, 8))
+    more = [case for case in node if case not in alone]
+    assert len(more) == 7
+    assert len(node) == len(alone) + 7
+    jobs = [read_job(case.job) for case in more]
+    assert all(estimate_job(job).memory for job in jobs)
+    degrees = [job.layout for job in jobs if job.layout is not None]
+    for axis in ("dp_replicate", "tp", "cp", "pp", "ep"):
+        assert any(getattr(layout, axis) > 1 for layout in degrees), axis
+    assert any(layout.async_tp for layout in degrees)
+    assert [case.rank for case in more].count(0) == 1
