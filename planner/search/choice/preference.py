@@ -16,7 +16,8 @@ docs/decisions/0006 gives the reasons.
     the model is.
 4. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
     mechanism has to gain WORTH per point. Points are whole, so values less than half a point apart
-    are equal: of equals the one whose widest group of ranks is narrowest comes first.
+    are equal: of equals the one whose widest group of ranks is narrowest comes first. Then the
+    same is asked of it: one of fewer points that cannot be told from it takes its place.
 5. If that one rests on what nobody measured, it stays only if it is faster than the best layout
     that does not by more than SURE deviations of what its mechanisms alone leave in doubt.
 
@@ -242,9 +243,14 @@ def _simplest(
     # A less certain prediction counts as slower: the mean of a log-normal is exp(sd^2 / 2)
     # times its median.
     mean = np.log(expected[near]) + (errors.variance - errors.variance.min()) / 2.0
-    best = int(np.lexsort((points, mean))[0])
-    tolerance = np.minimum(SURE * difference_sd(errors, best), np.log1p(MOST_GIVEN_UP))
-    value = np.where(mean - mean[best] <= tolerance, mean + WORTH * points, np.inf)
-    unequal = value > value.min() + WORTH / 2.0
-    chosen = np.lexsort((points, np.round(value, 9), widest_group(batch), unequal))[0]
+    chosen, reference = int(np.lexsort((points, mean))[0]), -1
+    able = mean - mean[chosen] <= np.log1p(MOST_GIVEN_UP)
+    while chosen != reference:
+        reference = chosen
+        alike = able & (mean - mean[reference] <= SURE * difference_sd(errors, reference))
+        value = np.where(alike, mean + WORTH * points, np.inf)
+        unequal = value > value.min() + WORTH / 2.0
+        chosen = int(np.lexsort((points, np.round(value, 9), widest_group(batch), unequal))[0])
+        able &= points < points[chosen]
+        able[chosen] = True
     return int(near[chosen])
