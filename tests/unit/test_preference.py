@@ -379,6 +379,7 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
     }
     assert other.unmeasured == [word for word in other.adds if word in second.unmeasured]
     assert f"{other.oom_probability:.1%}" in other.statement
+    assert all(other.statement.count(words) == 1 for words in other.adds)
 
 
 def test_number_1_that_rests_on_nothing_says_so_and_has_the_best_measured_beside_it() -> None:

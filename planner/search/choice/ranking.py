@@ -308,10 +308,11 @@ def _gain(objective: str, first: float, fastest: float, *, priced: bool) -> str:
 
 
 def _statement(found: FastestOnPaper, gain: str) -> str:
-    adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
     unmeasured = found.unmeasured
-    if unmeasured and len(unmeasured) < len(found.adds):
-        adds += f" (no run behind the calibration used {enumerated(unmeasured, 'or')})"
+    measured = [words for words in found.adds if words not in unmeasured]
+    adds = f"; it adds {enumerated(measured or found.adds)}" if found.adds else ""
+    if unmeasured and measured:
+        adds += f", and what no run behind the calibration used: {enumerated(unmeasured)}"
     elif unmeasured:
         adds += ", which no run behind the calibration used"
     return (
