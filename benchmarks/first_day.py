@@ -109,7 +109,7 @@ def first_day(gpu: str, *, gpus: int = 1, tiny: bool = False) -> list[Case]:
     found = list(_cases(gpu, of))
     if gpus < of.node:
         return found
-    later = next(place for place, case in enumerate(found) if case.id.startswith("4/"))
+    later = next(index for index, case in enumerate(found) if case.id.startswith("4/"))
     return [*found[:later], *_node(gpu, of), *found[later:]]
 
 

@@ -48,8 +48,8 @@ def program() -> int:
     with seconds.open("a+") as file:
         file.write(f"{out['step_seconds']}\n")
         file.seek(0)
-        place = len(file.readlines())
-    if place == ODD:
+        runs = len(file.readlines())
+    if runs == ODD:
         out["step_seconds"] *= 2
         out["step_seconds_each"] = [2 * one for one in out["step_seconds_each"]]
         out["tokens_per_second_per_gpu"] /= 2

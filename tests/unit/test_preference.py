@@ -135,12 +135,12 @@ def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
 
 
 def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> None:
-    """Though it can be told from the fastest, which stood back for the first."""
+    """Though it is behind the fastest, which stood back for the first."""
     three = [PIPED | {"layers_per_stage": [17, 15]}, PIPED, PLAIN]
     batch, own = layouts(*three), 0.04
     spread = TimeSpread(loadings=np.zeros((0, 3)), own_sd=np.full(3, own))
-    told = [difference_sd(CorrelatedErrors.of(batch, spread, 64), row)[2] for row in (0, 1)]
-    assert told == pytest.approx([0.0328, 0.0325], abs=1e-3)
+    apart = [difference_sd(CorrelatedErrors.of(batch, spread, 64), row)[2] for row in (0, 1)]
+    assert apart == pytest.approx([0.0328, 0.0325], abs=1e-3)
 
     def first_of(*behind: float) -> int:
         seconds = [float(10.0 * np.exp(one)) for one in behind]
@@ -148,7 +148,7 @@ def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> N
 
     assert first_of(0.0, 0.009) == 1
     assert first_of(0.0, 0.009, 0.035) == 2
-    assert first_of(0.0, 0.009, 0.043) == 1, "told from the first too"
+    assert first_of(0.0, 0.009, 0.043) == 1, "behind the first too"
     assert first_of(0.0, 0.030, 0.051) == 0, "beyond what anybody gives up"
 
 
