@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 688,
     "functions that import inside": 54,
 }
-TEST_LINES = 57_468
+TEST_LINES = 57_495
 
 
 def test_the_code_weighs_no_more() -> None:
