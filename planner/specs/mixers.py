@@ -40,6 +40,7 @@ class Mixers(Network):
     value_norm: values have a norm without weights (Gemma 4).
     num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
         a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
+    sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
     sliding_windows: window of each layer, 0 for full attention, where windows differ in length
         (K-EXAONE 2); sliding_window is then the longest.
     norm_weight: whether norms have weights (not in OLMo and nanochat).
@@ -97,6 +98,7 @@ class Mixers(Network):
     num_sliding_attention_heads: Count = 0
     num_sliding_key_value_heads: Count = 0
     sliding_head_dim: Count = 0
+    sliding_sinks: StrictBool = False
     sliding_windows: tuple[Count, ...] = ()
     norm_weight: StrictBool = True
     qk_norm_bias: StrictBool = False

@@ -313,7 +313,7 @@ class ModelSpec(Mixers):
     @property
     def v_dim(self) -> int:
         """Width of one value head."""
-        return self.v_head_dim if self.uses_mla else self.head_dim
+        return self.v_head_dim or self.head_dim
 
     @property
     def mlp_matrices(self) -> int:
@@ -362,7 +362,8 @@ class ModelSpec(Mixers):
 
     def at(self, window: int) -> "ModelSpec":
         """The model with the attention of a layer with this window (0: none) in all its layers."""
-        return _windowed(self) if window and (self.varies_heads or self.attention_k_eq_v) else self
+        differs = self.varies_heads or self.attention_k_eq_v or self.sliding_sinks
+        return _windowed(self) if window and differs else self
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """One LayerKind per layer, first layer first."""
@@ -395,7 +396,8 @@ class ModelSpec(Mixers):
             bias = kv_in + self.q_lora_rank  # DeepSeek puts biases on the two down projections only
         else:
             gated = heads * (1 + self.attention_output_gate) * self.head_dim
-            both = (2 - self.attention_k_eq_v) * self.num_key_value_heads * self.head_dim
+            own = 0 if self.attention_k_eq_v else self.v_dim
+            both = self.num_key_value_heads * (self.head_dim + own)
             q, kv, bias = h * gated, h * both, gated + both
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
@@ -562,7 +564,9 @@ def _windowed(model: ModelSpec) -> ModelSpec:
     unset = dict.fromkeys(
         ("num_sliding_attention_heads", "num_sliding_key_value_heads", "sliding_head_dim"), 0
     )
-    return model.model_copy(update={**own, **unset, "attention_k_eq_v": False})
+    sinks = {"attention_sinks": model.attention_sinks or model.sliding_sinks}
+    unset |= {"attention_k_eq_v": False, "sliding_sinks": False}
+    return model.model_copy(update={**own, **unset, **sinks})
 
 
 @lru_cache(maxsize=256)

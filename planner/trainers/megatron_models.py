@@ -82,11 +82,11 @@ def _builds_itself(release: Release) -> bool:
 def _has_provider(model: ModelSpec, release: Release) -> bool:
     """Whether Megatron-Bridge has a class for the one family that has this block.
 
-    Source: Megatron-Bridge 0.5 models/stepfun, models/gemma (Gemma4ModelProvider); of its main
-    branch of 2026-08-22 models/minimax_m3, models/exaone/exaone_moe.
+    Source: Megatron-Bridge 0.5 models/stepfun, models/mimo_v2_flash, models/gemma
+    (Gemma4ModelProvider); of its main branch of 2026-08-22 models/minimax_m3, models/exaone.
     """
     rows = (
-        (model.varies_heads and model.attention_head_gate, "0.18"),
+        (model.varies_heads and (model.attention_head_gate or model.sliding_sinks), "0.18"),
         (model.varies_heads and model.moe_branch_norms, "0.18"),
         ("msa" in model.mixers, "0.20"),
         (bool(model.sliding_windows), "0.20"),

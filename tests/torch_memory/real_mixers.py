@@ -70,6 +70,12 @@ STEP = {
     "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
     "num_sliding_attention_heads": 6, "mlp_layer_types": ["dense", "sparse"],
 }  # fmt: skip
+MIMO = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 48, "v_head_dim": 32, "vocab_size": 128,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
+}  # fmt: skip
 GEMMA4 = {
     "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 32, "num_global_key_value_heads": 2,
@@ -346,16 +352,18 @@ def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> 
 
 
 def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, int]:
-    """FLOP of an attention of transformers, and bytes that it saves with kernels for its norms."""
-    counted = flops(run)
+    """FLOP of an attention of transformers without its core, and bytes that it saves.
+
+    Its norms and its core are kernels.
+    """
     for name in ("q_norm", "k_norm", "v_norm"):
         if hasattr(attention, name):
             setattr(attention, name, Norm())
     kernels = code.ALL_ATTENTION_FUNCTIONS
     real, kernels["sdpa"] = kernels["sdpa"], fused
-    saved = saved_bytes(attention, run)
+    found = {"flops": flops(run), "saved": saved_bytes(attention, run)}
     kernels["sdpa"] = real
-    return {"flops": counted, "saved": saved}
+    return found
 
 
 def turned(module: Any, places: Any) -> Any:
@@ -381,6 +389,24 @@ def step() -> dict[str, Any]:
         run = partial(attention, x, turned(attention, places), None)
         found[kind] = attended(code, attention, run)
     return {**found, "config": STEP}
+
+
+def mimo() -> dict[str, Any]:
+    """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
+    from transformers.models.mimo_v2_flash import configuration_mimo_v2_flash as configs
+    from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as code
+
+    config = configs.MiMoV2FlashConfig(**MIMO)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary = code.MiMoV2FlashRotaryEmbedding(config)
+    found = {}
+    for kind, layer in (("full", 0), ("windowed", 1)):
+        attention = code.MiMoV2FlashAttention(config, layer).bfloat16()
+        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[layer])
+        run = partial(attention, x, turned(attention, places), None)
+        found[kind] = attended(code, attention, run)
+    return {**found, "config": MIMO}
 
 
 def gemma4() -> dict[str, Any]:
@@ -439,6 +465,7 @@ if __name__ == "__main__":
         "minimax": minimax,
         "step": step,
         "gemma4": gemma4,
+        "mimo": mimo,
         "m3": m3,
     }
     print(json.dumps({name: run() for name, run in runs.items()}))

@@ -237,6 +237,22 @@ def test_minimax_m3_is_read_from_its_nested_config() -> None:
     assert (model.dense_layers, model.partial_rotary_factor) == ((0,), 0.5)
 
 
+def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
+    keys = {**TINY, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    keys |= {"moe_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1]}
+    keys |= {"hybrid_layer_pattern": [0, 1, 1, 0], "layer_types": None}
+    model = read_model({"model_type": "mimo_v2_flash", "architectures": [], **keys})
+    windowed = model.at(1)
+    assert (windowed.num_key_value_heads, windowed.attention_sinks) == (4, True)
+    assert (model.num_key_value_heads, model.attention_sinks) == (2, False)
+    assert model.attention_parameters() == 64 * (4 * 32 + 2 * (32 + 16) + 4 * 16)
+    assert windowed.attention_parameters() == 64 * (4 * 32 + 4 * (32 + 16) + 4 * 16) + 4
+    assert (model.layer_windows(), model.dense_layers) == ((0, 16, 16, 0), (0,))
+    assert read_model(inline_keys(model)) == model
+    assert lacking(model, release_of("megatron-bridge", "0.5")) == []
+    assert "heads that differ by layer" in lacking(model, release_of("megatron", "0.20"))
+
+
 def test_gemma4_without_experts_is_dense() -> None:
     keys = {**TINY, "num_hidden_layers": 6, "attention_k_eq_v": True, "global_head_dim": 64}
     del keys["layer_types"]

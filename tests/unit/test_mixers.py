@@ -164,6 +164,8 @@ def test_a_mixer_is_the_real_one(
     [
         ("step", "step3p5", "full"),
         ("step", "step3p5", "windowed"),
+        ("mimo", "mimo_v2_flash", "full"),
+        ("mimo", "mimo_v2_flash", "windowed"),
         ("gemma4", "gemma4_text", "full"),
         ("gemma4", "gemma4_text", "windowed"),
     ],

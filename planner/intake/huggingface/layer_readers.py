@@ -103,6 +103,22 @@ def exaone_moe(values: Values) -> Values:
     return exaone4(found)
 
 
+def mimo(values: Values) -> Values:
+    """MiMo-V2-Flash: twice as many key heads in windowed layers, and sinks only there."""
+    kv = values.get("num_key_value_heads")
+    kinds = [_WINDOW if one else _FULL for one in _list(values.get("hybrid_layer_pattern"))]
+    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
+    given = {key: values.get(f"swa_{key}") for key in _OTHER_HEADS}
+    if isinstance(kv, int):
+        given["num_key_value_heads"] = given["num_key_value_heads"] or 2 * kv
+    found = {key: one for key, one in values.items() if key not in _MIMO_KEYS}
+    found |= {
+        _OTHER_HEADS[key]: one for key, one in given.items() if one not in (None, values.get(key))
+    }
+    found |= {"layer_types": kinds} if kinds else {}
+    return {**found, **({"dense_layers": dense} if dense else {})}
+
+
 def gemma4(values: Values) -> Values:
     """Gemma 4: full layers have wider and fewer key heads, which may be values as well.
 
@@ -184,6 +200,11 @@ _MINIMAX_KEYS = frozenset({
     "index_local_blocks", "swiglu_alpha", "use_qk_norm", "qk_norm_type", "use_routing_bias",
     "use_gemma_norm", "num_mtp_modules", "mtp_transformer_layers", "n_shared_experts",
 })  # fmt: skip
+_MIMO_KEYS = frozenset({
+    "add_full_attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale",
+    "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
+    "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
+})  # fmt: skip
 _STEP_INERT = frozenset({
     "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
     "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
@@ -208,6 +229,7 @@ BY_LAYER: Mapping[str, Dialect] = {
     "exaone_moe": Dialect(
         inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
     ),
+    "mimo_v2_flash": Dialect(prepare=mimo),
     "gemma4_text": Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
     "minimax_m3_vl_text": Dialect(
         renames={

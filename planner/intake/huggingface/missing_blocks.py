@@ -52,7 +52,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "inkling2_loop_text": "short convolutions, and layers that run several times",
     "hrm_text": "stacks of layers that run several times",
     "gemma4_unified_text": "layers that share keys and values, and per-layer embeddings",
-    "mimo_v2_flash": "layers that differ in key-value heads",
     "zaya": "convolutions inside attention (CCA) and routers of several layers",
     "dory": "layers that run several times, and residuals that interpolate",
     "phi4_multimodal": "adapters for images and speech in every layer",

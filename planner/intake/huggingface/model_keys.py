@@ -73,7 +73,7 @@ BOOLEAN = frozenset({
     "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
     "moe_output_norm", "linear_full_gates",
     "mamba_norm", "short_conv_bias", "attention_k_eq_v", "value_norm", "moe_branch_norms",
-    "mtp_dense",
+    "mtp_dense", "sliding_sinks",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
