@@ -33,6 +33,30 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
 }
+# Published sizes of a type whose default size lacks what they have, or has more: the language model
+# of a multimodal type where transformers builds no other. Row -> (type, keys).
+_WINDOW_OF_FOUR = ["full_attention", *["sliding_attention"] * 3] * 12
+PUBLISHED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Gemma 4 26B A4B": ("gemma4_text", {
+        "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    }),
+    "MiniMax M3": ("minimax_m3_vl_text", {
+        "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 57,
+    }),
+    "Step 3.5 Flash": ("step3p7", {"text_config": {
+        "vocab_size": 128_896, "sliding_window": 512, "num_nextn_predict_layers": 3,
+        "layer_types": _WINDOW_OF_FOUR, "moe_layers_enum": ",".join(map(str, range(3, 45))),
+        "attention_other_setting": {
+            "attention_type": "sliding_attention", "num_attention_heads": 96,
+            "num_attention_groups": 8, "head_dim": 128,
+        },
+    }}),
+}  # fmt: skip
 # Buffers that are published with the weights, and which we count.
 COUNTED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 OTHER_PARTS = ("vision", "image", "audio", "speech", "projector", "embed_tokens_extend", "vq")
@@ -71,7 +95,7 @@ class Verdict:
     def row(self) -> str:
         """Its line of the page's table: a refusal by its block, an unbuilt one by its error."""
         numbers = " | ".join("" if n is None else f"{n:,}" for n in (self.built, self.ours))
-        _, _, block = self.detail.partition("it has ")
+        _, _, block = self.detail.replace("stands for ", "it has ").partition("it has ")
         words = {"refused": f": {block.partition('; our')[0]}"}.get(self.verdict, "")
         return f"| `{self.name}` | {numbers} | {self.verdict}{words} |"
 
@@ -79,16 +103,18 @@ class Verdict:
 def built(name: str) -> tuple[dict[str, Any], int]:
     """Keys of the type's default config and weights of the language model that it builds."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.for_model(name, **COMPLETED.get(name, {}))
+    kind, keys = PUBLISHED.get(name, (name, COMPLETED.get(name, {})))
+    config = AutoConfig.for_model(kind, **keys)
+    made = AutoModelForImageTextToText if "text_config" in keys else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = made.from_config(config)
     weights = [*model.named_parameters()]
     weights += [(key, one) for key, one in model.named_buffers() if key.endswith(COUNTED_BUFFERS)]
     count = sum(one.numel() for key, one in weights if not any(part in key for part in OTHER_PARTS))
-    keys = json.loads(json.dumps(config.to_dict(), default=str))
-    return {"architectures": [type(model).__name__], **keys}, count
+    written = json.loads(json.dumps(config.to_dict(), default=str))
+    return {"architectures": [type(model).__name__], **written}, count
 
 
 def judge(name: str) -> Verdict:
@@ -111,11 +137,11 @@ def judge(name: str) -> Verdict:
 
 
 def verdicts(names: list[str]) -> Iterator[Verdict]:
-    """One verdict a type; all types that `AutoModelForCausalLM` builds, unless some are named."""
+    """One verdict a type; all that `AutoModelForCausalLM` builds and PUBLISHED, unless named."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TYPES
 
     logging.disable(logging.WARNING)
-    return map(judge, names or sorted(TYPES))
+    return map(judge, names or [*sorted(TYPES), *PUBLISHED])
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
 from planner.specs.layout import DTYPES
 from planner.work import axes, blocks
+from planner.work.heads import TP_DIMS
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP
 
@@ -194,7 +195,7 @@ class _Kernels:
         """Kernels of one operation, run in `passes` layers and microbatches of a step. (U,)."""
         if isinstance(op, Gemm):
             yield from self._products(op, passes)
-        elif isinstance(op, Attention) and op.heads == "heads":  # no survey has sparse kernels
+        elif isinstance(op, Attention) and op.heads in TP_DIMS:  # no survey has sparse kernels
             yield from self._attention(op, passes)
         elif isinstance(op, Elementwise):
             yield self._moved(op, passes)
@@ -233,17 +234,19 @@ class _Kernels:
         Context parallelism runs `cp` pieces of a shorter sequence; Ulysses runs fewer heads of
         the whole sequence.
         """
-        batch, model, training = self.batch, self.pricer.model, self.pricer.training
+        batch, training = self.batch, self.pricer.training
+        model = self.pricer.model.at(op.window)
         ulysses = batch.cp_method == axes.ULYSSES
         cp = batch.cp.astype(np.float64)
         pieces = np.where(ulysses, 1.0, cp)
         seq = training.seq_len / pieces
         window = float(op.window) if op.window and op.window < training.seq_len else 0.0
-        heads = self.sizes["heads"] / np.where(ulysses, cp, 1.0)
+        shared = op.heads.replace("heads", "kv_heads")
+        heads = self.sizes[op.heads] / np.where(ulysses, cp, 1.0)
         kv_heads = (
             heads
             if model.uses_mla
-            else np.maximum(self.sizes["kv_heads"] / np.where(ulysses, cp, 1.0), 1.0)
+            else np.maximum(self.sizes[shared] / np.where(ulysses, cp, 1.0), 1.0)
         )
         one = np.ones(len(batch))
         sizes = {

@@ -349,6 +349,9 @@ def _jobs() -> Iterator[Mechanism]:
     yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
     yield _job("output gate", lambda s: s.model.gates_attention, "gated attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
+    yield _job("heads by layer", lambda s: s.model.varies_heads, "heads that differ by layer")
+    yield _job("windows of several lengths", lambda s: bool(s.model.sliding_windows))
+    yield _job("norms around experts and router", lambda s: s.model.moe_branch_norms)
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
         yield replace(found, of_gpu=True)

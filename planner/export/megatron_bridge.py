@@ -17,6 +17,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
 
 Overrides = Mapping[str, object]
@@ -79,6 +80,10 @@ RECIPE: Words = {
     "cross_entropy_fusion_impl": ("te",), "moe_token_dispatcher_type": ("alltoall",),
     "moe_grouped_gemm": (), "expert_tensor_parallel_size": ("1",), "micro_batch_size": ("1",),
 }  # fmt: skip
+FULL_ATTENTION = (
+    "Megatron-Bridge attends to all keys where MiniMax M3's indexer chooses blocks, and is priced "
+    "so; the indexer's weights stay as they are."
+)
 _PLAIN = re.compile(r"[\w.+-]+")
 
 
@@ -116,12 +121,18 @@ def export(
         else {},
         root_variable=ROOT,
     )
+    gaps = core.gaps
+    if not lacking(model, release_of(NAME, asked)):
+        gaps = tuple(
+            gap for gap in gaps if not (gap.blocking and gap.fault.field.startswith("model"))
+        )
     notes = (
         f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the "
         f"recipe {recipe}: take your own recipe's name where it is another.",
         "mixed_precision.* are fields of a MixedPrecisionConfig: where the recipe has a name there "
         "(bf16_mixed), replace it by the configuration of that name.",
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",
+        *(FULL_ATTENTION,) * ("msa" in model.mixers),
     )
     return replace(
         core,
@@ -130,6 +141,7 @@ def export(
         command=launch.command(),
         arguments=arguments,
         notes=notes,
+        gaps=gaps,
     )
 
 

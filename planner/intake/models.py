@@ -54,7 +54,8 @@ _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
 _WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
 # list of a value for each layer -> lists of layers that repeat with it
-_OF_PATTERN = {"layer_types": (), "mixers": ("mixer_only_layers", "dense_layers")}
+_OF_PATTERN = {"layer_types": (), "sliding_windows": (), "swiglu_limits": (),
+    "mixers": ("mixer_only_layers", "dense_layers")}  # fmt: skip
 _OTHER_PARTS = frozenset(
     {
         "vision_config",
@@ -588,7 +589,7 @@ def _norm_fields(values: Values) -> Values:
 
 def _mla_fields(values: Values) -> Values:
     if _get(values, "kv_lora_rank", 0) == 0:
-        return {}
+        return {"v_head_dim": _get(values, "v_head_dim", 0)}
     nope, rope = _get(values, "qk_nope_head_dim", 0), _get(values, "qk_rope_head_dim", 0)
     ranks = {key: _get(values, key, 0) for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
     return {
@@ -652,6 +653,11 @@ def _has_dense_layers(fields: Values, values: Values) -> bool:
 
 def _window_fields(values: Values) -> Values:
     """sliding_window and the layers that it holds for; a window that no layer uses is dropped."""
+    windows = values.get("sliding_windows")
+    if isinstance(windows, list) and windows:
+        several = {"sliding_windows": tuple(windows)} if len({*windows} - {0}) > 1 else {}
+        mask, window = tuple(map(bool, windows)), max(windows)
+        return {"sliding_windows": (), "sliding_mask": mask, "sliding_window": window, **several}
     window = _get(values, "sliding_window", _get(values, "attention_chunk_size", 0))
     if window == 0 or not _get(values, "use_sliding_window", True):
         return {}

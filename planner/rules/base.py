@@ -5,6 +5,7 @@ before it crosses the rest. `broken` is elementwise and broadcasts columns (N,),
 where two sets are crossed.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import TRAINERS, runs_under, training_release
 from planner.trainers.release import Release, Releases
+from planner.work.attention import WIDEST_FUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,27 @@ class Context:
         return self.trainer.at(self.release)
 
     @property
+    def num_heads(self) -> int:
+        """Query heads of attention, the greatest common divisor where layers differ."""
+        return math.gcd(*(self.model.at(window).num_attention_heads for window in (0, 1)))
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Key-value heads of attention in each kind of layer; MLA expands to all query heads."""
+        if self.model.uses_mla:
+            return (self.model.num_attention_heads,)
+        return tuple({self.model.at(window).num_key_value_heads: 0 for window in (0, 1)})
+
+    @property
     def num_kv_heads(self) -> int:
-        """Key-value heads of attention; MLA expands its latent to one per query head."""
-        return (
-            self.model.num_attention_heads
-            if self.model.uses_mla
-            else self.model.num_key_value_heads
-        )
+        """Their greatest common divisor."""
+        return math.gcd(*self.kv_heads)
+
+    @property
+    def unfused(self) -> bool:
+        """Whether attention materialises its probabilities, in all layers or in some."""
+        wide = self.trainer.fused_kernels and self.model.qk_head_dim > WIDEST_FUSED
+        return wide or self.training.attention_kernel == "unfused"
 
 
 Text = Callable[[Layout, Context], str]

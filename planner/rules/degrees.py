@@ -9,6 +9,7 @@ from planner.rules.base import Context, Rule, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS, Layout
 from planner.trainers.titan_models import cuts_sequences, lacking, line_of
 from planner.units import counted
+from planner.work.attention import WIDEST_FUSED
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
 # Causal load balance cuts the sequence into 2 x cp chunks and gives each rank one from the head and
@@ -28,18 +29,18 @@ def _product_remedy(x: Layout, c: Context) -> str:
 
 
 def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.released.replicates_kv_heads
-    return np.asarray(~divides(c.num_kv_heads, x.tp) & ~replicated)
+    broken = np.zeros(x.tp.shape, dtype=np.bool_)
+    for heads in c.kv_heads:
+        replicated = np.asarray(x.tp % heads == 0) & c.released.replicates_kv_heads
+        broken |= ~divides(heads, x.tp) & ~replicated
+    return broken
 
 
 def _kv_remedy(x: Layout, c: Context) -> str:
     fitting = divisors(c.num_kv_heads)
     if c.released.replicates_kv_heads:
         fitting = sorted(
-            {
-                *fitting,
-                *(d for d in divisors(c.model.num_attention_heads) if d % c.num_kv_heads == 0),
-            }
+            {*fitting, *(d for d in divisors(c.num_heads) if all(d % kv == 0 for kv in c.kv_heads))}
         )
     return f"try tp {choices(fitting)}"
 
@@ -67,7 +68,7 @@ def _width_rule(x: Layout, c: Context) -> str:
 
 
 def _width_divisor(c: Context) -> int:
-    return math.gcd(*(width for _, width in _mlp_widths(c)), c.model.num_attention_heads)
+    return math.gcd(*(width for _, width in _mlp_widths(c)), c.num_heads)
 
 
 def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -122,7 +123,7 @@ def _ulysses(x: LayoutBatch, heads: int) -> BoolColumn:
 
 
 def _ulysses_heads(c: Context) -> int:
-    return math.gcd(c.model.num_attention_heads, c.num_kv_heads)
+    return math.gcd(c.num_heads, c.num_kv_heads)
 
 
 def _titan_without_cp(c: Context) -> bool:
@@ -130,6 +131,7 @@ def _titan_without_cp(c: Context) -> bool:
     return not lacking(c.model, line) and not cuts_sequences(c.model, line)
 
 
+WIDE = f", which heads wider than {WIDEST_FUSED} have not"
 _TITAN = under("torchtitan")
 DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -150,14 +152,11 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="tp does not divide the attention heads",
         field="tp",
         reads=frozenset({"tp"}),
-        broken=lambda x, c: ~divides(c.model.num_attention_heads, x.tp),
+        broken=lambda x, c: ~divides(c.num_heads, x.tp),
         rule=lambda x, c: (
-            f"tp={x.tp} does not divide {c.model.num_attention_heads} attention heads of "
-            f"{c.model.name}"
+            f"tp={x.tp} does not divide {c.num_heads} attention heads of {c.model.name}"
         ),
-        remedy=lambda x, c: (
-            f"try tp {_fitting(math.gcd(c.model.num_attention_heads, c.num_kv_heads))}"
-        ),
+        remedy=lambda x, c: f"try tp {_fitting(math.gcd(c.num_heads, c.num_kv_heads))}",
     ),
     Rule(
         key="tp does not divide the KV heads",
@@ -233,11 +232,11 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="context parallelism needs flash attention",
         field="cp",
         reads=frozenset({"cp"}),
-        applies=lambda c: c.training.attention_kernel == "unfused",
+        applies=lambda c: c.unfused,
         broken=lambda x, c: np.asarray(x.cp > 1),
         rule=lambda x, c: (
             f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a "
-            "flash kernel"
+            f"flash kernel{'' if c.training.attention_kernel == 'unfused' else WIDE}"
         ),
         remedy=lambda x, c: "set cp to 1, or training.attention_kernel to flash",
     ),

@@ -12,11 +12,13 @@ from pydantic import Field, StrictBool, StrictInt
 from planner.specs.network import NETWORK_FIELDS, Network
 
 Mixer = Literal[
-    "attention", "dsa", "dsa-shared", "gated-delta", "kimi-delta", "lightning", "mamba2",
+    "attention", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta", "lightning", "mamba2",
     "attention-mamba2", "short-conv", "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
-ATTENDING: frozenset[Mixer] = frozenset({"attention", "attention-mamba2", "dsa", "dsa-shared"})
+ATTENDING: frozenset[Mixer] = frozenset(
+    {"attention", "attention-mamba2", "dsa", "dsa-shared", "msa"}
+)
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
@@ -34,20 +36,35 @@ class Mixers(Network):
         the query projection (Qwen3-Next).
     attention_gate_bias: that gate has a bias, one a head (Beam).
     attention_head_gate: one gate a head instead, from a projection of its own (Laguna, LFM3).
+    attention_k_eq_v: keys are values as well in layers without a window (Gemma 4).
+    value_norm: values have a norm without weights (Gemma 4).
+    num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
+        a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
+    sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
+    sliding_windows: window of each layer, 0 for full attention, where windows differ in length
+        (K-EXAONE 2); sliding_window is then the longest.
     norm_weight: whether norms have weights (not in OLMo and nanochat).
     qk_norm_bias: query-key norms have biases (Persimmon).
     moe_output_norm: a norm stands behind the experts' sum (A.X K1).
+    moe_branch_norms: the routed experts have a norm before and one behind, the shared expert has
+        one behind; the router has its own, without weights, a scale for each of its inputs and one
+        for each expert (Gemma 4, whose dense MLP beside the experts is their shared expert).
     moe_latent_size: width of the routed experts' input and output, between two projections of all
         of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, with an indexer of its own where that shares one, behind a projection
         of its input and of the next token's embedding, and has a loss of its own. A config.json
         says how many there are: num_nextn_predict_layers.
+    mtp_dense: whether they have a dense MLP (Step 3.5, K-EXAONE 2).
+    mtp_window: tokens of their window, 0 for full attention; None: as in the last layer.
 
     DeepSeek sparse attention (DeepSeek-V3.2): latent attention to the tokens that an indexer finds.
     index_n_heads, index_head_dim: of the indexer, whose keys have one head.
     index_topk: tokens that each query attends to.
     A layer of "dsa-shared" has no indexer, but the tokens of the layer before (GLM-5.2).
+    "msa" (MiniMax M3): grouped-query attention to blocks of index_block_size tokens, which an
+        indexer chooses for each group of query heads; index_topk is the tokens of all its blocks.
+    index_block_size: tokens of one block ("msa").
 
     Gated DeltaNet (Yang et al. 2024), as in Qwen3-Next:
     linear_num_key_heads, linear_num_value_heads: each key head serves a group of value heads.
@@ -76,15 +93,26 @@ class Mixers(Network):
     attention_output_gate: StrictBool = False
     attention_gate_bias: StrictBool = False
     attention_head_gate: StrictBool = False
+    attention_k_eq_v: StrictBool = False
+    value_norm: StrictBool = False
+    num_sliding_attention_heads: Count = 0
+    num_sliding_key_value_heads: Count = 0
+    sliding_head_dim: Count = 0
+    sliding_sinks: StrictBool = False
+    sliding_windows: tuple[Count, ...] = ()
     norm_weight: StrictBool = True
     qk_norm_bias: StrictBool = False
     moe_output_norm: StrictBool = False
+    moe_branch_norms: StrictBool = False
     moe_latent_size: Count = 0
     mtp_num_layers: Count = 0
+    mtp_dense: StrictBool = False
+    mtp_window: Count | None = None
 
     index_n_heads: Count = 0
     index_head_dim: Count = 0
     index_topk: Count = 0
+    index_block_size: Count = 0
 
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
@@ -121,6 +149,11 @@ class Mixers(Network):
             (not self.norm_weight, "norms without weights"),
             (self.qk_norm_bias, "biases of query-key norms"),
             (self.moe_output_norm, "a norm behind the experts"),
+            (self.moe_branch_norms, "norms around experts and router"),
+            (self.attention_k_eq_v, "one projection for keys and values"),
+            (self.value_norm, "norms of values"),
+            (self.varies_heads, "heads that differ by layer"),
+            (len({*self.sliding_windows} - {0}) > 1, "windows of several lengths"),
         )
         return [words for holds, words in rows if holds]
 
@@ -139,6 +172,12 @@ class Mixers(Network):
     def indexed(self) -> bool:
         """Whether attention is to the tokens that an indexer finds."""
         return "dsa" in self.mixers
+
+    @property
+    def varies_heads(self) -> bool:
+        """Whether layers with a window have other heads than those without."""
+        others = (self.num_sliding_attention_heads, self.num_sliding_key_value_heads)
+        return any((*others, self.sliding_head_dim))
 
     @property
     def gates_attention(self) -> bool:
@@ -220,6 +259,7 @@ MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
     "dsa": "sparse attention with an indexer (DSA)",
     "dsa-shared": "layers that share the tokens of an indexer",
+    "msa": "sparse attention to blocks of tokens (MSA)",
     "gated-delta": "gated DeltaNet (linear attention)",
     "kimi-delta": "Kimi Delta Attention (linear attention)",
     "lightning": "lightning (linear) attention",
@@ -249,6 +289,7 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gated-delta", "kimi-delta"), _LINEAR),
     **dict.fromkeys(("mamba2", "attention-mamba2"), _MAMBA),
     **dict.fromkeys(("dsa", "dsa-shared"), _INDEXER),
+    "msa": (*_INDEXER, "index_block_size"),
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
     "short-conv": ("linear_conv_kernel_dim",),
 }
@@ -299,6 +340,12 @@ def _short_conv(model: Mixers, hidden: int) -> int:
     return 4 * hidden**2 + hidden * (model.linear_conv_kernel_dim + 5 * model.short_conv_bias)
 
 
+def _block_indexer(model: Mixers, hidden: int) -> int:
+    """Queries and one key head of the indexer, and a norm of each."""
+    heads, width = model.index_n_heads, model.index_head_dim
+    return hidden * (heads + 1) * width + 2 * width
+
+
 # Parameters of each mixer but attention, its own norms included.
 MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "gated-delta": _gated_delta,
@@ -306,4 +353,5 @@ MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "lightning": _lightning,
     **dict.fromkeys(("mamba2", "attention-mamba2"), _mamba2),
     "short-conv": _short_conv,
+    "msa": _block_indexer,
 }

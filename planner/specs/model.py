@@ -6,7 +6,7 @@ the mapping and its defaults.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
@@ -72,7 +72,7 @@ class ModelSpec(Mixers):
     first_k_dense_replace, moe_layer_freq, moe_layer_offset, dense_layers: layer i is MoE when i >=
         first_k_dense_replace, (i - moe_layer_offset) is a multiple of moe_layer_freq and i is in
         neither dense_layers nor mixer_only_layers.
-    sliding_mask: per layer, whether sliding_window holds. Llama 4's chunked attention is taken as a
+    sliding_mask: per layer, whether it has a window. Llama 4's chunked attention is taken as a
         window of one chunk, an upper bound of its work.
     """
 
@@ -168,6 +168,8 @@ class ModelSpec(Mixers):
             self.qk_rope_head_dim,
             self.v_head_dim,
         )
+        other = self.at(1)
+        other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
         table = self.position_embedding == "learned" and self.max_position_embeddings == 0
         return [
             (
@@ -181,6 +183,18 @@ class ModelSpec(Mixers):
                 "num_key_value_heads",
                 f"does not divide {heads} attention heads",
                 "give a divisor of num_attention_heads",
+            ),
+            (
+                other_heads % other_kv != 0,
+                "num_sliding_key_value_heads",
+                f"leaves {other_kv} KV heads for {other_heads} heads of layers with a window",
+                "give a divisor of their number of heads",
+            ),
+            (
+                self.uses_mla and (self.varies_heads or self.attention_k_eq_v),
+                "kv_lora_rank",
+                "MLA has the same heads in all layers",
+                "leave out the heads of layers with a window, and attention_k_eq_v",
             ),
             (
                 lacking,
@@ -208,6 +222,10 @@ class ModelSpec(Mixers):
         no_mlp = self.intermediate_size == 0 and self.num_dense_layers > 0
         mask_length = self.sliding_mask != () and len(self.sliding_mask) != layers
         no_window = any(self.sliding_mask) and self.sliding_window == 0
+        lengths = self.sliding_windows
+        odd_windows = lengths != () and (
+            self.sliding_mask != tuple(map(bool, lengths)) or max(lengths) != self.sliding_window
+        )
         rope_length = self.rope_mask != () and len(self.rope_mask) != layers
         groups = self.n_group > 0 and self.num_experts % self.n_group != 0
         chosen_groups = self.n_group > 0 and not 1 <= self.topk_group <= self.n_group
@@ -251,6 +269,12 @@ class ModelSpec(Mixers):
                 "give the window in tokens",
             ),
             (
+                odd_windows,
+                "sliding_windows",
+                "contradicts sliding_mask or sliding_window",
+                "give a window for each layer, and the longest of them as sliding_window",
+            ),
+            (
                 rope_length,
                 "rope_mask",
                 f"needs one value for each of {layers} layers",
@@ -289,7 +313,7 @@ class ModelSpec(Mixers):
     @property
     def v_dim(self) -> int:
         """Width of one value head."""
-        return self.v_head_dim if self.uses_mla else self.head_dim
+        return self.v_head_dim or self.head_dim
 
     @property
     def mlp_matrices(self) -> int:
@@ -331,8 +355,15 @@ class ModelSpec(Mixers):
 
     def layer_windows(self) -> tuple[int, ...]:
         """Attention window of each layer in tokens; 0 is full causal attention."""
+        if self.sliding_windows:
+            return self.sliding_windows
         mask = self.sliding_mask or (False,) * self.num_hidden_layers
         return tuple(self.sliding_window if windowed else 0 for windowed in mask)
+
+    def at(self, window: int) -> "ModelSpec":
+        """The model with the attention of a layer with this window (0: none) in all its layers."""
+        differs = self.varies_heads or self.attention_k_eq_v or self.sliding_sinks
+        return _windowed(self) if window and differs else self
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """One LayerKind per layer, first layer first."""
@@ -353,7 +384,7 @@ class ModelSpec(Mixers):
         return self.hidden_size * (self.norm_weight + (self.norm == "layernorm" and self.norm_bias))
 
     def attention_parameters(self) -> int:
-        """Projections, biases and sinks of one layer's attention.
+        """Projections, biases and sinks of attention in one layer, `at` whose window this is.
 
         Its norms are in norm_parameters().
         """
@@ -364,9 +395,10 @@ class ModelSpec(Mixers):
             kv = h * kv_in + self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
             bias = kv_in + self.q_lora_rank  # DeepSeek puts biases on the two down projections only
         else:
-            q, kv = h * heads * self.head_dim, 2 * h * self.num_key_value_heads * self.head_dim
-            gated, kv_heads = heads * (1 + self.attention_output_gate), self.num_key_value_heads
-            q, bias = h * gated * self.head_dim, (gated + 2 * kv_heads) * self.head_dim
+            gated = heads * (1 + self.attention_output_gate) * self.head_dim
+            own = 0 if self.attention_k_eq_v else self.v_dim
+            both = self.num_key_value_heads * (self.head_dim + own)
+            q, kv, bias = h * gated, h * both, gated + both
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
         gates = self.attention_head_gate * h + self.attention_gate_bias
@@ -407,9 +439,9 @@ class ModelSpec(Mixers):
 
         The correction bias is a buffer that is published with the weights.
         """
-        return self.num_experts * (
-            self.hidden_size + self.router_bias + self.router_correction_bias
-        )
+        scales = self.moe_branch_norms * (self.hidden_size + self.num_experts)
+        biases = self.router_bias + self.router_correction_bias
+        return self.num_experts * (self.hidden_size + biases) + scales
 
     def moe_parameters(self) -> int:
         """One MoE layer: router, projections to and from a latent, routed and shared experts."""
@@ -429,8 +461,9 @@ class ModelSpec(Mixers):
         """
         branches = self.norms_per_layer * self._norm_width_parameters
         branches = branches * (kind.mixes + kind.feeds) // 2
-        branches += self._norm_width_parameters * (kind.moe and self.moe_output_norm)
-        return branches + (self._attention_norms() if kind.attends else 0)
+        beside = self.moe_output_norm + 3 * self.moe_branch_norms
+        branches += self._norm_width_parameters * kind.moe * beside
+        return branches + (self.at(kind.window)._attention_norms() if kind.attends else 0)
 
     def _attention_norms(self) -> int:
         if self.uses_mla:
@@ -444,7 +477,7 @@ class ModelSpec(Mixers):
     def mixer_parameters(self, kind: LayerKind) -> int:
         """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
         count = MIXER_PARAMETERS.get(kind.mixer)
-        attention = self.attention_parameters() if kind.attends else 0
+        attention = self.at(kind.window).attention_parameters() if kind.attends else 0
         attention += self._indexer_parameters() * (kind.mixer == "dsa")
         return attention + (0 if count is None else count(self, self.hidden_size))
 
@@ -507,14 +540,33 @@ class ModelSpec(Mixers):
         Source: torchtitan, models/utils.py, get_dense_model_nparams_and_flops and
             get_moe_model_nparams_and_flops.
         """
-        widths = self.qk_head_dim + self.v_dim
-        attending = self.num_attention_layers + self.mtp_num_layers
-        attention = 6 * attending * self.num_attention_heads * widths * seq_len
-        return 6 * self.matmul_parameters_per_token() + attention
+        widths = sum(
+            count * own.num_attention_heads * (own.qk_head_dim + own.v_dim)
+            for kind, count in self.distinct_layers()
+            for own in (self.at(kind.window),)
+            if kind.attends or kind.mtp
+        )
+        return 6 * self.matmul_parameters_per_token() + 6 * widths * seq_len
 
 
 _USUAL: tuple[Mixer, ...] = ("attention",)
 _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))
+
+
+@lru_cache(maxsize=64)
+def _windowed(model: ModelSpec) -> ModelSpec:
+    """The model with the heads of its layers with a window in all layers."""
+    own = {
+        "num_attention_heads": model.num_sliding_attention_heads or model.num_attention_heads,
+        "num_key_value_heads": model.num_sliding_key_value_heads or model.num_key_value_heads,
+        "head_dim": model.sliding_head_dim or model.head_dim,
+    }
+    unset = dict.fromkeys(
+        ("num_sliding_attention_heads", "num_sliding_key_value_heads", "sliding_head_dim"), 0
+    )
+    sinks = {"attention_sinks": model.attention_sinks or model.sliding_sinks}
+    unset |= {"attention_k_eq_v": False, "sliding_sinks": False}
+    return model.model_copy(update={**own, **unset, **sinks})
 
 
 @lru_cache(maxsize=256)
@@ -534,6 +586,13 @@ def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
 @lru_cache(maxsize=256)
 def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
     kinds = _layer_kinds(model)
-    own: Mixer = "dsa" if kinds[-1].mixer in SHARING else kinds[-1].mixer
-    more = Counter({replace(kinds[-1], mixer=own, mtp=True): model.mtp_num_layers})
+    last, window = kinds[-1], model.mtp_window
+    predicting = LayerKind(
+        moe=last.moe and not model.mtp_dense,
+        window=last.window if window is None else window,
+        mixer="dsa" if last.mixer in SHARING else last.mixer,
+        feeds=last.feeds,
+        mtp=True,
+    )
+    more = Counter({predicting: model.mtp_num_layers})
     return tuple((Counter(kinds) + more).items())

@@ -63,6 +63,7 @@ class Network(BaseModel):
     qk_norm_after_rope: their norm follows the rotation (Hunyuan).
     hidden_act: activation of the MLP.
     swiglu_limit: clamp of gpt-oss's activation.
+    swiglu_limits: clamp in each layer, 0 for none, where layers differ (Step 3.5, K-EXAONE 2).
 
     attention_multiplier: factor of query times key; None: 1 / sqrt(head_dim).
     attn_logit_softcapping, final_logit_softcapping: x -> cap * tanh(x / cap) on attention scores
@@ -108,6 +109,7 @@ class Network(BaseModel):
     qk_norm_after_rope: StrictBool = False
     hidden_act: str | None = None
     swiglu_limit: Number | None = None
+    swiglu_limits: tuple[Weight, ...] = ()
 
     attention_multiplier: Number | None = None
     attn_logit_softcapping: Number | None = None

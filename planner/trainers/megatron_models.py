@@ -22,7 +22,7 @@ FIXED_MAMBA: Mapping[str, object] = {
 }  # fmt: skip
 MAMBA_CHUNK = 128
 # Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
-UNKNOWN_MIXERS = frozenset({"kimi-delta", "lightning", "attention-mamba2", "short-conv"})
+UNKNOWN_MIXERS = frozenset({"kimi-delta", "lightning", "attention-mamba2", "short-conv", "msa"})
 
 
 def is_hybrid(model: ModelSpec) -> bool:
@@ -35,6 +35,8 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 def lacking(model: ModelSpec, release: Release) -> list[str]:
     """What no argument can express about the model; empty where the arguments describe it."""
+    if _has_provider(model, release):
+        return []
     since = DSA_SINCE if model.indexed else HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
     early = not UNKNOWN_MIXERS.isdisjoint(model.mixers) or release.before(since)
     early_sinks = release.before(SINKS_SINCE) and not _builds_itself(release)
@@ -49,6 +51,7 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
         (model.hidden_act == "xielu", "xIELU activation"),
         (model.attention_sinks and early_sinks, "attention sinks"),
         (model.swiglu_limit is not None and early_sinks, "clamped SwiGLU"),
+        (bool(model.swiglu_limits), "clamped SwiGLU in some layers"),
         (model.shared_expert_gate and release.before(DELTA_SINCE), "gate on the shared expert"),
         (model.lm_head_bias, "bias on the head"),
         (
@@ -74,6 +77,23 @@ def _builds_itself(release: Release) -> bool:
     Source: Megatron-Bridge 0.2 models/gpt_oss/gpt_oss_provider.py.
     """
     return release.trainer == "megatron-bridge" or release.named.distribution == NEMO
+
+
+def _has_provider(model: ModelSpec, release: Release) -> bool:
+    """Whether Megatron-Bridge has a class for the one family that has this block.
+
+    Source: Megatron-Bridge 0.5 models/stepfun, models/mimo_v2_flash, models/gemma
+    (Gemma4ModelProvider); of its main branch of 2026-08-22 models/minimax_m3, models/exaone.
+    """
+    rows = (
+        (model.varies_heads and (model.attention_head_gate or model.sliding_sinks), "0.18"),
+        (model.varies_heads and model.moe_branch_norms, "0.18"),
+        ("msa" in model.mixers, "0.20"),
+        (bool(model.sliding_windows), "0.20"),
+    )
+    return release.trainer == "megatron-bridge" and any(
+        has and release.since(core) for has, core in rows
+    )
 
 
 def _some_biases(model: ModelSpec) -> bool:

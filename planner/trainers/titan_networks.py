@@ -74,6 +74,7 @@ def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
         (model.qk_norm_after_rope, "qk_norm_after_rope", "query-key norm after RoPE"),
         (model.hidden_act not in (None, "silu"), "hidden_act", f"{model.hidden_act} activation"),
         (model.swiglu_limit is not None, "swiglu_limit", "clamped SwiGLU"),
+        (bool(model.swiglu_limits), "swiglu_limits", "clamped SwiGLU in some layers"),
         (
             model.attention_multiplier is not None,
             "attention_multiplier",

@@ -3,9 +3,46 @@
 Grouped-query or multi-head latent attention; the core is fused or not.
 """
 
+from dataclasses import replace
+
 from planner.specs.model import ModelSpec
-from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, norm_saves, projection
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
+
+# Width of a head in Transformer Engine's fused kernels; wider ones run unfused (pytorch/attention/
+# dot_product_attention/utils.py, get_attention_backend; common/fused_attn/fused_attn.cpp).
+WIDEST_FUSED = 256
+UNFUSED = "softmax_out"
+
+
+def attention(
+    model: ModelSpec, window: int, flash: bool, code: Code, chosen: tuple[Op, ...] = ()
+) -> tuple[Op, ...]:
+    """Softmax attention, from its input to the output projection.
+
+    chosen: operations that choose the keys of each query.
+    """
+    flash = flash and not (code.own_mixers and model.qk_head_dim > WIDEST_FUSED)
+    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    gate = output_gate(model, attended)
+    gated = Tensor(name="attention_gated", dims=attended.dims) if gate else attended
+    return (
+        *(mla(model, code) if model.uses_mla else gqa(model, code)),
+        Collective(
+            name="context_in",
+            site="cp_enter",
+            tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
+        ),
+        *chosen,
+        *attention_core(window, flash, model, code),
+        Collective(
+            name="context_out",
+            site="cp_exit",
+            tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
+        ),
+        *gate,
+        output_projection("wo", ("heads", "v_dim"), gated),
+    )
 
 
 def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
@@ -14,20 +51,28 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     width = "q_dim" if model.attention_output_gate else "qk_dim"
     wq = projection("wq", ("heads", width), ("hidden",), source)
     wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
-    wv = projection(
-        "wv", ("kv_heads", "v_dim"), ("hidden",), source, "" if code.repeats_kv else "v"
-    )
+    name = "" if code.repeats_kv or model.value_norm else "v"
+    wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), source, name)
+    values = (wk if model.attention_k_eq_v else wv).output
+    behind = (_value_norm(model, values, code),) if model.value_norm else ()
     normed = () if model.qk_norm == "none" else (wq.output, wk.output, *_head_statistics(model))
     makes = _attention_gradients(model, code)
+    values = behind[0].makes[0] if behind else values
     turned = rotary(
         ("tokens", "heads_and_kv", "qk_dim"),
         model.qk_norm != "none",
         model.position_embedding == "rope",
-        reads=(wq.output, wk.output, wv.output) if code.repeats_kv else (wq.output, wk.output),
+        reads=(wq.output, wk.output, values) if code.repeats_kv else (wq.output, wk.output),
         makes=makes if code.repeats_kv else makes[:2],
         saves=normed,
     )
-    return wq, wk, wv, turned
+    return (wq, wk, *(() if model.attention_k_eq_v else (wv,)), *behind, turned)
+
+
+def _value_norm(model: ModelSpec, values: Tensor, code: Code) -> Elementwise:
+    """A norm without weights of each head of values (transformers 5.24 models/gemma4)."""
+    made = Tensor(name="wv_out" if code.repeats_kv else "v", dims=values.dims)
+    return replace(norm(model, "value_norm", values, code), output=made, makes=(made,))
 
 
 def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
@@ -195,7 +240,7 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
     # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes per element
     # of heads x seq x seq.
     square: Dims = ("tokens", "heads", "context")
-    softmax = Tensor(name="softmax_out", dims=square)
+    softmax = Tensor(name=UNFUSED, dims=square)
     probabilities = Tensor(name="probabilities", dims=square)
     mask = Tensor(name="dropout_mask", dims=square, width="byte")
     gradients = (

@@ -15,6 +15,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.work.expert_precision import expert_precision
+from planner.work.heads import head_sizes
 from planner.work.mixers import mixer_sizes
 
 ULYSSES = CP_METHODS.index("ulysses")
@@ -52,7 +53,6 @@ def local_sizes(
         gathers, or TP or EP sends; else 0.
     tokens_ring: own tokens, where attention runs as torch's ring over CP; else 0.
     tokens_ring_all: the tokens whose keys are here at once; else 0.
-    kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
     tp, cp, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.etp))
     tokens = batch.micro_batch_size * (training.seq_len / cp)
@@ -61,7 +61,7 @@ def local_sizes(
     ring = np.where(
         rules.framework.rings_attention & (batch.cp > 1) & (batch.cp_method != ULYSSES), tokens, 0.0
     )
-    heads, kv_heads, ones = sizes["heads"], sizes["kv_heads"], np.ones_like(tp)
+    ones = np.ones_like(tp)
     sizes |= {
         "tokens": tokens,
         "tokens_sp": tokens / sp,
@@ -70,13 +70,9 @@ def local_sizes(
         "tokens_scattered": np.where(batch.tp > 1, tokens / sp, 0.0),
         "tokens_ring": ring,
         "tokens_ring_all": ring * np.where(batch.cp_method == ALLGATHER, cp, 1.0),
-        "kv_heads_repeated": np.where(kv_heads > 1.0, heads, kv_heads),
         "context": training.seq_len * ones,
         "attended": training.seq_len / 2.0 * ones,
         "chosen": min(model.index_topk, training.seq_len) * ones,
-        "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
-        "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
-        "qo_width": heads * (model.qk_head_dim + model.v_dim),
         "vocab_loss": model.vocab_size / (tp if loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:
@@ -94,11 +90,7 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
         "hidden": model.hidden_size * ones,
         "hidden_pair": 2 * model.hidden_size * ones,
         "hidden_cut": model.hidden_size / tp,
-        "heads": model.num_attention_heads / tp,
-        "kv_heads": np.maximum(model.num_key_value_heads / tp, 1.0),
-        "qk_dim": model.qk_head_dim * ones,
-        "q_dim": model.qk_head_dim * (1 + model.attention_output_gate) * ones,
-        "v_dim": model.v_dim * ones,
+        **head_sizes(model, tp),
         "ffn": model.intermediate_size / tp,
         "vocab": model.vocab_size / tp,
         "q_lora": model.q_lora_rank * ones,

@@ -10,8 +10,9 @@ backward; `tests/torch_memory` compares them with torch's.
 from dataclasses import replace
 
 from planner.specs.model import LayerKind, ModelSpec
-from planner.work.attention import attention_core, gqa, mla, output_gate
-from planner.work.feed_forward import mlp, moe
+from planner.work.attention import attention
+from planner.work.feed_forward import mlp, moe, routed_norms
+from planner.work.heads import of_kind
 from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
@@ -27,7 +28,6 @@ from planner.work.pieces import (
     Code,
     embedding,
     norm,
-    output_projection,
     tp_exit,
 )
 
@@ -57,8 +57,9 @@ def _mixing(
     branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixer = MIXERS[kind.mixer].operations(model, code) if kind.mixer in MIXERS else ()
     if kind.mixer in ("attention", "attention-mamba2"):
-        attention = _attention(model, kind, flash, code)
-        mixer = beside_attention(mixer, attention) if mixer else attention
+        own = attention(model.at(kind.window), kind.window, flash, code)
+        own = of_kind(model, kind, own)
+        mixer = beside_attention(mixer, own) if mixer else own
     out = mixer[-1].name
     return (
         norm(model, "attention_norm", stream, code),
@@ -81,29 +82,6 @@ def _mixing(
     )
 
 
-def _attention(model: ModelSpec, kind: LayerKind, flash: bool, code: Code) -> tuple[Op, ...]:
-    """Softmax attention, from its input to the output projection."""
-    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
-    gate = output_gate(model, attended)
-    gated = Tensor(name="attention_gated", dims=attended.dims) if gate else attended
-    return (
-        *(mla(model, code) if model.uses_mla else gqa(model, code)),
-        Collective(
-            name="context_in",
-            site="cp_enter",
-            tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
-        ),
-        *attention_core(kind.window, flash, model, code),
-        Collective(
-            name="context_out",
-            site="cp_exit",
-            tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
-        ),
-        *gate,
-        output_projection("wo", ("heads", "v_dim"), gated),
-    )
-
-
 def _feeding(
     model: ModelSpec, kind: LayerKind, ends: tuple[Tensor, Tensor], code: Code
 ) -> tuple[Op, ...]:
@@ -112,18 +90,24 @@ def _feeding(
     own_norm = model.norms_per_layer != 1
     source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
-    normed = kind.moe and model.moe_output_norm
-    behind = (norm(model, "moe_norm", branch, code),) if normed else ()
+    shared = _shared_sum(model, kind)
+    normed = (branch,) * model.moe_output_norm + (branch, *shared) * model.moe_branch_norms
+    behind = tuple(
+        norm(model, one.name.removesuffix("sum") + "norm", one, code) for one in normed if kind.moe
+    )
+    joint = replace(branch, name="branches") if len(behind) > 1 else branch
+    before = routed_norms(model, middle, code) if kind.moe else ()
     return (
         norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
+        *before,
         *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
         *behind,
         _residual(
             "mlp_residual",
-            (middle, *_sandwich(model, branch), *_dropout_mask("mlp", model, code)),
+            (middle, *_sandwich(model, joint), *_dropout_mask("mlp", model, code)),
             end,
-            behind[0].makes[0] if behind else branch,
-            *_shared_sum(model, kind),
+            *([one.makes[0] for one in behind] or [branch]),
+            *(() if model.moe_branch_norms else shared),
         ),
     )
 

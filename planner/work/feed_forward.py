@@ -13,6 +13,7 @@ from planner.work.pieces import (
     HIDDEN_SP,
     SCATTERED,
     Code,
+    norm,
     output_projection,
     projection,
     tp_exit,
@@ -25,6 +26,7 @@ GROUPED: Dims = ("tokens_grouped", "expert_hidden")
 # Megatron-Core transformer/moe (moe_utils.py, token_dispatcher.py): the same with masks scattered
 # and counted, counts exchanged and copied to the host, and the loss that balances load.
 ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
+ROUTED_IN = "experts_in"
 EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "expert_hidden"))
 
 
@@ -109,6 +111,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         mlp(model, "shared_ffn", "shared", normed) if model.shared_expert_intermediate_size else ()
     )
     source = Tensor(name="shared_in" if shared else normed.name, dims=("tokens_moe", "hidden"))
+    weighed = source
+    if model.moe_branch_norms:
+        weighed, source = (Tensor(name=name, dims=source.dims) for name in ("router_in", ROUTED_IN))
     scores = Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32")
     scaled = Tensor(name="routed_fp32", dims=ROUTED, width="fp32", eager_only=True)
     combined, output = (
@@ -136,9 +141,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             cols=("experts",),
             depth=("hidden",),
             role="router",
-            saves=(source,),
+            saves=(weighed,),
             output=Tensor(name="router_out", dims=("tokens_moe", "experts")),
-            reads=(source,),
+            reads=(weighed,),
         ),
         Elementwise(
             name="routing",
@@ -213,6 +218,31 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         ),
         *leaving,
         *_at_border("tp_exit", bool(shared), code),
+    )
+
+
+def routed_norms(model: ModelSpec, stream: Tensor, code: Code) -> tuple[Elementwise, ...]:
+    """Norms that the router and the routed experts read the residual stream through, each its own.
+
+    The router's has no weights, but a scale for each input. Source: transformers 5.24 models/gemma4
+    (Gemma4TextRouter, Gemma4TextDecoderLayer).
+    """
+    if not model.moe_branch_norms:
+        return ()
+    weighed, routed = (norm(model, name, stream, code) for name in ("router_norm", "experts_norm"))
+    made = Tensor(name="router_in", dims=stream.dims)
+    scaled = Tensor(name="router_normed", dims=stream.dims)
+    return (
+        replace(
+            weighed,
+            kernels=weighed.kernels + 1,
+            forward_moves=weighed.forward_moves + 2.0,
+            backward_moves=weighed.backward_moves + 4.0,
+            saves=(*weighed.saves, scaled),
+            output=made,
+            makes=(made,),
+        ),
+        replace(routed, output=(out := Tensor(name=ROUTED_IN, dims=stream.dims)), makes=(out,)),
     )
 
 

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from planner.columns import FloatColumn
 from planner.specs.mixers import Mixer
 from planner.specs.model import ModelSpec
-from planner.work import gated_delta, kimi_delta, lightning, mamba2, short_conv, sparse_attention
+from planner.work import (
+    block_sparse,
+    gated_delta,
+    kimi_delta,
+    lightning,
+    mamba2,
+    short_conv,
+    sparse_attention,
+)
 from planner.work.ops import Op
 from planner.work.pieces import Code
 
@@ -37,6 +45,7 @@ MIXERS: Mapping[Mixer, MixerWork] = {
     "dsa-shared": MixerWork(
         operations=sparse_attention.shared, sizes=sparse_attention.sizes, cut=frozenset()
     ),
+    "msa": MixerWork(operations=block_sparse.operations, sizes=block_sparse.sizes, cut=frozenset()),
     "gated-delta": MixerWork(
         operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
     ),

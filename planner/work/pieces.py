@@ -78,11 +78,11 @@ def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> 
 
 
 def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
-    """A norm of the residual stream; with norms behind the branches, one of two."""
+    """A norm; of the residual stream and with norms behind the branches, one of two."""
     kernels, forward, backward = (
         COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
     )
-    sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
+    sandwich = model.norms_per_layer / 2 if name in ("attention_norm", "mlp_norm") else 1.0
     output = Tensor(name=f"{name}_out", dims=source.dims)
     return Elementwise(
         name=name,

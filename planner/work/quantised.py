@@ -12,10 +12,11 @@ from planner.precision import Recipe, bf16_tail, stays_16_bit
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.axes import weight_sizes
 from planner.work.blocks import layer_ops
+from planner.work.heads import TP_DIMS as HEADS_CUT
 from planner.work.mixers import MIXERS
 from planner.work.ops import Dims, Gemm
 
-TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn", "hidden_cut"}).union(
+TP_DIMS = frozenset({*HEADS_CUT, "ffn", "shared_ffn", "hidden_cut"}).union(
     *(work.cut for work in MIXERS.values())
 )
 

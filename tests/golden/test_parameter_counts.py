@@ -21,6 +21,9 @@ ACTIVE = {
     "llama4-scout": (17e9, 0.5e9),
     "llama4-maverick": (17e9, 0.5e9),
     # model card counts 3.61B without the embedding
+    "gemma4-26b-a4b": (3.8e9, 0.05e9),  # model card
+    "k-exaone-2": (37e9, 0.5e9),
+    "minimax-m3": (23e9, 3.5e9),  # ours counts embedding and head, 2.5B
     "gpt-oss-20b": (3.61e9 + 201088 * 2880, 0.01e9),
     "gpt-oss-120b": (5.13e9 + 201088 * 2880, 0.01e9),
 }
@@ -50,6 +53,24 @@ def test_a_layer_that_predicts_more_chooses_its_own_tokens():
     """Megatron-Bridge 0.6 examples/model_verification_cards/glm5-2: every tensor was compared."""
     model = read_model({"base": "glm5.2", "mtp_num_layers": 1})
     assert model.total_parameters() == 753_329_940_480
+
+
+def test_step_with_its_layers_of_mtp_is_what_nvidia_counts():
+    """Card step35-flash: 199,997,706,240, with a gate for each element and no router biases."""
+    model = read_model({"base": "step35-flash", "mtp_num_layers": 3})
+    gates = sum(
+        count * model.at(kind.window).num_attention_heads * (model.head_dim - 1)
+        for kind, count in model.distinct_layers()
+    )
+    biases = model.num_experts * model.num_moe_layers
+    assert model.total_parameters() + gates * model.hidden_size - biases == 199_997_706_240
+
+
+def test_k_exaone_with_its_layer_of_mtp_is_the_hubs_count():
+    model = read_model({"base": "k-exaone-2", "mtp_num_layers": 1})
+    predicting = next(kind for kind, _ in model.distinct_layers() if kind.mtp)
+    assert (predicting.moe, predicting.window) == (False, 128)
+    assert round(model.total_parameters() / 1e9) == 749
 
 
 def test_lightning_is_nemotron_3_nano_with_a_prediction_of_two_letters():

@@ -10,7 +10,9 @@ fla 0.6 and mamba_ssm 2.2, which have none for a CPU.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -61,6 +63,34 @@ MINIMAX = {
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "num_local_experts": 4,
     "num_experts_per_tok": 2, "block_size": 64,
 }  # fmt: skip
+STEP = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "share_expert_dim": 32,
+    "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
+    "num_sliding_attention_heads": 6, "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+MIMO = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 48, "v_head_dim": 32, "vocab_size": 128,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
+}  # fmt: skip
+GEMMA4 = {
+    "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 32, "num_global_key_value_heads": 2,
+    "global_head_dim": 64, "attention_k_eq_v": True, "vocab_size": 128, "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+M3 = {
+    "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96,
+    "shared_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "rotary_dim": 16, "index_n_heads": 2, "index_head_dim": 16,
+    "index_block_size": 64, "index_topk_blocks": 4,
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
+}  # fmt: skip
 
 
 def flops(run: Callable[[], object]) -> int:
@@ -70,22 +100,31 @@ def flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
+class Saved:
+    """A tensor that autograd holds as long as the graph that saved it lives."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()  # an output that a node saves would keep its node
+
+
 def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
     """Bytes of the storages that autograd saves, weights and buffers left out, each once."""
     held = [*module.parameters(), *module.buffers()]
     own = {one.untyped_storage().data_ptr() for one in held}
-    found: dict[int, Any] = {}
+    found: WeakSet[Saved] = WeakSet()
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage
-        return tensor
+    def pack(tensor: torch.Tensor) -> Saved:
+        saved = Saved(tensor)
+        found.add(saved)
+        return saved
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
         out = run()
+    storages = {one.tensor.untyped_storage().data_ptr(): one.tensor for one in found}
     del out
-    return sum(storage.nbytes() for storage in found.values())
+    return sum(
+        tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in own
+    )
 
 
 class Kept(torch.autograd.Function):
@@ -156,12 +195,16 @@ def dsa() -> dict[str, Any]:
 
     counted = {"flops": flops(run)}
 
-    def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+    kernels = code.ALL_ATTENTION_FUNCTIONS
+
+    def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
         rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
         return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
 
-    code.ALL_ATTENTION_FUNCTIONS["sdpa"] = fused
-    return {**counted, "saved": saved_bytes(mixer, run), "config": DSA}
+    real, kernels["sdpa"] = kernels["sdpa"], masked
+    saved = saved_bytes(mixer, run)
+    kernels["sdpa"] = real
+    return {**counted, "saved": saved, "config": DSA}
 
 
 def kimi(full: bool = False) -> dict[str, Any]:
@@ -287,6 +330,128 @@ def minimax() -> dict[str, Any]:
     return {**counted, "saved": saved, "config": MINIMAX}
 
 
+class Norm(torch.nn.Module):
+    """A norm of one kernel, which saves its input and a number a row."""
+
+    def forward(self, states: Any) -> Any:
+        return Kept.apply(states.shape, states, states, torch.empty(states.shape[:-1]))
+
+
+class Experts(torch.nn.Module):
+    """Experts that save nothing but their scores."""
+
+    def forward(self, states: Any, index: Any, scores: Any) -> Any:
+        return Kept.apply(states.shape, states, scores)
+
+
+def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+    """Attention of one kernel, which saves queries, keys, values, output and a number a row."""
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+    held = (q, k, v, torch.empty(q.shape[:3]), *(() if mask is None else (mask,)))
+    return Kept.apply(out.shape, q, *held), None
+
+
+def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, int]:
+    """FLOP of an attention of transformers without its core, and bytes that it saves.
+
+    Its norms and its core are kernels.
+    """
+    for name in ("q_norm", "k_norm", "v_norm"):
+        if hasattr(attention, name):
+            setattr(attention, name, Norm())
+    kernels = code.ALL_ATTENTION_FUNCTIONS
+    real, kernels["sdpa"] = kernels["sdpa"], fused
+    found = {"flops": flops(run), "saved": saved_bytes(attention, run)}
+    kernels["sdpa"] = real
+    return found
+
+
+def turned(module: Any, places: Any) -> Any:
+    """Rotary tables as buffers, which all layers share."""
+    for name, table in zip(("cos", "sin"), places, strict=True):
+        module.register_buffer(name, table)
+    return module.cos, module.sin
+
+
+def step() -> dict[str, Any]:
+    """Attention of Step 3.5, whose windowed layers have other heads, with a gate a head."""
+    from transformers.models.step3p7 import configuration_step3p7 as configs
+    from transformers.models.step3p7 import modeling_step3p7 as code
+
+    config = configs.Step3p7TextConfig(**STEP)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary = code.Step3p7RotaryEmbedding(config)
+    found = {}
+    for kind, layer in (("full", 0), ("windowed", 1)):
+        attention = code.Step3p7DecoderLayer(config, layer).self_attn.bfloat16()
+        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[layer])
+        run = partial(attention, x, turned(attention, places), None)
+        found[kind] = attended(code, attention, run)
+    return {**found, "config": STEP}
+
+
+def mimo() -> dict[str, Any]:
+    """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
+    from transformers.models.mimo_v2_flash import configuration_mimo_v2_flash as configs
+    from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as code
+
+    config = configs.MiMoV2FlashConfig(**MIMO)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary = code.MiMoV2FlashRotaryEmbedding(config)
+    found = {}
+    for kind, layer in (("full", 0), ("windowed", 1)):
+        attention = code.MiMoV2FlashAttention(config, layer).bfloat16()
+        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[layer])
+        run = partial(attention, x, turned(attention, places), None)
+        found[kind] = attended(code, attention, run)
+    return {**found, "config": MIMO}
+
+
+def gemma4() -> dict[str, Any]:
+    """Attention of Gemma 4, and FLOP of its whole layers, with a dense MLP beside the experts."""
+    from transformers import Gemma4TextConfig
+    from transformers.models.gemma4 import modeling_gemma4 as code
+
+    config = Gemma4TextConfig(**GEMMA4)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary = code.Gemma4TextRotaryEmbedding(config)
+    found: dict[str, Any] = {}
+    for kind, place in (("windowed", 0), ("full", 1)):
+        layer = code.Gemma4TextDecoderLayer(config, place).bfloat16()
+        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[place])
+        tables = turned(layer.self_attn, places)
+        with torch.no_grad():
+            whole = flops(partial(layer, x.detach(), None, {}, position_embeddings=tables))
+        run = partial(layer.self_attn, x, tables, None, {})
+        found[kind] = {**attended(code, layer.self_attn, run), "layer": whole}
+        for name in [name for name, _ in layer.named_children() if name.endswith("layernorm")]:
+            setattr(layer, name, Norm())
+        for name in ("layernorm_1", "layernorm_2"):
+            setattr(layer, f"post_feedforward_{name}", Norm())
+        layer.pre_feedforward_layernorm_2 = layer.router.norm = Norm()
+        layer.experts = Experts()
+        run = partial(layer.train(), x, None, {}, position_embeddings=tables)
+        found[kind]["rest"] = attended(code, layer, run)["saved"]
+    return {**found, "config": GEMMA4}
+
+
+def m3() -> dict[str, Any]:
+    """MiniMax sparse attention of MiniMax M3, masked."""
+    from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
+    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as code
+
+    config = configs.MiniMaxM3VLTextConfig(**M3)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    places = code.MiniMaxM3VLRotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    attention = code.MiniMaxM3VLAttention(config, 1).bfloat16()
+    run = partial(attention, x, turned(attention, places), None)
+    return {**attended(code, attention, run), "config": M3}
+
+
 if __name__ == "__main__":
     runs = {
         "delta": delta,
@@ -298,5 +463,9 @@ if __name__ == "__main__":
         "lfm": lfm,
         "dsa": dsa,
         "minimax": minimax,
+        "step": step,
+        "gemma4": gemma4,
+        "mimo": mimo,
+        "m3": m3,
     }
     print(json.dumps({name: run() for name, run in runs.items()}))

@@ -35,6 +35,7 @@ from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
+from planner.work.heads import head_sizes
 from planner.work.liveness import saved_tensors
 from planner.work.mixers import MIXERS, mixer_sizes
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops
@@ -46,26 +47,26 @@ NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3
 SPARSE = "deepseek-v3.2"
 SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="none")
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
-WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0}
+WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0, "index": 8.0}
 
 
 def sizes(model: ModelSpec) -> dict[str, float]:
     one = np.ones(1)
     found = {name: float(size[0]) for name, size in mixer_sizes(model, one).items()}
-    heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
-    widths = {"qk_dim": model.qk_head_dim, "q_dim": 2 * model.qk_head_dim, "v_dim": model.v_dim}
+    heads = {name: float(size[0]) for name, size in head_sizes(model, one).items()}
     latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
         "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
     context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
+    tokens["tokens_routed"] = TOKENS * model.num_experts_per_tok
     experts = {"experts": model.num_experts, "experts_local": model.num_experts,
         "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
         "shared_ffn": model.shared_expert_intermediate_size,
         "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
     }  # fmt: skip
     others = {**latent, **context, "hidden": model.hidden_size}
-    return {**found, **heads, **widths, **tokens, **experts, **others}
+    return {**found, **heads, **tokens, **experts, **others}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
@@ -154,6 +155,48 @@ def test_a_mixer_is_the_real_one(
         assert counted == pytest.approx(real[of]["flops"], rel=5e-3)
     if "attention_flops" in real[of]:
         assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "model_type", "kind"),
+    [
+        ("step", "step3p5", "full"),
+        ("step", "step3p5", "windowed"),
+        ("mimo", "mimo_v2_flash", "full"),
+        ("mimo", "mimo_v2_flash", "windowed"),
+        ("gemma4", "gemma4_text", "full"),
+        ("gemma4", "gemma4_text", "windowed"),
+    ],
+)
+def test_attention_of_each_kind_of_layer_is_the_real_one(
+    of: str, model_type: str, kind: str, real: dict[str, dict[str, Any]]
+) -> None:
+    model = read_model({"model_type": model_type, "architectures": [], **real[of]["config"]})
+    layer = LayerKind(moe=True, window=512 if kind == "windowed" else 0)
+    ops = blocks.layer_ops(model, layer, True)
+    names = [op.name for op in ops]
+    own = ops[names.index("attention_in") + 1 : names.index("wo") + 1]
+    assert flops(own, model) == pytest.approx(real[of][kind]["flops"], rel=5e-3)
+    assert saved(own, model) == pytest.approx(real[of][kind]["saved"], rel=0.03)
+    if "layer" in real[of][kind]:
+        assert flops(ops, model) == pytest.approx(real[of][kind]["layer"], rel=5e-3)
+        path = ("expert_", "gather", "dispatch", "scatter", "combine")
+        rest = tuple(op for op in ops if not op.name.startswith(path))
+        assert saved(rest, model) == pytest.approx(real[of][kind]["rest"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_block_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
+    """Its indexer scores the whole square; torch's counter sees no fused attention."""
+    model = read_model(
+        {"model_type": "minimax_m3_vl_text", "architectures": [], **real["m3"]["config"]}
+    )
+    ops = MIXERS["msa"].operations(model, PLAIN)
+    assert flops(ops, model) == pytest.approx(real["m3"]["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(real["m3"]["saved"], rel=0.03)
 
 
 @pytest.mark.torch

@@ -403,3 +403,30 @@ def test_a_known_model_is_refused_by_its_block(name):
     with pytest.raises(SpecError, match=re.escape(NAMED[name])):
         read_model(name.upper())
     assert name not in model_names()
+
+
+# Names and ids on the Hub of the models that Megatron-Bridge verifies (cards of 2026-08-22).
+CARDS = """
+deepseek-v3 deepseek-ai/DeepSeek-V3 deepseek-v4-flash deepseek-ai/DeepSeek-V4-Flash
+gemma-3-4b-it google/gemma-3-4b-it gemma-4-26b-a4b-it google/gemma-4-26B-A4B-it glm5-2
+zai-org/GLM-5.2 glm5 zai-org/GLM-5 gpt-oss-120b openai/gpt-oss-120b gpt-oss-20b
+openai/gpt-oss-20b k-exaone-2 LGAI-EXAONE/K-EXAONE-2.0-750B-A37B kimi-k3 moonshotai/Kimi-K3
+minimax-m3 MiniMaxAI/MiniMax-M3 moonlight-16b-a3b moonshotai/Moonlight-16B-A3B
+nemotron-3-nano-30b-a3b nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 nemotron-3-nano-4b
+nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16 nemotron-3-nano-omni-30b-a3b-reasoning
+nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16 nemotron-3-super-120b-a12b
+nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 nemotron-3.5-lightning
+nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16 qwen3-235b-a22b Qwen/Qwen3-235B-A22B
+qwen3-30b-a3b Qwen/Qwen3-30B-A3B qwen3-8b Qwen/Qwen3-8B qwen3.6-35b-a3b Qwen/Qwen3.6-35B-A3B
+qwen3.8-27b Qwen/Qwen3.8-27B step35-flash stepfun-ai/Step-3.5-Flash
+"""
+
+
+def test_all_but_two_of_nvidias_cards_are_models_here():
+    cards = set(CARDS.split())
+    assert len(cards) == 2 * 23
+    refused = {name for name in cards if name.lower() in NAMED}
+    assert refused == {
+        "deepseek-v4-flash", "deepseek-ai/DeepSeek-V4-Flash", "kimi-k3", "moonshotai/Kimi-K3",
+    }  # fmt: skip
+    assert all(read_model(name).total_parameters() > 3e9 for name in cards - refused)

@@ -75,10 +75,11 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
     queries = np.arange(1, seq_len + 1)
-    seen = [np.minimum(queries, window or seq_len).mean() for window in model.layer_windows()]
     kinds = model.layer_kinds()
-    seen = [own for own, kind in zip(seen, kinds, strict=True) if kind.attends]
-    attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
+    attention = 0.0
+    for window in (kind.window for kind in kinds if kind.attends):
+        own, seen = model.at(window), np.minimum(queries, window or seq_len).mean()
+        attention += 2.0 * seen * own.num_attention_heads * (own.qk_head_dim + own.v_dim)
     scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
     # a layer of multi-token prediction attends as the last one, and has the head again
     more = attention / model.num_attention_layers + 2.0 * model.vocab_size * model.hidden_size
@@ -98,6 +99,8 @@ def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
         )
     if mixer == "dsa":  # as transformers scores: every pair of tokens, and a weight a head
         return 2.0 * SEQ * model.index_n_heads * (model.index_head_dim + 1)
+    if mixer == "msa":
+        return 2.0 * SEQ * model.index_n_heads * model.index_head_dim
     if mixer.endswith("-delta"):
         keys, values = model.linear_key_head_dim, model.linear_value_head_dim
         chunk = 64 * (3 * keys + 2 * values) + 3 * keys * values

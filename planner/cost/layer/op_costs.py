@@ -16,6 +16,7 @@ from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
 from planner.cost.machine.device import SINGLE
 from planner.specs.model import ModelSpec
 from planner.work import axes
+from planner.work.attention import UNFUSED
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op
 
 # the call, the collective, its stream events and the copy that packs it; judgement
@@ -91,11 +92,12 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
     seq = float(context.training.seq_len)
     window = float(min(op.window, seq)) if op.window else seq
     attended = np.full_like(tokens, window - window * window / (2.0 * seq))
-    if context.training.attention_kernel != "unfused":
+    if context.training.attention_kernel != "unfused" and op.statistics.name != UNFUSED:
         return _flash_cost(context, op, 2.0 * tokens * attended * heads * widths, attended)
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
-    depth = np.full_like(tokens, float(model.qk_head_dim))
-    slow = context.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
+    width = model.at(op.window).qk_head_dim
+    depth = np.full_like(tokens, float(width))
+    slow = context.device.profile.unaligned_head_slowdown if width % 8 else 1.0
     half = np.where(context.batch.param_dtype == 0, context.device.half, SINGLE)
     scores = context.device.gemm_seconds(rows, rows, depth, batch, half)
     values = context.device.gemm_seconds(rows, depth, rows, batch, half)

@@ -13,6 +13,7 @@ from planner.intake.huggingface.dialect import Dialect
 from planner.intake.huggingface.dialect_readers import MissingBlock, Values
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
+from planner.intake.huggingface.layer_readers import BY_LAYER
 from planner.intake.huggingface.missing_blocks import check_blocks, missing
 
 _ERNIE_MOE_INERT = frozenset({
@@ -126,6 +127,7 @@ DIALECTS: Mapping[str, Dialect] = {
         renames={"shared_intermediate_size": "shared_expert_intermediate_size"}
     ),
     **HYBRIDS,
+    **BY_LAYER,
     "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
     "gpt_bigcode": Dialect(inert=_GPT_BIGCODE_INERT, prepare=read.bigcode),
     "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"}), prepare=read.rotated),
@@ -209,7 +211,6 @@ DIALECTS: Mapping[str, Dialect] = {
         inert=_COHERE.inert,
         prepare=read.cohere2_moe,
     ),
-    "exaone_moe": Dialect(prepare=read.exaone4),
     "flint": Dialect(prepare=read.full_without_rope),
     "granite_swa": Dialect(prepare=read.granite_swa),
     "granitemoe_swa": Dialect(

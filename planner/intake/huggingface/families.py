@@ -198,6 +198,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
+    "step3p5": Family(
+        defaults={**_QK_HEAD, **_NO_AUX, "attention_head_gate": True}, needs_experts=True
+    ),
+    "gemma4_text": Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
+    "minimax_m3_vl_text": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+    "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
     "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
     "glm4_moe_lite": Family(defaults=_NO_AUX, needs_experts=True),
@@ -271,6 +277,7 @@ TEXT_PARTS = {
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
+    "step3p7": "step3p5", "gemma4": "gemma4_text", "minimax_m3_vl": "minimax_m3_vl_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language

@@ -46,15 +46,12 @@ NO_OPERATIONS: Mapping[str, str] = {
     "idefics": "cross-attention layers on images",
     "axk2": f"{_INDEXER} and gated norms",
     "dots3_note_text": _INDEXER,
-    "minimax_m3_vl_text": _INDEXER,
     "hy_v4": f"{_INDEXER} and hyper-connections (several residual streams)",
     "inkling_text": "short convolutions and learned relative positions",
     "inkling2_text": "short convolutions and learned relative positions",
     "inkling2_loop_text": "short convolutions, and layers that run several times",
     "hrm_text": "stacks of layers that run several times",
-    "gemma4_text": "layers that share keys and values, and per-layer embeddings",
     "gemma4_unified_text": "layers that share keys and values, and per-layer embeddings",
-    "mimo_v2_flash": "layers that differ in key-value heads",
     "zaya": "convolutions inside attention (CCA) and routers of several layers",
     "dory": "layers that run several times, and residuals that interpolate",
     "phi4_multimodal": "adapters for images and speech in every layer",
@@ -85,17 +82,7 @@ NAMED: Mapping[str, str] = {
     name: block
     for names, block in (
         ("deepseek-v4-flash deepseek-ai/deepseek-v4-flash", "compressed sparse attention"),
-        (
-            "gemma-4-26b-a4b-it google/gemma-4-26b-a4b-it",
-            "global layers with wider heads and one projection for keys and values",
-        ),
-        (
-            "k-exaone-2 lgai-exaone/k-exaone-2.0-750b-a37b",
-            "windows of several lengths, and layers that clamp SwiGLU beside others",
-        ),
         ("kimi-k3 moonshotai/kimi-k3", "attention to the outputs of earlier blocks (AttnRes)"),
-        ("minimax-m3 minimaxai/minimax-m3", f"{_INDEXER} that chooses blocks of tokens"),
-        ("step35-flash stepfun-ai/step-3.5-flash", "numbers of heads that differ by layer"),
     )
     for name in names.split()
 }
@@ -166,7 +153,8 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "mamba_d_ssm": ("falcon_h1",),
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
-    **dict.fromkeys(("index_topk", "index_n_heads"), ("deepseek_v32", "glm_moe_dsa")),
+    "index_topk": ("deepseek_v32", "glm_moe_dsa"),
+    "index_n_heads": ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),
     **dict.fromkeys(
         ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
     ),

@@ -8,9 +8,7 @@ from planner.specs.model import ModelSpec
 
 _WINDOW = frozenset({"sliding_window", "sliding_mask"})
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
-_MLA_ONLY = frozenset(
-    {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
-)
+_MLA_ONLY = frozenset({"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
 _MOE_ONLY = frozenset({
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
     "shared_expert_intermediate_size",
@@ -32,7 +30,7 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
     )
     unset = frozenset(
         name
-        for name in ("max_position_embeddings", "intermediate_size")
+        for name in ("max_position_embeddings", "intermediate_size", "v_head_dim")
         if getattr(model, name) == 0
     )
     unset |= frozenset(

@@ -38,12 +38,14 @@ NOT_NEGATIVE = {
     "no_rope_layer_interval": _SMALL,
     "original_max_position_embeddings": _TOKENS,
     "index_n_heads": _SMALL, "index_head_dim": _SMALL, "index_topk": _SMALL,
-    "mtp_num_layers": _SMALL, "linear_num_key_heads": _SMALL, "linear_num_value_heads": _SMALL,
+    "mtp_num_layers": _SMALL, "mtp_window": _TOKENS,
+    "linear_num_key_heads": _SMALL, "linear_num_value_heads": _SMALL,
     "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
     "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
     "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
-    "moe_latent_size": _WIDTH,
+    "moe_latent_size": _WIDTH, "index_block_size": _TOKENS, "sliding_head_dim": _SMALL,
+    "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
@@ -70,7 +72,8 @@ BOOLEAN = frozenset({
     "moe_apply_router_weight_on_input", "seq_aux", "attention_output_gate", "mamba_conv_bias",
     "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
     "moe_output_norm", "linear_full_gates",
-    "mamba_norm", "short_conv_bias",
+    "mamba_norm", "short_conv_bias", "attention_k_eq_v", "value_norm", "moe_branch_norms",
+    "mtp_dense", "sliding_sinks",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
@@ -80,7 +83,7 @@ CHOICES = {
 TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
 LAYER_LISTS = frozenset({
     "layer_types", "mixers", "mlp_only_layers", "mixer_only_layers", "dense_layers",
-    "no_rope_layers", "rope_mask", "unread_keys", "left_out",
+    "no_rope_layers", "rope_mask", "unread_keys", "left_out", "sliding_windows", "swiglu_limits",
 })  # fmt: skip
 ALIASES = {
     "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size",
@@ -280,7 +283,9 @@ def _check_list(key: str, value: object) -> tuple[str, str] | None:
     kind, what = (
         (str, "texts")
         if key in ("layer_types", "mixers", "unread_keys", "left_out")
-        else (int, "layer numbers")
+        else ((int, float), "numbers")
+        if key == "swiglu_limits"
+        else (int, "layer numbers" if key != "sliding_windows" else "windows")
     )
     flags = key in ("no_rope_layers", "rope_mask")
     if isinstance(value, (list, tuple)) and all(

@@ -41,7 +41,15 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "beam": _NOAUX,
     "laguna": {**_NOAUX, "norm_topk_prob": True},
     "nanochat": {"qk_norm_after_rope": True},
-    "exaone_moe": {**_NOAUX, "post_norm": True},
+    "exaone_moe": _NOAUX,
+    "step3p5": {**_NOAUX, "norm_topk_prob": True, "norm_plus_one": True},
+    "gemma4_text": {
+        **_CHOSEN,
+        "embedding_multiplier": "sqrt(hidden_size)",
+        "attention_multiplier": 1.0,
+    },
+    "minimax_m3_vl_text": {**_NOAUX, "norm_topk_prob": True, "norm_plus_one": True},
+    "mimo_v2_flash": _NOAUX,
     "flint": {"scoring_func": "sigmoid"},
     "glm4_moe_lite": _NOAUX,
     "granitemoe_swa": _CHOSEN,
@@ -64,6 +72,10 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "qwen": {"hidden_act": "silu"},
 }
 ASSUMED_BY_CLASS: Mapping[str, Values] = {
+    "step3p5": _SILU,
+    "gemma4_text": {"norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 512},
+    "minimax_m3_vl_text": {**_SILU, "norm_eps": 1e-6, "rope_theta": 5e6},
+    "mimo_v2_flash": {**_SILU, "norm_topk_prob": True},
     "cohere": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
     "cohere2": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
     "falcon": _LAYERNORM,

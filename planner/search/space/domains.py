@@ -282,9 +282,8 @@ def _recomputations(c: Context) -> Values:
 
     Selective attention drops the score matrix, which flash attention never stores.
     """
-    flash = c.training.attention_kernel != "unfused"
     return tuple(
-        value for value in c.trainer.searched_ac if not (flash and value == "selective-attention")
+        value for value in c.trainer.searched_ac if c.unfused or value != "selective-attention"
     )
 
 

@@ -1,0 +1,242 @@
+"""Translates configs whose layers differ in heads, windows, clamps or in the keys they attend to.
+
+Each function takes a config whose renamed keys already have their common names, like the readers in
+`dialect_readers`. Sources: transformers 5.24, src/transformers/models/<model_type>/
+configuration_*.py and modeling_*.py; Megatron-Bridge of 2026-08-22, models/stepfun and
+models/exaone/exaone_moe, for what the class does not read.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from planner.intake.huggingface.dialect import Dialect
+from planner.intake.huggingface.dialect_readers import MissingBlock, Values, exaone4
+
+_WINDOW, _FULL = "sliding_attention", "full_attention"
+_BLOCKS = "minimax_m3_sparse"
+_OTHER_HEADS: Mapping[str, str] = {
+    "num_attention_heads": "num_sliding_attention_heads",
+    "num_key_value_heads": "num_sliding_key_value_heads",
+    "head_dim": "sliding_head_dim",
+}
+# kind of layer, its key by layer -> our key
+_ROTARY = (
+    (_FULL, "rope_theta", "rope_theta"),
+    (_FULL, "partial_rotary_factors", "partial_rotary_factor"),
+    (_WINDOW, "rope_theta", "rope_local_base_freq"),
+)
+_STEP_LISTS = frozenset({
+    "attention_other_setting", "moe_layers_enum", "mtp_layer_types", "partial_rotary_factors",
+    "rope_theta",
+})  # fmt: skip
+
+
+def step(values: Values) -> Values:
+    """Step 3.5: other numbers of heads in windowed layers, by a mapping or by a number.
+
+    Lists go on to the layers of multi-token prediction, which are dense.
+    """
+    layers, kinds = values.get("num_hidden_layers"), list(_list(values.get("layer_types")))
+    found = {key: value for key, value in values.items() if key not in _STEP_LISTS}
+    if not isinstance(layers, int):
+        return values
+    for key in ("layer_types", "swiglu_limits"):
+        if _list(values.get(key)):
+            found[key] = list(_list(values[key]))[:layers]
+    other = values.get("attention_other_setting")
+    if isinstance(other, Mapping):
+        given = {**other, "num_key_value_heads": other.get("num_attention_groups")}
+        found |= {
+            own: given[key]
+            for key, own in _OTHER_HEADS.items()
+            if given.get(key) not in (None, found.get(key))
+        }
+    listed = values.get("moe_layers_enum")
+    if isinstance(listed, str):
+        listed = [int(one) for one in listed.split(",") if one.strip().isdigit()]
+    if _list(listed):
+        found["dense_layers"] = [i for i in range(layers) if i not in _list(listed)]
+    behind = _list(values.get("mtp_layer_types")) or kinds[layers:]
+    if behind:
+        window = values.get("sliding_window") if behind[0] == _WINDOW else 0
+        found |= {"mtp_dense": True, "mtp_window": window}
+    return clamped({**found, **_rotary(values)})
+
+
+def _rotary(values: Values) -> Values:
+    """The base and the share of full layers, and the base of windowed ones, by layer or not."""
+    kinds = _list(values.get("layer_types"))
+    found: Values = {}
+    for kind, key, name in _ROTARY:
+        value, first = values.get(key), kinds.index(kind) if kind in kinds else 0
+        if len(_list(value)) > first:
+            found[name] = _list(value)[first]
+        elif isinstance(value, (int, float)) and kind == _FULL:
+            found[name] = value
+    return found
+
+
+def clamped(values: Values) -> Values:
+    """Clamps of SwiGLU by layer; one for all layers, or none, is one number."""
+    given = _list(values.get("swiglu_limits"))
+    limits = [one if isinstance(one, (int, float)) else 0 for one in given]
+    found = {key: value for key, value in values.items() if key != "swiglu_limits"}
+    if len({*limits}) == 1:
+        return found | ({"swiglu_limit": limits[0]} if limits[0] else {})
+    return found | ({"swiglu_limits": limits} if limits else {})
+
+
+def exaone_moe(values: Values) -> Values:
+    """K-EXAONE: windows by layer, of several lengths in the second; full layers do not rotate.
+
+    Layers of multi-token prediction are dense.
+    """
+    windows, later = (
+        [one if isinstance(one, int) else 0 for one in _list(values.get(key))]
+        for key in ("sliding_windows", "mtp_sliding_windows")
+    )
+    found = {key: one for key, one in clamped(values).items() if key != "mtp_sliding_windows"}
+    if windows:
+        found["layer_types"] = [_WINDOW if one else _FULL for one in windows]
+        found |= {"sliding_windows": windows, "sliding_window": max(windows)}
+    if values.get("num_nextn_predict_layers"):
+        found |= {"mtp_dense": True, **({"mtp_window": later[0]} if later else {})}
+    return exaone4(found)
+
+
+def mimo(values: Values) -> Values:
+    """MiMo-V2-Flash: twice as many key heads in windowed layers, and sinks only there."""
+    kv = values.get("num_key_value_heads")
+    kinds = [_WINDOW if one else _FULL for one in _list(values.get("hybrid_layer_pattern"))]
+    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
+    given = {key: values.get(f"swa_{key}") for key in _OTHER_HEADS}
+    if isinstance(kv, int):
+        given["num_key_value_heads"] = given["num_key_value_heads"] or 2 * kv
+    found = {key: one for key, one in values.items() if key not in _MIMO_KEYS}
+    found |= {
+        _OTHER_HEADS[key]: one for key, one in given.items() if one not in (None, values.get(key))
+    }
+    found |= {"layer_types": kinds} if kinds else {}
+    return {**found, **({"dense_layers": dense} if dense else {})}
+
+
+def gemma4(values: Values) -> Values:
+    """Gemma 4: full layers have wider and fewer key heads, which may be values as well.
+
+    Its config names the heads of windowed layers first. A dense MLP stands beside the experts.
+    """
+    found = {key: value for key, value in values.items() if key not in _GEMMA4_SWITCHES}
+    layers, kinds = values.get("num_hidden_layers"), values.get("layer_types")
+    if not kinds and isinstance(layers, int):
+        found["layer_types"] = [_FULL if (i + 1) % 6 == 0 else _WINDOW for i in range(layers)]
+    shared = bool(values.get("attention_k_eq_v"))
+    saved = values.get("per_layer_config")
+    full: Values = {
+        "head_dim": values.get("global_head_dim", 512),
+        "num_key_value_heads": values.get("num_global_key_value_heads") if shared else None,
+    }
+    layers_own = list(saved.values()) if isinstance(saved, Mapping) else []
+    if layers_own and isinstance(layers_own[0], Mapping):
+        full |= layers_own[0]
+    if any(one != layers_own[0] for one in layers_own):
+        raise MissingBlock("per_layer_config", "heads of more than two kinds of layers")
+    for key in ("head_dim", "num_key_value_heads"):
+        if full[key] not in (None, values.get(key)):
+            found[key], found[_OTHER_HEADS[key]] = full[key], values.get(key)
+    parameters = values.get("rope_parameters")
+    if isinstance(parameters, Mapping):
+        found["rope_parameters"] = {
+            kind: {key: one for key, one in part.items() if one != "proportional"}
+            for kind, part in parameters.items()
+            if isinstance(part, Mapping)
+        }
+    if values.get("use_bidirectional_attention") == "all":
+        raise MissingBlock("use_bidirectional_attention", "attention both ways (an encoder)")
+    if not values.get("enable_moe_block"):
+        experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        return {key: value for key, value in found.items() if key not in experts}
+    return {
+        **{key: value for key, value in found.items() if key != "intermediate_size"},
+        "shared_expert_intermediate_size": values.get("intermediate_size"),
+        "moe_branch_norms": True,
+    }
+
+
+def minimax_m3(values: Values) -> Values:
+    """MiniMax M3: an indexer that chooses blocks in the layers of a list, by name or by number."""
+    part = values.get("sparse_attention_config")
+    given = part if isinstance(part, Mapping) else {}
+    sizes = {name: given.get(other, values.get(name)) for name, other in _BLOCK_SIZES.items()}
+    blocks, width = sizes.pop("index_topk_blocks"), sizes["index_block_size"]
+    numbered = [_BLOCKS if one else _FULL for one in _list(given.get("sparse_attention_freq"))]
+    kinds = list(_list(values.get("layer_types"))) or numbered
+    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
+    rotated, head = values.get("rotary_dim"), values.get("head_dim")
+    found = {key: value for key, value in values.items() if key not in _MINIMAX_KEYS}
+    if isinstance(rotated, int) and isinstance(head, int) and head > 0:
+        found["partial_rotary_factor"] = rotated / head
+    if _BLOCKS in kinds:
+        chosen = blocks * width if isinstance(blocks, int) and isinstance(width, int) else None
+        found |= {**sizes, "index_topk": chosen}
+        found["mixers"] = ["msa" if kind == _BLOCKS else "attention" for kind in kinds]
+    return {**found, **({"dense_layers": dense} if dense else {})}
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+_GEMMA4_SWITCHES = frozenset({
+    "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
+    "per_layer_config", "use_bidirectional_attention", "use_double_wide_mlp",
+    "vocab_size_per_layer_input", "num_kv_shared_layers", "hidden_size_per_layer_input",
+})  # fmt: skip
+# our name -> that of `sparse_attention_config`
+_BLOCK_SIZES: Mapping[str, str] = {
+    "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
+}  # fmt: skip
+_MINIMAX_KEYS = frozenset({
+    *_BLOCK_SIZES, "sparse_attention_config", "layer_types", "moe_layer_freq", "rotary_dim",
+    "index_local_blocks", "swiglu_alpha", "use_qk_norm", "qk_norm_type", "use_routing_bias",
+    "use_gemma_norm", "num_mtp_modules", "mtp_transformer_layers", "n_shared_experts",
+})  # fmt: skip
+_MIMO_KEYS = frozenset({
+    "add_full_attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale",
+    "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
+    "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
+})  # fmt: skip
+_STEP_INERT = frozenset({
+    "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
+    "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
+    "use_qk_norm", "use_rope_layers", "yarn_only_types", "zero_centered", "moe_every_n_layer",
+})  # fmt: skip
+BY_LAYER: Mapping[str, Dialect] = {
+    "step3p5": Dialect(
+        renames={
+            "num_attention_groups": "num_key_value_heads",
+            "moe_num_experts": "num_experts",
+            "moe_top_k": "num_experts_per_tok",
+            "share_expert_dim": "shared_expert_intermediate_size",
+            "share_expert_dims": "shared_expert_intermediate_size",
+            "moe_router_scaling_factor": "routed_scaling_factor",
+            "moe_router_activation": "scoring_func",
+            "norm_expert_weight": "norm_topk_prob",
+            "use_head_wise_attn_gate": "attention_head_gate",
+        },
+        inert=_STEP_INERT,
+        prepare=step,
+    ),
+    "exaone_moe": Dialect(
+        inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
+    ),
+    "mimo_v2_flash": Dialect(prepare=mimo),
+    "gemma4_text": Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
+    "minimax_m3_vl_text": Dialect(
+        renames={
+            "intermediate_size": "moe_intermediate_size",
+            "dense_intermediate_size": "intermediate_size",
+            "shared_intermediate_size": "shared_expert_intermediate_size",
+        },
+        prepare=minimax_m3,
+    ),
+}

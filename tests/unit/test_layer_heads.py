@@ -1,0 +1,262 @@
+"""Layers that differ in heads, windows or keys: shapes, work, rules, exports, what is read."""
+
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from planner.errors import SpecError
+from planner.estimates import estimate_job
+from planner.export import export
+from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model, read_model
+from planner.rules import Context
+from planner.specs.job import Job
+from planner.specs.model import LayerKind
+from planner.trainers.megatron_models import lacking
+from planner.trainers.registry import release_of
+from planner.work import blocks
+from planner.work.heads import TP_DIMS, WINDOWED, head_sizes
+from planner.work.ops import Attention, Gemm
+from planner.work.pieces import PLAIN, Code
+from tests.conftest import job_values
+
+STEP, GEMMA, M3, EXAONE = "step-3.5-flash", "gemma4-26b-a4b", "minimax-m3", "k-exaone-2"
+TE = Code(own_mixers=True)
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "sliding_window": 16,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}  # fmt: skip
+
+
+def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layout: object) -> Job:
+    gpu = "h100-sxm-80gb"
+    return read_job(job_values(model, gpu, gpus, 4096, 256, layout=layout, trainer=trainer))
+
+
+@pytest.mark.parametrize("name", [STEP, GEMMA, M3, EXAONE])
+def test_a_model_is_the_same_written_inline(name: str) -> None:
+    model = load_model(name)
+    assert read_model(inline_keys(model)) == model
+
+
+def test_a_layer_counts_the_heads_that_it_has() -> None:
+    alike, other = read_model(TINY), read_model({**TINY, "num_sliding_attention_heads": 8})
+    more = 2 * (2 * 64 * 4 * 32)  # four more heads in queries and output of two layers
+    assert other.total_parameters() - alike.total_parameters() == more
+    assert other.at(0) is other
+    assert other.at(16).num_attention_heads == 8
+    assert alike.at(16) is alike
+    attention = 12 * 32 * 4096 * (2 * 4 + 2 * 8)
+    assert (
+        other.torchtitan_flops_per_token(4096) - 6 * other.matmul_parameters_per_token()
+        == attention
+    )
+
+
+def test_windowed_layers_have_dimensions_of_their_own() -> None:
+    model = load_model(STEP)
+    windowed, full = (
+        {op.name: op for op in blocks.layer_ops(model, LayerKind(moe=True, window=w), True)}
+        for w in (512, 0)
+    )
+    assert isinstance(windowed["wq"], Gemm)
+    assert windowed["wq"].cols == ("windowed_heads", "windowed_qk_dim")
+    assert full["wq"].cols == ("heads", "qk_dim")
+    core = windowed["attention"]
+    assert isinstance(core, Attention)
+    assert (core.heads, core.window) == ("windowed_heads", 512)
+    sizes = {name: float(size[0]) for name, size in head_sizes(model, np.full(1, 8.0)).items()}
+    assert (sizes["heads"], sizes["windowed_heads"], sizes["windowed_kv_heads"]) == (8, 12, 1)
+    assert set(sizes) == {*WINDOWED, *WINDOWED.values()}
+    assert {"heads", "kv_heads", "windowed_heads", "windowed_kv_heads"} == TP_DIMS
+
+
+def test_one_projection_for_keys_and_values() -> None:
+    model = load_model(GEMMA)
+    windowed, full = (
+        {op.name for op in blocks.layer_ops(model, LayerKind(moe=True, window=w), True)}
+        for w in (1024, 0)
+    )
+    assert windowed - full == {"wv"}
+    assert full >= {"value_norm", "router_norm", "experts_norm", "shared_norm", "moe_norm"}
+    kinds = dict(model.distinct_layers())
+    shapes = {kind.window: model.mixer_parameters(kind) for kind in kinds}
+    hidden = 2816
+    assert shapes[0] == hidden * 16 * 512 * 2 + hidden * 2 * 512
+    assert shapes[1024] == hidden * 16 * 256 * 2 + 2 * hidden * 8 * 256
+
+
+@pytest.mark.parametrize(("name", "most"), [(STEP, 8), (GEMMA, 2)])
+def test_tp_divides_the_heads_of_all_layers(name: str, most: int) -> None:
+    context = Context(model=load_model(name), **_around(job(name, ep=8)))
+    assert context.num_kv_heads == most
+    assert context.num_heads == math.gcd(64, 96) if name == STEP else 16
+    broken = estimate_job(job(name, "megatron-bridge", 96, tp=48, ep=1)).violations
+    assert [one for one in broken if "attention heads" in one.rule]
+
+
+def _around(asked: Job) -> dict[str, object]:
+    return {"cluster": asked.cluster, "training": asked.training}
+
+
+def test_a_rank_of_a_windowed_layer_computes_its_own_heads() -> None:
+    """More heads in windowed layers cost time and memory; as many as before cost none."""
+    plain = {**TINY, "hidden_size": 2048, "head_dim": 128, "num_attention_heads": 16}
+    plain |= {"num_key_value_heads": 4, "intermediate_size": 4096, "sliding_window": 1024}
+    base, same, more = (
+        estimate_job(job({**plain, **own}, "fsdp", 8))
+        for own in ({}, {"num_sliding_attention_heads": 16}, {"num_sliding_attention_heads": 32})
+    )
+    assert same.step_seconds == base.step_seconds
+    assert more.step_seconds > base.step_seconds
+    assert more.peak_allocated_bytes > base.peak_allocated_bytes
+
+
+def test_windows_of_several_lengths_are_priced_each() -> None:
+    lengths = {"sliding_windows": [0, 4096, 128, 128] * 2, "num_hidden_layers": 8}
+    shapes = {key: value for key, value in TINY.items() if key not in ("layer_types",)}
+    model = read_model({**shapes, **lengths})
+    assert model.layer_windows() == (0, 4096, 128, 128) * 2
+    assert (model.sliding_window, sum(model.sliding_mask)) == (4096, 6)
+    assert {kind.window: count for kind, count in model.distinct_layers()} == {
+        0: 2,
+        4096: 2,
+        128: 4,
+    }
+    alike = read_model({**shapes, "num_hidden_layers": 2, "sliding_windows": [0, 128]})
+    assert (alike.sliding_windows, alike.sliding_window) == ((), 128)
+    with pytest.raises(ValidationError, match="contradicts"):
+        model.model_validate({**model.model_dump(), "sliding_window": 128})
+
+
+def test_heads_wider_than_fused_kernels_run_unfused_under_transformer_engine() -> None:
+    model = load_model(GEMMA)
+    for window, code, fused in ((0, PLAIN, True), (1024, TE, True), (0, TE, False)):
+        ops = blocks.layer_ops(model, LayerKind(moe=True, window=window), True, code)
+        assert ("softmax_dropout" in {op.name for op in ops}) != fused
+    cut, own = (estimate_job(job(GEMMA, name, cp=2)) for name in ("megatron-bridge", "fsdp"))
+    rules = ["; ".join(one.rule for one in found.violations) for found in (cut, own)]
+    assert "wider than 256" in rules[0]
+    assert "wider than 256" not in rules[1]
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(SpecError, match="leaves 3 KV heads for 4 heads"):
+        read_model({**TINY, "num_sliding_key_value_heads": 3})
+
+
+def test_block_sparse_attention_is_full_under_megatron() -> None:
+    model = load_model(M3)
+    kind = next(kind for kind in model.layer_kinds() if kind.mixer == "msa")
+    masked, full = (
+        {op.name for op in blocks.layer_ops(model, kind, True, code)} for code in (PLAIN, TE)
+    )
+    assert masked - full == {"indexer", "index_mask"}
+
+
+# ---- trainers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "core", "block"),
+    [
+        (STEP, "0.18", "heads that differ by layer"),
+        (GEMMA, "0.18", "one projection for keys and values"),
+        (M3, "0.20", "sparse attention to blocks of tokens (MSA)"),
+        (EXAONE, "0.20", "clamped SwiGLU in some layers"),
+    ],
+)
+def test_megatron_bridge_builds_what_no_argument_of_megatron_says(
+    name: str, core: str, block: str
+) -> None:
+    model = load_model(name)
+    bridges = {f"0.{number + 13}": f"0.{number}" for number in range(3, 8)}
+    for number, version in bridges.items():
+        words = lacking(model, release_of("megatron-bridge", version))
+        assert (words == []) == (float(number) >= float(core)), (number, words)
+    assert block in lacking(model, release_of("megatron", "0.20"))
+
+
+@pytest.mark.parametrize("name", [STEP, GEMMA, M3])
+def test_an_export_for_the_bridge_has_no_blocker(name: str) -> None:
+    asked = job(name, ep=8, tp=1)
+    assert asked.layout is not None
+    written = export(
+        asked.layout,
+        asked.model,
+        asked.cluster,
+        asked.training,
+        to="megatron-bridge",
+        version="0.7",
+    )
+    assert [one for one in written.blockers if one.field.startswith("model")] == []
+    assert ("attends to all keys" in " ".join(written.notes)) == (name == M3)
+    alone = export(
+        asked.layout, asked.model, asked.cluster,
+        asked.training.model_copy(update={"trainer": "megatron"}), to="megatron",
+    )  # fmt: skip
+    assert [one for one in alone.blockers if one.field == "model"]
+
+
+# ---- config.json ---------------------------------------------------------------------------------
+
+
+def test_lists_of_step_go_on_to_its_layers_of_mtp() -> None:
+    own = {"num_hidden_layers": 4, "num_nextn_predict_layers": 1, "hidden_size": 64, "head_dim": 16}
+    own |= {"num_attention_heads": 4, "num_attention_groups": 2, "intermediate_size": 96}
+    own |= {"layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"]}
+    own |= {"rope_theta": [5e6, 1e4, 1e4, 1e4, 5e6], "partial_rotary_factors": [0.5, 1, 1, 1, 0.5]}
+    own |= {"swiglu_limits": [0, 0, 0, 7.0, None], "moe_layers_enum": "1,2", "vocab_size": 128}
+    own |= {"moe_num_experts": 8, "moe_top_k": 2, "moe_intermediate_size": 32}
+    own |= {"share_expert_dims": 32, "sliding_window": 16}
+    own |= {"attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}}
+    model = read_model({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", **own})
+    assert model.at(1).num_attention_heads == 6
+    assert model.num_sliding_key_value_heads == 0
+    assert (model.rope_theta, model.rope_local_base_freq) == (5e6, 1e4)
+    assert (model.partial_rotary_factor, model.swiglu_limits) == (0.5, (0, 0, 0, 7))
+    assert [kind.moe for kind in model.layer_kinds()] == [False, True, True, False]
+    assert model.unread_keys == ()
+
+
+def test_minimax_m3_is_read_from_its_nested_config() -> None:
+    sparse = {"sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 64}
+    sparse |= {"sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1, 1, 1]}
+    text = {**TINY, "dense_intermediate_size": 96, "shared_intermediate_size": 32}
+    text |= {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1, 1]}
+    text |= {"sparse_attention_config": sparse, "rotary_dim": 16, "intermediate_size": 32}
+    del text["layer_types"], text["sliding_window"]
+    model = read_model({"model_type": "minimax_m3_vl", "architectures": [], "text_config": text})
+    assert model.mixers == ("attention", "msa", "msa", "msa")
+    assert (model.index_topk, model.index_block_size, model.index_n_heads) == (256, 64, 2)
+    assert (model.intermediate_size, model.moe_intermediate_size) == (96, 32)
+    assert (model.dense_layers, model.partial_rotary_factor) == ((0,), 0.5)
+
+
+def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
+    keys = {**TINY, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    keys |= {"moe_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1]}
+    keys |= {"hybrid_layer_pattern": [0, 1, 1, 0], "layer_types": None}
+    model = read_model({"model_type": "mimo_v2_flash", "architectures": [], **keys})
+    windowed = model.at(1)
+    assert (windowed.num_key_value_heads, windowed.attention_sinks) == (4, True)
+    assert (model.num_key_value_heads, model.attention_sinks) == (2, False)
+    assert model.attention_parameters() == 64 * (4 * 32 + 2 * (32 + 16) + 4 * 16)
+    assert windowed.attention_parameters() == 64 * (4 * 32 + 4 * (32 + 16) + 4 * 16) + 4
+    assert (model.layer_windows(), model.dense_layers) == ((0, 16, 16, 0), (0,))
+    assert read_model(inline_keys(model)) == model
+    assert lacking(model, release_of("megatron-bridge", "0.5")) == []
+    assert "heads that differ by layer" in lacking(model, release_of("megatron", "0.20"))
+
+
+def test_gemma4_without_experts_is_dense() -> None:
+    keys = {**TINY, "num_hidden_layers": 6, "attention_k_eq_v": True, "global_head_dim": 64}
+    del keys["layer_types"]
+    model = read_model({"model_type": "gemma4_text", "architectures": [], **keys})
+    assert (model.is_moe, model.intermediate_size, model.head_dim) == (False, 96, 64)
+    assert model.at(1).head_dim == 32
+    assert model.layer_windows() == (16,) * 5 + (0,)
