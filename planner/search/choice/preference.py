@@ -17,7 +17,7 @@ docs/decisions/0006 gives the reasons.
 4. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
     mechanism has to gain WORTH per point. Points are whole, so values less than half a point apart
     are equal: of equals the one whose widest group of ranks is narrowest comes first. Then the
-    same is asked of it: one of fewer points that cannot be told from it replaces it.
+    same is asked of it: one of fewer points that is not SURE deviations behind replaces it.
 5. If that one rests on what nobody measured, it stays only if it is faster than the best layout
     that does not by more than SURE deviations of what its mechanisms alone leave in doubt.
 
