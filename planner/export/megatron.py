@@ -14,7 +14,13 @@ from planner.export.commands import Launch, read_flags
 from planner.export.megatron_graphs import environment, graph_arguments
 from planner.export.megatron_mixers import pattern
 from planner.export.megatron_model import dispatcher_arguments, model_arguments
-from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, read_arguments
+from planner.export.megatron_read import (
+    FP4_RECIPES,
+    FP8_RECIPES,
+    SHARDING,
+    plain_names,
+    read_arguments,
+)
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec
@@ -327,7 +333,7 @@ def _precision(draft: Draft, release: Release) -> list[str]:
             "computes in 16 bits or fewer; float32 parameters do not",
             "use param_dtype bfloat16",
         )
-    elif name in FP8_RECIPES or (name == "nvfp4" and release.since(NEWER)):
+    elif name in FP8_RECIPES or (name in FP4_RECIPES and release.since(NEWER)):
         arguments += PRECISIONS[name].megatron_arguments
     elif name not in ("bf16", "fp16"):
         draft.gap(

@@ -19,6 +19,11 @@ FP8_RECIPES = {
     for precision in PRECISIONS.values()
     if "--fp8-recipe" in precision.megatron_arguments
 }
+FP4_RECIPES = {
+    precision.name: precision.megatron_arguments[-1]
+    for precision in PRECISIONS.values()
+    if "--fp4-recipe" in precision.megatron_arguments
+}
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000
 # of --hybrid-layer-pattern: ends of a stage, and of the main model
@@ -267,7 +272,7 @@ def _precision(words: Words) -> dict[str, object]:
     return {
         "precision": (known or "float8-delayed")
         if low is not None
-        else "nvfp4"
+        else ("mxfp4" if word(words, "fp4_recipe") == FP4_RECIPES["mxfp4"] else "nvfp4")
         if "fp4_format" in words
         else plain,
         "float8_all_gather": "fp8_param_gather" in words,

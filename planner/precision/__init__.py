@@ -18,6 +18,7 @@ from planner.precision.recipes import (
     BLOCKWISE,
     DELAYED,
     FP16,
+    MXFP4,
     MXFP8,
     NVFP4,
     ROWWISE,
@@ -36,6 +37,7 @@ PRECISIONS: Registry[Precision] = Registry(
     MXFP8,
     NVFP4,
     ROWWISE_GW_HP,
+    MXFP4,
     kind="precision",
     field="layout.precision",
 )

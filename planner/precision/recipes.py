@@ -17,7 +17,7 @@ from planner.precision.base import NOTHING, Operands, Precision, Recipe
 
 # Bytes of scale per element: 1 per 32, fp32 per 128, 1 per 16 (besides one fp32 per tensor).
 MX, BLOCK, NV = 1.0 / 32, 4.0 / 128, 1.0 / 16
-FP4 = 0.5 + NV
+FP4, MX4 = 0.5 + NV, 0.5 + MX
 # A GEMM reads scales in an order of its own, so they are written once, then read and written again
 # (`to_blocked`, swizzle).
 MX_SCALE = 3 * MX
@@ -142,6 +142,14 @@ _TE_NVFP4 = replace(
     saved_bytes=FP4, weight_copy_bytes=2 * FP4, weight_copies=1, wire_bytes=2, tp_wire_bytes=FP4,
     tp_gradient_wire_bytes=FP4, group_multiple=NV_ROWS,
 )  # fmt: skip
+# AMD's: blocks of 32 with a scale of 8 bits, so no pass over the tensor before the cast; all that
+# is sent stays in 16 bits, and grouped products do. Source: ROCm/TransformerEngine
+# common/recipe MXFP4BlockScaling; Primus docs/mxfp4_training.
+_MXFP4 = replace(
+    _TE_MXFP8, name="mxfp4", peak="fp4", gain_key="gemm_fp4", experts="",
+    cast=Operands(2 + 2 * MX4, 2 + 2 * MX4, 2 + 2 * MX4),
+    saved_bytes=MX4, weight_copy_bytes=2 * MX4, tp_wire_bytes=2, tp_gradient_wire_bytes=2,
+)  # fmt: skip
 
 # Rows of kernel profiles with fp8 units whose kernels somebody timed. Blocks of 128 came with
 # Hopper (Transformer Engine; torchao asks for SM90). Microscaling came with fp4 on both vendors
@@ -207,4 +215,12 @@ NVFP4 = Precision(
     vendors=frozenset({"nvidia"}),
     titan_converters={"0.3": "NVFP4LinearConverter"},
     megatron_arguments=("--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"),
+)
+MXFP4 = Precision(
+    torchao=_MXFP4,
+    transformer_engine=_MXFP4,
+    needs=("fp4",),
+    kernel_rows=frozenset({"cdna4"}),
+    vendors=frozenset({"amd"}),
+    megatron_arguments=("--fp4-format", "e2m1", "--fp4-recipe", "mxfp4"),
 )

@@ -23,7 +23,16 @@ CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # -
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
 PRECISIONS = frozenset(
-    {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
+    {
+        "bf16",
+        "fp16",
+        "float8-tensorwise",
+        "float8-delayed",
+        "float8-blockwise",
+        "mxfp8",
+        "nvfp4",
+        "mxfp4",
+    }
 )
 # Months of its tags (github.com/NVIDIA/Megatron-LM/releases: v2.x to v3.0, then core_v0.2 on); from
 # 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements, where only their order
@@ -84,7 +93,7 @@ MEGATRON = TrainerRules(
         # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
         Change(
             releases=Releases(before="0.15", before_day="2025-09-01"),
-            fields={"precisions": PRECISIONS - {"nvfp4"}},
+            fields={"precisions": PRECISIONS - {"nvfp4", "mxfp4"}},
         ),
         # transformer_config.py: enable_cuda_graph (layers) came with core 0.7, cuda_graph_scope
         # full_iteration with 0.14, moe_router with 0.16

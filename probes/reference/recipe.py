@@ -289,7 +289,7 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     if job.training.chunked_loss:
         remedy = "leave chunked_loss out, or probe with trainer torchtitan"
         yield Fault("training.chunked_loss", True, rule, remedy)
-    if layout.precision in ("float8-delayed", "nvfp4"):
+    if layout.precision in ("float8-delayed", "nvfp4", "mxfp4"):
         yield Fault(
             "layout.precision",
             layout.precision,

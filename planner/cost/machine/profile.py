@@ -250,6 +250,7 @@ KERNELS: Mapping[str, KernelProfile] = {
             "gemm_fp8_rowwise": 0.52,
             "gemm_fp8_blockwise": 0.52,
             "gemm_mxfp8": 0.53,
+            "gemm_fp4": 0.44,
         },
         gemm_half_depth={
             "gemm_bf16": 400,
@@ -257,12 +258,14 @@ KERNELS: Mapping[str, KernelProfile] = {
             "gemm_fp8_rowwise": 700,
             "gemm_fp8_blockwise": 700,
             "gemm_mxfp8": 600,
+            "gemm_fp4": 1500,
         },
         attention={"flash2": _curve(0.36, 0.26, 1200, 0.18), "ck": _curve(0.44, 0.34, 1200, 0.18)},
         memory=0.75,
         **_power("cdna4"),
         source="micro.csv: achievable GEMM of MI355X, 0.62 of the peak in its best shape; fp8: "
-        "judgement, 1.9 times bf16 as on Hopper; half depth: four matrix cores a unit as on CDNA3 "
+        "judgement, 1.9 times bf16 as on Hopper; fp4: judgement, of mxfp8's share as much as on "
+        "Blackwell; half depth: four matrix cores a unit as on CDNA3 "
         "with twice the local memory, judgement; attention: judgement",
         rates_sd=0.15,
     ),

@@ -93,7 +93,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         ("precision", "float8_all_gather", "param_dtype"),
-        ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp4_format", "bf16", "fp16"),
+        ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp4_format", "fp4_recipe",
+         "bf16", "fp16"),
     ),
     (("reduce_dtype",), ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")),
     (

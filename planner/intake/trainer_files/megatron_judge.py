@@ -20,6 +20,7 @@ from planner.trainers.release import Release
 
 OWN_PROGRAMS = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py")
 FORK_FLAGS = frozenset({"--enable-zero-bubble", "--zero-bubble-max-pending-backward"})
+OF_FORKS = frozenset({("--fp4-recipe", "mxfp4")})  # ROCm/Megatron-LM
 GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EACH, STAGES = "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"
@@ -70,6 +71,8 @@ class GivenFlags:
                 faults.append(Fault(flag, " ".join(words) or None, rule, remedy))
             elif row is None:
                 newer.append(f"{flag} ({releases_of(flag)})")
+            elif (flag, *words) in OF_FORKS:
+                continue
             elif self.whole and all(words) and (refusal := row.refusal(words)):
                 faults.append(Fault(flag, " ".join(words) or None, refusal, CORRECT))
         notes = []

@@ -317,7 +317,7 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
         ),
         "precision": (
             _precisions(c),
-            "all recipes of trainer and GPU; fp16 needs loss scaling and nvfp4 a recipe of its "
+            "all recipes of trainer and GPU; fp16 needs loss scaling and fp4 a recipe of its "
             "own, so by allow",
         ),
         **{
