@@ -6,12 +6,21 @@ from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, ta
 from planner.calibration.accuracy import by_label
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
+from planner.calibration.sweeps import FEWEST_AGAINST_RULE, NOISE
 from planner.units import counted
 
 CLASSES = (
     "Runs predicted by a fit and interval factors that have not seen their source.",
     "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
     "interval's width and 20 times by how much the run lies outside (less is better).",
+)
+RULE = (
+    f"Sweeps: one source, model, cluster, training and number format, at least "
+    f"{FEWEST_AGAINST_RULE} layouts. Regret: how much slower a pick is than the best layout "
+    "measured. Both pick among the layouts whose memory estimate fits.",
+    "rule of thumb: fewest TP ranks, then fewest PP, fewest CP, least recomputation, largest "
+    "microbatch (`planner.calibration.sweeps.rule_of_thumb`).",
+    f"sweeps behind: where number one is slower than the rule's pick by more than {NOISE:.0%}.",
 )
 GIB_PER_BYTE = 2.0**-30
 # Rows believed to say something else than the layout does; they stay in every figure.
@@ -40,6 +49,7 @@ def document(report: Report) -> str:
     ]
     lines += [f"- {line}" for line in headlines(report)]
     lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
+    lines += ["## Number one against a rule of thumb", "", *_against_rule(report), ""]
     lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
     lines += [
         "## Every group of rows",
@@ -89,6 +99,22 @@ def _classes(report: Report) -> list[str]:
             )
         )
     return _table(names, cells)
+
+
+def _against_rule(report: Report) -> list[str]:
+    """Regret of number one and of the rule of thumb by class."""
+    names = ("trainer, class", "sweeps", "number one", "rule of thumb", "sweeps behind")
+    cells = [
+        (
+            one.name,
+            str(one.sweeps),
+            f"{one.number_one:.1%}",
+            f"{one.rule_of_thumb:.1%}",
+            str(one.behind),
+        )
+        for one in report.headline.against_rule
+    ]
+    return [*_table(names, cells), "", *(f"- {line}" for line in RULE)]
 
 
 def _kinds(report: Report) -> list[str]:

@@ -3,23 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
-from planner.calibration.accuracy import (
-    REGRET_AT,
-    ComparedRowT,
-    Summary,
-    by_label,
-    by_technique,
-    mean_over_sweeps,
-    rank_correlation,
-    regret,
-    summarise,
-    sweeps,
-)
+from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
 from planner.calibration.comparison import Comparison
 from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
+from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
 
+ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
+REGRET_AT = (1, 3, 5)
 GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 
 
@@ -28,6 +20,7 @@ class Figures:
     """Errors of all rows and of every group of them.
 
     regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number.
+    against_rule: number one beside a rule of thumb, over all sweeps and by class.
     """
 
     overall: Summary
@@ -35,9 +28,12 @@ class Figures:
     num_sweeps: int
     regret: dict[int, float | None]
     spearman: float | None
+    against_rule: list[AgainstRule]
 
     @classmethod
-    def of(cls, rows: Sequence[ComparedRow], name: str) -> "Figures":
+    def of(cls, rows: Sequence[Compared], name: str) -> "Figures":
+        found = sweeps(rows)
+        picks = {first: [one.regret(first) for one in found] for first in REGRET_AT}
         return cls(
             overall=summarise(rows, name),
             groups={
@@ -45,9 +41,10 @@ class Figures:
                 "platform": by_platform(rows),
                 "technique": by_technique(rows),
             },
-            num_sweeps=len(sweeps(rows)),
-            regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
-            spearman=mean_over_sweeps(rows, rank_correlation),
+            num_sweeps=len(found),
+            regret={first: fmean(losses) if losses else None for first, losses in picks.items()},
+            spearman=fmean(one.rank_correlation() for one in found) if found else None,
+            against_rule=against_rule(rows),
         )
 
 
@@ -167,7 +164,3 @@ def by_platform(rows: Sequence[ComparedRow]) -> list[Summary]:
         if summary.name in stated:
             found.append(replace(stated[summary.name], name=f"{summary.name}, complete"))
     return found
-
-
-def _regret_at(first: int) -> Callable[[Sequence[ComparedRow]], float]:
-    return lambda members: regret(members, first)
