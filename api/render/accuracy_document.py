@@ -9,10 +9,12 @@ from planner.calibration.report import Report
 from planner.calibration.sweeps import FEWEST_AGAINST_RULE, NOISE
 from planner.units import counted
 
+AFTER_ONE = "after 1 own run"
 CLASSES = (
     "Runs predicted by a fit and interval factors that have not seen their source.",
     "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
     "interval's width and 20 times by how much the run lies outside (less is better).",
+    f"{AFTER_ONE}: by how much the rest of a unit is off then, over units of at least two rows.",
 )
 RULE = (
     f"Sweeps: one source, model, cluster, training and number format, at least "
@@ -82,6 +84,7 @@ def document(report: Report) -> str:
 def _classes(report: Report) -> list[str]:
     """Dense models and those with experts, by trainer and generation of GPUs."""
     names = ("trainer, class", "rows", "units", "rows off", "units off", "in 90%", "width", "score")
+    after = {one.runs: one.classes for one in report.own_runs}.get(1, {})
     cells = []
     for one in by_label(report.rows, "class"):
         if one.time is None or one.units is None or one.half_width is None:
@@ -96,9 +99,10 @@ def _classes(report: Report) -> list[str]:
                 f"{one.coverage or 0.0:.0%}",
                 f"{one.half_width:.0%}",
                 f"{one.interval_score:.2f}",
+                _share(after.get(one.name.removeprefix("class "))),
             )
         )
-    return _table(names, cells)
+    return _table((*names, AFTER_ONE), cells)
 
 
 def _against_rule(report: Report) -> list[str]:
@@ -134,10 +138,14 @@ def _kinds(report: Report) -> list[str]:
                 str(summary.rows),
                 f"{summary.units.mape:.1%}",
                 f"{summary.units.coverage:.0%}",
-                *("-" if error is None else f"{error:.1%}" for error in own),
+                *map(_share, own),
             )
         )
     return _table((*names, *(f"after {counted(count, 'own run')}" for count in after)), cells)
+
+
+def _share(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1%}"
 
 
 def _row(row: Compared) -> tuple[str, ...]:

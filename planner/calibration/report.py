@@ -1,6 +1,6 @@
 """The model's accuracy over measured runs, as one record to print, store and compare."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, TypeVar
@@ -53,6 +53,7 @@ class AfterOwnRuns:
     """How the rest of a unit is predicted after `runs` runs of one's own in it, mean over units.
 
     kinds: the error by trainer, GPU, format and whether with experts, mean over sources.
+    classes: by trainer, generation of GPUs and whether with experts, mean over units.
     """
 
     runs: int
@@ -61,6 +62,7 @@ class AfterOwnRuns:
     median: float
     coverage: float
     kinds: dict[str, float]
+    classes: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +127,10 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
 
 
 def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[AfterOwnRuns]:
-    kind_of = {row.label("unit"): row.label("kind") for row in rows}
+    labels = {key: {row.label("unit"): row.label(key) for row in rows} for key in ("kind", "class")}
     results = []
     for count, units in found.own_runs.items():
-        known = {unit: one for unit, one in units.items() if unit in kind_of}
-        kinds: dict[str, list[float]] = {}
-        for unit, one in known.items():
-            kinds.setdefault(kind_of[unit], []).append(one.error)
+        known = {unit: one for unit, one in units.items() if unit in labels["kind"]}
         if known:
             mean = OwnRuns.mean(list(known.values()))
             results.append(
@@ -141,10 +140,19 @@ def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[Afte
                     error=mean.error,
                     median=median(one.error for one in known.values()),
                     coverage=mean.coverage,
-                    kinds={kind: fmean(errors) for kind, errors in kinds.items()},
+                    kinds=_mean_errors(known, labels["kind"]),
+                    classes=_mean_errors(known, labels["class"]),
                 )
             )
     return results
+
+
+def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:
+    """Mean error over the units of each name."""
+    found: dict[str, list[float]] = {}
+    for unit, one in known.items():
+        found.setdefault(names[unit], []).append(one.error)
+    return {name: fmean(errors) for name, errors in found.items()}
 
 
 def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:
