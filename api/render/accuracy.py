@@ -9,6 +9,7 @@ from planner.api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
 from planner.calibration.report import AfterOwnRuns, Figures, Report
+from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE, AgainstRule
 from planner.units import counted
 
 COLUMNS = (
@@ -64,6 +65,8 @@ def headlines(report: Report) -> list[str]:
     if report.in_sample is not None:
         lines.append(f"In sample, for comparison: step time {_sentence(report.in_sample.overall)}.")
     lines.append(_ranking(report.headline))
+    if report.headline.against_rule:
+        lines.append(_beside_rule(report.headline.against_rule[0]))
     return lines
 
 
@@ -100,8 +103,16 @@ def _ranking(figures: Figures) -> str:
     )
     spearman = "-" if figures.spearman is None else f"{figures.spearman:.2f}"
     return (
-        f"{counted(figures.num_sweeps, 'sweep')} of at least 3 layouts: regret {regrets}; "
+        f"{counted(figures.num_sweeps, 'sweep')} of at least {FEWEST} layouts: regret {regrets}; "
         f"Spearman {spearman}."
+    )
+
+
+def _beside_rule(overall: AgainstRule) -> str:
+    return (
+        f"{counted(overall.sweeps, 'sweep')} of at least {FEWEST_AGAINST_RULE} layouts: regret of "
+        f"number one {overall.number_one:.1%}, of the rule of thumb {overall.rule_of_thumb:.1%} "
+        "(fewest TP, PP and CP ranks, least recomputation, largest microbatch that fits)."
     )
 
 

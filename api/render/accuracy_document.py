@@ -6,12 +6,23 @@ from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, ta
 from planner.calibration.accuracy import by_label
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
+from planner.calibration.sweeps import FEWEST_AGAINST_RULE, NOISE
 from planner.units import counted
 
+AFTER_ONE = "after 1 own run"
 CLASSES = (
     "Runs predicted by a fit and interval factors that have not seen their source.",
     "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
     "interval's width and 20 times by how much the run lies outside (less is better).",
+    f"{AFTER_ONE}: by how much the rest of a unit is off then, over units of at least two rows.",
+)
+RULE = (
+    f"Sweeps: one source, model, cluster, training and number format, at least "
+    f"{FEWEST_AGAINST_RULE} layouts. Regret: how much slower a pick is than the best layout "
+    "measured. Both pick among the layouts whose memory estimate fits.",
+    "rule of thumb: fewest TP ranks, then fewest PP, fewest CP, least recomputation, largest "
+    "microbatch (`planner.calibration.sweeps.rule_of_thumb`).",
+    f"sweeps behind: where number one is slower than the rule's pick by more than {NOISE:.0%}.",
 )
 GIB_PER_BYTE = 2.0**-30
 # Rows believed to say something else than the layout does; they stay in every figure.
@@ -40,6 +51,7 @@ def document(report: Report) -> str:
     ]
     lines += [f"- {line}" for line in headlines(report)]
     lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
+    lines += ["## Number one against a rule of thumb", "", *_against_rule(report), ""]
     lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
     lines += [
         "## Every group of rows",
@@ -72,6 +84,7 @@ def document(report: Report) -> str:
 def _classes(report: Report) -> list[str]:
     """Dense models and those with experts, by trainer and generation of GPUs."""
     names = ("trainer, class", "rows", "units", "rows off", "units off", "in 90%", "width", "score")
+    after = {one.runs: one.classes for one in report.own_runs}.get(1, {})
     cells = []
     for one in by_label(report.rows, "class"):
         if one.time is None or one.units is None or one.half_width is None:
@@ -86,9 +99,26 @@ def _classes(report: Report) -> list[str]:
                 f"{one.coverage or 0.0:.0%}",
                 f"{one.half_width:.0%}",
                 f"{one.interval_score:.2f}",
+                _share(after.get(one.name.removeprefix("class "))),
             )
         )
-    return _table(names, cells)
+    return _table((*names, AFTER_ONE), cells)
+
+
+def _against_rule(report: Report) -> list[str]:
+    """Regret of number one and of the rule of thumb by class."""
+    names = ("trainer, class", "sweeps", "number one", "rule of thumb", "sweeps behind")
+    cells = [
+        (
+            one.name,
+            str(one.sweeps),
+            f"{one.number_one:.1%}",
+            f"{one.rule_of_thumb:.1%}",
+            str(one.behind),
+        )
+        for one in report.headline.against_rule
+    ]
+    return [*_table(names, cells), "", *(f"- {line}" for line in RULE)]
 
 
 def _kinds(report: Report) -> list[str]:
@@ -108,10 +138,14 @@ def _kinds(report: Report) -> list[str]:
                 str(summary.rows),
                 f"{summary.units.mape:.1%}",
                 f"{summary.units.coverage:.0%}",
-                *("-" if error is None else f"{error:.1%}" for error in own),
+                *map(_share, own),
             )
         )
     return _table((*names, *(f"after {counted(count, 'own run')}" for count in after)), cells)
+
+
+def _share(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1%}"
 
 
 def _row(row: Compared) -> tuple[str, ...]:

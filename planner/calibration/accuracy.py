@@ -4,16 +4,20 @@ Rows can be grouped by any label, and are never dropped: a row without an estima
 unanswered. The one-line baseline is 40% of the dense peak.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.calibration.classes import class_of, interval_score
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
+from planner.calibration.sweeps import rule_of_thumb
+from planner.columns import LayoutBatch
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.trainers.registry import code_of
 
@@ -21,9 +25,8 @@ if TYPE_CHECKING:  # reading a stored report does not need the modules that pric
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
 
-ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
 BASELINE_MFU = 0.40
-REGRET_AT = (1, 3, 5)
+SWEEP_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +79,15 @@ class Row:
         return None if self.estimate.interval is None else self.estimate.interval.step_seconds
 
     @property
-    def sweep(self) -> str | None:
-        name = self.job.labels.get("sweep")
-        return str(name) if name else None
+    def sweep(self) -> str:
+        """Name of the runs of one source that share all but the layout, and the number format.
+
+        It is made of the row as written, so that a field added to a spec does not change it.
+        """
+        asked = [self.job.request.get(name) for name in ("model", "cluster", "training")]
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        precision = self.job.layout.precision if self.job.layout else "-"
+        return f"{self.label('group')} {digest[:SWEEP_DIGITS]} {precision}"
 
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
@@ -103,6 +112,7 @@ class Row:
             peak_reserved_bytes=rounded_or_none(estimate.peak_reserved_bytes),
             baseline_seconds=rounded_or_none(self.baseline_seconds),
             sweep=self.sweep,
+            rule=self._rule(),
         )
 
     @property
@@ -157,6 +167,13 @@ class Row:
         if self.job.layout is None:
             return []
         return [one.name for one in used_by(self.job.layout, self.job) if one.name != "compute"]
+
+    def _rule(self) -> tuple[float, ...]:
+        """`sweeps.rule_of_thumb` of its layout; empty without one."""
+        layout = self.job.layout
+        if layout is None:
+            return ()
+        return tuple(rule_of_thumb(LayoutBatch.from_layouts([layout]))[0].tolist())
 
     def label(self, key: str) -> str:
         return LABELS[key](self)
@@ -330,54 +347,6 @@ def by_technique(rows: Sequence[ComparedRow]) -> list[Summary]:
         summarise(members, f"technique {name}")
         for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-
-
-def sweeps(rows: Sequence[ComparedRowT], least: int = 3) -> dict[str, list[ComparedRowT]]:
-    """Rows that measure the same job under different layouts, by their `sweep` label.
-
-    Sweeps of fewer than `least` rows are left out.
-    """
-    groups: dict[str, list[ComparedRowT]] = {}
-    for row in rows:
-        if row.sweep and row.measured_seconds and row.predicted_seconds:
-            groups.setdefault(str(row.sweep), []).append(row)
-    return {key: members for key, members in groups.items() if len(members) >= least}
-
-
-def mean_over_sweeps(
-    rows: Sequence[ComparedRowT], figure: Callable[[Sequence[ComparedRowT]], float]
-) -> float | None:
-    values = [figure(members) for members in sweeps(rows).values()]
-    return float(np.mean(values)) if values else None
-
-
-def regret(members: Sequence[ComparedRow], first: int) -> float:
-    """How much slower than the best measured layout our picks are.
-
-    Of our first `first` picks, the best measured one counts.
-    """
-    order = sorted(members, key=lambda row: row.predicted_seconds or np.inf)
-    best = min(row.measured_seconds or np.inf for row in members)
-    return min(row.measured_seconds or np.inf for row in order[:first]) / best - 1.0
-
-
-def rank_correlation(members: Sequence[ComparedRow]) -> float:
-    """Spearman correlation of predicted and measured step times within a sweep.
-
-    Ties share a rank.
-    """
-    predicted = _ranks(np.array([row.predicted_seconds for row in members], dtype=float))
-    measured = _ranks(np.array([row.measured_seconds for row in members], dtype=float))
-    if predicted.std() == 0 or measured.std() == 0:
-        return 0.0
-    return float(np.corrcoef(predicted, measured)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    order = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
-    for value in np.unique(values):
-        order[values == value] = order[values == value].mean()
-    return order
 
 
 def _widths(rows: Sequence[ComparedRow]) -> tuple[np.ndarray, np.ndarray]:

@@ -151,6 +151,7 @@ def _row(line: Mapping[str, Any]) -> Compared:
         **{
             **values,
             "used": tuple(values["used"]),
+            "rule": tuple(values["rule"]),
             "interval_seconds": interval and (interval[0], interval[1]),
         }
     )

@@ -16,7 +16,7 @@ from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fi
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import OwnRuns
-from planner.calibration.own_runs import far_alone
+from planner.calibration.own_runs import far_alone, run_scale, stands_for
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
@@ -141,7 +141,8 @@ class Fitted:
         The calibration has not seen the unit's source (`folds`). Every run is tried as the one own
         run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit, with intervals by
         class, which own runs replace (`classes.factor_of`). What is far off
-        waits for a second layout that is (`own_runs.far_alone`), unless it is the only own run.
+        waits for a second layout that is (`own_runs.far_alone`), unless it is the only own run and
+        stands for its unit (`own_runs.stands_for`).
         """
         folds = self.folds("group")
         log_seconds, scale, solutions = self._unseen(folds)
@@ -173,25 +174,31 @@ class Fitted:
         factor: FloatColumn | float,
         chance: np.random.Generator,
     ) -> OwnRuns:
-        """The mean over choices of own runs; a Gaussian's condition on what they show."""
-        noise = replace(solution, scales=replace(solution.scales, run=self.own_run_sd))
-        log_seconds, spread = self.linear.elsewhere(noise, here)
-        beside = solution.scales.run**2 - self.own_run_sd**2
+        """The mean over choices of own runs; a Gaussian's condition on what they show.
+
+        Their noise is `own_runs.run_scale`.
+        """
+        shared = replace(solution, scales=replace(solution.scales, run=0.0))
+        log_seconds, spread = self.linear.elsewhere(shared, here)
         doubt = self.kernel_sd[here]
         spread = spread + doubt[:, None] * doubt + self._gpu_sd(out)[here[out]][:, None] ** 2
-        places = np.flatnonzero(here)
+        places, unit = np.flatnonzero(here), self.data.units[int(np.argmax(here))]
         missed = log_seconds - self.linear.measured[here]
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
             rest = np.setdiff1d(np.arange(len(missed)), own)
-            if len(own) > 1:
+            if len(own) > 1 or not stands_for(unit):
                 own = own[~far_alone(-missed[own], [""] * len(own), own.tolist())]
             known = ~out
             known[places[own]] = True
-            gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])
+            between = spread[np.ix_(own, own)]
+            if len(own):
+                noise = run_scale(missed[own], self.own_run_sd)
+                between = between + noise**2 * np.eye(len(own))
+            gain = np.linalg.solve(between, spread[np.ix_(own, rest)])
             left = missed[rest] - missed[own] @ gain
             left_over = np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0)
-            scale = np.sqrt(np.maximum(left_over + beside, 0.0))
+            scale = np.sqrt(np.maximum(left_over, 0.0) + solution.scales.run**2)
             errors.append(np.abs(np.expm1(left)).mean())
             scale *= (self._wider(here, known) * factor)[rest]
             inside.append((np.abs(left) <= student.TWO_SIDED_90 * scale).mean())

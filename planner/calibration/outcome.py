@@ -13,7 +13,6 @@ class ComparedRow(Protocol):
     It is a `Row`, or a `Compared` read from a stored report.
     Seconds and bytes; None if not measured, not answered, or without an interval.
     predicted_*_bytes: of the rank that the run reported.
-    sweep: its runs are one job under several layouts.
     """
 
     @property
@@ -38,8 +37,6 @@ class ComparedRow(Protocol):
     def predicted_reserved_bytes(self) -> float | None: ...
     @property
     def baseline_seconds(self) -> float | None: ...
-    @property
-    def sweep(self) -> str | None: ...
 
     def label(self, key: str) -> str: ...
     def techniques(self) -> Sequence[str]: ...
@@ -54,6 +51,8 @@ class Compared:
     seen: whether the calibration was fitted to this run.
     peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that
         the run reported.
+    sweep: name of its job; runs of the same one differ by nothing but the layout (`sweeps`).
+    rule: where its layout comes by the rule of thumb (`sweeps.rule_of_thumb`).
     """
 
     id: str
@@ -74,7 +73,8 @@ class Compared:
     peak_allocated_bytes: float | None
     peak_reserved_bytes: float | None
     baseline_seconds: float | None
-    sweep: str | None
+    sweep: str
+    rule: tuple[float, ...]
 
     def label(self, key: str) -> str:
         """Value of a grouping key, one of LABELS."""

@@ -28,7 +28,7 @@ from planner.calibration.fit import (
 )
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
-from planner.cost.machine.stacks import STACK, UNIT
+from planner.cost.machine.stacks import DENSE, EXPERTS, STACK, UNIT, kind_of
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
@@ -39,6 +39,10 @@ REFERENCE = "reference"
 REFERENCE_OFFSET, REFERENCE_SD = 0.014, 0.03
 SHARED_WEIGHT = 0.25  # of a run beside other users of its GPU; judgement: twice the noise
 BELIEVED_ALONE = 0.15  # the most that one layout is off and moves others; judgement
+# What runs of one unit differ by (standard deviation of log measured over predicted seconds about
+# the unit's mean) among the published runs, predicted without their source (docs/accuracy.md).
+SCATTER = {DENSE: 0.07, EXPERTS: 0.21}
+PRIOR_RUNS = 2.0  # judgement: units of a kind scatter by very different amounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +197,28 @@ def with_unit(
     return replace(believed, keys=(*keys, (UNIT, first.unit)), shifts=shifts, covariance=covariance)
 
 
+def run_scale(misses: FloatColumn, own_run_sd: float) -> float:
+    """Scale of log seconds of one's own runs in a unit about what they have in common.
+
+    s^2 = (n0 s0^2 + sum (miss - mean)^2) / (n0 + n - 1)
+    misses (n,): log of measured over predicted seconds of its layouts, n >= 1.
+    s0: own_run_sd, over all units. n0: PRIOR_RUNS, for how many runs it stands.
+    Source: Gelman et al. 2013, Bayesian Data Analysis, section 2.6 (scaled inverse chi-square).
+    """
+    squares = float(((misses - misses.mean()) ** 2).sum())
+    weight = PRIOR_RUNS + len(misses) - 1
+    return float(np.sqrt((PRIOR_RUNS * own_run_sd**2 + squares) / weight))
+
+
+def stands_for(unit: str) -> bool:
+    """Whether one far layout says more of its unit than of itself.
+
+    So it does where runs of a unit differ by less than is far. With experts they differ by more:
+    after one own run published units were predicted worse by up to 10 points of the step time.
+    """
+    return SCATTER[kind_of(unit)] < BELIEVED_ALONE
+
+
 def far_alone(off: FloatColumn, stacks: Sequence[str], layouts: Sequence[object]) -> BoolColumn:
     """Layouts further off than BELIEVED_ALONE without a second of their stack on that side, (R,).
 
@@ -250,6 +276,10 @@ def with_runs(
     )
     scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
     weights = np.sqrt([np.mean([run.weight for run in runs]) for runs in by_layout])
+    misses, units = linear.measured - linear.predicted, np.array(names.units)
+    for unit in set(names.units):
+        own = run_scale(misses[units == unit], believed.own_run_sd)
+        weights[units == unit] *= believed.own_run_sd / own
     solution = linear.weighted(weights).solve(scales, estimate=False, strange=False)
     x, covariance = _within_units(unknowns.keys, solution, firsts)
     keep = np.array([not name.startswith(PLACE_KEY) for name, _ in unknowns.keys])

@@ -1,25 +1,17 @@
 """The model's accuracy over measured runs, as one record to print, store and compare."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
-from planner.calibration.accuracy import (
-    REGRET_AT,
-    ComparedRowT,
-    Summary,
-    by_label,
-    by_technique,
-    mean_over_sweeps,
-    rank_correlation,
-    regret,
-    summarise,
-    sweeps,
-)
+from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
 from planner.calibration.comparison import Comparison
 from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
+from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
 
+ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
+REGRET_AT = (1, 3, 5)
 GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 
 
@@ -28,6 +20,7 @@ class Figures:
     """Errors of all rows and of every group of them.
 
     regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number.
+    against_rule: number one beside a rule of thumb, over all sweeps and by class.
     """
 
     overall: Summary
@@ -35,9 +28,12 @@ class Figures:
     num_sweeps: int
     regret: dict[int, float | None]
     spearman: float | None
+    against_rule: list[AgainstRule]
 
     @classmethod
-    def of(cls, rows: Sequence[ComparedRow], name: str) -> "Figures":
+    def of(cls, rows: Sequence[Compared], name: str) -> "Figures":
+        found = sweeps(rows)
+        picks = {first: [one.regret(first) for one in found] for first in REGRET_AT}
         return cls(
             overall=summarise(rows, name),
             groups={
@@ -45,9 +41,10 @@ class Figures:
                 "platform": by_platform(rows),
                 "technique": by_technique(rows),
             },
-            num_sweeps=len(sweeps(rows)),
-            regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
-            spearman=mean_over_sweeps(rows, rank_correlation),
+            num_sweeps=len(found),
+            regret={first: fmean(losses) if losses else None for first, losses in picks.items()},
+            spearman=fmean(one.rank_correlation() for one in found) if found else None,
+            against_rule=against_rule(rows),
         )
 
 
@@ -56,6 +53,7 @@ class AfterOwnRuns:
     """How the rest of a unit is predicted after `runs` runs of one's own in it, mean over units.
 
     kinds: the error by trainer, GPU, format and whether with experts, mean over sources.
+    classes: by trainer, generation of GPUs and whether with experts, mean over units.
     """
 
     runs: int
@@ -64,6 +62,7 @@ class AfterOwnRuns:
     median: float
     coverage: float
     kinds: dict[str, float]
+    classes: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +127,10 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
 
 
 def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[AfterOwnRuns]:
-    kind_of = {row.label("unit"): row.label("kind") for row in rows}
+    labels = {key: {row.label("unit"): row.label(key) for row in rows} for key in ("kind", "class")}
     results = []
     for count, units in found.own_runs.items():
-        known = {unit: one for unit, one in units.items() if unit in kind_of}
-        kinds: dict[str, list[float]] = {}
-        for unit, one in known.items():
-            kinds.setdefault(kind_of[unit], []).append(one.error)
+        known = {unit: one for unit, one in units.items() if unit in labels["kind"]}
         if known:
             mean = OwnRuns.mean(list(known.values()))
             results.append(
@@ -144,10 +140,19 @@ def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[Afte
                     error=mean.error,
                     median=median(one.error for one in known.values()),
                     coverage=mean.coverage,
-                    kinds={kind: fmean(errors) for kind, errors in kinds.items()},
+                    kinds=_mean_errors(known, labels["kind"]),
+                    classes=_mean_errors(known, labels["class"]),
                 )
             )
     return results
+
+
+def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:
+    """Mean error over the units of each name."""
+    found: dict[str, list[float]] = {}
+    for unit, one in known.items():
+        found.setdefault(names[unit], []).append(one.error)
+    return {name: fmean(errors) for name, errors in found.items()}
 
 
 def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:
@@ -167,7 +172,3 @@ def by_platform(rows: Sequence[ComparedRow]) -> list[Summary]:
         if summary.name in stated:
             found.append(replace(stated[summary.name], name=f"{summary.name}, complete"))
     return found
-
-
-def _regret_at(first: int) -> Callable[[Sequence[ComparedRow]], float]:
-    return lambda members: regret(members, first)

@@ -141,7 +141,7 @@ def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
             _Axis(values=np.log2(x.micro_batch_size / x.cp), length=3.0),
             _Axis(values=_log2(rounds), length=6.0),
         ],
-        "checkpointing": [_Axis(values=_redone(x), length=1.0), _Axis(values=x.ac_kind, loss=0.15)],
+        "checkpointing": [_Axis(values=redone(x), length=1.0), _Axis(values=x.ac_kind, loss=0.15)],
         "precision": [_Axis(values=float8, loss=0.35), _Axis(values=x.precision, loss=0.15)]
         + [
             _Axis(values=v, loss=0.05)
@@ -157,7 +157,7 @@ def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
     }
 
 
-def _redone(x: LayoutBatch) -> FloatColumn:
+def redone(x: LayoutBatch) -> FloatColumn:
     """Share of the forward pass that activation checkpointing runs again, (N,)."""
     fixed = np.array([REDONE.get(kind, 0.0) for kind in AC_KINDS])[x.ac_kind]
     every = np.where(

@@ -27,7 +27,14 @@ from planner.calibration.kernels import (
     timing_fingerprint,
     within_reach,
 )
-from planner.calibration.own_runs import PricedRun, priced, waiting, with_runs, with_unit
+from planner.calibration.own_runs import (
+    PricedRun,
+    priced,
+    stands_for,
+    waiting,
+    with_runs,
+    with_unit,
+)
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.machine.stacks import UNIT
@@ -66,7 +73,8 @@ def learn_priced(
 
     Repeated runs of one layout by one program are averaged: what the model misses about it is the
     same each time. A layout that is far off waits for a second one (`own_runs.waiting`); the first
-    of its unit moves only that unit.
+    of its unit moves only that unit, if it says more of the unit than of itself
+    (`own_runs.stands_for`).
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
@@ -119,11 +127,11 @@ def learn_priced(
 def _firsts(
     layouts: Sequence[Sequence[PricedRun]], far: Iterable[int], believed: Calibration
 ) -> list[int]:
-    """Indices of far layouts of whose unit no other layout was measured; one a unit."""
+    """Indices of far layouts that stand for their unit: no other of it was measured; one a unit."""
     measured = Counter(unit for unit, _ in {(runs[0].unit, runs[0].layout) for runs in layouts})
     by_unit = {layouts[index][0].unit: index for index in far}
     new = (unit for unit in sorted(by_unit) if (UNIT, unit) not in believed.keys)
-    return [by_unit[unit] for unit in new if measured[unit] == 1]
+    return [by_unit[unit] for unit in new if measured[unit] == 1 and stands_for(unit)]
 
 
 def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:

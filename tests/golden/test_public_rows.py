@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from planner.api.cli.accuracy import read_rows
-from planner.calibration.accuracy import Row, mean_over_sweeps, regret, summarise
+from planner.calibration.accuracy import Row, summarise
 from planner.calibration.classes import class_of, interval_score
 from planner.calibration.held_out import Fitted
 from planner.calibration.outcome import OwnRuns
 from planner.calibration.report import complete
+from planner.calibration.sweeps import against_rule, sweeps
 from planner.cost.machine.shipped import shipped_calibration
 from planner.precision import PRECISIONS
 from tests.unit.test_replay import OURS, TRIVIAL, demands, replay
@@ -59,15 +60,16 @@ def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]
         "allocated_complete": summarise(complete(rows), "complete").allocated,
         "reserved": everything.reserved,
     }
-    regret_at_1 = mean_over_sweeps(out, lambda members: regret(members, 1))
-    assert regret_at_1 is not None
+    compared = [row.compared(seen=True) for row in out]
+    (beside, *_) = against_rule(compared)
     shares = {
         "left_out_units": unseen.units.mape,
         "left_out_units_median": unseen.units.median,
         "left_out_units_coverage_off": abs(unseen.units.coverage - 0.9),
         "after_1_own_run": OwnRuns.mean(list(after[1].values())).error,
         "after_4_own_runs": OwnRuns.mean(list(after[4].values())).error,
-        "regret_at_1": regret_at_1,
+        "regret_at_1": float(np.mean([sweep.regret() for sweep in sweeps(compared)])),
+        "regret_at_1_over_the_rule_of_thumb": beside.number_one / beside.rule_of_thumb,
         "missed_oom": float(everything.out_of_memory_missed),
         "refused": everything.refused / len(rows),
     }

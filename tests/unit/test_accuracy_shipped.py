@@ -1,18 +1,23 @@
 """The accuracy report that ships is of today's rows, calibration and model, and printed at once."""
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.api.cli import accuracy
 from planner.api.cli.accuracy import PUBLIC_ROWS, command, read_rows
 from planner.api.render.accuracy_document import document
 from planner.calibration.comparison import Comparison, digest_of
+from planner.calibration.own_runs import SCATTER, stands_for
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.machine.stacks import kind_of
 from planner.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -142,3 +147,43 @@ def test_what_was_computed_is_read_back_without_loss(
     assert found.rows == shipped.rows[:2]
     with pytest.raises(SpecError, match="--save"):
         printed(capsys, save=saved)
+
+
+def test_scatter_within_units_is_that_of_the_published_runs() -> None:
+    """Pooled over units, about their means; runs predicted without their source."""
+    misses: dict[str, list[float]] = {}
+    for row in shipped_comparison().left_out["group"]:
+        if row.predicted_seconds and row.measured_seconds:
+            miss = math.log(row.measured_seconds / row.predicted_seconds)
+            misses.setdefault(row.label("unit"), []).append(miss)
+    for kind, known in SCATTER.items():
+        alike = [np.array(found) for unit, found in misses.items() if kind_of(unit) == kind]
+        squares = sum(((found - found.mean()) ** 2).sum() for found in alike)
+        deviation = (squares / sum(len(found) - 1 for found in alike)) ** 0.5
+        assert known == pytest.approx(deviation, abs=0.01), kind
+    assert stands_for("megatron on h100-sxm-80gb, bf16, dense")
+    assert not stands_for("megatron on h100-sxm-80gb, bf16, experts")
+
+
+# By how much one own run makes the rest of a kind worse, where it is more than a point: both are
+# units of which the mean miss (2%) is less than its runs differ by (4 and 8%), so that no run
+# can tell what the rest takes. A run that is believed by g raises such an error by sqrt(1 + g^2).
+WORSE = {
+    "fsdp on h100-sxm-80gb, float8-delayed, dense": 0.013,
+    "megatron on gb200-nvl72-186gb, nvfp4, dense": 0.022,
+}
+
+
+def test_one_own_run_makes_no_kind_of_four_rows_worse_by_more_than_a_point() -> None:
+    shipped = shipped_comparison()
+    rows = Counter(row.label("unit") for row in shipped.left_out["group"])
+    kinds: dict[str, list[tuple[float, float]]] = {}
+    for unit, after in shipped.own_runs[1].items():  # not of units with a single row
+        kinds.setdefault(unit.partition(": ")[2], []).append(
+            (shipped.own_runs[0][unit].error, after.error)
+        )
+    sizes = {kind: sum(rows[unit] for unit in rows if unit.endswith(f": {kind}")) for kind in kinds}
+    rise = {kind: float(np.diff(np.mean(pairs, axis=0))[0]) for kind, pairs in kinds.items()}
+    large = {kind: rise[kind] for kind in rise if sizes[kind] >= 4}
+    assert len(large) >= 25
+    assert {kind: by for kind, by in large.items() if by > WORSE.get(kind, 0.01)} == {}

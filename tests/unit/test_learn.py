@@ -89,23 +89,46 @@ def test_one_layout_that_is_far_off_moves_no_other_and_waits_for_a_second(factor
         assert predicted(other, both) == pytest.approx(factor * predicted(other), rel=0.15)
 
 
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_the_first_layout_of_a_unit_moves_that_unit_alone_however_far_it_is(factor: float) -> None:
-    shipped, dense, expert = shipped_calibration(), job("qwen3-8b"), job("deepseek-v2-lite", tp=2)
-    learnt = learn(shipped, [measurement("d", job("deepseek-v2-lite"), factor)])
-    assert predicted(expert, learnt) == pytest.approx(factor * predicted(expert, shipped), rel=0.15)
-    assert predicted(dense, learnt) == pytest.approx(predicted(dense, shipped), rel=1e-9)
+FLOAT8: dict[str, object] = {"precision": "float8-rowwise", "compile": True}
+
+
+@pytest.mark.parametrize("factor", [0.6, 2.0])
+def test_the_first_layout_of_a_dense_unit_moves_that_unit_alone_however_far_it_is(
+    factor: float,
+) -> None:
+    shipped, plain, rest = shipped_calibration(), job("qwen3-8b"), job("qwen3-8b", tp=2, **FLOAT8)
+    far = measurement("d", job(**FLOAT8), factor)
+    learnt = learn(shipped, [far])
+    assert predicted(rest, learnt) == pytest.approx(factor * predicted(rest, shipped), rel=0.15)
+    assert predicted(plain, learnt) == pytest.approx(predicted(plain, shipped), rel=1e-9)
     near = [measurement("n", job(), 1.05), measurement("m", job(tp=2), 1.05)]
-    known = learn(shipped, near)
-    both = learn(shipped, [*near, measurement("d", job("deepseek-v2-lite"), factor)])
-    assert predicted(dense, both) == pytest.approx(predicted(dense, known), rel=1e-9)
+    known, both = learn(shipped, near), learn(shipped, [*near, far])
+    assert predicted(plain, both) == pytest.approx(predicted(plain, known), rel=1e-9)
     # a unit's sum of offsets is as sure as one run makes it, the other units' no surer
     titan = ("torchtitan", "hopper", "torchtitan on h100-sxm-80gb")
-    unit = "torchtitan on h100-sxm-80gb, bf16, "
-    sd = [float(learnt.offsets(*titan, [unit + one]).covariance[0, 0]) ** 0.5 for one in (
-        "experts", "dense")]  # fmt: skip
+    units = [f"{titan[-1]}, {name}, dense" for name in ("float8-rowwise", "bf16")]
+    sd = [float(learnt.offsets(*titan, [unit]).covariance[0, 0]) ** 0.5 for unit in units]
     assert sd[0] < 0.06
     assert sd[1] == pytest.approx(np.hypot(shipped.stack_sd, shipped.unit_sd))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.3, 2.0])
+def test_the_first_layout_of_a_unit_with_experts_waits_for_a_second_if_it_is_far_off(
+    factor: float,
+) -> None:
+    """Published runs with experts differ within a unit by more than units do."""
+    shipped, other = shipped_calibration(), job("deepseek-v2-lite", tp=2)
+    runs = [measurement("d", job("deepseek-v2-lite"), factor),
+            measurement("e", job("deepseek-v2-lite", ac="full"), factor)]  # fmt: skip
+    learnt, both = learn(shipped, runs[:1]), learn(shipped, runs)
+    assert predicted(other, learnt) == pytest.approx(predicted(other, shipped), rel=1e-9)
+    assert learnt.own_runs == {}
+    told = estimate_job(job("deepseek-v2-lite", tp=2), learnt).learned
+    assert told is not None
+    assert f"{factor:.2f} times its prediction waits for a second one" in told.statement
+    assert predicted(other, both) == pytest.approx(factor * predicted(other), rel=0.15)
+    near = learn(shipped, [measurement("n", job("deepseek-v2-lite"), 1.1)])
+    assert predicted(other, near) > 1.05 * predicted(other)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -10,11 +10,13 @@ from benchmarks.gpu_survey import MEASURED, read_rows
 from planner.calibration import update
 from planner.calibration.fit import Data, fit
 from planner.calibration.own_runs import (
+    PRIOR_RUNS,
     REFERENCE,
     REFERENCE_OFFSET,
     REFERENCE_SD,
     PricedRun,
     priced,
+    run_scale,
 )
 from planner.calibration.update import learn, learn_priced
 from planner.columns import LayoutBatch
@@ -140,3 +142,29 @@ def test_a_run_beside_others_counts_a_quarter() -> None:
     equal = seconds(other, learn(shipped, [fast, slow]))
     assert seconds(other, learn(shipped, [fast, by(None, slow, shared=True)])) < equal
     assert seconds(other, learn(shipped, [by(None, fast, shared=True), slow])) > equal
+
+
+def test_the_scale_of_own_runs_follows_their_own_scatter() -> None:
+    """The mean of what is known before, worth PRIOR_RUNS runs, and of what n - 1 runs show."""
+    known = 0.04
+    assert run_scale(np.array([0.5]), known) == pytest.approx(known)
+    agreeing, apart = np.array([0.3, 0.3, 0.3]), np.array([-0.4, 0.0, 0.4])
+    assert run_scale(agreeing, known) == pytest.approx(known * (PRIOR_RUNS / 4.0) ** 0.5)
+    assert run_scale(apart, known) ** 2 == pytest.approx((PRIOR_RUNS * known**2 + 0.32) / 4.0)
+
+
+def test_runs_that_contradict_each_other_are_believed_less_than_runs_that_agree() -> None:
+    """Their mean is the same: 10% slow."""
+    shipped, other = shipped_calibration(), job("qwen3-8b")
+    shown = {
+        spread: [
+            run(f"m-{i}", job(**layout), 1.10 * np.exp(sign * spread))
+            for i, (layout, sign) in enumerate(zip(LAYOUTS, (1, -1, 1, -1), strict=True))
+        ]
+        for spread in (0.0, 0.2)
+    }
+    agreeing, apart = (
+        np.log(seconds(other, learn(shipped, runs)) / seconds(other)) for runs in shown.values()
+    )
+    assert agreeing == pytest.approx(np.log(1.10), abs=0.02)
+    assert 0.0 < apart < 0.5 * agreeing

@@ -9,6 +9,7 @@ from planner.precision import PRECISIONS
 from planner.specs.model import ModelSpec
 
 STACK, UNIT = "stack", "unit"  # first halves of a calibration's keys
+DENSE, EXPERTS = "dense", "experts"  # last words of a unit's name
 
 
 def stack_name(trainer: str, gpu: str, source: str = "") -> str:
@@ -21,7 +22,12 @@ def stack_name(trainer: str, gpu: str, source: str = "") -> str:
 
 def unit_name(stack: str, precision: str, model: ModelSpec) -> str:
     """For example "torchtitan on h100-sxm-80gb, bf16, dense"."""
-    return f"{stack}, {precision}, {'experts' if model.is_moe else 'dense'}"
+    return f"{stack}, {precision}, {EXPERTS if model.is_moe else DENSE}"
+
+
+def kind_of(unit: str) -> str:
+    """DENSE or EXPERTS: the models of a unit of this name."""
+    return unit.rpartition(", ")[2]
 
 
 def unit_names(stack: str, model: ModelSpec) -> tuple[str, ...]:
