@@ -44,6 +44,7 @@ from planner.trainers.registry import TRAINERS
 from tests.conftest import one_fast
 
 SEED, NUM_JOBS, ROWS = 20261103, 600, 80
+FOR_MXFP4 = 8  # two GPUs of the catalogue have it
 NUM_ODD, ODD_ROWS = 60, 40
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
 SIMULATED = 150
@@ -76,6 +77,7 @@ def jobs() -> tuple[Priced, ...]:
         (models[i % len(models)], gpus[i % len(gpus)], trainers[(i // len(gpus)) % len(trainers)])
         for i in range(NUM_JOBS)
     ]
+    places += [(name, "mi355x-288gb", "megatron") for name in models[:FOR_MXFP4]]
     return tuple(priced(draw, *place) for place in places)
 
 

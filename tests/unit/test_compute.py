@@ -263,9 +263,9 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "absent"), [
-    ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
-    ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
-    ("h100-sxm-80gb", {"nvfp4"}),
+    ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4", "mxfp4"}),
+    ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4", "mxfp4"}),
+    ("h100-sxm-80gb", {"nvfp4", "mxfp4"}),
     ("b200-sxm-180gb", set()),
 ])  # fmt: skip
 def test_what_generations_lack(name: str, absent: set[str]) -> None:

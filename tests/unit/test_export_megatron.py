@@ -223,10 +223,14 @@ def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
     assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
 
 
-def test_nvfp4_is_in_later_releases() -> None:
-    older = make(job={"trainer_version": "0.14"}, tp=8, precision="nvfp4")
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4"])
+def test_fp4_is_in_later_releases(recipe: str) -> None:
+    older = make(job={"trainer_version": "0.14"}, tp=8, precision=recipe)
     assert [fault.field for fault in older.blockers] == ["precision"]
-    assert "--fp4-format" in flags_of(make(tp=8, precision="nvfp4"))
+    exported = make(tp=8, precision=recipe)
+    assert flags_of(exported)["--fp4-format"] == ["e2m1"]
+    assert flags_of(exported)["--fp4-recipe"] == [recipe]
+    assert parse_back(exported).precision == recipe
 
 
 def test_async_saves_have_the_worker_without_which_they_are_switched_off() -> None:

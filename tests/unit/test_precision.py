@@ -461,6 +461,7 @@ def test_saved_bytes_count_their_scales() -> None:
     assert te["mxfp8"] == 33 / 32
     assert te["float8-blockwise"] == 1 + 4 / 128
     assert te["nvfp4"] == ao["nvfp4"] == 9 / 16
+    assert te["mxfp4"] == 17 / 32
     assert te["float8-delayed"] == 1.0
     assert ao["float8-tensorwise"] == ao["float8-rowwise"] == ao["mxfp8"] == 2.0
 

@@ -591,7 +591,13 @@ def test_rules_broadcast() -> None:
 
 
 def test_every_precision_has_its_hardware() -> None:
-    for gpu, expected in ((A100, 2), (H100, 7), (B200, 9)):
+    for gpu, expected in (
+        (A100, 2),
+        (H100, 7),
+        (B200, 9),
+        ("mi300x-192gb", 7),
+        ("mi355x-288gb", 9),
+    ):
         c = context(gpu=gpu, **MEGATRON)
         assert (
             sum(
