@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from sqlalchemy import Connection, Engine, event
 
 from tests import zygote
 
@@ -418,6 +419,25 @@ def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
     """A migrated database with nothing in it."""
     url: str = request.getfixturevalue(f"migrated_{database}_url")
     return url
+
+
+OPENED: list[Engine] = []
+event.listen(Engine, "engine_connect", lambda connection: _opened(connection))
+
+
+def _opened(connection: Connection) -> None:
+    if connection.engine not in OPENED:
+        OPENED.append(connection.engine)
+
+
+@pytest.fixture(autouse=True)
+def databases_are_closed() -> Iterator[None]:
+    """Python 3.13 complains of connections that nobody closes; an engine opens new ones."""
+    yield
+    while OPENED:
+        engine = OPENED.pop()
+        if engine.url.database not in (None, "", ":memory:"):
+            engine.dispose()
 
 
 @pytest.fixture

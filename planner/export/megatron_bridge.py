@@ -47,7 +47,7 @@ _SAME = {
         "optimizer", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction",
         "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype",
     ),
-    "mixed_precision": ("bf16", "fp16", "fp8_recipe", "fp8_param_gather"),
+    "mixed_precision": ("bf16", "fp16", "fp8_recipe", "fp8_param_gather", "fp4_recipe"),
     "checkpoint": ("save_interval", "async_save", "ckpt_format"),
 }  # fmt: skip
 KEYS: Mapping[str, str] = {

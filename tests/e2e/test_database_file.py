@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_only_its_owner_may_read_a_database(wiring: Wiring, tmp_path: Path, plan
 def test_what_is_no_json_is_named_and_hides_nothing_else(wiring: Wiring, plan: Plan) -> None:
     save(wiring, plan, "plan-a", "plan-b")
     assert faults_in(wiring.engine) == []
-    with sqlite3.connect(str(wiring.engine.url.database)) as connection:
+    with closing(sqlite3.connect(str(wiring.engine.url.database))) as connection, connection:
         connection.execute("UPDATE plans SET body = substr(body, 1, 99) WHERE id = 'plan-a'")
         connection.execute("UPDATE plan_layouts SET layout = 'x' WHERE plan_id = 'plan-b'")
     ranks = ", ".join(f"plan-b {entry.rank}" for entry in plan.ranked)

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def test_a_backup_of_a_database_in_use_is_whole(cli: Cli, sqlite_url: str, tmp_p
     enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
     done = cli("db", "backup", copy)  # what was written stands in the -wal file alone
     assert done.returncode == 0, done.stderr
-    with sqlite3.connect(copy) as connection:
+    with closing(sqlite3.connect(copy)) as connection:
         assert connection.execute("SELECT count(*) FROM probes").fetchone() == (1,)
     again = cli("db", "backup", copy)
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
@@ -327,7 +328,7 @@ def test_what_does_not_fit_together_is_said(cli: Cli, sqlite_url: str, tmp_path:
     wiring = wire(Settings(database_url=sqlite_url))
     (one,) = enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
     assert faults_in(wiring.engine) == []
-    with sqlite3.connect(tmp_path / "planner.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "planner.db")) as connection, connection:
         connection.execute("UPDATE probes SET state = 'done', measurement_id = 'gone'")
     said = cli("db", "check")
     assert said.returncode == 4
