@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 690,
     "functions that import inside": 54,
 }
-TEST_LINES = 57_820
+TEST_LINES = 57_840
 
 
 def test_the_code_weighs_no_more() -> None:
