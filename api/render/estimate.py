@@ -1,6 +1,6 @@
 """One estimate on one screen; the bars are shared with the plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -94,7 +94,16 @@ def time_section(
     ]
 
 
-def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = None) -> Table:
+Row = tuple[str, str, str]
+
+
+def key_figures(
+    estimate: Estimate,
+    width: int,
+    *,
+    step_seconds: float | None = None,
+    more_rows: Sequence[Row] = (),
+) -> Table:
     """The figures of the headline: name, value, and a note, which narrow terminals show below it.
 
     step_seconds: of a step where it was measured; the prediction is then shown beside it.
@@ -110,6 +119,7 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
             f"reserved {size(estimate.peak_reserved_bytes)} ({peak})",
         ),
         ("runs out of memory", risk(estimate.oom_probability), "; ".join(_risks(estimate))),
+        *more_rows,
     )
     for name, value, more in rows:
         cells = (Text(value, style="bold"), Text(more, style="dim"))
@@ -147,7 +157,7 @@ def _risks(estimate: Estimate) -> Iterator[str]:
         yield f"with all of the card {whole}"
 
 
-def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[str, str, str], ...]:
+def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ...]:
     """Throughput, step and utilisation: one value each, the measured one where there is one."""
     tokens, step, interval = (
         estimate.tokens_per_second_per_gpu,

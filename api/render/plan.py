@@ -1,6 +1,7 @@
 """A plan on one screen: what wins, by how much, why, and what to paste."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from planner.api.render.current import current_section
 from planner.api.render.estimate import (
     INDENT,
     NARROW,
+    Row,
     basis_line,
     bullets,
     heading,
@@ -53,7 +55,14 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *_resting(plan),
         *_on_paper(plan),
         *measured_line(plan),
-        indented(key_figures(winner.estimate, width, step_seconds=winner.expected_step_seconds)),
+        indented(
+            key_figures(
+                winner.estimate,
+                width,
+                step_seconds=winner.expected_step_seconds,
+                more_rows=list(_other_routing(plan)),
+            )
+        ),
         *current_section(plan, width, saved=saved),
         "",
         ranked_table(plan, width),
@@ -119,6 +128,27 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
         Text.assemble((f"Fastest on paper{where}: ", "dim"), _line(plan, other.layout)),
         indented(Text(f"{other.statement}.", style="dim")),
     ]
+
+
+def _other_routing(plan: Plan) -> Iterator[Row]:
+    """What number 1 does where experts are loaded otherwise than its numbers take.
+
+    Published runs force routers to balance; one that learns may send the busiest rank twice the
+    mean (marin issue 7668: MFU 32.4% balanced, 14.7% learnt).
+    """
+    loads = [step for step in plan.sensitivity if step.field == "training.moe_imbalance"]
+    step = max(loads, key=lambda step: abs(math.log(step.step_ratio or 1.0)), default=None)
+    now = plan.ranked[0].estimate
+    if step is None or not (step.step_ratio and now.step_seconds and step.device_bytes):
+        return
+    busiest = float(str(step.new))
+    yield (
+        "balanced routing" if busiest == 1.0 else "learnt routing",
+        f"{rate((now.tokens_per_second_per_gpu or 0.0) / step.step_ratio)} tokens/s/GPU",
+        f"{seconds(now.step_seconds * step.step_ratio)} a step, {size(step.device_bytes)}"
+        f"{'' if step.fits else ' (does not fit)'} where the busiest expert rank takes "
+        f"{busiest:g} times the mean load",
+    )
 
 
 def _as_predicted(winner: RankedLayout) -> str:

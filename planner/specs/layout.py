@@ -326,6 +326,7 @@ FIELD_WORDS = {
     "cpu_offload": "CPU offload",
     "compile": "torch.compile",
     "layers_per_stage": "layers by stage",
+    "training.moe_imbalance": "load of the busiest expert rank",
 }
 
 
