@@ -65,6 +65,9 @@ def command(
             help="Software whose rules apply: torchtitan (default), megatron, ...",
         ),
     ] = None,
+    trainer_version: Annotated[
+        str | None, typer.Option(help="Release, date or commit of it; the default's unless given.")
+    ] = None,
     job: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +137,7 @@ def command(
             "seq_len": seq_len,
             "global_batch_size": global_batch_size,
             "trainer": trainer,
+            "trainer_version": trainer_version,
             "total_tokens": total_tokens,
             "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
         },

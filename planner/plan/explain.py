@@ -130,7 +130,7 @@ def regret(
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
     statement = f"{1.0 - probability:.0%} sure that number 1 is the {BEST[search.objective]} shown"
     if of > len(scores):
-        statement += " whose speed runs support"
+        statement += " of those that rest on measured runs"
     if probability > 0.0:
         most = float(np.expm1(np.quantile(lost[lost > 0.0], 0.95)))
         statement += f"; if not, you lose {most:.0%} at most (95%)"

@@ -66,8 +66,8 @@ def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
         any(shares[start] for start in np.cumsum(split)[:-1] if start < layers)
         for split in x.splits
     ]
-    usual = np.array(broken)[row].reshape(stages.shape)
-    own = np.array([*given, False])[x.split]
+    usual = np.array(broken, dtype=np.bool_)[row].reshape(stages.shape)
+    own = np.array([*given, False], dtype=np.bool_)[x.split]
     return np.asarray((x.pp > 1) & np.where(x.split == TRAINER_SPLIT, usual, own))
 
 

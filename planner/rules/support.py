@@ -82,9 +82,15 @@ def trainers_that_can(model: ModelSpec, cluster: ClusterSpec, training: Training
 
     Every message that suggests another trainer calls this.
     """
-    found = []
+    found: list[Able] = []
+    own = TRAINERS[training.trainer]
     offered = [(name, version) for name, one in TRAINERS.items() for version in one.offered]
-    for trainer, version in offered:
+    newer = [
+        one.number for one in own.history if own.release(one.number).since(own.default_release)
+    ]
+    for trainer, version in [*((own.name, number) for number in newer), *offered]:
+        if trainer == own.name and any(one.trainer == trainer for one in found):
+            continue
         other = training.model_copy(update={"trainer": trainer, "trainer_version": version})
         if not any(_faults(Context(model=model, cluster=cluster, training=other))):
             found.append(Able(trainer=trainer, version=version))

@@ -579,6 +579,16 @@ def test_rules_read_what_they_say() -> None:
     }
 
 
+def test_rules_take_no_layouts_at_all() -> None:
+    """A step of a search may leave none; a column of none is still one of truth values."""
+    for model, trainer in (("glm5.2", "megatron"), ("mixtral-8x7b", "torchtitan")):
+        c = context(model, trainer=trainer)
+        none = LayoutBatch.from_layouts([resolve(c, {})]).take(np.array([], dtype=np.int64))
+        for rule in rules_for(c):
+            found = np.broadcast_to(rule.broken(none, c), 0)
+            assert found.dtype == np.bool_, rule.key
+
+
 def test_rules_broadcast() -> None:
     c = context("mixtral-8x7b")
     degrees = itertools.product((1, 2, 8), (1, 2))

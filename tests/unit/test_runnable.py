@@ -98,6 +98,17 @@ def test_nobody_is_sent_to_a_trainer_that_cannot() -> None:
             assert obstacles(context) == []
 
 
+def test_a_later_release_of_ones_own_trainer_is_the_first_remedy() -> None:
+    asked = job("minimax-m3", num_gpus=512, trainer="megatron-bridge")
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    (found,) = obstacles(context)
+    assert found.remedy.startswith("set training.trainer_version to 0.7; or use --trainer fsdp")
+    able = trainers_that_can(asked.model, asked.cluster, asked.training)
+    assert [(one.trainer, one.version) for one in able] == [
+        ("megatron-bridge", "0.7"), ("fsdp", None)
+    ]  # fmt: skip
+
+
 def test_an_estimate_prices_it_and_says_so() -> None:
     asked = job("gemma2-9b")
     priced = estimate_job(read_job({**asked.request, "layout": {}}))

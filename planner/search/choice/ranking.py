@@ -211,7 +211,8 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
     runs = first.at_size.runs
     priced = runs is not None and bool((runs.bill.cost > 0).all())
     gain = _gain(job.search.objective, first.score, fastest.score, priced=priced)
-    return found.model_copy(update={"statement": _statement(found, gain)})
+    lags = "" if fastest.supported else "; it does not lead, as no run supports that speed"
+    return found.model_copy(update={"statement": _statement(found, gain) + lags})
 
 
 def best_measured(ranking: Ranking) -> BestMeasured | None:
@@ -250,6 +251,8 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     best = f"best without {without}" if left else "best fully measured"
     worse, better = WORSE.get(job.search.objective, ("slower", "faster"))
     change = other.times_as_long - 1.0
+    if job.search.objective not in WORSE:  # of throughput: twice as long is 50% slower
+        change = 1.0 - 1.0 / other.times_as_long
     return (
         f"{sentence}; {best}: rank {other.rank}, {abs(change):.1%} "
         f"{worse if change >= 0 else better}"
