@@ -137,7 +137,7 @@ def disturb(
     """Kills and faults until then, beside each other; how many of each, and what was seen."""
     came, samples = Counter[str](), []
     turns, fault = itertools.cycle(faults), threading.Thread()
-    kill_at = fault_at = time.monotonic()
+    kill_at = fault_at = time.monotonic() + FAULT_SECONDS  # who starts needs the database
     while (now := time.monotonic()) < until:
         if now > kill_at:
             name, kill_at = chance.choice(KILLED), now + chance.uniform(*KILL_SECONDS)
