@@ -541,6 +541,8 @@ def _part_bytes(
     shapes = RankShapes(
         local=local,
         shard=np.broadcast_to(shard, in_flight.shape),
+        vocabulary_shard=zero,
+        padding=zero,
         fixed_shard=zero,
         largest_local=zero,
         head_local=zero,

@@ -29,6 +29,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
 from planner.trainers.megatron_models import is_hybrid
+from planner.trainers.muon import Muon
 from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.release import Release
 from planner.units import counted
@@ -53,6 +54,7 @@ ENDS_COUNTED = (
 ATTENTION_BACKENDS = {
     "flash": "auto", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "unfused": "unfused",
 }  # fmt: skip
+MUON = "muon", "dist_muon"
 OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
 BF16_STATES = (
     "--optimizer",
@@ -265,6 +267,9 @@ def pipeline_layout(split: tuple[int, ...], predicting: int = 0) -> str:
 
 def _sharding(draft: Draft) -> list[str]:
     layout, overlap = draft.layout, draft.training.overlap.dp
+    muon = _muon(draft) if draft.training.optimizer == "muon" else None
+    if muon is not None and not (muon.hides_sharded if layout.zero_stage else muon.hides_whole):
+        overlap = False
     arguments = ["--overlap-grad-reduce"] if overlap else []
     if layout.zero_stage == 0:
         if layout.dp_replicate > 1:
@@ -276,7 +281,10 @@ def _sharding(draft: Draft) -> list[str]:
             )
             draft.gap("dp_shard", layout.dp_shard, rule, "no setting is needed", blocking=False)
         return arguments
-    arguments += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if overlap else [])]
+    gather = ["--overlap-param-gather"] if overlap else []
+    if muon is not None and muon.named_sharded:
+        return [*arguments, *gather]
+    arguments += ["--use-distributed-optimizer", *gather]
     arguments += ["--num-distributed-optimizer-instances", str(layout.dp_replicate)]
     if layout.zero_stage in SHARDING:
         arguments += [
@@ -290,6 +298,31 @@ def _sharding(draft: Draft) -> list[str]:
             "as here."
         )
     return arguments
+
+
+def _muon(draft: Draft) -> Muon:
+    return TRAINERS["megatron"].at(release_of("megatron", draft.version)).muon
+
+
+def _optimizer(draft: Draft) -> list[str]:
+    training = draft.training
+    if training.optimizer == "adamw-bf16-states":
+        return [*BF16_STATES]
+    if training.optimizer in OPTIMIZERS:
+        return [*OPTIMIZERS[training.optimizer]]
+    release = release_of("megatron", draft.version)
+    if training.optimizer in TRAINERS["megatron"].at(release).optimizers:
+        muon = _muon(draft)
+        draft.notes.append("Muon needs the package emerging-optimizers.")
+        name = MUON[muon.named_sharded and draft.layout.zero_stage > 0]
+        return ["--optimizer", name, "--muon-tp-mode", str(training.muon_tp_mode or muon.tp_mode)]
+    draft.gap(
+        "training.optimizer",
+        training.optimizer,
+        f"is not in Megatron-LM core {draft.version}, or not priced there",
+        "use adamw or sgd",
+    )
+    return []
 
 
 def _recompute(draft: Draft) -> list[str]:
@@ -431,17 +464,7 @@ def _training(draft: Draft) -> list[str]:
             f"--attention-backend flash runs flash-attn {training.attention_kernel[-1]} only where "
             "it is the newest that is installed and the GPU has it."
         )
-    if training.optimizer == "adamw-bf16-states":
-        arguments += BF16_STATES
-    elif training.optimizer in OPTIMIZERS:
-        arguments += OPTIMIZERS[training.optimizer]
-    else:
-        draft.gap(
-            "training.optimizer",
-            training.optimizer,
-            "is not in Megatron-LM, or not priced there",
-            "use adamw or sgd",
-        )
+    arguments += _optimizer(draft)
     if fuses_cross_entropy(training, TRAINERS[training.trainer]):
         arguments += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
     if not training.overlap.pp and layout.pp > 1:

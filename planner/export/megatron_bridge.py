@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from planner.export.base import Export, safe_name
 from planner.export.commands import Launch, read_flags
+from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
 from planner.export.megatron_read import Words, plain_names
 from planner.specs.cluster import ClusterSpec
@@ -18,6 +19,7 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron_models import lacking
+from planner.trainers.muon import BRIDGED
 from planner.trainers.registry import release_of
 
 Overrides = Mapping[str, object]
@@ -46,6 +48,7 @@ _SAME = {
     "optimizer": (
         "optimizer", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction",
         "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype",
+        "muon_tp_mode",
     ),
     "mixed_precision": ("bf16", "fp16", "fp8_recipe", "fp8_param_gather", "fp4_recipe"),
     "checkpoint": ("save_interval", "async_save", "ckpt_format"),
@@ -80,6 +83,10 @@ RECIPE: Words = {
     "cross_entropy_fusion_impl": ("te",), "moe_token_dispatcher_type": ("alltoall",),
     "moe_grouped_gemm": (), "expert_tensor_parallel_size": ("1",), "micro_batch_size": ("1",),
 }  # fmt: skip
+# training/optim.py takes `dist_muon` alone for sharded states, and recipes/kimi switches these off
+SHARDED = (
+    "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_param_gather",
+)  # fmt: skip
 FULL_ATTENTION = (
     "Megatron-Bridge attends to all keys where MiniMax M3's indexer chooses blocks, and is priced "
     "so; the indexer's weights stay as they are."
@@ -105,6 +112,11 @@ def export(
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
     if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
         words["tp_comm_overlap"] = []
+    if training.optimizer == "muon" and "muon_tp_mode" in words:
+        words["muon_tp_mode"] = [str(training.muon_tp_mode or BRIDGED.tp_mode)]
+        words["optimizer"] = [MUON[layout.zero_stage > 0]]
+        for name in SHARDED:
+            words.pop(name, None)
     if "cross_entropy_fusion_impl" not in words:
         words["cross_entropy_fusion_impl"] = ["native"]
     found = overrides(words)

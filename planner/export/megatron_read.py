@@ -139,7 +139,7 @@ def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
     strategy = word(words, "data_parallel_sharding_strategy")
     stage = next(
         (stage for stage, known in SHARDING.items() if known == strategy),
-        int("use_distributed_optimizer" in words),
+        int("use_distributed_optimizer" in words or word(words, "optimizer") == "dist_muon"),
     )
     stage = 3 if "use_torch_fsdp2" in words else stage
     return {

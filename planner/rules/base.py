@@ -18,6 +18,7 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
+from planner.trainers.muon import Muon
 from planner.trainers.registry import TRAINERS, runs_under, training_release
 from planner.trainers.release import Release, Releases
 from planner.work.attention import WIDEST_FUSED
@@ -44,6 +45,10 @@ class Context:
     def released(self) -> TrainerRules:
         """The trainer as it is in this release."""
         return self.trainer.at(self.release)
+
+    @property
+    def muon(self) -> Muon:
+        return self.released.muon
 
     @property
     def num_heads(self) -> int:

@@ -5,7 +5,7 @@ import numpy as np
 from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.rules.base import Context, Rule, choices, release_name, sharding_degree, under
 from planner.specs.layout import AC_KINDS
-from planner.specs.training import OPTIMIZER_STATE_BYTES
+from planner.specs.training import mean_state_bytes
 from planner.units import format_bytes
 
 HOST_TOO_SMALL = "host memory too small for CPU offload"
@@ -26,7 +26,7 @@ def node_bytes(c: Context) -> float:
     """
     return (
         c.model.total_parameters()
-        * (8.0 + OPTIMIZER_STATE_BYTES[c.training.optimizer])
+        * (8.0 + mean_state_bytes(c.training.optimizer, c.model))
         / c.cluster.num_nodes
     )
 

@@ -20,6 +20,7 @@ ADDED_LATER: Mapping[str, object] = {
     "cuda_graphs": None,
     "chunked_loss": None,
     "fused_cross_entropy": None,
+    "muon_tp_mode": None,
     "moe_dispatcher": "alltoall",
     "optimizer_offload_fraction": 1.0,
     "activation_offload_layers": 0,

@@ -4,18 +4,24 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from planner.specs.model import ModelSpec
 from planner.units import parse_count, parse_tokens
 
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
+# How Muon orthogonalises a matrix that TP cuts (Megatron-LM's --muon-tp-mode): each rank its own
+# shard, each rank the whole matrix, or all ranks together.
+MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 # Bytes of optimizer state per parameter, besides the parameter, for fp32 masters. Source:
-# torch.optim; Shazeer and Stern 2018; Jordan 2024.
+# torch.optim; Shazeer and Stern 2018; Jordan 2024; Megatron-LM core/optimizer/muon.py.
 OPTIMIZER_STATE_BYTES = {
     "adamw": 8.0,
     "adamw-bf16-states": 4.0,
-    "muon": 4.2,
+    "muon": 4.0,
     "adafactor": 0.1,
     "sgd": 4.0,
 }
+# besides, of embedding and head, which Muon leaves to AdamW
+VOCABULARY_STATE_BYTES = {"muon": 4.0}
 AttentionKernel = Literal["flash", "flash2", "flash3", "cudnn", "unfused"]
 CudaGraphs = Literal["none", "partial", "full"]
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
@@ -77,6 +83,9 @@ class TrainingSpec(BaseModel):
     fused_cross_entropy: the gradient of the loss overwrites its 16-bit logits (Transformer Engine's
         kernel); None: as the trainer does.
     optimizer: what states it keeps; `adamw-bf16-states` keeps both moments in 16 bits.
+    muon_tp_mode: how Muon orthogonalises a matrix that TP cuts: `blockwise` each rank its shard,
+        `duplicated` each the whole matrix, `distributed` all together; None: as the trainer's
+        release does.
     max_grad_norm: norm that gradients are clipped to; null: no clipping.
     total_tokens: tokens of the whole run, for time and cost ("15T" works too).
     checkpoint: how often the run saves, and how; unless given, the interval of most goodput.
@@ -100,6 +109,7 @@ class TrainingSpec(BaseModel):
     chunked_loss: Annotated[bool, Field(strict=True)] | None = None
     fused_cross_entropy: Annotated[bool, Field(strict=True)] | None = None
     optimizer: Optimizer = "adamw"
+    muon_tp_mode: MuonTpMode | None = None
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     total_tokens: (
         Annotated[float, BeforeValidator(parse_count), Field(gt=0, allow_inf_nan=False)] | None
@@ -109,3 +119,12 @@ class TrainingSpec(BaseModel):
     moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     expandable_segments: Annotated[bool, Field(strict=True)] | None = None
     overlap: Overlap = Overlap()
+
+
+def mean_state_bytes(optimizer: Optimizer, model: ModelSpec) -> float:
+    """Bytes of optimizer state per parameter, the mean over a model, for fp32 masters."""
+    vocabulary = model.embedding_parameters() + model.head_parameters()
+    return (
+        OPTIMIZER_STATE_BYTES[optimizer]
+        + VOCABULARY_STATE_BYTES.get(optimizer, 0.0) * vocabulary / model.total_parameters()
+    )

@@ -12,6 +12,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
 from planner.trainers.attention import AttentionRow, attention_kernels
 from planner.trainers.framework import Framework
+from planner.trainers.muon import EXCHANGED, Muon
 from planner.trainers.release import Known, Release, Releases, named, release_in
 from planner.trainers.sharding import Sharding
 from planner.trainers.tp_overlap import TpOverlap
@@ -62,6 +63,7 @@ class TrainerRules:
     What it trains:
     lacks: what of a model it has no class or argument for, in words.
     optimizers: those it has; empty for any.
+    muon: how it runs Muon.
 
     What it assumes where a layout leaves a field unset:
     zero_stage, zero_stage_under_pp, ac, layout_defaults.
@@ -176,6 +178,7 @@ class TrainerRules:
     export_format: str
     lacks: Callable[[ModelSpec, Release], list[str]] = lacks_nothing
     optimizers: tuple[str, ...] = ()
+    muon: Muon = EXCHANGED
     zero_stage: int
     zero_stage_under_pp: int
     ac: str

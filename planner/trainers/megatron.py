@@ -9,6 +9,7 @@ from planner.trainers import megatron_models
 from planner.trainers.attention import TRANSFORMER_ENGINE
 from planner.trainers.base import COMMON, NEVER, Change, TrainerRules
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
+from planner.trainers.muon import LAYER_WISE, PING_PONG
 from planner.trainers.release import Known, Release, Releases
 from planner.trainers.sharding import DISTRIBUTED_OPTIMIZER
 from planner.trainers.tp_overlap import DEFERRED, TpOverlap
@@ -34,6 +35,7 @@ PRECISIONS = frozenset(
         "mxfp4",
     }
 )
+OPTIMIZERS = ("adamw", "adamw-bf16-states", "sgd")
 # Months of its tags (github.com/NVIDIA/Megatron-LM/releases: v2.x to v3.0, then core_v0.2 on); from
 # 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements, where only their order
 # matters, and so is 0.20's, whose arguments and rules are those of the main branch of 2026-08-22.
@@ -137,13 +139,27 @@ MEGATRON = TrainerRules(
         Change(releases=Releases(since="0.13"), fields={"scores_inside": True}),
         # --pipeline-model-parallel-layout came with core 0.13
         Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
+        # --optimizer muon came with core 0.16; training/arguments.py of 0.16 and 0.17 asserts that
+        # nothing hides its communication, or not without dist_muon. Buffers with a layout for the
+        # owners came with 0.18 (layer_wise_optimizer.py). 0.20 changed the mode's default.
+        Change(releases=Releases(before="0.16"), fields={"optimizers": OPTIMIZERS}),
+        Change(releases=Releases(before="0.18"), fields={"muon": PING_PONG}),
+        Change(
+            releases=Releases(before="0.17"),
+            fields={"muon": replace(PING_PONG, hides_sharded=False)},
+        ),
+        Change(
+            releases=Releases(since="0.20"),
+            fields={"muon": replace(LAYER_WISE, tp_mode="duplicated")},
+        ),
     ),
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
     offered=(DEFAULT,),
     export_format="megatron",
     lacks=_lacks,
-    optimizers=("adamw", "adamw-bf16-states", "sgd"),
+    optimizers=(*OPTIMIZERS, "muon"),
+    muon=LAYER_WISE,
     zero_stage=1,
     zero_stage_under_pp=1,
     ac="none",

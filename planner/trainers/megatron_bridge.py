@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from planner.precision import Recipe, transformer_engine
-from planner.trainers.base import COMMON
+from planner.trainers.base import COMMON, Change
 from planner.trainers.megatron import MEGATRON, NATIVE_OVERLAP, native
+from planner.trainers.muon import BRIDGED
 from planner.trainers.release import Release, Releases
 
 
@@ -31,6 +32,7 @@ MEGATRON_BRIDGE = replace(
     # cross_entropy_fusion_impl = "te"
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     fused_cross_entropy=True,
+    changes=(*MEGATRON.changes, Change(releases=Releases(), fields={"muon": BRIDGED})),
     # CommOverlapConfig(tp_comm_overlap=True): no layout has to ask for it
     tp_overlaps=(replace(NATIVE_OVERLAP, releases=Releases()), MEGATRON.tp_overlaps[-1]),
     recipes_in=_recipes,

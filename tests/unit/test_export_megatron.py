@@ -242,9 +242,33 @@ def test_optimizers() -> None:
     assert "--exp-avg-dtype" in flags_of(make(job={"optimizer": "adamw-bf16-states"}))
     offloaded = make(job={"optimizer": "adamw-bf16-states"}, cpu_offload=True)
     assert offloaded.arguments.count("--use-precision-aware-optimizer") == 1
-    blockers = make(job={"optimizer": "muon"}).blockers
-    assert [fault.field for fault in blockers] == ["training.optimizer"]
+    for job in ({"optimizer": "adafactor"}, {"optimizer": "muon", "trainer_version": "0.15"}):
+        assert [fault.field for fault in make(job=job).blockers] == ["training.optimizer"]
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
+
+
+@pytest.mark.parametrize(("release", "stage", "name", "sharded", "mode"), [
+    ("0.16", 1, "dist_muon", False, "blockwise"),
+    ("0.17", 0, "muon", False, "blockwise"),
+    ("0.19", 1, "muon", True, "blockwise"),
+    ("0.20", 1, "muon", True, "duplicated"),
+])  # fmt: skip
+def test_muon_is_sharded_as_the_release_has_it(
+    release: str, stage: int, name: str, sharded: bool, mode: str
+) -> None:
+    job = {"optimizer": "muon", "trainer_version": release}
+    flags = flags_of(made := make(job=job, zero_stage=stage))
+    assert not made.blockers
+    assert (flags["--optimizer"], flags["--muon-tp-mode"]) == ([name], [mode])
+    assert ("--use-distributed-optimizer" in flags) == sharded
+    hidden = release not in ("0.16", "0.17")  # or under dist_muon of 0.17
+    assert ("--overlap-grad-reduce" in flags) == hidden
+    assert parse_back(made).zero_stage == stage
+    asked = make(job={**job, "muon_tp_mode": "distributed"})
+    assert flags_of(asked)["--muon-tp-mode"] == ["distributed"]
+    if release != "0.17":  # whose table we have not
+        rows = {flag: argument(flag, release) for flag in flags}
+        assert not [flag for flag, row in rows.items() if row is None or row.refusal(flags[flag])]
 
 
 @pytest.mark.parametrize(("kernel", "word"), [

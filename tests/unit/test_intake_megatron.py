@@ -9,22 +9,28 @@ from planner.errors import SpecError
 from planner.export.commands import read_flags
 from planner.export.megatron_read import read_arguments, read_layout
 from planner.intake.current import read
-from planner.intake.trainer_files.megatron import StatedMegatron, edited_script, megatron_changes
+from planner.intake.trainer_files.megatron import (
+    StatedMegatron,
+    edited_script,
+    megatron_changes,
+    say,
+)
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
 
+HIDING = "overlap-grad-reduce", "overlap-param-gather"
 SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 
 
-def edited(text: str, winner: Layout, name: str, batch: int) -> str:
+def edited(text: str, winner: Layout, name: str, batch: int, **training: object) -> str:
     spec = CurrentSpec(name="train.sh", text=text)
     stated = read(spec)
     assert isinstance(stated, StatedMegatron)
     changes, _ = megatron_changes(
         stated,
         winner,
-        exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch),
+        exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch, **training),
         batch,
     )
     return edited_script(spec, changes)
@@ -230,3 +236,35 @@ def test_every_spelling_of_graphs(words: str, graphs: str | None) -> None:
     script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
     found = job_of_text("train.sh", script)
     assert (found.training.cuda_graphs, found.training.trainer_version) == (graphs, None)
+
+
+@pytest.mark.parametrize(("arguments", "stage", "mode"), [
+    ("--optimizer dist_muon", 1, None),
+    ("--optimizer muon --use-distributed-optimizer --muon-tp-mode distributed", 1, "distributed"),
+    ("--optimizer muon --muon-tp-mode duplicated", 0, "duplicated"),
+])  # fmt: skip
+def test_muon_is_read_with_its_mode(arguments: str, stage: int, mode: str | None) -> None:
+    sharded = " --use-distributed-optimizer"
+    assert sharded in SCRIPT
+    text = SCRIPT.replace(" --overlap-param-gather", "").replace(sharded, f" {arguments}")
+    job = job_of_text("train.sh", text)
+    assert (job.training.optimizer, job.training.muon_tp_mode) == ("muon", mode)
+    assert job.layout.zero_stage == stage
+    other = job.layout.model_copy(update={"zero_stage": 1 - stage})
+    again = job_of_text("train.sh", edited(text, other, "llama3-70b", 256, optimizer="muon"))
+    assert (again.training.optimizer, again.layout.zero_stage) == ("muon", 1 - stage)
+
+
+@pytest.mark.parametrize(("release", "name", "refused"), [
+    ("0.16", "dist_muon", {"use-distributed-optimizer", *HIDING}),
+    ("0.17", "muon", {"use-distributed-optimizer", *HIDING}),
+    ("0.17", "dist_muon", {"use-distributed-optimizer"}),
+    ("0.19", "muon", set()),
+])  # fmt: skip
+def test_muon_is_judged_by_release(release: str, name: str, refused: set[str]) -> None:
+    """Core 0.16 and 0.17 assert "Muon optimizer does not support distributed optimizer for now"."""
+    flag = " --use-distributed-optimizer"
+    text = SCRIPT.replace(flag, f"{flag} --optimizer {name}")
+    stated = say(CurrentSpec(name="train.sh", text=text), asked=release)
+    found = {fault.field for fault in stated.run(model("llama3-70b"), 64).refusals}
+    assert found == {f"--{one}" for one in refused}

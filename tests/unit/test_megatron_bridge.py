@@ -207,6 +207,22 @@ def test_what_is_exported_reads_back(
         assert (job.training.seq_len, job.training.global_batch_size) == (4096, 256)
 
 
+@pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_muon_has_the_recipes_own_words(stage: int, name: str, tmp_path: Path) -> None:
+    """recipes/kimi, utils/optimizer_utils.py: dist_muon, blockwise, no distributed optimizer."""
+    _, exported = made("llama3-8b", 8, {"zero_stage": stage}, optimizer="muon",
+        trainer_version="0.7")  # fmt: skip
+    values = yaml.safe_load(exported.files["overrides.yaml"])
+    assert values["optimizer"]["optimizer"] == name
+    assert values["optimizer"]["muon_tp_mode"] == "blockwise"
+    assert not values["ddp"]["use_distributed_optimizer"] | values["ddp"]["overlap_param_gather"]
+    (tmp_path / "overrides.yaml").write_text(exported.files["overrides.yaml"], encoding="utf-8")
+    job = read("llama3-8b", 8, read_job_file(str(tmp_path / "overrides.yaml"), "--job")["current"])
+    assert (job.training.optimizer, job.training.muon_tp_mode) == ("muon", "blockwise")
+    assert job.layout is not None
+    assert job.layout.zero_stage == stage
+
+
 def test_every_setting_of_a_layout_has_an_override() -> None:
     without = {"enable_zero_bubble", "zero_bubble_max_pending_backward", "use_torch_fsdp2",
                "use_custom_fsdp", "no_gradient_accumulation_fusion", "recompute_activations",

@@ -117,13 +117,29 @@ def test_a_share_of_offload_leaves_the_other_states_on_the_device(share: float) 
 
 @pytest.mark.parametrize(
     ("optimizer", "bytes_each"),
-    [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)],
+    [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.0)],
 )
 def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
-    """Two fp32 moments; two bf16; one momentum; rows, columns; momentum and AdamW (judgement)."""
+    """Two fp32 moments; two bf16; one momentum; rows, columns; one momentum."""
     assert OPTIMIZER_STATE_BYTES[optimizer] == bytes_each
     m = memory(shapes(), trainer="torchtitan", optimizer=optimizer)
     assert float(m.optimizer[0, 0]) == pytest.approx(PARAMETERS / 64 * bytes_each)
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_muon_leaves_embedding_and_head_to_adamw(trainer: str) -> None:
+    """Their second moment is 4 bytes more (Megatron-LM core/optimizer/muon.py)."""
+    plain, more = (
+        memory(shapes(vocabulary_shard=count), trainer=trainer, optimizer="muon")
+        for count in (0.0, 1e6)
+    )
+    assert float((more.optimizer - plain.optimizer)[0, 0]) == pytest.approx(4e6)
+
+
+def test_buffers_of_owners_are_padded() -> None:
+    """Parameters in 16 bits and gradients in fp32 (Megatron-LM core 0.18 param_layout.py)."""
+    plain, more = (states(memory(shapes(padding=count), zero_stage=1)) for count in (0.0, 1e6))
+    assert more - plain == pytest.approx(6e6)
 
 
 def test_bf16_masters_halve_states_and_moments() -> None:

@@ -70,6 +70,7 @@ SHARED = {"model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size":
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
     "index_topk_freq": 4, "index_skip_topk_offset": 3}  # fmt: skip
 MOE = {"model": "mixtral-8x7b"}
+MUON: dict[str, Any] = {**MEGATRON, "optimizer": "muon"}
 MEGATRON_15 = {**MEGATRON, "trainer_version": "0.15"}
 CASES = [
     Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4},
@@ -422,6 +423,13 @@ CASES = [
         {**MEGATRON, "overlap": {"pp": False}}, "only with overlapped sends"),
     Case("async TP is off for MLA", {"tp": 2, "async_tp": True}, {"tp": 2},
         {**MEGATRON, "model": "deepseek-v3"}, "switches --tp-comm-overlap off"),
+    Case("Muon's owners need one group", {"zero_stage": 3}, {"zero_stage": 1}, MUON,
+        "and zero_stage is 3 with dp_replicate 1"),
+    Case("Muon's owners need one group", {"dp_replicate": 2, "zero_stage": 1},
+        {"dp_replicate": 2, "zero_stage": 0}, MUON, "zero_stage is 1 with dp_replicate 2"),
+    Case("Muon's states stay on the device", {"cpu_offload": True}, {}, MUON,
+        "cannot move Muon's states"),
+    Case("Muon excludes fp16", {"precision": "fp16"}, {}, MUON, "no Muon in fp16"),
     Case("activation offload keeps one layer", {"activation_offload_layers": 32},
         {"activation_offload_layers": 31}, MEGATRON_15, "32 is not below the 32 layers"),
     Case("activation offload excludes pipelines and recomputation",
@@ -560,7 +568,7 @@ def test_rules_read_what_they_say() -> None:
     special = [
         case.job
         for case in CASES
-        if {"cuda_graphs", "overlap"} & case.job.keys()
+        if {"cuda_graphs", "overlap", "optimizer"} & case.job.keys()
         or "graph_trainer" in str(case.job)
         or case.job.get("gpu") == "cpu"
     ]

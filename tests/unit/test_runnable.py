@@ -52,7 +52,7 @@ def context(asked: Job) -> Context:
             ("fsdp",),
         ),
         (job("gpt3-175b"), "TorchTitan 0.2 cannot train gpt3-175b", ("megatron 0.19", "fsdp")),
-        (job(optimizer="muon"), "TorchTitan 0.2 has no optimizer muon", ("fsdp",)),
+        (job(optimizer="muon"), "TorchTitan 0.2 has no optimizer muon", ("megatron 0.19", "fsdp")),
         (
             job(optimizer="adamw-bf16-states"),
             "has no optimizer",

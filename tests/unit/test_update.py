@@ -8,26 +8,26 @@ import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding
-from planner.cost.data_parallel.optimizer_step import (
-    HOST_STREAM_BYTES_PER_SECOND,
-    newton_schulz_flops,
-    small_reductions,
-)
+from planner.cost.data_parallel.muon import newton_schulz_flops
+from planner.cost.data_parallel.optimizer_step import HOST_STREAM_BYTES_PER_SECOND, small_reductions
 from planner.cost.data_parallel.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
 
-def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
+def case(
+    training: dict[str, Any] | None = None, num_gpus: int = 16, **layout: Any
+) -> tuple[Pricer, LayoutBatch]:
     job = read_job(
         {
             "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 8192, "global_batch_size": 64, **(training or {})},
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+            "training": {"seq_len": 8192, "global_batch_size": 4 * num_gpus, **(training or {})},
             "layout": layout or {"dp_shard": 16},
         }
     )
@@ -169,12 +169,127 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     )
     step = pricer.optimizer_step
     exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
+    rate = step.device.linear_rate[step.device.half]
+    exchange[0] -= found.shard[0] * newton_schulz_flops(pricer.model) / rate
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
         "all-to-all", 2.0 * found.shard[0], sixteen, one, pricer.fabric,
         base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
     )  # fmt: skip
     assert exchange[:, 0] == pytest.approx([2.0 * once[0], 0.0, 0.0])
+
+
+WIDE = {"tp": 8, "zero_stage": 1}
+MUON = {"trainer": "megatron", "optimizer": "muon"}
+
+
+def layer_of(mode: str | None = None, **training: Any) -> tuple[float, float]:
+    """(parameters, seconds of Newton-Schulz and its communication) of one layer on one rank."""
+    mode_of = {"muon_tp_mode": mode} if mode else {}
+    pricer, batch = case({**MUON, **mode_of, **training}, **WIDE)
+    found = sharding.unit_shards(
+        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+    )
+    update = pricer.optimizer_step.seconds(batch, found.shard, 0 * found.shard)
+    assert (found.update_seconds[1:] == update[1:]).all(), "embedding and head have AdamW"
+    return float(found.shard[0, 0]), float((found.update_seconds - update)[0, 0])
+
+
+def test_each_mode_of_muon_by_hand() -> None:
+    """Llama 3 8B at tp=8 on two owners: queries, keys, values, output, gate with up, and down.
+
+    Emerging-Optimizers 0.4 muon_utils.py: 5 iterations of 4 g^2 n + 2 g^3, g x n the shard, the
+    whole matrix, or with g the side that TP leaves whole.
+    """
+    pricer, _ = case(MUON, **WIDE)
+    rate = pricer.device.linear_rate[pricer.device.half]
+    one, eight = np.ones(1), np.full(1, 8.0)
+
+    def sent(operation: str, payload: float) -> float:
+        return float(
+            collective_seconds(
+                operation, np.full(1, payload), eight, one, pricer.fabric,
+                base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
+            )[0]
+        )  # fmt: skip
+
+    def flops(g: float, n: float) -> float:
+        return 5.0 * (4.0 * g * g * n + 2.0 * g**3)
+
+    h, kv, gates, ffn = 4096, 1024, 28672, 14336
+    whole = ((h, h), (h, kv), (h, kv), (h, h), (h, gates), (ffn, h))
+    shards = ((h, 512), (h, 128), (h, 128), (512, h), (h, 3584), (1792, h))
+    blockwise = sum(flops(min(x), max(x)) for x in shards)
+    assert layer_of("blockwise")[1] == pytest.approx(blockwise / rate / 2, rel=1e-6)
+    duplicated = sum(flops(min(x), max(x)) for x in whole) / rate
+    duplicated += sum(sent("all-gather", 4.0 * x * y) for x, y in whole)
+    assert layer_of("duplicated")[1] == pytest.approx(duplicated / 2, rel=1e-6)
+    distributed = sum(flops(h, min(x)) for x in shards) / rate
+    distributed += 6 * 5 * sent("all-reduce", 2.0 * h * h)
+    assert layer_of("distributed")[1] == pytest.approx(distributed / 2, rel=1e-6)
+
+
+def test_the_mode_is_the_release_s_unless_the_job_says() -> None:
+    assert layer_of() == layer_of("blockwise") == layer_of(trainer_version="0.18")
+    assert layer_of(trainer_version="0.20") == layer_of("duplicated")
+    bridge = {"trainer": "megatron-bridge", "trainer_version": "0.7"}
+    assert layer_of(**bridge)[1] == pytest.approx(layer_of("blockwise", **bridge)[1])
+
+
+def test_owners_beyond_the_matrices_wait_for_the_largest_one() -> None:
+    """Llama 3 8B without TP on 1,024 owners: 117M of 6.98B parameters in layers are one matrix.
+
+    Megatron-LM core 0.18 pads buffers to as much for each owner (layer_wise_optimizer.py).
+    """
+    pricer, batch = case(MUON, num_gpus=1024, dp_shard=1024, zero_stage=1)
+    step, order = pricer.optimizer_step, pricer.cluster.rank_order
+    found = sharding.unit_shards(batch, step, pricer.fabric, pricer.profile, order)
+    layers, largest = 32.0, 4096.0 * 28672.0
+    assert layers * found.shard[0, 0] == pytest.approx(largest, rel=1e-3)
+    assert layers * found.padding[0, 0] == pytest.approx(1024 * largest - 6.98e9, rel=1e-3)
+    older, _ = case({**MUON, "trainer_version": "0.17"}, num_gpus=1024, dp_shard=1024, zero_stage=1)
+    step = older.optimizer_step
+    found = sharding.unit_shards(batch, step, pricer.fabric, pricer.profile, order)
+    assert not found.padding.any()
+    assert {
+        call.operation
+        for call in sharding.shard_calls(batch, step, pricer.fabric, pricer.profile, order)
+        if call.part == "scatter"
+    } == {"all-reduce"}
+
+
+@pytest.mark.parametrize(("release", "stage", "hidden"), [
+    ("0.16", 1, False), ("0.17", 0, False), ("0.17", 1, True), ("0.19", 0, True),
+])  # fmt: skip
+def test_early_releases_hide_no_communication_of_muon(
+    release: str, stage: int, hidden: bool
+) -> None:
+    """training/arguments.py: "Muon optimizer does not support overlap grad reduce"."""
+    jobs = [{**MUON, "trainer_version": release, "overlap": {"dp": dp}} for dp in (True, False)]
+    priced = [case(job, dp_shard=16, zero_stage=stage) for job in jobs]
+    may, switched_off = (pricer.price(batch).step_seconds[0] for pricer, batch in priced)
+    assert (may < switched_off) == hidden
+    assert may <= switched_off
+
+
+def rank_memory(optimizer: str, dp_shard: int) -> Any:
+    training = {"seq_len": 8192, "global_batch_size": dp_shard, "trainer": "megatron"}
+    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": dp_shard},
+        "training": {**training, "optimizer": optimizer}, "layout": {"zero_stage": 1}}  # fmt: skip
+    memory = estimate_job(read_job(job)).memory
+    assert memory is not None
+    return memory.stages[0]
+
+
+def test_muon_has_the_momentum_of_sgd_and_adamw_at_both_ends() -> None:
+    """A second moment of embedding and head more, 4 bytes; padding beyond 60 owners."""
+    muon, sgd = (rank_memory(name, 16) for name in ("muon", "sgd"))
+    ends = 2.0 * 128256 * 4096
+    assert muon.optimizer_bytes - sgd.optimizer_bytes == pytest.approx(4 * ends / 16, rel=1e-3)
+    assert muon.gradients_bytes == sgd.gradients_bytes
+    muon, sgd = (rank_memory(name, 256) for name in ("muon", "sgd"))
+    padding = 256 * 4096.0 * 28672 - 6.98e9
+    assert muon.gradients_bytes - sgd.gradients_bytes == pytest.approx(4 * padding, rel=1e-3)
 
 
 # ---- scales of weights ---------------------------------------------------------------------------

@@ -7,7 +7,6 @@ layers, then the embedding, then the head.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -21,13 +20,11 @@ from planner.cost.network.topology import Fabric
 from planner.precision import TWO_BYTES, Recipe, column
 from planner.specs.cluster import ClusterSpec
 from planner.specs.kernel_families import kernel_family
-from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.specs.model import ModelSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, VOCABULARY_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.units import GIGA
-from planner.work import axes, blocks
-from planner.work.axes import weight_sizes
-from planner.work.ops import Gemm
+from planner.work import axes
 from planner.work.quantised import quantised_model
 
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket
@@ -46,11 +43,6 @@ UNFUSED_BYTES: Mapping[str, float] = {
     "sgd": 0.0,
 }
 NORM_READS, CLIP_MOVES = 1.0, 2.0
-# Newton-Schulz: 5 iterations of A = X X', B = A A and B X on an m x n matrix, m <= n. Each takes
-# 4 m^2 n + 2 m^3 FLOP.
-# Source: Jordan 2024 (Muon).
-NEWTON_SCHULZ_STEPS = 5.0
-MUON_WIRE_BYTES = 2.0
 SCALAR_BYTES = 4.0
 
 
@@ -68,7 +60,7 @@ class OptimizerStep:
     def seconds(
         self, batch: LayoutBatch, owned: FloatColumn, quantised: FloatColumn
     ) -> FloatColumn:
-        """Seconds that the update of each unit takes, (K + 2, U).
+        """Seconds that the update of each unit takes, (K + 2, U), without Newton-Schulz.
 
         owned: parameters that a rank updates.
         quantised: parameters of the rank, unsharded, that GEMMs read quantised.
@@ -86,6 +78,8 @@ class OptimizerStep:
         _get_sub_optimizer_param_groups).
         """
         moved = owned * self.bytes_per_parameter(batch)
+        more = VOCABULARY_STATE_BYTES.get(self.training.optimizer, 0.0)
+        moved[-2:] += owned[-2:] * 2.0 * more * np.where(batch.master_dtype == 0, 0.5, 1.0)
         share = batch.host_share
         copied = (
             0.0
@@ -95,12 +89,6 @@ class OptimizerStep:
         on_host = share * moved / HOST_STREAM_BYTES_PER_SECOND
         on_device = self.device.moved_seconds((1.0 - share) * moved)
         update = np.maximum(on_host, on_device) + copied
-        if self.training.optimizer == "muon":
-            update[:-2] += (
-                owned[:-2]
-                * newton_schulz_flops(self.model)
-                / self.device.linear_rate[self.device.half]
-            )
         update[:-2] += self.device.moved_seconds(
             self._requantised_bytes(batch, owned[:-2], quantised[:-2])
         )
@@ -199,33 +187,6 @@ class OptimizerStep:
         return np.asarray(
             once + owned_layers * np.where(scaled, np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
         )
-
-
-def newton_schulz_flops(model: ModelSpec) -> float:
-    """FLOP per parameter of Muon's orthogonalisation, the mean over the matrices of all layers."""
-    flops = size = 0.0
-    for kind, count in model.distinct_layers():
-        for rows, cols, copies in _matrices(model, kind):
-            m, n = min(rows, cols), max(rows, cols)
-            flops += count * copies * NEWTON_SCHULZ_STEPS * (4.0 * m * m * n + 2.0 * m**3)
-            size += count * copies * m * n
-    return flops / size
-
-
-@lru_cache(maxsize=256)
-def _matrices(model: ModelSpec, kind: LayerKind) -> tuple[tuple[float, float, float], ...]:
-    sizes = {
-        name: float(value[0]) for name, value in weight_sizes(model, np.ones(1), np.ones(1)).items()
-    }
-    sizes["experts"] = float(model.num_experts)
-    found = []
-    for op in blocks.layer_ops(model, kind, True):
-        if isinstance(op, Gemm) and op.role != "head":
-            rows, cols = (
-                float(np.prod([sizes[name] for name in dims])) for dims in (op.depth, op.cols)
-            )
-            found.append((rows, cols, float(model.num_experts) if op.role == "expert" else 1.0))
-    return tuple(found)
 
 
 def small_reductions(

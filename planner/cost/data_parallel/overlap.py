@@ -112,12 +112,17 @@ def exposed_data_parallel(
 
     units (R, K + 2, N): how many of each unit a rank holds.
     """
-    share = dp_hidden if training.overlap.dp else 0.0
+    share: FloatColumn | float = dp_hidden if training.overlap.dp else 0.0
     if rules.sharding.reduces_by_unit:
         rounds = rounds_of(batch, num_microbatches, rules)
         overlaps = 1.0 if training.overlap.dp else 0.0
         return _fsdp(units, seconds, batch, (num_microbatches, rounds), overlaps)
-    return _once_a_step(units, seconds, share, 0.0 if rules.whole_owners else share)
+    gathers = 0.0 if rules.whole_owners else share
+    if training.optimizer == "muon":
+        muon = rules.muon
+        hides = np.where(batch.zero_stage > 0, muon.hides_sharded, muon.hides_whole)
+        share, gathers = share * hides, gathers * hides * muon.hides_gathers
+    return _once_a_step(units, seconds, share, gathers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +269,10 @@ def _while_the_host_waits(
 
 
 def _once_a_step(
-    units: FloatColumn, s: UnitColumns, share: float, forward_share: float
+    units: FloatColumn,
+    s: UnitColumns,
+    share: FloatColumn | float,
+    forward_share: FloatColumn | float,
 ) -> ExposedSeconds:
     """Distributed optimizer or DDP: one reduction and one gather of parameters a step.
 

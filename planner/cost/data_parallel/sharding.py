@@ -10,9 +10,9 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
+from planner.cost.data_parallel import muon
 from planner.cost.data_parallel.optimizer_step import (
     HOST_STREAM_BYTES_PER_SECOND,
-    MUON_WIRE_BYTES,
     OptimizerStep,
     small_reductions,
 )
@@ -45,7 +45,9 @@ class UnitShards(Table):
 
     Elements:
     local: after TP and EP, which compute needs gathered.
-    shard: of those, the ones that a rank keeps under full sharding.
+    shard: of those, the ones that a rank keeps under full sharding; the busiest rank, where ranks
+        own whole matrices.
+    padding: of buffers, where they hold as much for each owner as for the busiest.
     together: of `local`, the most whose gradients are reduced at once. Under EP a layer's experts
         are sharded separately.
     gathered: `local` as elements of the compute dtype when gathered.
@@ -69,6 +71,7 @@ class UnitShards(Table):
 
     local: FloatColumn
     shard: FloatColumn
+    padding: FloatColumn
     together: FloatColumn
     gathered: FloatColumn
     copies_bytes: FloatColumn
@@ -173,12 +176,15 @@ def unit_shards(
         in_order([call.times * call.seconds for call in calls if call.part == part])
         for part in ("gather", "scatter", "replicate")
     )
-    shard = kept_shards(batch, dense, expert, rank_order)
+    shares = muon.owner_shares(batch, step, rank_order)
+    shard = kept_shards(batch, dense * shares[0], expert * shares[1], rank_order)
+    pads = step.rules.muon.pads_owners
     low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
         local=dense + expert,
         shard=shard,
+        padding=pads * (dense * (shares[0] - 1.0) + expert * (shares[1] - 1.0)),
         together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
         gathered=(dense * wires[0] + expert * wires[1])
         / np.where(batch.param_dtype == 0, 2.0, 4.0),
@@ -195,7 +201,7 @@ def unit_shards(
         **_buffer_copies(batch, (dense, expert), wires, step, rank_order),
         **_offload(batch, shard, step),
         update_seconds=step.seconds(batch, shard, low)
-        + _exchange(batch, shard, step, (seconds, fsdp)),
+        + muon.update_seconds(batch, step, shard, seconds, rank_order),
         sum_seconds=step.device.moved_seconds((dense + expert) * step.sum_bytes(batch)),
         step_seconds=small_reductions(batch, step, fabric, profile, rank_order),
     )
@@ -213,6 +219,9 @@ def shard_calls(
     seconds = _Seconds(fabric, profile)
     quantised = quantised_shares(step.model, batch, step.recipes)
     found: list[ShardCall] = []
+    if step.rules.muon.pads_owners:
+        shares = muon.owner_shares(batch, step, rank_order)
+        dense, expert = dense * shares[0], expert * shares[1]
     for parameters, wire, names in zip(
         (dense, expert),
         _wires(batch, quantised, step),
@@ -221,6 +230,9 @@ def shard_calls(
     ):
         groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
         gather, scatter, replicate = _sharded(batch, parameters, wire, groups, seconds)
+        if step.training.optimizer == "muon" and step.rules.muon.reduces_whole:
+            whole, degree, stride = scatter.payload, scatter.degree, scatter.stride
+            scatter = seconds.call("scatter", "all-reduce", whole, degree, stride)
         if step.rules.whole_owners:
             gather, scatter = _by_owners(batch, parameters, wire, groups[0], (step.model, seconds))
         found += [gather, scatter, replicate]
@@ -376,24 +388,6 @@ def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dic
     copied = wide / step.cluster.pcie_bandwidth_bytes_per_second
     added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
-
-
-def _exchange(
-    batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep, group: "_Group"
-) -> FloatColumn:
-    """Seconds of Muon's exchange, (K + 2, U), because its update needs whole matrices.
-
-    Each matrix has one owner, which gets the shards of its momentum and sends updates back, both in
-    16 bits.
-    Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the
-    sharding group (all-to-all).
-    """
-    if step.training.optimizer != "muon":
-        return np.zeros_like(shard)
-    seconds, (degree, stride) = group
-    payload = shard * MUON_WIRE_BYTES
-    payload[-2:] = 0.0
-    return 2.0 * seconds("all-to-all", payload, np.where(batch.zero_stage > 0, degree, 1.0), stride)
 
 
 def _sharded(

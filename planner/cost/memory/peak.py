@@ -23,7 +23,7 @@ from planner.cost.memory.worst_phase import (
     chosen,
     worst_phase,
 )
-from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, VOCABULARY_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release
 
@@ -59,6 +59,8 @@ class RankShapes:
     Elements:
     local: parameters after TP and EP.
     shard: of those, the ones that a rank keeps under full sharding.
+    vocabulary_shard: of those, of embedding and head.
+    padding: of buffers of parameters and gradients.
     fixed_shard: of those, the ones whose gradients stay from step to step.
     largest_local: of the largest layer.
     head_local, embedding_local: of the head, of the embedding.
@@ -99,6 +101,8 @@ class RankShapes:
 
     local: FloatColumn
     shard: FloatColumn
+    vocabulary_shard: FloatColumn
+    padding: FloatColumn
     fixed_shard: FloatColumn
     largest_local: FloatColumn
     head_local: FloatColumn
@@ -370,7 +374,7 @@ def rank_memory(
         gradients: tuple[FloatColumn, ...] = (buffer,) * len(PHASES)
     else:
         parameters = shapes.shard * widths.master * on_device
-        optimizer = shapes.shard * _state_bytes(widths, training)
+        optimizer = _states(shapes, shapes.shard, widths, training)
         gradients, side_stream = _gradients(shapes, batch, widths, on_device)
         if shapes.fixed_shard.any():
             fixed = shapes.fixed_shard * widths.master * on_device
@@ -597,12 +601,13 @@ def _distributed(
         widths.reduce if rules.gradient_dtype == "float32" else np.full_like(widths.reduce, 2.0)
     )
     extra = shapes.local * widths.compute * (rules.gradients_apart & (gradient > widths.compute))
+    masters = np.where(widths.master > widths.compute, widths.master, 0.0)
     held = np.where(stage == 3, shapes.shard, shapes.local)
-    parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
-    optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (
-        _state_bytes(widths, training)
-        + np.where(widths.master > widths.compute, widths.master, 0.0)
+    parameters = (held + shapes.padding) * widths.compute + shapes.copies_bytes * held / np.maximum(
+        shapes.local, 1.0
     )
+    updated = np.where(stage >= 1, shapes.shard, shapes.local)
+    optimizer = _states(shapes, updated, widths, training, masters)
     if rules.placeholders_since and training_release(training).named.not_before_month(
         rules.placeholders_since
     ):
@@ -610,17 +615,27 @@ def _distributed(
     return (
         parameters,
         optimizer,
-        np.where(stage >= 2, shapes.shard, shapes.local) * gradient + extra,
+        np.where(stage >= 2, shapes.shard, shapes.local + shapes.padding) * gradient + extra,
     )
 
 
-def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
+def _states(
+    shapes: RankShapes,
+    updated: FloatColumn,
+    widths: Widths,
+    training: TrainingSpec,
+    masters: FloatColumn | float = 0.0,
+) -> FloatColumn:
+    """Bytes of states, and of masters, for the parameters that a rank updates."""
     scale = (
         widths.master / 4.0
         if training.optimizer in SCALES_WITH_MASTER
         else np.ones_like(widths.master)
     )
-    return OPTIMIZER_STATE_BYTES[training.optimizer] * scale
+    each = OPTIMIZER_STATE_BYTES[training.optimizer] * scale + masters
+    more = VOCABULARY_STATE_BYTES.get(training.optimizer)
+    found = updated * each
+    return found if more is None else found + shapes.vocabulary_shard * more * scale
 
 
 def _gradients(

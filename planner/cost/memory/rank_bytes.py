@@ -89,6 +89,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     return RankShapes(
         local=held_local,
         shard=kept,
+        vocabulary_shard=table * shard[-2] + head * shard[-1],
+        padding=sums(units, at_rows(shards.padding, at_shard)),
         fixed_shard=graph_pools.fixed_gradients(graphs, kept),
         late_shard=np.minimum(own_head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(

@@ -22,7 +22,7 @@ from planner.cost.run.energy_and_price import (
 )
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
-from planner.specs.training import OPTIMIZER_STATE_BYTES
+from planner.specs.training import mean_state_bytes
 from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
 
 # Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause.
@@ -137,7 +137,7 @@ def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     """
     optimizer = pricer.training.optimizer
     master = np.where(batch.master_dtype == 0, 2.0, 4.0)
-    state = OPTIMIZER_STATE_BYTES[optimizer] * np.where(
+    state = mean_state_bytes(optimizer, pricer.model) * np.where(
         optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0
     )
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)

@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import get_args
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags
+from planner.export.megatron import MUON
 from planner.export.megatron_graphs import ARGUMENTS as GRAPH_ARGUMENTS
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import mixer_keys, with_layers
@@ -20,7 +22,7 @@ from planner.export.megatron_read import plain_names, read_arguments, whole, wor
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
-from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions
+from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions, muon_faults
 from planner.intake.trainer_files.megatron_log import dumped, words_of
 from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
@@ -30,6 +32,7 @@ from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.specs.training import MuonTpMode
 from planner.trainers.megatron_models import adds_a_token
 from planner.trainers.registry import release_of
 
@@ -192,8 +195,10 @@ class StatedMegatron:
         micro, ranks = whole(self.words, "micro_batch_size"), _ranks(layout)
         batch = whole(self.words, "global_batch_size", micro * ranks)
         read = Layout.model_validate(layout)
-        refused, foreign = self.flags.judged(release_of("megatron", self.asked or self.version))
+        release = release_of("megatron", self.asked or self.version)
+        refused, foreign = self.flags.judged(release)
         if not self.ran:
+            refused += muon_faults(self.words, release)
             refused += assertions(self.words, read, model.num_hidden_layers, batch)
         return Run(
             training=self._training(batch),
@@ -229,6 +234,11 @@ class StatedMegatron:
             training["attention_kernel"] = ATTENTION_KERNELS[backend]
         if word(words, "optimizer") == "sgd":
             training["optimizer"] = "sgd"
+        elif word(words, "optimizer") in MUON:
+            training["optimizer"] = "muon"
+            mode = word(words, "muon_tp_mode")
+            if mode in get_args(MuonTpMode):
+                training["muon_tp_mode"] = mode
         elif word(words, "exp_avg_dtype") == "bf16":
             training["optimizer"] = "adamw-bf16-states"
         if fuses_cross_entropy(words):
@@ -265,7 +275,7 @@ class StatedMegatron:
                 f"recomputing the first {layers} layers of each stage is priced as {layout.ac}",
             ),
             (
-                word(words, "optimizer") not in (None, "adam", "sgd"),
+                word(words, "optimizer") not in (None, "adam", "sgd", *MUON),
                 f"optimizer {word(words, 'optimizer')} is priced as Adam",
             ),
             ("rampup_batch_size" in words, "the batch is priced at its final size"),
@@ -574,7 +584,8 @@ def megatron_changes(
         ).model_dump()
         if all(now[name] == goal[name] for name in fields):
             continue
-        for name in names:
+        muon = ("optimizer",) if "zero_stage" in fields and word(words, "optimizer") in MUON else ()
+        for name in (*names, *muon):
             if name in wanted and list(words.get(name, [""])) != list(wanted[name]):
                 changes[name] = words[name] = wanted[name]
             elif name not in wanted and name in words:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from planner.catalog.megatron_arguments import TABLES, alike, argument, arguments, releases_of
 from planner.errors import Fault
+from planner.export.megatron import MUON
 from planner.export.megatron_read import Words, whole, word
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.layout import Layout
-from planner.trainers.registry import release_of
+from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.release import Release
 
 OWN_PROGRAMS = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py")
@@ -372,6 +373,20 @@ def assertions(words: Words, layout: Layout, layers: int, global_batch_size: int
         if one.broken(run)
     ]
     return [*found, *_stages(run), *_rounds(run)]
+
+
+def muon_faults(words: Words, release: Release) -> Iterator[Fault]:
+    """Faults in how a release shards Muon (core 0.16 and 0.17: "Muon optimizer check")."""
+    muon, given = TRAINERS["megatron"].at(release).muon, word(words, "optimizer")
+    if given not in MUON:
+        return
+    rule = f"is not for {given} in Megatron-LM {release.number}"
+    if muon.named_sharded and "use_distributed_optimizer" in words:
+        remedy = "take it out, and set --optimizer dist_muon"
+        yield Fault("--use-distributed-optimizer", None, rule, remedy)
+    if not (muon.hides_whole if given == MUON[0] else muon.hides_sharded):
+        for name in {"overlap_grad_reduce", "overlap_param_gather"} & words.keys():
+            yield Fault(f"--{name.replace('_', '-')}", None, rule, "take it out")
 
 
 def _rounds(run: ScriptRun) -> Iterator[Fault]:

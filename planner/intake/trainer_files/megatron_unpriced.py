@@ -22,11 +22,14 @@ FLAGS = frozenset(
         "moe_hybridep_num_sms",
         "moe_pad_expert_input_to_capacity", "moe_permute_fusion", "moe_router_fusion",
         "moe_router_padding_for_fp8", "moe_router_padding_for_quantization",
-        "moe_shared_expert_overlap", "no_bias_dropout_fusion",
+        "moe_shared_expert_overlap", "muon_coefficient_type", "muon_fp32_matmul_prec",
+        "muon_no_split_qkv", "muon_num_ns_steps", "muon_scalar_optimizer", "muon_use_syrk",
+        "no_bias_dropout_fusion",
         "no_bias_gelu_fusion", "no_bias_swiglu_fusion", "no_fp8_wgrad", "no_rope_fusion",
         "num_layers_at_end_in_bf16", "num_layers_at_start_in_bf16", "offload_modules",
         "overlap_cpu_optimizer_d2h_h2d", "overlap_param_gather_with_optimizer_step",
-        "tensor_parallel_num_weight_shards", "transformer_impl", "use_nccl_ub", "use_sharp",
+        "tensor_parallel_num_weight_shards", "transformer_impl",
+        "no_use_layer_wise_param_layout", "use_nccl_ub", "use_sharp",
         "use_torch_optimizer_for_cpu_offload", "use_tp_pp_dp_mapping",
     }
 )  # fmt: skip
@@ -37,6 +40,10 @@ USUAL = {
     "main_params_dtype": {"fp32"},
     "experimental_attention_variant": {"gated_delta_net", "gdn", "dsa"},
     "empty_unused_memory_level": {"0"},
+    "muon_coefficient_type": {"quintic"},
+    "muon_fp32_matmul_prec": {"medium"},
+    "muon_num_ns_steps": {"5"},
+    "muon_scalar_optimizer": {"adam"},
 }
 
 

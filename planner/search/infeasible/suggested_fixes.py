@@ -20,7 +20,7 @@ from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import FittingChange
-from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.specs.training import TrainingSpec, mean_state_bytes
 from planner.units import counted, format_bytes
 
 ROUND = 4096
@@ -215,7 +215,8 @@ def _least_gpus(request: Request) -> int:
     Without offload every rank holds its shard of both, 1 / num_gpus at the least.
     """
     training = request.job.training
-    least = request.job.model.total_parameters() * OPTIMIZER_STATE_BYTES[training.optimizer] / 2.0
+    model = request.job.model
+    least = model.total_parameters() * mean_state_bytes(training.optimizer, model) / 2.0
     return int(least // request.cluster.usable_memory_bytes)
 
 

@@ -32,7 +32,7 @@ from planner.specs.layout import (
     parse_ac,
 )
 from planner.specs.mixers import SHARING
-from planner.specs.training import OPTIMIZER_STATE_BYTES
+from planner.specs.training import mean_state_bytes
 
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
 CELL_FIELDS = (
@@ -182,7 +182,7 @@ def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
         np.where(dtype == 0, BYTES_16_BIT, 2 * BYTES_16_BIT)
         for dtype in (x.master_dtype, x.reduce_dtype)
     )
-    states = OPTIMIZER_STATE_BYTES[c.training.optimizer] * np.minimum(1.0, master / 4.0)
+    states = mean_state_bytes(c.training.optimizer, c.model) * np.minimum(1.0, master / 4.0)
     if c.trainer.sharding.keeps_copies:
         held = local * 2 * BYTES_16_BIT + shard * (master + states)
     else:
