@@ -6,7 +6,7 @@ Sources: Megatron-Bridge 0.2 to 0.6 docs/megatron-lm-to-megatron-bridge.md,
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Export, safe_name
@@ -18,7 +18,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.megatron_models import lacking
+from planner.trainers.megatron_models import is_hybrid, lacking
 from planner.trainers.muon import BRIDGED
 from planner.trainers.registry import release_of
 
@@ -74,8 +74,11 @@ _OFF = (
 _NULL = (
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-    "fp8_format", "fp4_format",
+    "fp8_format", "fp4_format", "mtp_num_layers", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
 )  # fmt: skip
+# Lists in TransformerConfig, of one value too. cuda_graph_scope was a text up to core 0.15.
+_LISTS = ("recompute_modules", "cuda_graph_modules", "cuda_graph_scope")
 # Defaults of recipes that Megatron-LM's differ from: recipes/common.py, perf_recipes/_common.py.
 RECIPE: Words = {
     "bf16": (), "tp_comm_overlap": (), "use_distributed_optimizer": (), "overlap_grad_reduce": (),
@@ -106,7 +109,8 @@ def export(
     They are Megatron-LM's arguments for the megatron-core that the release rests on.
     """
     asked = version or (training.trainer_version if training.trainer == NAME else None)
-    core = to_megatron(layout, model, cluster, training, release_of(NAME, asked).number)
+    release = release_of(NAME, asked)
+    core = to_megatron(layout, model, cluster, training, release.number)
     words = plain_names(read_flags(core.arguments))
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
@@ -119,7 +123,10 @@ def export(
             words.pop(name, None)
     if "cross_entropy_fusion_impl" not in words:
         words["cross_entropy_fusion_impl"] = ["native"]
-    found = overrides(words)
+    found = overrides(words, _LISTS[: 2 if release.before("0.16") else 3])
+    if is_hybrid(model):
+        # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
+        found["model.mtp_hybrid_override_pattern"] = None
     recipe = f"{re.sub(r'[^a-z0-9]+', '_', model.name.replace('.', ''))}_pretrain_config"
     arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
     launch = Launch(
@@ -134,7 +141,7 @@ def export(
         root_variable=ROOT,
     )
     gaps = core.gaps
-    if not lacking(model, release_of(NAME, asked)):
+    if not lacking(model, release):
         gaps = tuple(
             gap for gap in gaps if not (gap.blocking and gap.fault.field.startswith("model"))
         )
@@ -157,15 +164,17 @@ def export(
     )
 
 
-def overrides(words: Words) -> dict[str, object]:
+def overrides(words: Words, lists: Sequence[str] = _LISTS) -> dict[str, object]:
     """Override -> its value, of Megatron-LM's arguments; what a recipe must not keep is taken back.
 
     The arguments of the model are the recipe's.
+    lists: arguments that become lists whatever they hold.
     """
     found: dict[str, object] = {}
     for name, key in KEYS.items():
         if name in words:
-            found[key] = _value(words[name])
+            value = _value(words[name])
+            found[key] = [value] if name in lists and not isinstance(value, list) else value
         elif name in _OFF:
             found[key] = False
         elif name in _NULL:

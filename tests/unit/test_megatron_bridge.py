@@ -261,6 +261,37 @@ def test_modules_and_layouts_are_spelled_for_hydra() -> None:
     assert 'model.pipeline_model_parallel_layout="Et*19|t*21|t*21|t*19L"' in exported.arguments
 
 
+@pytest.mark.parametrize(("name", "predicts"), [
+    ("deepseek-v3", None), ("deepseek-v3-mtp", 1), ("glm5.2", None), ("qwen3-next-80b-a3b", None),
+    ("nemotron-3-super-120b-a12b", None),
+])  # fmt: skip
+def test_an_export_predicts_no_more_tokens_than_were_priced(name: str, predicts: object) -> None:
+    """Recipes of these set mtp_num_layers; Core counts it against the layout's letters."""
+    hybrid = name.startswith("nemotron")
+    _, exported = made(name, 32, {"ep": 8, "pp": 1 if hybrid else 4, "tp": 1})
+    values = yaml.safe_load(exported.files["overrides.yaml"])["model"]
+    assert values["mtp_num_layers"] == predicts
+    stages = values["pipeline_model_parallel_layout"]
+    assert stages is None or ("m" in stages) is (predicts is not None)
+    assert f"model.mtp_num_layers={json.dumps(predicts)}" in exported.arguments
+    # the repeated layer of a hybrid model is in its pattern
+    assert ("mtp_hybrid_override_pattern" in values) is hybrid
+
+
+def test_one_module_is_a_list_as_several_are() -> None:
+    _, exported = made("llama3-8b", 8, {"ac": "selective-attention"})
+    values = yaml.safe_load(exported.files["overrides.yaml"])
+    assert values["model"]["recompute_modules"] == ["core_attn"]
+    assert "model.recompute_modules=[core_attn]" in exported.arguments
+    by_name = overrides({"cuda_graph_modules": ["attn"], "cp_comm_type": ["p2p"]})
+    assert by_name["model.cuda_graph_modules"] == ["attn"]
+    assert by_name["model.cp_comm_type"] == "p2p"  # a list of it has one for each layer
+    old = layout(8, "megatron-bridge")
+    job = training(**BRIDGE, cuda_graphs="full", trainer_version="core_v0.14.0")
+    written = export(old, model("llama3-8b"), cluster(8), job, to="megatron-bridge").arguments
+    assert "model.cuda_graph_scope=full_iteration" in written
+
+
 COMMAND = (
     "torchrun --nproc_per_node=8 --nnodes=2 scripts/training/run_recipe.py "
     "--recipe qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config -ep 8 -mb 2 "
