@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Export, safe_name
+from planner.export.bridge_recipes import YOURS, recipe_for
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
@@ -94,6 +95,10 @@ FULL_ATTENTION = (
     "Megatron-Bridge attends to all keys where MiniMax M3's indexer chooses blocks, and is priced "
     "so; the indexer's weights stay as they are."
 )
+_PREDICTION = (
+    "The recipe's multi-token prediction (mtp_num_layers {}) is switched off, as it was priced: "
+    "set mtp_num_layers of the model to train it."
+)
 _PLAIN = re.compile(r"[\w.+-]+")
 
 
@@ -127,13 +132,14 @@ def export(
     if is_hybrid(model):
         # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
         found["model.mtp_hybrid_override_pattern"] = None
-    recipe = f"{re.sub(r'[^a-z0-9]+', '_', model.name.replace('.', ''))}_pretrain_config"
+    recipe = recipe_for(model.name, release)
+    name = recipe.name if recipe else YOURS
     arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
     launch = Launch(
         name=safe_name(model.name),
         num_gpus=layout.num_gpus,
         gpus_per_node=cluster.gpus_per_node,
-        program=("scripts/training/run_recipe.py", "--recipe", recipe),
+        program=("scripts/training/run_recipe.py", "--recipe", name),
         arguments=arguments,
         environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         if training.expandable_segments
@@ -145,9 +151,14 @@ def export(
         gaps = tuple(
             gap for gap in gaps if not (gap.blocking and gap.fault.field.startswith("model"))
         )
+    predicts = recipe.predicts if recipe and not model.mtp_num_layers else 0
     notes = (
         f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the "
-        f"recipe {recipe}: take your own recipe's name where it is another.",
+        f"recipe {name}: take your own recipe's name where it is another."
+        if recipe
+        else f"Megatron-Bridge on megatron-core {core.version} has no recipe that pretrains "
+        f"{model.name}: write one, and its name for {YOURS}.",
+        *([_PREDICTION.format(predicts)] * (predicts > 0)),
         "mixed_precision.* are fields of a MixedPrecisionConfig: where the recipe has a name there "
         "(bf16_mixed), replace it by the configuration of that name.",
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",

@@ -1,6 +1,7 @@
 """Megatron-Bridge: Megatron-LM's rules and measurements, its recipes' defaults, files both ways."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from export_cases import cluster, layout, model, training
 
 from planner import estimate
 from planner.api.input.current import read_job_file
+from planner.catalog.models import model_names
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
 from planner.cost.price import Pricer
@@ -18,6 +20,7 @@ from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.base import Export
+from planner.export.bridge_recipes import recipe_for, recipes
 from planner.export.megatron_bridge import KEYS, arguments_of, overrides
 from planner.intake.current import complete
 from planner.intake.jobs import read_job, read_training
@@ -26,6 +29,7 @@ from planner.intake.trainer_files.megatron import GROUPS
 from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.layout import Layout
+from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -290,6 +294,39 @@ def test_one_module_is_a_list_as_several_are() -> None:
     job = training(**BRIDGE, cuda_graphs="full", trainer_version="core_v0.14.0")
     written = export(old, model("llama3-8b"), cluster(8), job, to="megatron-bridge").arguments
     assert "model.cuda_graph_scope=full_iteration" in written
+
+
+def test_an_export_names_a_recipe_that_exists_or_none() -> None:
+    release = release_of("megatron-bridge", None)
+    trained = [name for name in model_names() if not lacking(model(name), release)]
+    missing = set()
+    for name in trained:
+        _, exported = made(name, 8, {})
+        (written,) = re.findall(r"--recipe (\w+)", exported.files["launch.sh"])
+        if written in recipes():
+            assert recipes()[written].since <= release.number
+        else:
+            assert written == "YOUR_RECIPE_pretrain_config"
+            assert any(f"has no recipe that pretrains {name}" in one for one in exported.notes)
+            missing.add(name)
+    assert {"gemma4-26b-a4b", "glm5", "mixtral-8x7b"} <= missing
+    assert len(trained) - len(missing) >= 45
+
+
+@pytest.mark.parametrize(("name", "recipe"), [
+    ("step-3.5-flash", "step35_196b_a11b_pretrain_config"),
+    ("glm5.2", "glm52_pretrain_416gpu_h100_bf16_config"),
+    ("deepseek-v3-mtp", "deepseek_v3_pretrain_config"), ("gemma4-26b-a4b", None),
+    ("qwen3.5-35b-a3b", "qwen35_text_35b_a3b_pretrain_config"), ("k-exaone-2", None),
+])  # fmt: skip
+def test_the_recipe_of_a_model_in_a_release(name: str, recipe: str | None) -> None:
+    found = recipe_for(name, release_of("megatron-bridge", "0.6"))
+    assert (found and found.name) == recipe
+    assert recipe_for(name, release_of("megatron-bridge", "0.3")) is None or "v3" in name
+    if recipe and name != "deepseek-v3-mtp":
+        job = job_of_text("run.sh", COMMAND.replace("qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config",
+                                                    recipe))  # fmt: skip
+        assert job.model.name == name
 
 
 COMMAND = (

@@ -12,6 +12,7 @@ import yaml
 
 from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
+from planner.export.bridge_recipes import beginnings
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
 from planner.intake.trainer_files.flags import Command
@@ -66,8 +67,9 @@ class StatedBridge(StatedMegatron):
 
     @property
     def model(self) -> StatedModel:
-        """The catalogue's model whose name the recipe's begins with."""
-        plain = {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
+        """The catalogue's model whose name, or listed recipe, the recipe's name begins with."""
+        own = {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
+        plain = {**beginnings(), **own}
         recipe = re.sub(r"[^a-z0-9]", "", self.recipe.lower())
         known = [name for name in plain if recipe.startswith(name)]
         return StatedModel(

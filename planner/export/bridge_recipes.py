@@ -1,0 +1,58 @@
+"""Recipes of Megatron-Bridge by the names under which its run_recipe.py finds them.
+
+Source: planner/catalog/megatron_bridge_recipes.tsv, whose head says how it was made.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from planner.trainers.release import Release
+
+ENDING = "_pretrain_config"
+YOURS = f"YOUR_RECIPE{ENDING}"  # run_recipe.py infers its mode from the ending
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A pretraining recipe.
+
+    since: megatron-core of the first release that has it.
+    predicts: layers of multi-token prediction that its text sets.
+    model: of our catalogue; "" where its own name leads to the recipe, or there is none.
+    """
+
+    name: str
+    since: str
+    predicts: int
+    model: str
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """Name -> the recipe."""
+    text = files("planner").joinpath("catalog/megatron_bridge_recipes.tsv").read_text("utf-8")
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    return {
+        name: Recipe(name, since, int(predicts), "" if model == "-" else model)
+        for name, since, predicts, model in rows
+    }
+
+
+def recipe_for(model: str, release: Release) -> Recipe | None:
+    """The recipe of a model in the release; None where it has none."""
+    listed = next((one for one in recipes().values() if one.model == model), None)
+    plain = re.sub(r"[^a-z0-9]+", "_", model.lower().replace(".", ""))
+    found = listed or recipes().get(f"{plain}{ENDING}")
+    return found if found is not None and not release.before(found.since) else None
+
+
+def beginnings() -> dict[str, str]:
+    """Beginning of a recipe's name, letters and digits only -> our model, where names differ."""
+    return {
+        re.sub(r"[^a-z0-9]", "", one.name.partition("_pretrain_")[0]): one.model
+        for one in recipes().values()
+        if one.model
+    }
