@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Export, safe_name
+from planner.export.bridge_precision import Precision, mixed_precision
 from planner.export.bridge_recipes import YOURS, recipe_for
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron import MUON
@@ -70,13 +71,12 @@ _OFF = (
     "sequence_parallel", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
-    "use_megatron_fsdp", "optimizer_cpu_offload", REDUCED[0],
+    "use_megatron_fsdp", "optimizer_cpu_offload",
 )  # fmt: skip
 _NULL = (
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-    "fp8_format", "fp4_format", "mtp_num_layers", "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
+    "mtp_num_layers", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
 )  # fmt: skip
 # Lists in TransformerConfig, of one value too. cuda_graph_scope was a text up to core 0.15.
 _LISTS = ("recompute_modules", "cuda_graph_modules", "cuda_graph_scope")
@@ -128,13 +128,17 @@ def export(
             words.pop(name, None)
     if "cross_entropy_fusion_impl" not in words:
         words["cross_entropy_fusion_impl"] = ["native"]
-    found = overrides(words, _LISTS[: 2 if release.before("0.16") else 3])
+    precision = mixed_precision(words, gathers_fp4=not release.before("0.18"))
+    found = overrides(words, precision, _LISTS[: 2 if release.before("0.16") else 3])
     if is_hybrid(model):
         # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
         found["model.mtp_hybrid_override_pattern"] = None
     recipe = recipe_for(model.name, release)
     name = recipe.name if recipe else YOURS
     arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
+    if precision.fields:  # the name first: it removes a recipe's own configuration
+        at = next(at for at, one in enumerate(arguments) if one.startswith("mixed_precision="))
+        arguments = (*arguments[:at], f"mixed_precision={precision.preset}", *arguments[at:])
     launch = Launch(
         name=safe_name(model.name),
         num_gpus=layout.num_gpus,
@@ -159,8 +163,7 @@ def export(
         else f"Megatron-Bridge on megatron-core {core.version} has no recipe that pretrains "
         f"{model.name}: write one, and its name for {YOURS}.",
         *([_PREDICTION.format(predicts)] * (predicts > 0)),
-        "mixed_precision.* are fields of a MixedPrecisionConfig: where the recipe has a name there "
-        "(bf16_mixed), replace it by the configuration of that name.",
+        *([precision.note] if precision.fields else ()),
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",
         *(FULL_ATTENTION,) * ("msa" in model.mixers),
     )
@@ -175,14 +178,19 @@ def export(
     )
 
 
-def overrides(words: Words, lists: Sequence[str] = _LISTS) -> dict[str, object]:
+def overrides(
+    words: Words, precision: Precision | None = None, lists: Sequence[str] = _LISTS
+) -> dict[str, object]:
     """Override -> its value, of Megatron-LM's arguments; what a recipe must not keep is taken back.
 
     The arguments of the model are the recipe's.
+    precision: of the words, unless given.
     lists: arguments that become lists whatever they hold.
     """
     found: dict[str, object] = {}
     for name, key in KEYS.items():
+        if key.startswith("mixed_precision."):
+            continue
         if name in words:
             value = _value(words[name])
             found[key] = [value] if name in lists and not isinstance(value, list) else value
@@ -192,7 +200,9 @@ def overrides(words: Words, lists: Sequence[str] = _LISTS) -> dict[str, object]:
             found[key] = None
     if "cpu_offloading_num_layers" in words:
         found["model.cpu_offloading"] = True
-    found["ddp.grad_reduce_in_fp32"] = found[KEYS[REDUCED[0]]]
+    precision = precision or mixed_precision(words)
+    found["mixed_precision"] = precision.fields or precision.preset
+    found["ddp.grad_reduce_in_fp32"] = REDUCED[0] in words
     if "seq_length" in words:
         found["dataset.seq_length"] = found["model.seq_length"]
     return found
@@ -234,6 +244,8 @@ def _number(text: str) -> object:
 
 def _spelled(value: object) -> str:
     """A value as Hydra's override grammar reads it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_spelled(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_spelled, value))}]"
     if isinstance(value, str):
@@ -243,10 +255,15 @@ def _spelled(value: object) -> str:
 
 def _yaml(found: Overrides) -> str:
     sections: dict[str, dict[str, object]] = {}
+    lines = []
     for key, value in found.items():
         section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    lines = []
+        if name:
+            sections.setdefault(section, {})[name] = value
+        elif isinstance(value, Mapping):
+            sections[section] = {**value}
+        else:
+            lines.append(f"{section}: {json.dumps(value)}")
     for section, values in sections.items():
         lines += [f"{section}:", *(f"  {name}: {json.dumps(one)}" for name, one in values.items())]
     return "\n".join(lines) + "\n"

@@ -242,7 +242,7 @@ def test_overrides_take_back_what_a_recipe_may_have_set() -> None:
     assert values["model"]["recompute_granularity"] is None
     assert values["model"]["sequence_parallel"] is False
     assert values["model"]["cross_entropy_fusion_impl"] == "te"
-    assert values["mixed_precision"]["grad_reduce_in_fp32"] is False
+    assert values["ddp"]["grad_reduce_in_fp32"] is False
     assert "model.recompute_modules=null" in exported.arguments
     assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
 
@@ -294,6 +294,56 @@ def test_one_module_is_a_list_as_several_are() -> None:
     job = training(**BRIDGE, cuda_graphs="full", trainer_version="core_v0.14.0")
     written = export(old, model("llama3-8b"), cluster(8), job, to="megatron-bridge").arguments
     assert "model.cuda_graph_scope=full_iteration" in written
+
+
+@pytest.mark.parametrize(("values", "preset"), [
+    ({}, "bf16_mixed"), ({"precision": "fp16", "reduce_dtype": "bfloat16"}, "fp16_mixed"),
+    ({"precision": "float8-blockwise"}, "bf16_with_fp8_subchannel_scaling_mixed"),
+])  # fmt: skip
+def test_a_preset_of_mixed_precision_is_written_by_its_name(
+    values: dict[str, Any], preset: str
+) -> None:
+    _, exported = made("llama3-8b", 8, {"reduce_dtype": "float32", **values})
+    assert yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"] == preset
+    assert [one for one in exported.arguments if one.startswith("mixed_precision")] == [
+        f"mixed_precision={preset}"
+    ]
+    assert not any(one.startswith("mixed_precision") for one in exported.notes)
+
+
+@pytest.mark.parametrize(("precision", "preset", "fields"), [
+    ("bf16", "bf16_mixed", {"fp8": None}), ("fp16", "fp16_mixed", {"fp16": True, "bf16": False}),
+    ("float8-delayed", "bf16_with_fp8_delayed_scaling_mixed",
+     {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024}),
+    ("float8-tensorwise", "bf16_with_fp8_current_scaling_mixed",
+     {"fp8_recipe": "tensorwise", "first_last_layers_bf16": False}),
+    ("mxfp8", "bf16_with_mxfp8_mixed",
+     {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": False}),
+    ("nvfp4", "bf16_with_nvfp4_mixed", {"fp8": None, "fp4": "e2m1", "fp4_param_gather": False}),
+])  # fmt: skip
+def test_a_changed_preset_is_a_configuration(
+    precision: str, preset: str, fields: dict[str, object], tmp_path: Path
+) -> None:
+    """An override of one of its fields stops at a recipe's name, such as "bf16_mixed"."""
+    reduced = "float32" if precision == "fp16" else "bfloat16"
+    chosen, exported = made("llama3-8b", 8, {"precision": precision, "reduce_dtype": reduced})
+    written = yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"]
+    assert written["_target_"].endswith("mixed_precision.MixedPrecisionConfig")
+    assert written["params_dtype"] == {
+        "_target_": f"torch.{'float16' if precision == 'fp16' else 'bfloat16'}", "_call_": False
+    }  # fmt: skip
+    assert written | fields == written
+    assert written["grad_reduce_in_fp32"] is (precision == "fp16")
+    first, second = (one for one in exported.arguments if one.startswith("mixed_precision"))
+    assert first == f"mixed_precision={preset}"
+    assert yaml.safe_load(second.partition("=")[2]) == written
+    assert any(one.startswith(f"mixed_precision is {preset} with") for one in exported.notes)
+    for file in ("overrides.yaml", "launch.sh"):
+        (tmp_path / file).write_text(exported.files[file], encoding="utf-8")
+        job = read("llama3-8b", 8, read_job_file(str(tmp_path / file), "--job")["current"])
+        assert job.layout is not None
+        assert (job.layout.precision, job.layout.reduce_dtype) == (precision, reduced)
+        assert job.layout.param_dtype == chosen.param_dtype
 
 
 def test_an_export_names_a_recipe_that_exists_or_none() -> None:

@@ -127,7 +127,7 @@ def _stated(
     given: Mapping[str, object], recipe: str = "", machine: Machine | None = None
 ) -> StatedBridge:
     """The run of these overrides; those of `comm_overlap` end in the model's fields."""
-    given = {re.sub(r"^comm_overlap\.", "model.", key): value for key, value in given.items()}
+    given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flat(given).items()}
     words = arguments_of(given)
     preset = given.get("mixed_precision")
     if preset is not None:
