@@ -23,6 +23,7 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.megatron_models import is_hybrid, lacking
 from planner.trainers.muon import BRIDGED
 from planner.trainers.registry import release_of
+from planner.trainers.release import Release
 
 Overrides = Mapping[str, object]
 NAME, ROOT = "megatron-bridge", "MEGATRON_BRIDGE_PATH"
@@ -130,9 +131,7 @@ def export(
         words["cross_entropy_fusion_impl"] = ["native"]
     precision = mixed_precision(words, gathers_fp4=not release.before("0.18"))
     found = overrides(words, precision, _LISTS[: 2 if release.before("0.16") else 3])
-    if is_hybrid(model):
-        # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
-        found["model.mtp_hybrid_override_pattern"] = None
+    found |= _taken_back(words, model, release)
     recipe = recipe_for(model.name, release)
     name = recipe.name if recipe else YOURS
     arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
@@ -176,6 +175,20 @@ def export(
         notes=notes,
         gaps=gaps,
     )
+
+
+def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, object]:
+    """Overrides against values of a recipe that Megatron-LM's arguments have no word for."""
+    found: dict[str, object] = {}
+    if is_hybrid(model):
+        # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
+        found["model.mtp_hybrid_override_pattern"] = None
+    if "cuda_graph_impl" not in words and release.since("0.15"):
+        found["model.cuda_graph_impl"] = "none"
+    if "cuda_graph_impl" in words and release.since("0.18"):
+        # "full" in most recipes, which TransformerConfig refuses beside cuda_graph_modules
+        found["model.cuda_graph_scope"] = None
+    return found
 
 
 def overrides(

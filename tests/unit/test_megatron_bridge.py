@@ -282,6 +282,24 @@ def test_an_export_predicts_no_more_tokens_than_were_priced(name: str, predicts:
     assert ("mtp_hybrid_override_pattern" in values) is hybrid
 
 
+@pytest.mark.parametrize(("graphs", "version", "expected"), [
+    ("none", "0.19", {"cuda_graph_impl": "none"}),
+    ("partial", "0.19", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": None,
+                         "cuda_graph_modules": ["attn", "mlp"]}),
+    ("partial", "0.17", {"cuda_graph_impl": "transformer_engine",
+                         "cuda_graph_scope": ["attn", "mlp"]}),
+])  # fmt: skip
+def test_an_export_captures_no_other_graphs_than_were_priced(
+    graphs: str, version: str, expected: dict[str, object]
+) -> None:
+    """Most recipes set a scope, which Core refuses beside modules; some capture layers."""
+    job = training(**BRIDGE, cuda_graphs=graphs, trainer_version=version)
+    chosen = layout(8, "megatron-bridge")
+    exported = export(chosen, model("llama3-8b"), cluster(8), job, to="megatron-bridge")
+    values = yaml.safe_load(exported.files["overrides.yaml"])["model"]
+    assert {name: one for name, one in values.items() if "cuda_graph" in name} == expected
+
+
 def test_one_module_is_a_list_as_several_are() -> None:
     _, exported = made("llama3-8b", 8, {"ac": "selective-attention"})
     values = yaml.safe_load(exported.files["overrides.yaml"])
