@@ -74,6 +74,10 @@ _OFF = (
     "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
     "use_megatron_fsdp", "optimizer_cpu_offload",
 )  # fmt: skip
+# comm_overlap of a recipe is None or a configuration, which overwrites model's and ddp's fields.
+_OVERLAPS = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_grad_reduce",
+             "overlap_param_gather")  # fmt: skip
+_OVERLAP_CLASS = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
 _NULL = (
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
@@ -134,10 +138,13 @@ def export(
     found |= _taken_back(words, model, release)
     recipe = recipe_for(model.name, release)
     name = recipe.name if recipe else YOURS
-    arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
-    if precision.fields:  # the name first: it removes a recipe's own configuration
-        at = next(at for at, one in enumerate(arguments) if one.startswith("mixed_precision="))
-        arguments = (*arguments[:at], f"mixed_precision={precision.preset}", *arguments[at:])
+    names = {"mixed_precision": precision.preset, "comm_overlap": None}
+    arguments = tuple(
+        f"{key}={_spelled(one)}"
+        for key, value in found.items()
+        # a name or null first: it removes a recipe's own configuration
+        for one in ((names[key], value) if isinstance(value, Mapping) else (value,))
+    )
     launch = Launch(
         name=safe_name(model.name),
         num_gpus=layout.num_gpus,
@@ -188,6 +195,8 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if "cuda_graph_impl" in words and release.since("0.18"):
         # "full" in most recipes, which TransformerConfig refuses beside cuda_graph_modules
         found["model.cuda_graph_scope"] = None
+    if "overlap_moe_expert_parallel_comm" in words:  # TransformerConfig takes one of the two
+        found["model.moe_shared_expert_overlap"] = False
     return found
 
 
@@ -216,6 +225,8 @@ def overrides(
     precision = precision or mixed_precision(words)
     found["mixed_precision"] = precision.fields or precision.preset
     found["ddp.grad_reduce_in_fp32"] = REDUCED[0] in words
+    overlaps = {name: name in words for name in _OVERLAPS}
+    found["comm_overlap"] = {"_target_": _OVERLAP_CLASS, **overlaps, "delay_wgrad_compute": False}
     if "seq_length" in words:
         found["dataset.seq_length"] = found["model.seq_length"]
     return found

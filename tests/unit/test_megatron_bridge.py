@@ -282,6 +282,19 @@ def test_an_export_predicts_no_more_tokens_than_were_priced(name: str, predicts:
     assert ("mtp_hybrid_override_pattern" in values) is hybrid
 
 
+def test_overlaps_are_written_where_bridge_reads_them_last() -> None:
+    """comm_overlap.setup() overwrites fields of model and ddp, by false where it has none."""
+    _, exported = made("qwen3-30b-a3b", 16, {"ep": 8}, overlap={"ep": True, "dp": False})
+    values = yaml.safe_load(exported.files["overrides.yaml"])
+    overlaps = {"tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": True,
+                "overlap_grad_reduce": False, "overlap_param_gather": False}  # fmt: skip
+    assert values["comm_overlap"] | overlaps == values["comm_overlap"]
+    assert values["model"]["moe_shared_expert_overlap"] is False
+    first, second = (one for one in exported.arguments if one.startswith("comm_overlap"))
+    assert first == "comm_overlap=null"
+    assert yaml.safe_load(second.partition("=")[2]) == values["comm_overlap"]
+
+
 @pytest.mark.parametrize(("graphs", "version", "expected"), [
     ("none", "0.19", {"cuda_graph_impl": "none"}),
     ("partial", "0.19", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": None,
