@@ -131,7 +131,8 @@ def _obstacles(c: Context) -> Iterable[tuple[str, object, str, str]]:
 def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     """(field, value, rule, what would pass with the same trainer or "")."""
     trainer, gpu = c.released, c.cluster.gpu
-    name = f"{trainer.title} {c.release.line}" if trainer.history else trainer.title
+    line = next((own for own, code in trainer.ships.items() if code == c.release.line), None)
+    name = f"{trainer.title} {line or c.release.line}" if trainer.history else trainer.title
     if gpu.vendor not in trainer.vendors and gpu.vendor != STAND_IN:
         owners = choices(sorted(trainer.vendors))
         yield (

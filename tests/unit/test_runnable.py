@@ -102,6 +102,7 @@ def test_a_later_release_of_ones_own_trainer_is_the_first_remedy() -> None:
     asked = job("minimax-m3", num_gpus=512, trainer="megatron-bridge")
     context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
     (found,) = obstacles(context)
+    assert found.rule.startswith("Megatron-Bridge 0.6 cannot train minimax-m3")
     assert found.remedy.startswith("set training.trainer_version to 0.7; or use --trainer fsdp")
     able = trainers_that_can(asked.model, asked.cluster, asked.training)
     assert [(one.trainer, one.version) for one in able] == [
