@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 693,
     "functions that import inside": 54,
 }
-TEST_LINES = 58_295
+TEST_LINES = 58_360
 
 
 def test_the_code_weighs_no_more() -> None:
