@@ -51,7 +51,8 @@ IMPURE_METHODS = {
 READERS = tuple(
     f"planner/{name}.py"
     for name in (
-        "catalog/calibrations", "catalog/clusters", "catalog/megatron_arguments",
+        "catalog/bridge_recipes", "catalog/calibrations", "catalog/clusters",
+        "catalog/megatron_arguments",
         "catalog/models", "intake/machines",
         "intake/models",
         "intake/trainer_files/files",

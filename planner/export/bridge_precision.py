@@ -46,7 +46,7 @@ _UNPRICED = ("first_last_layers_bf16", "fp4_param_gather")
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class MixedPrecision:
     """A preset, and the fields of the whole configuration where it is not that preset.
 
     changed: names of the fields that differ.
@@ -66,7 +66,7 @@ class Precision:
         )
 
 
-def mixed_precision(words: Words, gathers_fp4: bool = True) -> Precision:
+def mixed_precision(words: Words, gathers_fp4: bool = True) -> MixedPrecision:
     """The precision of Megatron-LM's arguments, named with _.
 
     gathers_fp4: whether the release has fp4_param_gather.
@@ -88,7 +88,7 @@ def mixed_precision(words: Words, gathers_fp4: bool = True) -> Precision:
     whole = {"_target_": CLASS, **fields, "params_dtype": dtype, "pipeline_dtype": dtype}
     if _dtype(words) == "float32":
         whole["fp32"] = True
-    return Precision(preset, whole if changed else {}, tuple(changed))
+    return MixedPrecision(preset, whole if changed else {}, tuple(changed))
 
 
 def _preset(words: Words) -> str:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from planner.catalog.bridge_recipes import YOURS, PretrainRecipe, recipe_of
 from planner.export.base import Export, safe_name
-from planner.export.bridge_precision import Precision, mixed_precision
-from planner.export.bridge_recipes import YOURS, recipe_for
+from planner.export.bridge_precision import MixedPrecision, mixed_precision
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
@@ -105,6 +105,12 @@ _PREDICTION = (
     "set mtp_num_layers of the model to train it."
 )
 _PLAIN = re.compile(r"[\w.+-]+")
+
+
+def recipe_for(model: str, release: Release) -> PretrainRecipe | None:
+    """The recipe of a model in the release; None where it has none."""
+    found = recipe_of(model)
+    return found if found is not None and not release.before(found.since) else None
 
 
 def export(
@@ -201,7 +207,7 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
 
 
 def overrides(
-    words: Words, precision: Precision | None = None, lists: Sequence[str] = _LISTS
+    words: Words, precision: MixedPrecision | None = None, lists: Sequence[str] = _LISTS
 ) -> dict[str, object]:
     """Override -> its value, of Megatron-LM's arguments; what a recipe must not keep is taken back.
 

@@ -335,7 +335,10 @@ def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
     pricer, _ = job_of("qwen3-30b-a3b", cuda_graphs="full", trainer_version="0.16")
     with pytest.raises(UnsupportedError) as error:
         check_supported([pricer.rules_context])
-    assert "use partial or none; or use --trainer torchtitan" in error.value.remedy
+    assert (
+        "partial or none; or set training.trainer_version to 0.19; or use --trainer torchtitan"
+        in (error.value.remedy)
+    )
 
 
 def test_what_graphs_allow() -> None:

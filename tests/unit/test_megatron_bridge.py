@@ -12,6 +12,7 @@ from export_cases import cluster, layout, model, training
 
 from planner import estimate
 from planner.api.input.current import read_job_file
+from planner.catalog.bridge_recipes import recipes
 from planner.catalog.models import model_names
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
@@ -20,8 +21,7 @@ from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.base import Export
-from planner.export.bridge_recipes import recipe_for, recipes
-from planner.export.megatron_bridge import KEYS, arguments_of, overrides
+from planner.export.megatron_bridge import KEYS, arguments_of, overrides, recipe_for
 from planner.intake.current import complete
 from planner.intake.jobs import read_job, read_training
 from planner.intake.trainer_files.canonical import canonical

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import yaml
 
+from planner.catalog.bridge_recipes import beginnings
 from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
-from planner.export.bridge_recipes import beginnings
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
 from planner.intake.trainer_files.flags import Command

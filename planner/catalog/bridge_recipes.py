@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from planner.trainers.release import Release
-
 ENDING = "_pretrain_config"
 YOURS = f"YOUR_RECIPE{ENDING}"  # run_recipe.py infers its mode from the ending
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PretrainRecipe:
     """A pretraining recipe.
 
     since: megatron-core of the first release that has it.
@@ -31,22 +29,21 @@ class Recipe:
 
 
 @cache
-def recipes() -> Mapping[str, Recipe]:
+def recipes() -> Mapping[str, PretrainRecipe]:
     """Name -> the recipe."""
     text = files("planner").joinpath("catalog/megatron_bridge_recipes.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
     return {
-        name: Recipe(name, since, int(predicts), "" if model == "-" else model)
+        name: PretrainRecipe(name, since, int(predicts), "" if model == "-" else model)
         for name, since, predicts, model in rows
     }
 
 
-def recipe_for(model: str, release: Release) -> Recipe | None:
-    """The recipe of a model in the release; None where it has none."""
+def recipe_of(model: str) -> PretrainRecipe | None:
+    """The recipe of a model in any release; None where none is known."""
     listed = next((one for one in recipes().values() if one.model == model), None)
     plain = re.sub(r"[^a-z0-9]+", "_", model.lower().replace(".", ""))
-    found = listed or recipes().get(f"{plain}{ENDING}")
-    return found if found is not None and not release.before(found.since) else None
+    return listed or recipes().get(f"{plain}{ENDING}")
 
 
 def beginnings() -> dict[str, str]:
