@@ -297,6 +297,7 @@ def what_came(wiring: Wiring, asked: Asked, log: Path) -> dict[str, object]:
         measurements = session.scalar(select(func.count()).select_from(MeasurementRow)) or 0
     done = {name for name in asked.probes if wiring.probes.get(name).state == "done"}
     own = [name for name in completed if name.startswith("probe-")]
+    twice = [name for name in own if completed[name] > 1]
     all_done = _all_done(wiring)
     return {
         "plans answered": len(asked.plans),
@@ -306,13 +307,23 @@ def what_came(wiring: Wiring, asked: Asked, log: Path) -> dict[str, object]:
         "plans made twice for one request!": len(made) - len(set(asked.plans.values())),
         "studies accepted and without a plan!": len(set(asked.studies) - plans),
         "probes accepted and not done!": len(set(asked.probes) - done),
-        "probes run to completion twice!": sum(completed[name] > 1 for name in own),
+        "probes run to completion twice!": len(twice),
+        **({"the first of those": _story(wiring, twice[0])} if twice else {}),
         "probes ended twice!": sum(number > 1 for number in ends.values()),
         "probes done without a measurement!": all_done - measurements,
         "faults in the database!": len(faults_in(wiring.store.engine)),
         "requests refused or failed!": sum(asked.wrong.values()),
         **({"the first of them": next(iter(asked.wrong))} if asked.wrong else {}),
     }
+
+
+def _story(wiring: Wiring, subject: str) -> str:
+    """What the audit trail says of a job, and what the job says itself."""
+    query = select(AuditRow).where(AuditRow.subject == subject).order_by(AuditRow.at)
+    with reading(wiring.store.engine) as session:
+        events = [f"{row.at:%H:%M:%S} {row.action} {row.detail}" for row in session.scalars(query)]
+    job = wiring.probes.get(subject)
+    return "; ".join([subject, *events, f"{job.state}, {job.attempts} attempts, {job.message}"])
 
 
 def _all_done(wiring: Wiring) -> int:
