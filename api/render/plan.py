@@ -131,7 +131,7 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
 
 
 def _other_routing(plan: Plan) -> Iterator[Row]:
-    """What number 1 does where experts are loaded otherwise than its numbers take.
+    """Speed and memory of number 1 under another load of the busiest expert rank.
 
     Published runs force routers to balance; one that learns may send the busiest rank twice the
     mean (marin issue 7668: MFU 32.4% balanced, 14.7% learnt).

@@ -112,7 +112,7 @@ class Comparison:
         )
 
     def stale(self, calibration_id: str, rows_digest: str | None) -> list[str]:
-        """What has changed since it was made, as sentences.
+        """Sentences on changes since the comparison was made.
 
         rows_digest: None if the rows are not available.
         """

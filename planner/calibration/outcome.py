@@ -8,7 +8,7 @@ DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are 
 
 
 class ComparedRow(Protocol):
-    """What the figures need of a measured run and its prediction.
+    """A measured run and its prediction, as the figures read them.
 
     It is a `Row`, or a `Compared` read from a stored report.
     Seconds and bytes; None if not measured, not answered, or without an interval.

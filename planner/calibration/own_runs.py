@@ -90,7 +90,7 @@ class PricedRun:
     def from_dict(
         cls, values: Any, *, run_id: str, layout: str, step_seconds: float
     ) -> "PricedRun | None":
-        """What `as_dict` made; None where it was made with other knobs than today's."""
+        """Reads the mapping of `as_dict`; None if it has other knobs than today's."""
         if values["knobs"] != [knob.name for knob in KNOBS]:
             return None
         texts = {name: str(values[name]) for name in ("trainer", "family", "stack", "unit")}
@@ -333,7 +333,7 @@ def _within_units(
 def _predicted(
     runs: Sequence[PricedRun], gradient: FloatColumn, calibration: Calibration, now: Calibration
 ) -> FloatColumn:
-    """Log seconds at the knobs of `now`, of runs priced at those of `calibration`, (R,)."""
+    """Log seconds of runs under `now`; `gradient` is that under `calibration`, (R,)."""
     moved = {
         scopes: now.shift(*scopes) - calibration.shift(*scopes)
         for scopes in {(run.trainer, run.family) for run in runs}

@@ -69,7 +69,7 @@ def learn(
 def learn_priced(
     calibration: Calibration, runs: Sequence[PricedRun], kernels: Sequence[KernelRun] = ()
 ) -> Calibration:
-    """The same of runs that are priced at this calibration's knobs already.
+    """Learns from runs that are priced at this calibration's knobs already.
 
     Repeated runs of one layout by one program are averaged: what the model misses about it is the
     same each time. A layout that is far off waits for a second one (`own_runs.waiting`); the first

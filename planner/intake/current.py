@@ -17,6 +17,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.validation import build
 from planner.trainers.registry import trainer_name
 
+# A job on standard input, in JSON or YAML: it may name torchtitan as its trainer.
+_JOB = re.compile(r"\A\s*\{|^(?:cluster|training|layout):", re.M)
 _TITAN_FLAG = re.compile(
     r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w"
     r"|run_train\.sh|torchtitan"
@@ -90,7 +92,8 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
         raise SpecError(Fault("current", name, rule, remedy))
     if bridge.COMMAND.search(text):
         return "megatron-bridge"
-    return "torchtitan-command" if _TITAN_FLAG.search(text) else None
+    titan = _TITAN_FLAG.search(text) and not _JOB.search(text)
+    return "torchtitan-command" if titan else None
 
 
 def _is_toml(text: str) -> bool:

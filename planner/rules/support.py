@@ -153,6 +153,11 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
         rule = f"{name} has no optimizer {c.training.optimizer}"
         yield "training.optimizer", c.training.optimizer, rule, f"use {choices(trainer.optimizers)}"
     yield from _attention_faults(c, name)
+    if c.training.muon_tp_mode and (
+        c.training.optimizer != "muon" or c.trainer.code_name != "megatron"
+    ):
+        rule = f"{name} with optimizer {c.training.optimizer} has no such mode"
+        yield "training.muon_tp_mode", c.training.muon_tp_mode, rule, "leave muon_tp_mode out"
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"

@@ -15,6 +15,7 @@ from planner.api.cli.root import run
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.errors import SpecError
+from planner.intake.current import format_of
 from planner.intake.trainer_files.titan_printed import printed_run
 from tests.conftest import needed_program
 
@@ -175,6 +176,15 @@ def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_pa
     versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
+
+
+@pytest.mark.parametrize("text", [
+    '{"model": "llama3-8b", "training": {"trainer": "torchtitan"}}',
+    "model: llama3-8b\ntraining:\n  trainer: torchtitan\n",
+])  # fmt: skip
+def test_a_job_on_standard_input_that_names_torchtitan_is_no_command_of_it(text: str) -> None:
+    assert format_of(text, "standard input") is None
+    assert format_of("torchrun -m torchtitan.train", "standard input") == "torchtitan-command"
 
 
 def test_a_file_of_nobody_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -110,6 +110,14 @@ def test_a_later_release_of_ones_own_trainer_is_the_first_remedy() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("trainer", "optimizer"), [("megatron", "adamw"), ("fsdp", "muon")])
+def test_a_mode_of_muon_is_megatrons_own(trainer: str, optimizer: str) -> None:
+    training = {"trainer": trainer, "optimizer": optimizer, "muon_tp_mode": "distributed"}
+    asked = job(**training)
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    assert [one.field for one in obstacles(context)] == ["training.muon_tp_mode"]
+
+
 def test_an_estimate_prices_it_and_says_so() -> None:
     asked = job("gemma2-9b")
     priced = estimate_job(read_job({**asked.request, "layout": {}}))
