@@ -123,9 +123,11 @@ def check_supported(contexts: Iterable[Context]) -> None:
 def _obstacles(c: Context) -> Iterable[tuple[str, object, str, str]]:
     faults = list(_faults(c))
     if faults:
-        remedy = _remedy(c, trainers_that_can(c.model, c.cluster, c.training))
+        able = trainers_that_can(c.model, c.cluster, c.training)
+        remedy = _remedy(c, able)
         for field, value, rule, own in faults:
-            yield field, value, rule, f"{own}; or {remedy}" if own else remedy
+            both = f"{own}; or {remedy}" if able else own
+            yield field, value, rule, both if own else remedy
 
 
 def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
@@ -153,9 +155,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
         rule = f"{name} has no optimizer {c.training.optimizer}"
         yield "training.optimizer", c.training.optimizer, rule, f"use {choices(trainer.optimizers)}"
     yield from _attention_faults(c, name)
-    if c.training.muon_tp_mode and (
-        c.training.optimizer != "muon" or c.trainer.code_name != "megatron"
-    ):
+    if c.training.muon_tp_mode and (c.training.optimizer != "muon" or trainer.muon.tp_mode is None):
         rule = f"{name} with optimizer {c.training.optimizer} has no such mode"
         yield "training.muon_tp_mode", c.training.muon_tp_mode, rule, "leave muon_tp_mode out"
     if c.training.chunked_loss and not trainer.chunks_loss:
