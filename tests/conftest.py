@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -80,9 +81,12 @@ def missing(what: str, remedy: str) -> NoReturn:
 
 
 def needed(module: str) -> Any:
-    """The imported module, one of the tests' own dependencies; `missing` without it."""
+    """The imported module, one of the tests' own dependencies; `missing` without it. What Python
+    warns of when it first compiles that module is its owner's.
+    """
     try:
-        return import_module(module)
+        with warnings.catch_warnings(action="ignore"):
+            return import_module(module)
     except ImportError as error:
         missing(f"{module} ({error})", "`make test` installs it")
 
