@@ -56,8 +56,16 @@ class Claimed(Generic[Record, End]):
         """Says how far the work is, with the next heartbeat."""
         self.columns["progress"] = message
 
-    def renew(self) -> None:
-        """Sends one heartbeat. The lease outlasts several that the database does not take."""
+    def store(self, **columns: str) -> None:
+        """Stores text before the work goes on. Waits for the database unless the work is to stop:
+        who takes over after a crash goes by what is stored.
+        """
+        self.columns |= columns
+        while not self.renew() and not self.stop.wait(AGAIN_SECONDS):
+            pass
+
+    def renew(self) -> bool:
+        """Sends one heartbeat; whether it was stored. The lease outlasts several that were not."""
         try:
             asked = self.queue.heartbeat(self.record, new_lease(), **self.columns)
         except ConflictError:
@@ -69,6 +77,8 @@ class Claimed(Generic[Record, End]):
             if asked:
                 self.cancelled = True
                 self.stop.set()
+            return True
+        return False
 
     def finish(self, end: End) -> Record:
         """Stores the end, and what comes with it. Raises ConflictError where the lease was lost.

@@ -229,8 +229,8 @@ def run_probe(
         watch.progress(message)
 
     def folder(path: Path) -> None:
-        claimed.columns["folder"] = f"{platform.node()}:{path}"
-        claimed.renew()  # at once, so that a new owner finds the files
+        # before anything runs in it, so that a new owner finds the files
+        claimed.store(folder=f"{platform.node()}:{path}")
         watch.folder(path)
 
     with claimed:

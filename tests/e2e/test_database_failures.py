@@ -371,3 +371,26 @@ def test_an_end_is_stored_when_the_database_is_back(
         told.finish(end)
     for tasks in (mine, other):
         tasks.engine.dispose()
+
+
+def test_a_probe_starts_once_its_folder_is_stored(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who takes over after a crash would not find the result, and run the probe again."""
+    monkeypatch.setattr(leases, "AGAIN_SECONDS", 0.05)
+    wiring = wire(Settings(database_url=sqlite_url))
+    probes = wiring.probes
+    job = job_values("debug-tiny", "cpu", 1, 64, 4, layout={"dp_shard": 1})
+    enqueue(wiring, probe_of_job({"job": job}, allow_files=False), max_attempts=1)
+    record = probes.claim(new_lease())
+    assert record is not None
+    stored, tries = probes.heartbeat, iter(range(3))
+
+    def away(*given: Any, **columns: Any) -> Any:
+        if next(tries, None) is not None:
+            raise UnavailableError("the database is gone", retry_after_seconds=1.0)
+        return stored(*given, **columns)
+
+    monkeypatch.setattr(probes, "heartbeat", away)
+    leases.Claimed(probes, record).store(folder="here:/probes/one")
+    assert probes.get(record.id).folder == "here:/probes/one"
