@@ -12,6 +12,7 @@ import importlib.util
 import json
 import mmap
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LAUNCHER = "torch.distributed.run"
+OLDEST_TORCH = (2, 11)  # that ran probes: on one H200, and on CPUs
 SHARED_MEMORY = "/dev/shm"
 SHARED_BYTES = 10**9  # NCCL's buffers between the GPUs of a machine; containers get 64 MB
 COMPILERS = ("clang", "gcc", "cc")  # where CC names none (triton/runtime/build.py)
@@ -60,7 +62,8 @@ def found(
             return problem
     on_gpus = device == "cuda"
     return (
-        (on_gpus and _without_cuda())
+        _old_torch()
+        or (on_gpus and _without_cuda())
         or (on_gpus and several_gpus and _small_shared_memory())
         or (on_gpus and compiles and _without_compiler())
         or (compiles and _without_cache())
@@ -87,6 +90,19 @@ def _import(name: str) -> Found | None:
 
 def _problem(problem: str, remedy: str) -> Found:
     return {"problem": " ".join(problem.split()), "package": None, "remedy": remedy}
+
+
+def _old_torch() -> Found | None:
+    """Why no probe was ever seen to run on this torch; None if one was."""
+    version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or tuple(map(int, numbers.groups())) >= OLDEST_TORCH:
+        return None
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return _problem(
+        f"has torch {version}, and probes need {oldest} or newer",
+        f"install torch {oldest} or newer, or set PLANNER_PROBE_PYTHON to one that has it",
+    )
 
 
 def _without_cuda() -> Found | None:

@@ -307,6 +307,13 @@ def test_a_machine_that_lacks_nothing(machine: Path) -> None:
     assert lacks() == "nothing"
 
 
+def test_a_torch_that_no_probe_ran_on(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, lacking in (("2.10.0+cu130", True), ("2.11.0a0+nv26.01", False), ("3.0", False)):
+        monkeypatch.setattr(sys.modules["torch"], "__version__", version, raising=False)
+        assert lacks().startswith(f"python has torch {version}, and probes need 2.11") is lacking
+        assert lacks().endswith("set PLANNER_PROBE_PYTHON to one that has it") is lacking
+
+
 def test_no_c_compiler_and_no_headers(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "include" / "Python.h").unlink()
     assert re.fullmatch(
