@@ -16,8 +16,9 @@ docs/decisions/0006 gives the reasons.
     the model is.
 4. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
     mechanism has to gain WORTH per point. Points are whole, so values less than half a point apart
-    are equal: of equals the one whose widest group of ranks is narrowest comes first. Then the
-    same is asked of it: one of fewer points that is not SURE deviations behind replaces it.
+    are equal: of equals the one whose widest group of ranks is narrowest comes first, then the one
+    of fewest points. Then the same is asked of it: one of fewer points that is not SURE deviations
+    behind replaces it.
 5. If that one rests on what nobody measured, it stays only if it is faster than the best layout
     that does not by more than SURE deviations of what its mechanisms alone leave in doubt.
 
@@ -250,7 +251,7 @@ def _simplest(
         alike = able & (mean - mean[reference] <= SURE * difference_sd(errors, reference))
         value = np.where(alike, mean + WORTH * points, np.inf)
         unequal = value > value.min() + WORTH / 2.0
-        chosen = int(np.lexsort((points, np.round(value, 9), widest_group(batch), unequal))[0])
+        chosen = int(np.lexsort((np.round(value, 9), points, widest_group(batch), unequal))[0])
         able &= points < points[chosen]
         able[chosen] = True
     return int(near[chosen])
