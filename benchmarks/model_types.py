@@ -44,6 +44,16 @@ PUBLISHED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
         "moe_intermediate_size": 704,
     }),
+    "Gemma 4 E2B": ("gemma4_text", {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    }),
+    "Gemma 4 E4B": ("gemma4_text", {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 18,
+    }),
     "MiniMax M3": ("minimax_m3_vl_text", {
         "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57,
         "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 57,

@@ -19,7 +19,7 @@ def _heads(c: Context) -> int:
 
 
 def _recurrent(c: Context) -> bool:
-    return not {"attention", "none"}.issuperset(c.model.mixers)
+    return not {"attention", "attention-shared", "none"}.issuperset(c.model.mixers)
 
 
 def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -71,7 +71,28 @@ def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.pp > 1) & np.where(x.split == TRAINER_SPLIT, usual, own))
 
 
+def _reaches_across(c: Context) -> str:
+    """What layers read besides the stream that one stage sends to the next; "" for nothing."""
+    shared = "attention-shared" in c.model.mixers
+    found = ["per-layer embeddings"] * (c.model.hidden_size_per_layer_input > 0)
+    return " and ".join(found + ["keys and values of earlier layers"] * shared)
+
+
 MIXER_RULES: tuple[Rule, ...] = (
+    # transformers' base_model_pp_plan hands on hidden states; Megatron-Bridge 0.6
+    # models/gemma/gemma4_provider.py: "currently supports PP=1 only"
+    Rule(
+        key="layers read what no stage hands on",
+        field="pp",
+        reads=frozenset({"pp"}),
+        applies=lambda c: _reaches_across(c) != "",
+        broken=lambda x, c: np.asarray(x.pp > 1),
+        rule=lambda x, c: (
+            f"layers of {c.model.name} read {_reaches_across(c)}, which no trainer hands from one "
+            f"stage of pp={x.pp} to the next"
+        ),
+        remedy=lambda x, c: "set pp to 1",
+    ),
     # Megatron-Core ssm/gated_delta_net.py, mamba_context_parallel.py; transformer_config.py
     # (linear_num_key_heads must be a multiple of tp x cp)
     Rule(

@@ -12,14 +12,16 @@ from pydantic import Field, StrictBool, StrictInt
 from planner.specs.network import NETWORK_FIELDS, Network
 
 Mixer = Literal[
-    "attention", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta", "lightning", "mamba2",
-    "attention-mamba2", "short-conv", "none",
+    "attention", "attention-shared", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta",
+    "lightning", "mamba2", "attention-mamba2", "short-conv", "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
 ATTENDING: frozenset[Mixer] = frozenset(
-    {"attention", "attention-mamba2", "dsa", "dsa-shared", "msa"}
+    {"attention", "attention-shared", "attention-mamba2", "dsa", "dsa-shared", "msa"}
 )
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
+# a mixer that takes something from a layer before -> the same one with its own
+OWNING: Mapping[Mixer, Mixer] = {"dsa-shared": "dsa", "attention-shared": "attention"}
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
@@ -31,6 +33,8 @@ class Mixers(Network):
 
     mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
         "attention-mamba2": both on one input, and their sum (Falcon H1).
+        "attention-shared": only queries, for the keys and values of the last layer before that has
+        its own and the same window (Gemma 4 E2B and E4B).
     mixer_only_layers: layers without a feed-forward.
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
         the query projection (Qwen3-Next).
@@ -38,6 +42,10 @@ class Mixers(Network):
     attention_head_gate: one gate a head instead, from a projection of its own (Laguna, LFM3).
     attention_k_eq_v: keys are values as well in layers without a window (Gemma 4).
     value_norm: values have a norm without weights (Gemma 4).
+    use_double_wide_mlp: the MLP of layers with shared keys and values is twice as wide.
+    hidden_size_per_layer_input: width of per-layer embeddings (Gemma 4): a second table, of
+        vocab_size_per_layer_input rows, has as much for each layer, to which a projection of the
+        embedding is added; each layer multiplies it by a gate and projects it back.
     num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
         a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
     sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
@@ -95,6 +103,9 @@ class Mixers(Network):
     attention_head_gate: StrictBool = False
     attention_k_eq_v: StrictBool = False
     value_norm: StrictBool = False
+    use_double_wide_mlp: StrictBool = False
+    hidden_size_per_layer_input: Count = 0
+    vocab_size_per_layer_input: Count = 0
     num_sliding_attention_heads: Count = 0
     num_sliding_key_value_heads: Count = 0
     sliding_head_dim: Count = 0
@@ -152,6 +163,7 @@ class Mixers(Network):
             (self.moe_branch_norms, "norms around experts and router"),
             (self.attention_k_eq_v, "one projection for keys and values"),
             (self.value_norm, "norms of values"),
+            (self.hidden_size_per_layer_input > 0, "per-layer embeddings"),
             (self.varies_heads, "heads that differ by layer"),
             (len({*self.sliding_windows} - {0}) > 1, "windows of several lengths"),
         )
@@ -214,6 +226,7 @@ class Mixers(Network):
         """Contradictions between the fields of this class; layers: of the model."""
         used = set(self.mixers)
         beyond = any(index >= layers for index in self.mixer_only_layers)
+        rows, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
         pairs = (
             ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
@@ -236,6 +249,12 @@ class Mixers(Network):
                 f"give 0 to {layers - 1}",
             ),
             (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
+            (
+                bool(rows) != bool(width),
+                "vocab_size_per_layer_input",
+                f"is {rows} where hidden_size_per_layer_input is {width}",
+                "give both, or neither",
+            ),
             *(
                 (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
                 for mixer, names in MIXER_SIZES.items()
@@ -257,6 +276,7 @@ class Mixers(Network):
 
 MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
+    "attention-shared": "layers that share keys and values",
     "dsa": "sparse attention with an indexer (DSA)",
     "dsa-shared": "layers that share the tokens of an indexer",
     "msa": "sparse attention to blocks of tokens (MSA)",

@@ -83,6 +83,12 @@ GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
     "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
+GEMMA4_SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 24, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "vocab_size": 128,
+    "sliding_window": 512, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128,
+    "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
+}  # fmt: skip
 M3 = {
     "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96,
     "shared_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -438,6 +444,53 @@ def gemma4() -> dict[str, Any]:
     return {**found, "config": GEMMA4}
 
 
+def gemma4_small() -> dict[str, Any]:
+    """Gemma 4 with per-layer embeddings and shared keys: each kind of layer, and all of them.
+
+    The whole model saves bytes without recomputation, and with that of all layers.
+    """
+    from transformers import Gemma4TextConfig
+    from transformers.models.gemma4 import modeling_gemma4 as code
+
+    config = Gemma4TextConfig(**GEMMA4_SMALL)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary, norm = code.Gemma4TextRotaryEmbedding(config), code.Gemma4RMSNorm
+    code.Gemma4RMSNorm = lambda *sizes, **more: Norm()
+    found: dict[str, Any] = {}
+
+    class Tables(torch.nn.Module):
+        def forward(self, x: Any, places: Any, kind: str) -> Any:
+            if kind not in dict(self.named_children()):
+                self.add_module(kind, torch.nn.Module())
+                turned(self.get_submodule(kind), rotary(x, torch.arange(SEQ)[None], kind))
+            return self.get_submodule(kind).cos, self.get_submodule(kind).sin
+
+    for kind, place in (("windowed", 0), ("full", 5), ("windowed-shared", 12), ("full-shared", 17)):
+        layer = code.Gemma4TextDecoderLayer(config, place).bfloat16().train()
+        named = config.layer_types[place]
+        width = config.per_layer_config[place].head_dim
+        part = torch.zeros(BATCH, SEQ, 8, dtype=torch.bfloat16)
+        keys = torch.zeros(2, BATCH, 1, SEQ, width, dtype=torch.bfloat16).unbind()
+        layer.part, layer.tables = torch.nn.Buffer(part), Tables()
+        layer.keys, layer.values = map(torch.nn.Buffer, keys)
+        places = layer.tables(x, None, named)
+        layer.part.requires_grad_()
+        shared = {named: (layer.keys, layer.values)}
+        run = partial(layer, x, layer.part, shared, position_embeddings=places)
+        found[kind] = attended(code, layer, run)
+    model = code.Gemma4TextModel(config).bfloat16().train()
+    model.rotary_emb = Tables()
+    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    masks = {"full_attention": None, "sliding_attention": None}
+    run = partial(model, tokens, attention_mask=masks, use_cache=False)
+    found["whole"] = attended(code, model, run)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found["whole"]["full"] = attended(code, model, run)["saved"]
+    code.Gemma4RMSNorm = norm
+    return {**found, "config": GEMMA4_SMALL}
+
+
 def m3() -> dict[str, Any]:
     """MiniMax sparse attention of MiniMax M3, masked."""
     from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
@@ -465,6 +518,7 @@ if __name__ == "__main__":
         "minimax": minimax,
         "step": step,
         "gemma4": gemma4,
+        "gemma4-small": gemma4_small,
         "mimo": mimo,
         "m3": m3,
     }

@@ -66,6 +66,9 @@ def sizes(model: ModelSpec) -> dict[str, float]:
         "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
     }  # fmt: skip
     others = {**latent, **context, "hidden": model.hidden_size}
+    others |= {"ffn": model.intermediate_size, "wide_ffn": 2 * model.intermediate_size,
+        "layers": model.num_hidden_layers,
+        "per_layer": model.hidden_size_per_layer_input}  # fmt: skip
     return {**found, **heads, **tokens, **experts, **others}
 
 
@@ -185,6 +188,31 @@ def test_attention_of_each_kind_of_layer_is_the_real_one(
         path = ("expert_", "gather", "dispatch", "scatter", "combine")
         rest = tuple(op for op in ops if not op.name.startswith(path))
         assert saved(rest, model) == pytest.approx(real[of][kind]["rest"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
+    real: dict[str, dict[str, Any]],
+) -> None:
+    """Recomputed layers' keys and values stay as well, which no hook sees."""
+    found = real["gemma4-small"]
+    model = read_model({"model_type": "gemma4_text", "architectures": [], **found["config"]})
+    layers = {kind: blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()}
+    for kind, ops in layers.items():
+        name = ("windowed" if kind.window else "full") + "-shared" * kind.shares_keys
+        assert flops(ops, model) == pytest.approx(found[name]["flops"], rel=5e-3)
+        assert saved(ops, model) == pytest.approx(found[name]["saved"], rel=0.03)
+    ends = [blocks.embedding_ops(model), blocks.head_ops(model)[:1]]
+    for measure, name, most in ((flops, "flops", 5e-3), (saved, "saved", 0.03)):
+        whole = sum(measure(ops, model) for ops in ends)
+        whole += sum(
+            count * measure(layers[kind], model) for kind, count in model.distinct_layers()
+        )
+        assert whole == pytest.approx(found["whole"][name], rel=most)
+    checkpointed = sum(saved(ops, model) for ops in ends) + 24 * TOKENS * 64 * 2
+    lent = 2 * (16 + 32) * TOKENS * 2
+    assert checkpointed == pytest.approx(found["whole"]["full"] + lent, rel=0.03)
 
 
 @pytest.mark.torch

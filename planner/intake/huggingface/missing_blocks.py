@@ -51,7 +51,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "inkling2_text": "short convolutions and learned relative positions",
     "inkling2_loop_text": "short convolutions, and layers that run several times",
     "hrm_text": "stacks of layers that run several times",
-    "gemma4_unified_text": "layers that share keys and values, and per-layer embeddings",
     "zaya": "convolutions inside attention (CCA) and routers of several layers",
     "dory": "layers that run several times, and residuals that interpolate",
     "phi4_multimodal": "adapters for images and speech in every layer",
@@ -153,6 +152,8 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "mamba_d_ssm": ("falcon_h1",),
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
+    "num_kv_shared_layers": ("gemma4_text", "gemma4_unified_text"),
+    "hidden_size_per_layer_input": ("gemma4_text",),
     "index_topk": ("deepseek_v32", "glm_moe_dsa"),
     "index_n_heads": ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),
     **dict.fromkeys(
