@@ -59,6 +59,10 @@ class Mixers(Network):
         for each expert (Gemma 4, whose dense MLP beside the experts is their shared expert).
     moe_latent_size: width of the routed experts' input and output, between two projections of all
         of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
+    zero_expert_num: experts besides that return their input, which routers choose from as well
+        (LongCat-Flash); of a token's num_experts_per_tok, their share computes nothing.
+    moe_shortcut: experts' outputs are added behind the next layer's MLP (LongCat-Flash, each of
+        whose layers is two here: experts beside a dense MLP, their shared expert, and a dense MLP).
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, with an indexer of its own where that shares one, behind a projection
         of its input and of the next token's embedding, and has a loss of its own. A config.json
@@ -116,6 +120,8 @@ class Mixers(Network):
     moe_output_norm: StrictBool = False
     moe_branch_norms: StrictBool = False
     moe_latent_size: Count = 0
+    zero_expert_num: Count = 0
+    moe_shortcut: StrictBool = False
     mtp_num_layers: Count = 0
     mtp_dense: StrictBool = False
     mtp_window: Count | None = None
@@ -164,6 +170,8 @@ class Mixers(Network):
             (self.attention_k_eq_v, "one projection for keys and values"),
             (self.value_norm, "norms of values"),
             (self.hidden_size_per_layer_input > 0, "per-layer embeddings"),
+            (self.zero_expert_num > 0, "experts that compute nothing"),
+            (self.moe_shortcut, "experts on a shortcut over the next layer"),
             (self.varies_heads, "heads that differ by layer"),
             (len({*self.sliding_windows} - {0}) > 1, "windows of several lengths"),
         )
@@ -222,57 +230,6 @@ class Mixers(Network):
         """Width of all values of a Mamba-2 mixer."""
         return self.mamba_num_heads * self.mamba_head_dim
 
-    def mixer_checks(self, layers: int) -> list[Check]:
-        """Contradictions between the fields of this class; layers: of the model."""
-        used = set(self.mixers)
-        beyond = any(index >= layers for index in self.mixer_only_layers)
-        rows, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
-        empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
-        pairs = (
-            ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
-            ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
-            ("mamba2", "mamba_num_heads", "mamba_n_groups"),
-            ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
-        )
-        lengths = self.mixers != () and len(self.mixers) != layers
-        return [
-            (
-                lengths,
-                "mixers",
-                f"needs one value for each of {layers} layers",
-                "give as many values as layers",
-            ),
-            (
-                beyond,
-                "mixer_only_layers",
-                f"names a layer beyond the {layers}",
-                f"give 0 to {layers - 1}",
-            ),
-            (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
-            (
-                bool(rows) != bool(width),
-                "vocab_size_per_layer_input",
-                f"is {rows} where hidden_size_per_layer_input is {width}",
-                "give both, or neither",
-            ),
-            *(
-                (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
-                for mixer, names in MIXER_SIZES.items()
-                if mixer in used
-                for name in names
-                if getattr(self, name) == 0
-            ),
-            *(
-                (
-                    mixer in used and getattr(self, heads) % max(getattr(self, groups), 1) != 0,
-                    groups,
-                    f"does not divide {getattr(self, heads)} heads",
-                    f"give a divisor of {heads}",
-                )
-                for mixer, heads, groups in pairs
-            ),
-        ]
-
 
 MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
@@ -313,6 +270,58 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
     "short-conv": ("linear_conv_kernel_dim",),
 }
+
+
+def mixer_checks(model: Mixers, layers: int) -> list[Check]:
+    """Contradictions between fields of `Mixers`; layers: of the model."""
+    used = set(model.mixers)
+    beyond = any(index >= layers for index in model.mixer_only_layers)
+    rows, width = model.vocab_size_per_layer_input, model.hidden_size_per_layer_input
+    empty = [i for i in model.mixer_only_layers if model.mixers[i : i + 1] == ("none",)]
+    pairs = (
+        ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
+        ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
+        ("mamba2", "mamba_num_heads", "mamba_n_groups"),
+        ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
+    )
+    lengths = model.mixers != () and len(model.mixers) != layers
+    return [
+        (
+            lengths,
+            "mixers",
+            f"needs one value for each of {layers} layers",
+            "give as many values as layers",
+        ),
+        (
+            beyond,
+            "mixer_only_layers",
+            f"names a layer beyond the {layers}",
+            f"give 0 to {layers - 1}",
+        ),
+        (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
+        (
+            bool(rows) != bool(width),
+            "vocab_size_per_layer_input",
+            f"is {rows} where hidden_size_per_layer_input is {width}",
+            "give both, or neither",
+        ),
+        *(
+            (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
+            for mixer, names in MIXER_SIZES.items()
+            if mixer in used
+            for name in names
+            if getattr(model, name) == 0
+        ),
+        *(
+            (
+                mixer in used and getattr(model, heads) % max(getattr(model, groups), 1) != 0,
+                groups,
+                f"does not divide {getattr(model, heads)} heads",
+                f"give a divisor of {heads}",
+            )
+            for mixer, heads, groups in pairs
+        ),
+    ]
 
 
 def _gated_delta(model: Mixers, hidden: int) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, OWNING, Mixer, Mixers
+from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, OWNING, Mixer, Mixers, mixer_checks
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -154,7 +154,7 @@ class ModelSpec(Mixers):
         checks = [
             *self._attention_checks(),
             *self._layer_checks(),
-            *self.mixer_checks(self.num_hidden_layers),
+            *mixer_checks(self, self.num_hidden_layers),
         ]
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
@@ -271,6 +271,18 @@ class ModelSpec(Mixers):
                 f"give less than {layers}, or leave the experts out",
             ),
             (
+                self.zero_expert_num > 0 and not moe,
+                "zero_expert_num",
+                "stands beside experts that compute",
+                "give num_experts, or leave it out",
+            ),
+            (
+                self.moe_shortcut and not (moe and not self.layer_kinds()[-1].moe),
+                "moe_shortcut",
+                "needs a layer without experts behind each with them",
+                "give moe_layer_freq 2, or leave it out",
+            ),
+            (
                 no_mlp,
                 "intermediate_size",
                 "is needed by dense layers",
@@ -344,6 +356,17 @@ class ModelSpec(Mixers):
     def expert_input_size(self) -> int:
         """Width of what a routed expert reads and returns."""
         return self.moe_latent_size or self.hidden_size
+
+    @property
+    def num_choices(self) -> int:
+        """Experts that a router chooses from, with those that compute nothing."""
+        return self.num_experts + self.zero_expert_num
+
+    @property
+    def num_computing_per_tok(self) -> float:
+        """Experts that compute for a token: its own, but for the zero experts' expected share."""
+        chosen = self.num_experts_per_tok
+        return chosen * self.num_experts / self.num_choices if self.zero_expert_num else chosen
 
     @property
     def sliding_layers(self) -> int:
@@ -466,7 +489,7 @@ class ModelSpec(Mixers):
         """
         scales = self.moe_branch_norms * (self.hidden_size + self.num_experts)
         biases = self.router_bias + self.router_correction_bias
-        return self.num_experts * (self.hidden_size + biases) + scales
+        return self.num_choices * (self.hidden_size + biases) + scales
 
     def moe_parameters(self) -> int:
         """One MoE layer: router, projections to and from a latent, routed and shared experts."""
@@ -550,7 +573,7 @@ class ModelSpec(Mixers):
 
     def active_parameters(self) -> int:
         """Parameters that one token uses: the embedding, but no experts it is not routed to."""
-        idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
+        idle = round((self.num_experts - self.num_computing_per_tok) * self.expert_parameters())
         routed = sum(count for kind, count in self.distinct_layers() if kind.moe)
         return self.total_parameters() - routed * idle
 

@@ -89,6 +89,12 @@ GEMMA4_SMALL = {
     "sliding_window": 512, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128,
     "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
 }  # fmt: skip
+LONGCAT = {
+    "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 128, "n_routed_experts": 16,
+    "zero_expert_num": 8, "moe_topk": 6, "head_dim": 16,
+}  # fmt: skip
 M3 = {
     "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96,
     "shared_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -491,6 +497,27 @@ def gemma4_small() -> dict[str, Any]:
     return {**found, "config": GEMMA4_SMALL}
 
 
+def longcat() -> dict[str, Any]:
+    """A layer of LongCat-Flash, whose tokens go to all experts alike, zero experts among them."""
+    from transformers import LongcatFlashConfig
+    from transformers.models.longcat_flash import modeling_longcat_flash as code
+
+    config = LongcatFlashConfig(**LONGCAT)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    norm, code.LongcatFlashRMSNorm = code.LongcatFlashRMSNorm, lambda *sizes, **more: Norm()
+    layer = code.LongcatFlashDecoderLayer(config, 0).bfloat16().train()
+    code.LongcatFlashRMSNorm = norm
+    places = code.LongcatFlashRotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    tables = turned(layer, places)
+    alike = torch.arange(BATCH * SEQ * 6).reshape(-1, 6) % 24
+    layer.mlp.router.get_topk_indices = lambda scores: alike
+    run = partial(layer, x, None, position_embeddings=tables)
+    found = attended(code, layer, run)
+    layer.mlp.experts = Experts()
+    return {**found, "rest": attended(code, layer, run)["saved"], "config": LONGCAT}
+
+
 def m3() -> dict[str, Any]:
     """MiniMax sparse attention of MiniMax M3, masked."""
     from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
@@ -520,6 +547,7 @@ if __name__ == "__main__":
         "gemma4": gemma4,
         "gemma4-small": gemma4_small,
         "mimo": mimo,
+        "longcat": longcat,
         "m3": m3,
     }
     print(json.dumps({name: run() for name, run in runs.items()}))

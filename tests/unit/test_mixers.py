@@ -47,6 +47,7 @@ NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3
 SPARSE = "deepseek-v3.2"
 SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="none")
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
+ROUTED = ("expert_", "gather", "dispatch", "scatter", "combine")  # names of operations
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0, "index": 8.0}
 
 
@@ -59,11 +60,11 @@ def sizes(model: ModelSpec) -> dict[str, float]:
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
     context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
-    tokens["tokens_routed"] = TOKENS * model.num_experts_per_tok
-    experts = {"experts": model.num_experts, "experts_local": model.num_experts,
+    tokens["tokens_routed"] = TOKENS * model.num_computing_per_tok
+    experts = {"experts": model.num_choices, "experts_local": model.num_experts,
         "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
         "shared_ffn": model.shared_expert_intermediate_size,
-        "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
+        "tokens_per_expert": TOKENS * model.num_computing_per_tok / max(model.num_experts, 1),
     }  # fmt: skip
     others = {**latent, **context, "hidden": model.hidden_size}
     others |= {"ffn": model.intermediate_size, "wide_ffn": 2 * model.intermediate_size,
@@ -185,8 +186,7 @@ def test_attention_of_each_kind_of_layer_is_the_real_one(
     assert saved(own, model) == pytest.approx(real[of][kind]["saved"], rel=0.03)
     if "layer" in real[of][kind]:
         assert flops(ops, model) == pytest.approx(real[of][kind]["layer"], rel=5e-3)
-        path = ("expert_", "gather", "dispatch", "scatter", "combine")
-        rest = tuple(op for op in ops if not op.name.startswith(path))
+        rest = tuple(op for op in ops if not op.name.startswith(ROUTED))
         assert saved(rest, model) == pytest.approx(real[of][kind]["rest"], rel=0.03)
 
 
@@ -213,6 +213,17 @@ def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
     checkpointed = sum(saved(ops, model) for ops in ends) + 24 * TOKENS * 64 * 2
     lent = 2 * (16 + 32) * TOKENS * 2
     assert checkpointed == pytest.approx(found["whole"]["full"] + lent, rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_two_layers_are_one_of_longcat(real: dict[str, dict[str, Any]]) -> None:
+    found = real["longcat"]
+    model = read_model({"model_type": "longcat_flash", "architectures": [], **found["config"]})
+    halves = [blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()]
+    assert sum(flops(ops, model) for ops in halves) == pytest.approx(found["flops"], rel=5e-3)
+    rest = [tuple(op for op in ops if not op.name.startswith(ROUTED)) for ops in halves]
+    assert sum(saved(ops, model) for ops in rest) == pytest.approx(found["rest"], rel=0.03)
 
 
 @pytest.mark.torch

@@ -205,6 +205,7 @@ FAMILIES: dict[str, Family] = {
         ("gemma4_text", "gemma4_unified_text"),
         Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
     ),
+    "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
     "minimax_m3_vl_text": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
     "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),

@@ -175,6 +175,21 @@ def _sharing(values: Values) -> Values:
     return {"mixers": ["attention"] * (layers - sharing) + ["attention-shared"] * sharing}
 
 
+def longcat(values: Values) -> Values:
+    """LongCat-Flash: layers of two attentions and two MLPs, the first beside the experts."""
+    layers = values.get("num_layers")
+    if values.get("zero_expert_type", "identity") != "identity":
+        raise MissingBlock("zero_expert_type", "zero experts that are not their input")
+    found = {key: one for key, one in values.items() if key not in _LONGCAT_KEYS}
+    return {
+        **found,
+        **({"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}),
+        "moe_layer_freq": 2,
+        "shared_expert_intermediate_size": values.get("intermediate_size"),
+        "moe_shortcut": True,
+    }
+
+
 def minimax_m3(values: Values) -> Values:
     """MiniMax M3: an indexer that chooses blocks in the layers of a list, by name or by number."""
     part = values.get("sparse_attention_config")
@@ -218,6 +233,7 @@ _MIMO_KEYS = frozenset({
     "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
     "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
 })  # fmt: skip
+_LONGCAT_KEYS = frozenset({"num_layers", "zero_expert_type"})
 _STEP_INERT = frozenset({
     "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
     "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
@@ -246,6 +262,14 @@ BY_LAYER: Mapping[str, Dialect] = {
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),
         Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
+    ),
+    "longcat_flash": Dialect(
+        renames={
+            "ffn_hidden_size": "intermediate_size",
+            "expert_ffn_hidden_size": "moe_intermediate_size",
+        },
+        inert=frozenset({"attention_method", "head_dim", "mla_scale_q_lora", "mla_scale_kv_lora"}),
+        prepare=longcat,
     ),
     "minimax_m3_vl_text": Dialect(
         renames={
