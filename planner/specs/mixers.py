@@ -13,7 +13,7 @@ from planner.specs.network import NETWORK_FIELDS, Network
 
 Mixer = Literal[
     "attention", "attention-shared", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta",
-    "lightning", "mamba2", "attention-mamba2", "short-conv", "none",
+    "lightning", "mamba", "mamba2", "attention-mamba2", "short-conv", "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
 ATTENDING: frozenset[Mixer] = frozenset(
@@ -94,6 +94,9 @@ class Mixers(Network):
     mamba_chunk_size: tokens that the scan multiplies at once.
     mamba_conv_bias, mamba_proj_bias: biases of the convolution and of both projections.
     mamba_norm: whether a norm follows the scan (not in Falcon H1).
+    "mamba", the first (Gu and Dao 2023): as many heads as channels, each 1 wide. mamba_norm: step,
+        keys and queries have norms (Jamba).
+    mamba_dt_rank: of the product that gives each channel its step ("mamba").
 
     short_conv_bias: biases of a gated short convolution and of both its projections (LFM2).
     lightning_block_size: tokens that lightning attention (MiniMax-01) multiplies at once; its heads
@@ -147,6 +150,7 @@ class Mixers(Network):
     mamba_conv_bias: StrictBool = False
     mamba_proj_bias: StrictBool = False
     mamba_norm: StrictBool = True
+    mamba_dt_rank: Count = 0
 
     short_conv_bias: StrictBool = False
     lightning_block_size: Count = 0
@@ -210,6 +214,7 @@ class Mixers(Network):
             "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "lightning": (self.linear_num_value_heads,),
+            "mamba": (self.mamba_num_heads,),
             "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
             "attention-mamba2": (self.mamba_n_groups, self.mamba_num_heads),
         }
@@ -240,6 +245,7 @@ MIXER_WORDS: Mapping[str, str] = {
     "gated-delta": "gated DeltaNet (linear attention)",
     "kimi-delta": "Kimi Delta Attention (linear attention)",
     "lightning": "lightning (linear) attention",
+    "mamba": "Mamba (state space) layers",
     "mamba2": "Mamba-2 (state space) layers",
     "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
     "short-conv": "gated short convolutions",
@@ -247,24 +253,18 @@ MIXER_WORDS: Mapping[str, str] = {
 }
 # Sizes that each mixer needs.
 _LINEAR = (
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
 _MAMBA = (
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "mamba_n_groups",
-    "mamba_d_conv",
+    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "mamba_d_conv", "mamba_n_groups",
     "mamba_chunk_size",
-)
+)  # fmt: skip
 MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gated-delta", "kimi-delta"), _LINEAR),
     **dict.fromkeys(("mamba2", "attention-mamba2"), _MAMBA),
+    "mamba": (*_MAMBA[:4], "mamba_dt_rank"),
     **dict.fromkeys(("dsa", "dsa-shared"), _INDEXER),
     "msa": (*_INDEXER, "index_block_size"),
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
@@ -364,6 +364,15 @@ def _mamba2(model: Mixers, hidden: int) -> int:
     return hidden * (width + mixed + heads) + own + width * hidden + biases
 
 
+def _mamba(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, the step's low rank, states and norms."""
+    width, rank, state = model.mamba_width, model.mamba_dt_rank, model.ssm_state_size
+    taps = width * (model.mamba_d_conv + model.mamba_conv_bias)
+    low = width * (2 * rank + 2 * state + 1) + model.mamba_norm * (rank + 2 * state)
+    biases = model.mamba_proj_bias * (2 * width + hidden)
+    return 3 * hidden * width + biases + taps + low + width * (state + 1)
+
+
 def _short_conv(model: Mixers, hidden: int) -> int:
     """Projections in and out, and the convolution."""
     return 4 * hidden**2 + hidden * (model.linear_conv_kernel_dim + 5 * model.short_conv_bias)
@@ -381,6 +390,7 @@ MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "kimi-delta": _kimi_delta,
     "lightning": _lightning,
     **dict.fromkeys(("mamba2", "attention-mamba2"), _mamba2),
+    "mamba": _mamba,
     "short-conv": _short_conv,
     "msa": _block_indexer,
 }

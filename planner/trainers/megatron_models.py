@@ -23,7 +23,15 @@ FIXED_MAMBA: Mapping[str, object] = {
 MAMBA_CHUNK = 128
 # Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
 UNKNOWN_MIXERS = frozenset(
-    {"kimi-delta", "lightning", "attention-mamba2", "attention-shared", "short-conv", "msa"}
+    {
+        "kimi-delta",
+        "lightning",
+        "attention-mamba2",
+        "attention-shared",
+        "mamba",
+        "short-conv",
+        "msa",
+    }
 )
 
 

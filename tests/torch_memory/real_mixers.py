@@ -53,6 +53,15 @@ FALCON = {
     "num_key_value_heads": 2, "vocab_size": 128, "mamba_d_ssm": 96, "mamba_n_heads": 6,
     "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_chunk_size": 64,
 }  # fmt: skip
+JAMBA = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "num_experts": 4, "attn_layer_period": 2,
+    "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 16, "num_experts_per_tok": 2,
+}  # fmt: skip
+MAMBA1 = {
+    "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "time_step_rank": 8,
+    "state_size": 16,
+}  # fmt: skip
 LFM = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "conv_L_cache": 7,
@@ -301,6 +310,49 @@ def falcon() -> dict[str, Any]:
     return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": FALCON}
 
 
+def jamba() -> dict[str, Any]:
+    """Mamba of Jamba, whose kernels run one by one, and copy what is not laid out by channels."""
+    from transformers import JambaConfig
+    from transformers.models.jamba import modeling_jamba as code
+
+    config = JambaConfig(**JAMBA)
+    norm, code.JambaRMSNorm = code.JambaRMSNorm, lambda *sizes, **more: Norm()
+    mixer = code.JambaMambaMixer(config, 0).bfloat16()
+    code.JambaRMSNorm = norm
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight).mT.contiguous().mT
+
+    def scan(u: Any, delta: Any, a: Any, b: Any, c: Any, z: Any, **more: object) -> Any:
+        copies = [one.contiguous() for one in (u, delta, b, c, z)]
+        return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
+
+    code.causal_conv1d_fn, code.mamba_selective_scan = conv, scan
+    return {
+        "flops": flops(lambda: mixer(x)),
+        "saved": saved_bytes(mixer, lambda: mixer(x)),
+        "config": JAMBA,
+    }
+
+
+def mamba1() -> dict[str, Any]:
+    """Mamba, the first, in the one function that its kernels have."""
+    from transformers import MambaConfig
+    from transformers.models.mamba import modeling_mamba as code
+
+    mixer = code.MambaMixer(MambaConfig(**MAMBA1), 0).bfloat16().train()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def inner(projected: Any, *more: object, **named: object) -> Any:
+        low = projected.new_empty(BATCH, SEQ, 8 + 2 * 16)
+        keys, out = projected.new_empty(BATCH, 2 * 16, SEQ), projected.new_empty(BATCH, 128, SEQ)
+        return Kept.apply(x.shape, projected, projected, low, keys, out)
+
+    code.mamba_inner_fn = inner
+    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA1}
+
+
 def lfm() -> dict[str, Any]:
     """Gated short convolution and attention with a gate a head, of LFM3."""
     from transformers import Lfm3Config
@@ -540,6 +592,8 @@ if __name__ == "__main__":
         "ling": lambda: kimi(full=True),
         "latent": latent,
         "falcon": falcon,
+        "jamba": jamba,
+        "mamba1": mamba1,
         "lfm": lfm,
         "dsa": dsa,
         "minimax": minimax,

@@ -74,6 +74,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
     "heads by layer": ({"model": "step-3.5-flash"}, {"model": "gpt-oss-20b"}),
     "windows of several lengths": ({"model": "k-exaone-2"}, {"model": "gpt-oss-20b"}),
+    "mamba": ({"model": "jamba-v0.1"}, {"model": "nemotron-h-56b"}),
     "zero experts": ({"model": "longcat-flash"}, MIXTURE),
     "per-layer embeddings": ({"model": "gemma4-e4b"}, DENSE),
     "attention-shared": ({"model": "gemma4-e4b"}, {"model": "gemma4-26b-a4b"}),

@@ -142,6 +142,8 @@ def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> No
         ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
         ("mamba", "nemotron_h", "mamba2", None),
         ("falcon", "falcon_h1", "attention-mamba2", None),
+        ("jamba", "jamba", "mamba", 0),
+        ("mamba1", "mamba", "mamba", None),
         ("lfm", "lfm3", "short-conv", 0),
         ("minimax", "minimax", "lightning", 0),
     ],

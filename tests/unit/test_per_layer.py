@@ -11,7 +11,7 @@ from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.job import Job
 from planner.trainers.megatron_models import lacking
-from planner.trainers.registry import release_of
+from planner.trainers.registry import release_of, resolve_layout
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.liveness import saved_tensors
@@ -91,3 +91,24 @@ def test_an_assistant_reads_keys_of_another_model() -> None:
     config |= {"num_hidden_layers": 42, "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(SpecError, match="keys and values of another model"):
         read_model({**config, "num_key_value_heads": 2, "vocab_size": 128})
+
+
+@pytest.mark.parametrize("name", [SMALL, WIDE, "longcat-flash", "jamba-v0.1"])
+def test_bounds_stay_below_prices_and_batches_are_their_rows(name: str) -> None:
+    asked = job(name)
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training)
+    experts = {"ep": 8} if asked.model.is_moe else {}
+    rows = [
+        resolve_layout({**one, **experts}, trainer="fsdp", num_gpus=8)
+        for one in ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0.5"})
+    ]
+    together = pricer.price(LayoutBatch.from_layouts(rows), every_rank=True)
+    assert sum(together.parts.values()) == pytest.approx(together.step_seconds, rel=1e-9)
+    for at, row in enumerate(rows):
+        single = LayoutBatch.from_layouts([row])
+        found = pricer.price(single, every_rank=True)
+        assert found.step_seconds[0] == pytest.approx(together.step_seconds[at], rel=1e-12)
+        seconds, device = pricer.lower_bounds(single)
+        assert seconds[0] <= found.step_seconds[0] * (1 + 1e-12)
+        assert device[0] <= found.device_bytes.max() * (1 + 1e-12)
+        assert pricer.layout_lower_bounds(single)[0] <= found.step_seconds[0] * (1 + 1e-12)

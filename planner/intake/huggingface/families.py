@@ -245,6 +245,14 @@ FAMILIES: dict[str, Family] = {
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
     ),
     "bamba": Family(),
+    "jamba": Family(
+        defaults={"position_embedding": "none", "mamba_conv_bias": True, "mamba_d_conv": 4},
+        expert_width_key="intermediate_size",
+    ),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba"),
+        Family(defaults={**_MAMBA2, **_TIED, "position_embedding": "none"}),
+    ),
     "mamba2": Family(defaults={**_MAMBA2, "position_embedding": "none", "mamba_n_groups": 8}),
     "falcon_h1": Family(defaults={**_MAMBA2, "mamba_norm": False, "mamba_n_groups": 1}),
     "lfm2": Family(defaults={**_QK_HEAD, **_TIED}),

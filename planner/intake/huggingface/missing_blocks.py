@@ -17,9 +17,6 @@ _BOTH_WAYS = "attention both ways (an encoder)"
 _TWO_STACKS = "an encoder and a decoder with cross-attention"
 # model_type -> the block that we have no operations for
 NO_OPERATIONS: Mapping[str, str] = {
-    "jamba": _MAMBA,
-    "mamba": _MAMBA,
-    "falcon_mamba": _MAMBA,
     "zamba": _MAMBA,
     "zamba2": "Mamba-2 (state space) layers and transformer blocks that several layers share",
     "plamo2": _MAMBA2,
@@ -145,7 +142,7 @@ _DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
-    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1"),
+    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1", "jamba"),
     "mamba_d_ssm": ("falcon_h1",),
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),

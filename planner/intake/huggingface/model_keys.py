@@ -43,6 +43,7 @@ NOT_NEGATIVE = {
     "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
     "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
+    "mamba_dt_rank": _SMALL,
     "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
     "moe_latent_size": _WIDTH, "index_block_size": _TOKENS, "sliding_head_dim": _SMALL,
     "hidden_size_per_layer_input": _SMALL, "vocab_size_per_layer_input": 2**28,
