@@ -44,6 +44,16 @@ PUBLISHED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
         "moe_intermediate_size": 704,
     }),
+    "Gemma 4 E2B": ("gemma4_text", {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    }),
+    "Gemma 4 E4B": ("gemma4_text", {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 18,
+    }),
     "MiniMax M3": ("minimax_m3_vl_text", {
         "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57,
         "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 57,
@@ -67,7 +77,8 @@ PAGE = """# Model types
 Every causal language model of transformers {version}, in its default size: the weights that the
 real class has, built on the meta device, and the weights that planner reads from its config.
 `equal` is the same number to the last one. A refused type has a block without operations here;
-transformers itself does not build the default config of an unbuilt one.
+transformers itself does not build the default config of an unbuilt one. Weights that its class
+of `longcat_flash` gives to experts that compute nothing, and which nothing reads, do not count.
 `benchmarks/model_types.py` writes this page.
 
 {counts}
@@ -112,7 +123,10 @@ def built(name: str) -> tuple[dict[str, Any], int]:
         model = made.from_config(config)
     weights = [*model.named_parameters()]
     weights += [(key, one) for key, one in model.named_buffers() if key.endswith(COUNTED_BUFFERS)]
-    count = sum(one.numel() for key, one in weights if not any(part in key for part in OTHER_PARTS))
+    named = [(key, one) for key, one in weights if not any(part in key for part in OTHER_PARTS)]
+    count = sum(one.numel() for _, one in named)
+    unread = getattr(config, "zero_expert_num", 0)  # rows of LongCat's gate_up_proj
+    count -= sum(unread * one[0].numel() for key, one in named if key.endswith("s.gate_up_proj"))
     written = json.loads(json.dumps(config.to_dict(), default=str))
     return {"architectures": [type(model).__name__], **written}, count
 

@@ -170,7 +170,7 @@ def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
     for kind, count in pricer.model.distinct_layers():
         for op in blocks.layer_ops(pricer.model, kind, flash):
             yield from kernels.of(op, passes * count)
-    for op in (*blocks.embedding_ops(), *blocks.head_ops(pricer.model)):
+    for op in (*blocks.embedding_ops(pricer.model), *blocks.head_ops(pricer.model)):
         yield from kernels.of(op, passes)
     yield from kernels.data_parallel(num_microbatches(batch, pricer.training))
     yield kernels.sends(num_microbatches(batch, pricer.training))

@@ -337,12 +337,8 @@ def _program() -> Iterator[Mechanism]:
     words = "the optimizer in the backward"
     yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, words)
     yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
-    yield _layout(
-        "activation offload",
-        lambda x: x.activation_offload_layers > 0,
-        2,
-        "activations on the host",
-    )
+    words = "activations on the host"
+    yield _layout("activation offload", lambda x: x.activation_offload_layers > 0, 2, words)
 
 
 def _mixes(mixer: str) -> Callable[[Setting], bool]:
@@ -360,6 +356,8 @@ def _jobs() -> Iterator[Mechanism]:
     yield _job("heads by layer", lambda s: s.model.varies_heads, "heads that differ by layer")
     yield _job("windows of several lengths", lambda s: bool(s.model.sliding_windows))
     yield _job("norms around experts and router", lambda s: s.model.moe_branch_norms)
+    yield _job("zero experts", lambda s: s.model.zero_expert_num > 0, "zero-compute experts")
+    yield _job("per-layer embeddings", lambda s: s.model.hidden_size_per_layer_input > 0)
     for kernel in ATTENTION_KERNELS:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
         yield replace(found, of_gpu=True)

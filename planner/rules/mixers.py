@@ -1,6 +1,7 @@
 """Rules on recurrent mixers and on sparse attention under TP, CP and pipelines."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def _heads(c: Context) -> int:
 
 
 def _recurrent(c: Context) -> bool:
-    return not {"attention", "none"}.issuperset(c.model.mixers)
+    return not {"attention", "attention-shared", "none"}.issuperset(c.model.mixers)
 
 
 def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -54,12 +55,21 @@ def split_between_indexers(model: ModelSpec, stages: int) -> tuple[int, ...] | N
 
 
 def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether a stage's first layer takes its tokens from a layer of another stage.
+    """Whether a stage's first layer takes its tokens from a layer of another stage."""
+    return _begins_with(x, c, [mixer in SHARING for mixer in c.model.mixers])
+
+
+def _cuts_a_shortcut(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether a stage begins with a layer behind whose MLP the experts before it are added."""
+    return _begins_with(x, c, [False, *(kind.moe for kind in c.model.layer_kinds()[:-1])])
+
+
+def _begins_with(x: LayoutBatch, c: Context, shares: Sequence[bool]) -> BoolColumn:
+    """Whether a stage begins with one of these layers.
 
     A trainer's own split counts as broken where it is uneven.
     """
     layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
-    shares = [mixer in SHARING for mixer in c.model.mixers]
     numbers, row = np.unique(stages, return_inverse=True)
     broken = [layers % n != 0 or any(shares[:: layers // n]) for n in numbers.tolist()]
     given = [
@@ -71,7 +81,28 @@ def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.pp > 1) & np.where(x.split == TRAINER_SPLIT, usual, own))
 
 
+def _reaches_across(c: Context) -> str:
+    """What layers read besides the stream that one stage sends to the next; "" for nothing."""
+    shared = "attention-shared" in c.model.mixers
+    found = ["per-layer embeddings"] * (c.model.hidden_size_per_layer_input > 0)
+    return " and ".join(found + ["keys and values of earlier layers"] * shared)
+
+
 MIXER_RULES: tuple[Rule, ...] = (
+    # transformers' base_model_pp_plan hands on hidden states; Megatron-Bridge 0.6
+    # models/gemma/gemma4_provider.py: "currently supports PP=1 only"
+    Rule(
+        key="layers read what no stage hands on",
+        field="pp",
+        reads=frozenset({"pp"}),
+        applies=lambda c: _reaches_across(c) != "",
+        broken=lambda x, c: np.asarray(x.pp > 1),
+        rule=lambda x, c: (
+            f"layers of {c.model.name} read {_reaches_across(c)}, which no trainer hands from one "
+            f"stage of pp={x.pp} to the next"
+        ),
+        remedy=lambda x, c: "set pp to 1",
+    ),
     # Megatron-Core ssm/gated_delta_net.py, mamba_context_parallel.py; transformer_config.py
     # (linear_num_key_heads must be a multiple of tp x cp)
     Rule(
@@ -142,6 +173,18 @@ MIXER_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.cp > 1) & (x.cp_method != CP_METHODS.index("allgather")),
         rule=lambda x, c: f"{c.trainer.title} has no sparse attention with cp_method {x.cp_method}",
         remedy=lambda x, c: "set cp_method to allgather, or cp to 1",
+    ),
+    Rule(
+        key="a stage begins under a shortcut",
+        field="layers_per_stage",
+        reads=frozenset({"pp", "virtual_stages", "split"}),
+        applies=lambda c: c.model.moe_shortcut,
+        broken=_cuts_a_shortcut,
+        rule=lambda x, c: (
+            f"a stage of pp={x.pp} begins with a layer of {c.model.name} to which the outputs of "
+            "experts of the layer before are added, and no trainer hands them on"
+        ),
+        remedy=lambda x, c: "give each stage an even number of layers in layers_per_stage",
     ),
     # dsa.py: "Cross-PP top-k sharing is not supported"
     Rule(

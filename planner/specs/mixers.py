@@ -12,14 +12,16 @@ from pydantic import Field, StrictBool, StrictInt
 from planner.specs.network import NETWORK_FIELDS, Network
 
 Mixer = Literal[
-    "attention", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta", "lightning", "mamba2",
-    "attention-mamba2", "short-conv", "none",
+    "attention", "attention-shared", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta",
+    "lightning", "mamba", "mamba2", "attention-mamba2", "short-conv", "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
 ATTENDING: frozenset[Mixer] = frozenset(
-    {"attention", "attention-mamba2", "dsa", "dsa-shared", "msa"}
+    {"attention", "attention-shared", "attention-mamba2", "dsa", "dsa-shared", "msa"}
 )
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
+# a mixer that takes something from a layer before -> the same one with its own
+OWNING: Mapping[Mixer, Mixer] = {"dsa-shared": "dsa", "attention-shared": "attention"}
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
@@ -31,6 +33,8 @@ class Mixers(Network):
 
     mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
         "attention-mamba2": both on one input, and their sum (Falcon H1).
+        "attention-shared": only queries, for the keys and values of the last layer before that has
+        its own and the same window (Gemma 4 E2B and E4B).
     mixer_only_layers: layers without a feed-forward.
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
         the query projection (Qwen3-Next).
@@ -38,6 +42,10 @@ class Mixers(Network):
     attention_head_gate: one gate a head instead, from a projection of its own (Laguna, LFM3).
     attention_k_eq_v: keys are values as well in layers without a window (Gemma 4).
     value_norm: values have a norm without weights (Gemma 4).
+    use_double_wide_mlp: the MLP of layers with shared keys and values is twice as wide.
+    hidden_size_per_layer_input: width of per-layer embeddings (Gemma 4): a second table, of
+        vocab_size_per_layer_input rows, has as much for each layer, to which a projection of the
+        embedding is added; each layer multiplies it by a gate and projects it back.
     num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
         a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
     sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
@@ -51,6 +59,10 @@ class Mixers(Network):
         for each expert (Gemma 4, whose dense MLP beside the experts is their shared expert).
     moe_latent_size: width of the routed experts' input and output, between two projections of all
         of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
+    zero_expert_num: experts besides that return their input, which routers choose from as well
+        (LongCat-Flash); of a token's num_experts_per_tok, their share computes nothing.
+    moe_shortcut: experts' outputs are added behind the next layer's MLP (LongCat-Flash, each of
+        whose layers is two here: experts beside a dense MLP, their shared expert, and a dense MLP).
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
         like the last layer, with an indexer of its own where that shares one, behind a projection
         of its input and of the next token's embedding, and has a loss of its own. A config.json
@@ -82,6 +94,9 @@ class Mixers(Network):
     mamba_chunk_size: tokens that the scan multiplies at once.
     mamba_conv_bias, mamba_proj_bias: biases of the convolution and of both projections.
     mamba_norm: whether a norm follows the scan (not in Falcon H1).
+    "mamba", the first (Gu and Dao 2023): as many heads as channels, each 1 wide. mamba_norm: step,
+        keys and queries have norms (Jamba).
+    mamba_dt_rank: of the product that gives each channel its step ("mamba").
 
     short_conv_bias: biases of a gated short convolution and of both its projections (LFM2).
     lightning_block_size: tokens that lightning attention (MiniMax-01) multiplies at once; its heads
@@ -95,6 +110,9 @@ class Mixers(Network):
     attention_head_gate: StrictBool = False
     attention_k_eq_v: StrictBool = False
     value_norm: StrictBool = False
+    use_double_wide_mlp: StrictBool = False
+    hidden_size_per_layer_input: Count = 0
+    vocab_size_per_layer_input: Count = 0
     num_sliding_attention_heads: Count = 0
     num_sliding_key_value_heads: Count = 0
     sliding_head_dim: Count = 0
@@ -105,6 +123,8 @@ class Mixers(Network):
     moe_output_norm: StrictBool = False
     moe_branch_norms: StrictBool = False
     moe_latent_size: Count = 0
+    zero_expert_num: Count = 0
+    moe_shortcut: StrictBool = False
     mtp_num_layers: Count = 0
     mtp_dense: StrictBool = False
     mtp_window: Count | None = None
@@ -130,6 +150,7 @@ class Mixers(Network):
     mamba_conv_bias: StrictBool = False
     mamba_proj_bias: StrictBool = False
     mamba_norm: StrictBool = True
+    mamba_dt_rank: Count = 0
 
     short_conv_bias: StrictBool = False
     lightning_block_size: Count = 0
@@ -152,6 +173,9 @@ class Mixers(Network):
             (self.moe_branch_norms, "norms around experts and router"),
             (self.attention_k_eq_v, "one projection for keys and values"),
             (self.value_norm, "norms of values"),
+            (self.hidden_size_per_layer_input > 0, "per-layer embeddings"),
+            (self.zero_expert_num > 0, "experts that compute nothing"),
+            (self.moe_shortcut, "experts on a shortcut over the next layer"),
             (self.varies_heads, "heads that differ by layer"),
             (len({*self.sliding_windows} - {0}) > 1, "windows of several lengths"),
         )
@@ -190,6 +214,7 @@ class Mixers(Network):
             "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
             "lightning": (self.linear_num_value_heads,),
+            "mamba": (self.mamba_num_heads,),
             "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
             "attention-mamba2": (self.mamba_n_groups, self.mamba_num_heads),
         }
@@ -210,59 +235,17 @@ class Mixers(Network):
         """Width of all values of a Mamba-2 mixer."""
         return self.mamba_num_heads * self.mamba_head_dim
 
-    def mixer_checks(self, layers: int) -> list[Check]:
-        """Contradictions between the fields of this class; layers: of the model."""
-        used = set(self.mixers)
-        beyond = any(index >= layers for index in self.mixer_only_layers)
-        empty = [i for i in self.mixer_only_layers if self.mixers[i : i + 1] == ("none",)]
-        pairs = (
-            ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
-            ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
-            ("mamba2", "mamba_num_heads", "mamba_n_groups"),
-            ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
-        )
-        lengths = self.mixers != () and len(self.mixers) != layers
-        return [
-            (
-                lengths,
-                "mixers",
-                f"needs one value for each of {layers} layers",
-                "give as many values as layers",
-            ),
-            (
-                beyond,
-                "mixer_only_layers",
-                f"names a layer beyond the {layers}",
-                f"give 0 to {layers - 1}",
-            ),
-            (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
-            *(
-                (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
-                for mixer, names in MIXER_SIZES.items()
-                if mixer in used
-                for name in names
-                if getattr(self, name) == 0
-            ),
-            *(
-                (
-                    mixer in used and getattr(self, heads) % max(getattr(self, groups), 1) != 0,
-                    groups,
-                    f"does not divide {getattr(self, heads)} heads",
-                    f"give a divisor of {heads}",
-                )
-                for mixer, heads, groups in pairs
-            ),
-        ]
-
 
 MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
+    "attention-shared": "layers that share keys and values",
     "dsa": "sparse attention with an indexer (DSA)",
     "dsa-shared": "layers that share the tokens of an indexer",
     "msa": "sparse attention to blocks of tokens (MSA)",
     "gated-delta": "gated DeltaNet (linear attention)",
     "kimi-delta": "Kimi Delta Attention (linear attention)",
     "lightning": "lightning (linear) attention",
+    "mamba": "Mamba (state space) layers",
     "mamba2": "Mamba-2 (state space) layers",
     "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
     "short-conv": "gated short convolutions",
@@ -270,29 +253,75 @@ MIXER_WORDS: Mapping[str, str] = {
 }
 # Sizes that each mixer needs.
 _LINEAR = (
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
 _MAMBA = (
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "mamba_n_groups",
-    "mamba_d_conv",
+    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "mamba_d_conv", "mamba_n_groups",
     "mamba_chunk_size",
-)
+)  # fmt: skip
 MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gated-delta", "kimi-delta"), _LINEAR),
     **dict.fromkeys(("mamba2", "attention-mamba2"), _MAMBA),
+    "mamba": (*_MAMBA[:4], "mamba_dt_rank"),
     **dict.fromkeys(("dsa", "dsa-shared"), _INDEXER),
     "msa": (*_INDEXER, "index_block_size"),
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
     "short-conv": ("linear_conv_kernel_dim",),
 }
+
+
+def mixer_checks(model: Mixers, layers: int) -> list[Check]:
+    """Contradictions between fields of `Mixers`; layers: of the model."""
+    used = set(model.mixers)
+    beyond = any(index >= layers for index in model.mixer_only_layers)
+    rows, width = model.vocab_size_per_layer_input, model.hidden_size_per_layer_input
+    empty = [i for i in model.mixer_only_layers if model.mixers[i : i + 1] == ("none",)]
+    pairs = (
+        ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
+        ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
+        ("mamba2", "mamba_num_heads", "mamba_n_groups"),
+        ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
+    )
+    lengths = model.mixers != () and len(model.mixers) != layers
+    return [
+        (
+            lengths,
+            "mixers",
+            f"needs one value for each of {layers} layers",
+            "give as many values as layers",
+        ),
+        (
+            beyond,
+            "mixer_only_layers",
+            f"names a layer beyond the {layers}",
+            f"give 0 to {layers - 1}",
+        ),
+        (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
+        (
+            bool(rows) != bool(width),
+            "vocab_size_per_layer_input",
+            f"is {rows} where hidden_size_per_layer_input is {width}",
+            "give both, or neither",
+        ),
+        *(
+            (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
+            for mixer, names in MIXER_SIZES.items()
+            if mixer in used
+            for name in names
+            if getattr(model, name) == 0
+        ),
+        *(
+            (
+                mixer in used and getattr(model, heads) % max(getattr(model, groups), 1) != 0,
+                groups,
+                f"does not divide {getattr(model, heads)} heads",
+                f"give a divisor of {heads}",
+            )
+            for mixer, heads, groups in pairs
+        ),
+    ]
 
 
 def _gated_delta(model: Mixers, hidden: int) -> int:
@@ -335,6 +364,15 @@ def _mamba2(model: Mixers, hidden: int) -> int:
     return hidden * (width + mixed + heads) + own + width * hidden + biases
 
 
+def _mamba(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, the step's low rank, states and norms."""
+    width, rank, state = model.mamba_width, model.mamba_dt_rank, model.ssm_state_size
+    taps = width * (model.mamba_d_conv + model.mamba_conv_bias)
+    low = width * (2 * rank + 2 * state + 1) + model.mamba_norm * (rank + 2 * state)
+    biases = model.mamba_proj_bias * (2 * width + hidden)
+    return 3 * hidden * width + biases + taps + low + width * (state + 1)
+
+
 def _short_conv(model: Mixers, hidden: int) -> int:
     """Projections in and out, and the convolution."""
     return 4 * hidden**2 + hidden * (model.linear_conv_kernel_dim + 5 * model.short_conv_bias)
@@ -352,6 +390,7 @@ MIXER_PARAMETERS: Mapping[str, Callable[[Mixers, int], int]] = {
     "kimi-delta": _kimi_delta,
     "lightning": _lightning,
     **dict.fromkeys(("mamba2", "attention-mamba2"), _mamba2),
+    "mamba": _mamba,
     "short-conv": _short_conv,
     "msa": _block_indexer,
 }

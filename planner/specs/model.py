@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, SHARING, Mixer, Mixers
+from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, OWNING, Mixer, Mixers, mixer_checks
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -48,6 +48,11 @@ class LayerKind:
     def mixes(self) -> bool:
         """Whether it has a mixer at all."""
         return self.mixer != "none"
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether it has no keys and values of its own."""
+        return self.mixer == "attention-shared"
 
     @property
     def attends(self) -> bool:
@@ -149,7 +154,7 @@ class ModelSpec(Mixers):
         checks = [
             *self._attention_checks(),
             *self._layer_checks(),
-            *self.mixer_checks(self.num_hidden_layers),
+            *mixer_checks(self, self.num_hidden_layers),
         ]
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
@@ -168,10 +173,16 @@ class ModelSpec(Mixers):
             self.qk_rope_head_dim,
             self.v_head_dim,
         )
-        other = self.at(1)
+        other, differs = self.at(1), self.varies_heads or self.attention_k_eq_v
         other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
         table = self.position_embedding == "learned" and self.max_position_embeddings == 0
         return [
+            (
+                self._shares_without_lender(),
+                "mixers",
+                "has a layer that shares keys and values with none before it",
+                "give a layer of attention with the same window before it",
+            ),
             (
                 self.indexed and not (self.q_lora_rank and self.uses_mla),
                 "q_lora_rank",
@@ -191,10 +202,10 @@ class ModelSpec(Mixers):
                 "give a divisor of their number of heads",
             ),
             (
-                self.uses_mla and (self.varies_heads or self.attention_k_eq_v),
+                self.uses_mla and (differs or "attention-shared" in self.mixers),
                 "kv_lora_rank",
-                "MLA has the same heads in all layers",
-                "leave out the heads of layers with a window, and attention_k_eq_v",
+                "MLA has the same heads, and keys of its own, in all layers",
+                "leave out heads of layers with a window, attention_k_eq_v and attention-shared",
             ),
             (
                 lacking,
@@ -215,6 +226,15 @@ class ModelSpec(Mixers):
                 "give max_position_embeddings",
             ),
         ]
+
+    def _shares_without_lender(self) -> bool:
+        """Whether a layer shares keys and values that no layer of its window has before it."""
+        lent: set[int] = set()
+        for window, mixer in zip(self.layer_windows(), self.mixers, strict=False):
+            if mixer == "attention-shared" and window not in lent:
+                return True
+            lent |= {window} if mixer == "attention" else set()
+        return False
 
     def _layer_checks(self) -> list[tuple[bool, str, str, str]]:
         layers, moe, chosen = self.num_hidden_layers, self.is_moe, "num_experts_per_tok"
@@ -249,6 +269,18 @@ class ModelSpec(Mixers):
                 "first_k_dense_replace",
                 "leaves no MoE layer",
                 f"give less than {layers}, or leave the experts out",
+            ),
+            (
+                self.zero_expert_num > 0 and not moe,
+                "zero_expert_num",
+                "stands beside experts that compute",
+                "give num_experts, or leave it out",
+            ),
+            (
+                self.moe_shortcut and not (moe and not self.layer_kinds()[-1].moe),
+                "moe_shortcut",
+                "needs a layer without experts behind each with them",
+                "give moe_layer_freq 2, or leave it out",
             ),
             (
                 no_mlp,
@@ -326,6 +358,17 @@ class ModelSpec(Mixers):
         return self.moe_latent_size or self.hidden_size
 
     @property
+    def num_choices(self) -> int:
+        """Experts that a router chooses from, with those that compute nothing."""
+        return self.num_experts + self.zero_expert_num
+
+    @property
+    def num_computing_per_tok(self) -> float:
+        """Experts that compute for a token: its own, but for the zero experts' expected share."""
+        chosen = self.num_experts_per_tok
+        return chosen * self.num_experts / self.num_choices if self.zero_expert_num else chosen
+
+    @property
     def sliding_layers(self) -> int:
         """Number of layers whose attention is limited to sliding_window."""
         return sum(self.sliding_mask)
@@ -365,6 +408,10 @@ class ModelSpec(Mixers):
         differs = self.varies_heads or self.attention_k_eq_v or self.sliding_sinks
         return _windowed(self) if window and differs else self
 
+    def widens_mlp(self, kind: LayerKind) -> bool:
+        """Whether this kind of layer has a dense MLP of twice the width."""
+        return self.use_double_wide_mlp and kind.shares_keys
+
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """One LayerKind per layer, first layer first."""
         return _layer_kinds(self)
@@ -383,10 +430,11 @@ class ModelSpec(Mixers):
         """Parameters of one norm over the hidden size."""
         return self.hidden_size * (self.norm_weight + (self.norm == "layernorm" and self.norm_bias))
 
-    def attention_parameters(self) -> int:
+    def attention_parameters(self, own_keys: bool = True) -> int:
         """Projections, biases and sinks of attention in one layer, `at` whose window this is.
 
         Its norms are in norm_parameters().
+        own_keys: False in a layer that shares another's keys and values.
         """
         h, heads = self.hidden_size, self.num_attention_heads
         if self.uses_mla:
@@ -397,7 +445,7 @@ class ModelSpec(Mixers):
         else:
             gated = heads * (1 + self.attention_output_gate) * self.head_dim
             own = 0 if self.attention_k_eq_v else self.v_dim
-            both = self.num_key_value_heads * (self.head_dim + own)
+            both = self.num_key_value_heads * (self.head_dim + own) * own_keys
             q, kv, bias = h * gated, h * both, gated + both
         out = heads * self.v_dim * h
         biases = bias * self.attention_bias + h * self.attention_output_bias
@@ -413,10 +461,10 @@ class ModelSpec(Mixers):
         matrices, outer = self.mlp_matrices, outer or self.hidden_size
         return matrices * outer * width + bias * ((matrices - 1) * width + outer)
 
-    def dense_mlp_parameters(self) -> int:
-        """One dense layer's MLP."""
+    def dense_mlp_parameters(self, wide: bool = False) -> int:
+        """One dense layer's MLP; wide: of twice the width."""
         scalars = 2 * (self.hidden_act == "xielu")
-        width = self.intermediate_size
+        width = self.intermediate_size * (1 + wide)
         return self._mlp(width, self.mlp_bias) + scalars if width else 0
 
     def expert_parameters(self) -> int:
@@ -441,7 +489,7 @@ class ModelSpec(Mixers):
         """
         scales = self.moe_branch_norms * (self.hidden_size + self.num_experts)
         biases = self.router_bias + self.router_correction_bias
-        return self.num_experts * (self.hidden_size + biases) + scales
+        return self.num_choices * (self.hidden_size + biases) + scales
 
     def moe_parameters(self) -> int:
         """One MoE layer: router, projections to and from a latent, routed and shared experts."""
@@ -463,36 +511,46 @@ class ModelSpec(Mixers):
         branches = branches * (kind.mixes + kind.feeds) // 2
         beside = self.moe_output_norm + 3 * self.moe_branch_norms
         branches += self._norm_width_parameters * kind.moe * beside
-        return branches + (self.at(kind.window)._attention_norms() if kind.attends else 0)
+        branches += self._norm_width_parameters * (self.hidden_size_per_layer_input > 0)
+        own = self.at(kind.window)._attention_norms(not kind.shares_keys)
+        return branches + (own if kind.attends else 0)
 
-    def _attention_norms(self) -> int:
+    def _attention_norms(self, own_keys: bool) -> int:
         if self.uses_mla:
             inner = self.kv_lora_rank + self.q_lora_rank
         elif self.qk_norm == "full":
-            inner = (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+            heads = self.num_attention_heads + self.num_key_value_heads * own_keys
+            inner = heads * self.head_dim
         else:
-            inner = 2 * self.head_dim if self.qk_norm == "head" else 0
+            inner = (1 + own_keys) * self.head_dim if self.qk_norm == "head" else 0
         return inner * (self.norm_weight + self.qk_norm_bias)
 
     def mixer_parameters(self, kind: LayerKind) -> int:
         """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
         count = MIXER_PARAMETERS.get(kind.mixer)
-        attention = self.at(kind.window).attention_parameters() if kind.attends else 0
+        own = self.at(kind.window).attention_parameters(not kind.shares_keys)
+        attention = own if kind.attends else 0
         attention += self._indexer_parameters() * (kind.mixer == "dsa")
         return attention + (0 if count is None else count(self, self.hidden_size))
 
     def layer_parameters(self, kind: LayerKind) -> int:
-        mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters() * kind.feeds
-        own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind)
+        dense = self.dense_mlp_parameters(self.widens_mlp(kind)) * kind.feeds
+        mlp = self.moe_parameters() if kind.moe else dense
+        gates = 2 * self.hidden_size * self.hidden_size_per_layer_input
+        own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind) + gates
         joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
         return own + joined * kind.mtp
 
     def embedding_parameters(self) -> int:
-        """Token table, learned position table and the norm after them."""
+        """Token table, learned position table and the norm after them; per-layer embeddings."""
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
+        per_layer = self.num_hidden_layers * self.hidden_size_per_layer_input
         return (
-            self.vocab_size + positions
-        ) * self.hidden_size + self.embedding_norm * self._norm_width_parameters
+            (self.vocab_size + positions) * self.hidden_size
+            + self.embedding_norm * self._norm_width_parameters
+            + per_layer * (self.vocab_size_per_layer_input + self.hidden_size)
+            + self.hidden_size_per_layer_input
+        )
 
     def head_parameters(self) -> int:
         """The model's own vocabulary head; only a bias where it is tied to the token table."""
@@ -515,7 +573,7 @@ class ModelSpec(Mixers):
 
     def active_parameters(self) -> int:
         """Parameters that one token uses: the embedding, but no experts it is not routed to."""
-        idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
+        idle = round((self.num_experts - self.num_computing_per_tok) * self.expert_parameters())
         routed = sum(count for kind, count in self.distinct_layers() if kind.moe)
         return self.total_parameters() - routed * idle
 
@@ -525,9 +583,10 @@ class ModelSpec(Mixers):
         The input embedding is the token table and the position table. A tied head is the token
         table and so is left out, as in TorchTitan with weight tying. Its matrix product is still
         work (vocab_size * hidden_size multiply-adds per token forward), which the cost model counts
-        as an op.
+        as an op. The projection beside a per-layer embedding is a product.
         """
-        return self.active_parameters() - self.embedding_parameters()
+        per_layer = self.num_hidden_layers * self.hidden_size_per_layer_input * self.hidden_size
+        return self.active_parameters() - self.embedding_parameters() + per_layer
 
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
         """FLOP per token of one training step (forward and backward), as TorchTitan counts for MFU.
@@ -590,7 +649,7 @@ def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
     predicting = LayerKind(
         moe=last.moe and not model.mtp_dense,
         window=last.window if window is None else window,
-        mixer="dsa" if last.mixer in SHARING else last.mixer,
+        mixer=OWNING.get(last.mixer, last.mixer),
         feeds=last.feeds,
         mtp=True,
     )

@@ -22,7 +22,17 @@ FIXED_MAMBA: Mapping[str, object] = {
 }  # fmt: skip
 MAMBA_CHUNK = 128
 # Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
-UNKNOWN_MIXERS = frozenset({"kimi-delta", "lightning", "attention-mamba2", "short-conv", "msa"})
+UNKNOWN_MIXERS = frozenset(
+    {
+        "kimi-delta",
+        "lightning",
+        "attention-mamba2",
+        "attention-shared",
+        "mamba",
+        "short-conv",
+        "msa",
+    }
+)
 
 
 def is_hybrid(model: ModelSpec) -> bool:

@@ -16,25 +16,32 @@ UNFUSED = "softmax_out"
 
 
 def attention(
-    model: ModelSpec, window: int, flash: bool, code: Code, chosen: tuple[Op, ...] = ()
+    model: ModelSpec,
+    window: int,
+    flash: bool,
+    code: Code,
+    chosen: tuple[Op, ...] = (),
+    own_keys: bool = True,
 ) -> tuple[Op, ...]:
     """Softmax attention, from its input to the output projection.
 
     chosen: operations that choose the keys of each query.
+    own_keys: False where a layer before gives keys and values, and saves them. Where both
+        layers are recomputed they stay besides, below 3% of all that does: not counted.
     """
     flash = flash and not (code.own_mixers and model.qk_head_dim > WIDEST_FUSED)
     attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
     gate = output_gate(model, attended)
     gated = Tensor(name="attention_gated", dims=attended.dims) if gate else attended
     return (
-        *(mla(model, code) if model.uses_mla else gqa(model, code)),
+        *(mla(model, code) if model.uses_mla else gqa(model, code, own_keys)),
         Collective(
             name="context_in",
             site="cp_enter",
             tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
         ),
         *chosen,
-        *attention_core(window, flash, model, code),
+        *attention_core(window, flash, model, code, own_keys),
         Collective(
             name="context_out",
             site="cp_exit",
@@ -45,11 +52,22 @@ def attention(
     )
 
 
-def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
-    """Query, key and value projections and the rotary embedding."""
+def gqa(model: ModelSpec, code: Code, own_keys: bool) -> tuple[Op, ...]:
+    """Projections of queries, and of own keys and values, and the rotary embedding."""
     source = Tensor(name="attention_in", dims=HIDDEN)
     width = "q_dim" if model.attention_output_gate else "qk_dim"
     wq = projection("wq", ("heads", width), ("hidden",), source)
+    if not own_keys:
+        statistics = (wq.output, _head_statistics(model)[0])
+        queries = rotary(
+            ("tokens", "heads", "qk_dim"),
+            model.qk_norm != "none",
+            model.position_embedding == "rope",
+            reads=(wq.output,),
+            makes=_attention_gradients(model, code)[:1],
+            saves=() if model.qk_norm == "none" else statistics,
+        )
+        return wq, queries
     wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
     name = "" if code.repeats_kv or model.value_norm else "v"
     wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), source, name)
@@ -215,10 +233,13 @@ def _attention_gradients(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, 
     return q, k, Tensor(name="v", dims=(*v.dims[:2], "v_dim"))
 
 
-def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tuple[Op, ...]:
+def attention_core(
+    window: int, flash: bool, model: ModelSpec, code: Code, own_keys: bool = True
+) -> tuple[Op, ...]:
     """From queries, keys and values to the attended values."""
     out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
     inputs = _attention_inputs(model, code)
+    saved = inputs if own_keys else inputs[:1]
     if flash:
         statistics = Tensor(name="log_sum_exp", dims=("tokens", "heads"), width="fp32")
         return (
@@ -226,7 +247,7 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
                 name="attention",
                 window=window,
                 saves=(
-                    *inputs,
+                    *saved,
                     out,
                     statistics,
                     Tensor(name="ring_out", dims=("tokens_ring", *out.dims[1:])),
@@ -250,7 +271,7 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
     core = Attention(
         name="attention",
         window=window,
-        saves=(*inputs, out, softmax, probabilities, mask),
+        saves=(*saved, out, softmax, probabilities, mask),
         output=out,
         statistics=softmax,
         reads=_attention_gradients(model, code),

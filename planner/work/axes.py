@@ -39,8 +39,8 @@ def local_sizes(
     tokens_saved: of the input that a column-parallel linear saves (Megatron saves the shard and
         gathers it again).
     tokens_moe: the rank's own tokens, as its router reads them.
-    tokens_routed: rows that a rank's experts compute: top-k copies times the load of the busiest
-        rank.
+    tokens_routed: rows that a rank's experts compute: top-k copies, but for those that no expert
+        computes, times the load of the busiest rank.
     tokens_sent: rows that the busiest rank exchanges.
     tokens_copied: copies of its own tokens that a rank lays out for sending; 0 where the
         dispatcher's kernel reads the tokens themselves.
@@ -92,6 +92,9 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
         "hidden_cut": model.hidden_size / tp,
         **head_sizes(model, tp),
         "ffn": model.intermediate_size / tp,
+        "wide_ffn": 2 * model.intermediate_size / tp,
+        "layers": model.num_hidden_layers * ones,
+        "per_layer": model.hidden_size_per_layer_input * ones,
         "vocab": model.vocab_size / tp,
         "q_lora": model.q_lora_rank * ones,
         "kv_lora": model.kv_lora_rank * ones,
@@ -126,25 +129,24 @@ def _expert_sizes(
     own = tokens / sp if gathers else apart
     local = model.num_experts / ep
     load = busiest_load(batch, model, training)
-    routed = apart * model.num_experts_per_tok * load
-    sent = own * model.num_experts_per_tok
+    computing = model.num_computing_per_tok
+    routed = apart * computing * load
+    sent = own * computing
     return {
         "tokens_moe": own,
-        "experts": model.num_experts * np.ones_like(tokens),
+        "experts": model.num_choices * np.ones_like(tokens),
         "experts_local": local,
         "tokens_routed": routed,
         "tokens_sent": sent * load,
         "tokens_copied": np.where(batch.moe_dispatcher == SENDS_COPIES, sent, 0.0),
         "tokens_unsorted": np.where(
-            batch.moe_dispatcher == SENDS_COPIES,
-            sent if gathers else tokens * model.num_experts_per_tok,
-            0.0,
+            batch.moe_dispatcher == SENDS_COPIES, sent if gathers else tokens * computing, 0.0
         ),
         "tokens_regrouped": np.where((ep > 1) | (rules.expert_alignment > 0), routed, 0.0),
         "tokens_grouped": routed + local * _padding_rows(batch, training, rules),
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
-        "tokens_of_mean_expert": apart * model.num_experts_per_tok / local,
+        "tokens_of_mean_expert": apart * computing / local,
     }
 
 
@@ -168,7 +170,7 @@ def busiest_load(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec) -
         return np.full(len(batch), training.moe_imbalance)
     shards = np.where(batch.sequence_parallel & (batch.etp == 1), batch.tp, 1) * batch.cp
     own = batch.micro_batch_size * (training.seq_len / shards)
-    return expected_imbalance(own * model.num_experts_per_tok, batch.ep.astype(np.float64))
+    return expected_imbalance(own * model.num_computing_per_tok, batch.ep.astype(np.float64))
 
 
 def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:

@@ -10,6 +10,7 @@ backward; `tests/torch_memory` compares them with torch's.
 from dataclasses import replace
 
 from planner.specs.model import LayerKind, ModelSpec
+from planner.work import per_layer
 from planner.work.attention import attention
 from planner.work.feed_forward import mlp, moe, routed_norms
 from planner.work.heads import of_kind
@@ -43,10 +44,12 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
     if kind.mtp:
         inner = layer_ops(model, replace(kind, mtp=False), flash, code)
         return (*joined(model, code), *inner, *predicted(head_ops(model, code)))
-    ends = (stream, middle if kind.feeds else end)
+    last = Tensor(name="fed", dims=HIDDEN_SP) if model.hidden_size_per_layer_input else end
+    gated = per_layer.gated(model, (last, end), code) if last is not end else ()
+    ends = (stream, middle if kind.feeds else last)
     mixing = _mixing(model, kind, ends, flash, code) if kind.mixes else ()
-    feeding = _feeding(model, kind, (middle if kind.mixes else stream, end), code)
-    return (*mixing, *(feeding if kind.feeds else ()))
+    feeding = _feeding(model, kind, (middle if kind.mixes else stream, last), code)
+    return (*mixing, *(feeding if kind.feeds else ()), *gated)
 
 
 def _mixing(
@@ -56,8 +59,9 @@ def _mixing(
     stream, after = ends
     branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixer = MIXERS[kind.mixer].operations(model, code) if kind.mixer in MIXERS else ()
-    if kind.mixer in ("attention", "attention-mamba2"):
-        own = attention(model.at(kind.window), kind.window, flash, code)
+    if kind.mixer in ("attention", "attention-shared", "attention-mamba2"):
+        at = model.at(kind.window)
+        own = attention(at, kind.window, flash, code, own_keys=not kind.shares_keys)
         own = of_kind(model, kind, own)
         mixer = beside_attention(mixer, own) if mixer else own
     out = mixer[-1].name
@@ -87,7 +91,7 @@ def _feeding(
 ) -> tuple[Op, ...]:
     """The feed-forward branch; ends: the residual stream before and after it."""
     middle, end = ends
-    own_norm = model.norms_per_layer != 1
+    own_norm, width = model.norms_per_layer != 1, "wide_ffn" if model.widens_mlp(kind) else "ffn"
     source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
     shared = _shared_sum(model, kind)
@@ -100,7 +104,7 @@ def _feeding(
     return (
         norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *before,
-        *(moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)),
+        *(moe(model, source, code) if kind.moe else mlp(model, width, "mlp", source)),
         *behind,
         _residual(
             "mlp_residual",
@@ -183,9 +187,10 @@ def _chunked_loss() -> tuple[Op, ...]:
 
 
 @remembered
-def embedding_ops() -> tuple[Op, ...]:
+def embedding_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
-    return embedding("embedding", "embedded")
+    more = per_layer.looked_up(model, code) if model.hidden_size_per_layer_input else ()
+    return (*embedding("embedding", "embedded"), *more)
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:

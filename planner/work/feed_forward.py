@@ -141,7 +141,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             cols=("experts",),
             depth=("hidden",),
             role="router",
-            saves=(weighed,),
+            saves=(_router_input(model, weighed),),
             output=Tensor(name="router_out", dims=("tokens_moe", "experts")),
             reads=(weighed,),
         ),
@@ -216,9 +216,35 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             held,
             (summed, output) if shared else (summed,),
         ),
+        *_identities(model, source),
         *leaving,
         *_at_border("tp_exit", bool(shared), code),
     )
+
+
+def _router_input(model: ModelSpec, weighed: Tensor) -> Tensor:
+    """What the router saves: LongCat-Flash, the family with zero experts, casts it to fp32."""
+    cast = Tensor(name="router_fp32", dims=weighed.dims, width="fp32")
+    return cast if model.zero_expert_num else weighed
+
+
+def _identities(model: ModelSpec, source: Tensor) -> tuple[Elementwise, ...]:
+    """Zero experts: a token times the sum of its scores for them, added to the others' outputs.
+
+    They need no permutation or exchange. Source: transformers 5.24 models/longcat_flash, which
+    loops over them as over the others.
+    """
+    op = Elementwise(
+        name="zero_experts",
+        dims=source.dims,
+        kernels=4,
+        forward_moves=5.0,
+        backward_moves=6.0,
+        fused_forward_moves=3.0,
+        fused_backward_moves=4.0,
+        saves=(source,),
+    )
+    return (op,) * (model.zero_expert_num > 0)
 
 
 def routed_norms(model: ModelSpec, stream: Tensor, code: Code) -> tuple[Elementwise, ...]:

@@ -15,6 +15,7 @@ from planner.work import (
     gated_delta,
     kimi_delta,
     lightning,
+    mamba1,
     mamba2,
     short_conv,
     sparse_attention,
@@ -56,6 +57,7 @@ MIXERS: Mapping[Mixer, MixerWork] = {
         ("mamba2", "attention-mamba2"),
         MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
     ),
+    "mamba": MixerWork(operations=mamba1.operations, sizes=mamba1.sizes, cut=mamba1.TP_DIMS),
     "short-conv": MixerWork(
         operations=short_conv.operations, sizes=short_conv.sizes, cut=short_conv.TP_DIMS
     ),

@@ -6,7 +6,7 @@ They are linear layers, norms, the borders of tensor parallelism, and a trainer'
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
@@ -149,12 +149,14 @@ def output_projection(name: str, depth: Dims, source: Tensor) -> Gemm:
     )
 
 
-def embedding(name: str, made: str, *makes: Tensor) -> tuple[Op, ...]:
+def embedding(
+    name: str, made: str, *makes: Tensor, dims: Dims = HIDDEN
+) -> tuple[Elementwise, Collective]:
     """Gathered rows of the token table, and their sum over the ranks of TP that hold some each."""
     return (
         Elementwise(
             name=name,
-            dims=HIDDEN,
+            dims=dims,
             kernels=2,
             forward_moves=2.0,
             backward_moves=4.0,
@@ -164,7 +166,7 @@ def embedding(name: str, made: str, *makes: Tensor) -> tuple[Op, ...]:
         Collective(
             name=f"{name}_sum",
             site="tp_exit",
-            tensor=Tensor(name=made, dims=HIDDEN),
+            tensor=Tensor(name=made, dims=dims),
             linear=False,
             makes=makes,
         ),

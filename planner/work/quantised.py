@@ -16,7 +16,7 @@ from planner.work.heads import TP_DIMS as HEADS_CUT
 from planner.work.mixers import MIXERS
 from planner.work.ops import Dims, Gemm
 
-TP_DIMS = frozenset({*HEADS_CUT, "ffn", "shared_ffn", "hidden_cut"}).union(
+TP_DIMS = frozenset({*HEADS_CUT, "ffn", "wide_ffn", "shared_ffn", "hidden_cut"}).union(
     *(work.cut for work in MIXERS.values())
 )
 

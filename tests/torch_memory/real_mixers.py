@@ -53,6 +53,15 @@ FALCON = {
     "num_key_value_heads": 2, "vocab_size": 128, "mamba_d_ssm": 96, "mamba_n_heads": 6,
     "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_chunk_size": 64,
 }  # fmt: skip
+JAMBA = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "num_experts": 4, "attn_layer_period": 2,
+    "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 16, "num_experts_per_tok": 2,
+}  # fmt: skip
+MAMBA1 = {
+    "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "time_step_rank": 8,
+    "state_size": 16,
+}  # fmt: skip
 LFM = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "conv_L_cache": 7,
@@ -82,6 +91,18 @@ GEMMA4 = {
     "global_head_dim": 64, "attention_k_eq_v": True, "vocab_size": 128, "sliding_window": 512,
     "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
     "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+GEMMA4_SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 24, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "vocab_size": 128,
+    "sliding_window": 512, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128,
+    "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
+}  # fmt: skip
+LONGCAT = {
+    "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 128, "n_routed_experts": 16,
+    "zero_expert_num": 8, "moe_topk": 6, "head_dim": 16,
 }  # fmt: skip
 M3 = {
     "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96,
@@ -289,6 +310,49 @@ def falcon() -> dict[str, Any]:
     return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": FALCON}
 
 
+def jamba() -> dict[str, Any]:
+    """Mamba of Jamba, whose kernels run one by one, and copy what is not laid out by channels."""
+    from transformers import JambaConfig
+    from transformers.models.jamba import modeling_jamba as code
+
+    config = JambaConfig(**JAMBA)
+    norm, code.JambaRMSNorm = code.JambaRMSNorm, lambda *sizes, **more: Norm()
+    mixer = code.JambaMambaMixer(config, 0).bfloat16()
+    code.JambaRMSNorm = norm
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+        return Kept.apply(states.shape, states, states, weight).mT.contiguous().mT
+
+    def scan(u: Any, delta: Any, a: Any, b: Any, c: Any, z: Any, **more: object) -> Any:
+        copies = [one.contiguous() for one in (u, delta, b, c, z)]
+        return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
+
+    code.causal_conv1d_fn, code.mamba_selective_scan = conv, scan
+    return {
+        "flops": flops(lambda: mixer(x)),
+        "saved": saved_bytes(mixer, lambda: mixer(x)),
+        "config": JAMBA,
+    }
+
+
+def mamba1() -> dict[str, Any]:
+    """Mamba, the first, in the one function that its kernels have."""
+    from transformers import MambaConfig
+    from transformers.models.mamba import modeling_mamba as code
+
+    mixer = code.MambaMixer(MambaConfig(**MAMBA1), 0).bfloat16().train()
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def inner(projected: Any, *more: object, **named: object) -> Any:
+        low = projected.new_empty(BATCH, SEQ, 8 + 2 * 16)
+        keys, out = projected.new_empty(BATCH, 2 * 16, SEQ), projected.new_empty(BATCH, 128, SEQ)
+        return Kept.apply(x.shape, projected, projected, low, keys, out)
+
+    code.mamba_inner_fn = inner
+    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA1}
+
+
 def lfm() -> dict[str, Any]:
     """Gated short convolution and attention with a gate a head, of LFM3."""
     from transformers import Lfm3Config
@@ -438,6 +502,74 @@ def gemma4() -> dict[str, Any]:
     return {**found, "config": GEMMA4}
 
 
+def gemma4_small() -> dict[str, Any]:
+    """Gemma 4 with per-layer embeddings and shared keys: each kind of layer, and all of them.
+
+    The whole model saves bytes without recomputation, and with that of all layers.
+    """
+    from transformers import Gemma4TextConfig
+    from transformers.models.gemma4 import modeling_gemma4 as code
+
+    config = Gemma4TextConfig(**GEMMA4_SMALL)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary, norm = code.Gemma4TextRotaryEmbedding(config), code.Gemma4RMSNorm
+    code.Gemma4RMSNorm = lambda *sizes, **more: Norm()
+    found: dict[str, Any] = {}
+
+    class Tables(torch.nn.Module):
+        def forward(self, x: Any, places: Any, kind: str) -> Any:
+            if kind not in dict(self.named_children()):
+                self.add_module(kind, torch.nn.Module())
+                turned(self.get_submodule(kind), rotary(x, torch.arange(SEQ)[None], kind))
+            return self.get_submodule(kind).cos, self.get_submodule(kind).sin
+
+    for kind, place in (("windowed", 0), ("full", 5), ("windowed-shared", 12), ("full-shared", 17)):
+        layer = code.Gemma4TextDecoderLayer(config, place).bfloat16().train()
+        named = config.layer_types[place]
+        width = config.per_layer_config[place].head_dim
+        part = torch.zeros(BATCH, SEQ, 8, dtype=torch.bfloat16)
+        keys = torch.zeros(2, BATCH, 1, SEQ, width, dtype=torch.bfloat16).unbind()
+        layer.part, layer.tables = torch.nn.Buffer(part), Tables()
+        layer.keys, layer.values = map(torch.nn.Buffer, keys)
+        places = layer.tables(x, None, named)
+        layer.part.requires_grad_()
+        shared = {named: (layer.keys, layer.values)}
+        run = partial(layer, x, layer.part, shared, position_embeddings=places)
+        found[kind] = attended(code, layer, run)
+    model = code.Gemma4TextModel(config).bfloat16().train()
+    model.rotary_emb = Tables()
+    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    masks = {"full_attention": None, "sliding_attention": None}
+    run = partial(model, tokens, attention_mask=masks, use_cache=False)
+    found["whole"] = attended(code, model, run)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found["whole"]["full"] = attended(code, model, run)["saved"]
+    code.Gemma4RMSNorm = norm
+    return {**found, "config": GEMMA4_SMALL}
+
+
+def longcat() -> dict[str, Any]:
+    """A layer of LongCat-Flash, whose tokens go to all experts alike, zero experts among them."""
+    from transformers import LongcatFlashConfig
+    from transformers.models.longcat_flash import modeling_longcat_flash as code
+
+    config = LongcatFlashConfig(**LONGCAT)
+    config._attn_implementation = "sdpa"
+    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    norm, code.LongcatFlashRMSNorm = code.LongcatFlashRMSNorm, lambda *sizes, **more: Norm()
+    layer = code.LongcatFlashDecoderLayer(config, 0).bfloat16().train()
+    code.LongcatFlashRMSNorm = norm
+    places = code.LongcatFlashRotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    tables = turned(layer, places)
+    alike = torch.arange(BATCH * SEQ * 6).reshape(-1, 6) % 24
+    layer.mlp.router.get_topk_indices = lambda scores: alike
+    run = partial(layer, x, None, position_embeddings=tables)
+    found = attended(code, layer, run)
+    layer.mlp.experts = Experts()
+    return {**found, "rest": attended(code, layer, run)["saved"], "config": LONGCAT}
+
+
 def m3() -> dict[str, Any]:
     """MiniMax sparse attention of MiniMax M3, masked."""
     from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
@@ -460,12 +592,16 @@ if __name__ == "__main__":
         "ling": lambda: kimi(full=True),
         "latent": latent,
         "falcon": falcon,
+        "jamba": jamba,
+        "mamba1": mamba1,
         "lfm": lfm,
         "dsa": dsa,
         "minimax": minimax,
         "step": step,
         "gemma4": gemma4,
+        "gemma4-small": gemma4_small,
         "mimo": mimo,
+        "longcat": longcat,
         "m3": m3,
     }
     print(json.dumps({name: run() for name, run in runs.items()}))

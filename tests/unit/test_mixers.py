@@ -47,6 +47,7 @@ NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3
 SPARSE = "deepseek-v3.2"
 SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="none")
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
+ROUTED = ("expert_", "gather", "dispatch", "scatter", "combine")  # names of operations
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0, "index": 8.0}
 
 
@@ -59,13 +60,16 @@ def sizes(model: ModelSpec) -> dict[str, float]:
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
     context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
-    tokens["tokens_routed"] = TOKENS * model.num_experts_per_tok
-    experts = {"experts": model.num_experts, "experts_local": model.num_experts,
+    tokens["tokens_routed"] = TOKENS * model.num_computing_per_tok
+    experts = {"experts": model.num_choices, "experts_local": model.num_experts,
         "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
         "shared_ffn": model.shared_expert_intermediate_size,
-        "tokens_per_expert": TOKENS * model.num_experts_per_tok / max(model.num_experts, 1),
+        "tokens_per_expert": TOKENS * model.num_computing_per_tok / max(model.num_experts, 1),
     }  # fmt: skip
     others = {**latent, **context, "hidden": model.hidden_size}
+    others |= {"ffn": model.intermediate_size, "wide_ffn": 2 * model.intermediate_size,
+        "layers": model.num_hidden_layers,
+        "per_layer": model.hidden_size_per_layer_input}  # fmt: skip
     return {**found, **heads, **tokens, **experts, **others}
 
 
@@ -138,6 +142,8 @@ def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> No
         ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
         ("mamba", "nemotron_h", "mamba2", None),
         ("falcon", "falcon_h1", "attention-mamba2", None),
+        ("jamba", "jamba", "mamba", 0),
+        ("mamba1", "mamba", "mamba", None),
         ("lfm", "lfm3", "short-conv", 0),
         ("minimax", "minimax", "lightning", 0),
     ],
@@ -182,9 +188,44 @@ def test_attention_of_each_kind_of_layer_is_the_real_one(
     assert saved(own, model) == pytest.approx(real[of][kind]["saved"], rel=0.03)
     if "layer" in real[of][kind]:
         assert flops(ops, model) == pytest.approx(real[of][kind]["layer"], rel=5e-3)
-        path = ("expert_", "gather", "dispatch", "scatter", "combine")
-        rest = tuple(op for op in ops if not op.name.startswith(path))
+        rest = tuple(op for op in ops if not op.name.startswith(ROUTED))
         assert saved(rest, model) == pytest.approx(real[of][kind]["rest"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
+    real: dict[str, dict[str, Any]],
+) -> None:
+    """Recomputed layers' keys and values stay as well, which no hook sees."""
+    found = real["gemma4-small"]
+    model = read_model({"model_type": "gemma4_text", "architectures": [], **found["config"]})
+    layers = {kind: blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()}
+    for kind, ops in layers.items():
+        name = ("windowed" if kind.window else "full") + "-shared" * kind.shares_keys
+        assert flops(ops, model) == pytest.approx(found[name]["flops"], rel=5e-3)
+        assert saved(ops, model) == pytest.approx(found[name]["saved"], rel=0.03)
+    ends = [blocks.embedding_ops(model), blocks.head_ops(model)[:1]]
+    for measure, name, most in ((flops, "flops", 5e-3), (saved, "saved", 0.03)):
+        whole = sum(measure(ops, model) for ops in ends)
+        whole += sum(
+            count * measure(layers[kind], model) for kind, count in model.distinct_layers()
+        )
+        assert whole == pytest.approx(found["whole"][name], rel=most)
+    checkpointed = sum(saved(ops, model) for ops in ends) + 24 * TOKENS * 64 * 2
+    lent = 2 * (16 + 32) * TOKENS * 2
+    assert checkpointed == pytest.approx(found["whole"]["full"] + lent, rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_two_layers_are_one_of_longcat(real: dict[str, dict[str, Any]]) -> None:
+    found = real["longcat"]
+    model = read_model({"model_type": "longcat_flash", "architectures": [], **found["config"]})
+    halves = [blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()]
+    assert sum(flops(ops, model) for ops in halves) == pytest.approx(found["flops"], rel=5e-3)
+    rest = [tuple(op for op in ops if not op.name.startswith(ROUTED)) for ops in halves]
+    assert sum(saved(ops, model) for ops in rest) == pytest.approx(found["rest"], rel=0.03)
 
 
 @pytest.mark.torch

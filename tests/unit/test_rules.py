@@ -97,6 +97,12 @@ CASES = [
     Case("a stage begins with a layer that has no indexer", {"pp": 2},
         {"pp": 2, "layers_per_stage": [38, 40]}, {**DSA, "model": SHARED, "num_gpus": 16},
         "begins with a layer that has no indexer"),
+    Case("a stage begins under a shortcut", {"pp": 8}, {"pp": 4},
+        {"model": "longcat-flash", "trainer": "fsdp", "num_gpus": 64},
+        "to which the outputs of experts of the layer before are added"),
+    Case("layers read what no stage hands on", {"pp": 2}, {"pp": 1},
+        {"model": "gemma4-e4b", "trainer": "fsdp"},
+        "read per-layer embeddings and keys and values of earlier layers"),
     Case("the trainer does not cut recurrent mixers", {"cp": 2}, {"cp": 1},
         {"model": "qwen3-next-80b-a3b", "trainer": "fsdp"}, "runs recurrent layers whole"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
@@ -572,7 +578,7 @@ def test_rules_read_what_they_say() -> None:
         or "graph_trainer" in str(case.job)
         or case.job.get("gpu") == "cpu"
     ]
-    models += ("glm5", SHARED)
+    models += ("glm5", "gemma4-e4b", "longcat-flash", SHARED)
     for model, job in itertools.product(models, [*plain, *special]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):

@@ -73,7 +73,7 @@ def layer_bytes(p: Pricer, **layout: Any) -> float:
 def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """2 x parameters that a token meets (head included) + attention over what the mask shows."""
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
+    matrices = model.matmul_parameters_per_token() + head_of_its_own
     queries = np.arange(1, seq_len + 1)
     kinds = model.layer_kinds()
     attention = 0.0
@@ -232,7 +232,7 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
         for kind, _ in p.model.distinct_layers()
         for flash in (True, False)
     ]
-    others = [blocks.head_ops(p.model), blocks.embedding_ops()]
+    others = [blocks.head_ops(p.model), blocks.embedding_ops(p.model)]
     for op in (op for ops in [*lists, *others] for op in ops):
         dims: list[str] = []
         if isinstance(op, Gemm):

@@ -72,7 +72,7 @@ def newton_schulz_flops(model: ModelSpec) -> float:
     """FLOP per parameter of Muon's orthogonalisation, the mean over the matrices of all layers."""
     flops = size = 0.0
     whole = weight_sizes(model, np.ones(1), np.ones(1))
-    whole["experts"] = np.full(1, float(model.num_experts))
+    whole["experts"] = np.full(1, float(model.num_choices))
     for kind, count in model.distinct_layers():
         for matrix in _matrices(model, kind, False):
             rows, cols = (_size(whole, dims)[0] for dims in (matrix.inputs, matrix.outputs))
@@ -189,7 +189,7 @@ def _work(
     assert mode is not None, f"{step.rules.name} has owners of matrices and no mode"
     ones = np.ones(len(batch))
     sizes = [
-        {**weight_sizes(model, tp, etp), "experts": model.num_experts * ones}
+        {**weight_sizes(model, tp, etp), "experts": model.num_choices * ones}
         for tp, etp in ((ones, ones), (batch.tp.astype(float), batch.etp.astype(float)))
     ]
     copies = model.num_experts / batch.ep if expert else ones

@@ -64,7 +64,7 @@ DISPATCHERS: Mapping[int, Callable[[str], Kernels]] = {
 }
 
 
-def reached(places: FloatColumn, top_k: int) -> FloatColumn:
+def reached(places: FloatColumn, top_k: float) -> FloatColumn:
     """Number of places that a token is sent to, where each holds as many experts.
 
     places (1 - (1 - 1 / places)^top_k), for uniform choices.
@@ -163,14 +163,15 @@ def _calls(
     group, sizes = context.group("ep"), context.sizes
     names: tuple[str, str] = ("all-to-all", "all-to-all")
     kernels = None
-    tokens = sizes["tokens_sent"] / model.num_experts_per_tok
+    top_k = model.num_computing_per_tok
+    tokens = sizes["tokens_sent"] / top_k
     sent = tokens * sizes["expert_hidden"] * context.width_bytes("compute")
     if kind in DISPATCHERS:
         fabric, payload = context.fabric, sent
-        kernels = MOE_DISPATCHERS[kind], reached(group[0], model.num_experts_per_tok)
+        kernels = MOE_DISPATCHERS[kind], reached(group[0], top_k)
         both = kernel_seconds(
             sent,
-            (model.num_experts_per_tok, model.topk_group if model.n_group else 0),
+            (top_k, model.topk_group if model.n_group else 0),
             DISPATCHERS[kind](context.device.gpu.family),
             group,
             fabric.gpus[0],
@@ -218,7 +219,7 @@ def _calls(
 
 def kernel_seconds(
     sent_bytes: FloatColumn,
-    routing: tuple[int, int],
+    routing: tuple[float, int],
     kernels: Kernels,
     group: tuple[FloatColumn, FloatColumn],
     domain: float,

@@ -177,7 +177,7 @@ def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
     flash = context.training.attention_kernel != "unfused"
     code = trainer_code(context.training, context.rules)
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
-    ends = [blocks.embedding_ops(), blocks.head_ops(model, code)]
+    ends = [blocks.embedding_ops(model, code), blocks.head_ops(model, code)]
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
     for place, ops in enumerate([*layers, *ends]):
         is_layer = place < len(layers)

@@ -201,7 +201,11 @@ FAMILIES: dict[str, Family] = {
     "step3p5": Family(
         defaults={**_QK_HEAD, **_NO_AUX, "attention_head_gate": True}, needs_experts=True
     ),
-    "gemma4_text": Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text"),
+        Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
+    ),
+    "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
     "minimax_m3_vl_text": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
     "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
@@ -241,6 +245,14 @@ FAMILIES: dict[str, Family] = {
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
     ),
     "bamba": Family(),
+    "jamba": Family(
+        defaults={"position_embedding": "none", "mamba_conv_bias": True, "mamba_d_conv": 4},
+        expert_width_key="intermediate_size",
+    ),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba"),
+        Family(defaults={**_MAMBA2, **_TIED, "position_embedding": "none"}),
+    ),
     "mamba2": Family(defaults={**_MAMBA2, "position_embedding": "none", "mamba_n_groups": 8}),
     "falcon_h1": Family(defaults={**_MAMBA2, "mamba_norm": False, "mamba_n_groups": 1}),
     "lfm2": Family(defaults={**_QK_HEAD, **_TIED}),
@@ -277,7 +289,8 @@ TEXT_PARTS = {
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
-    "step3p7": "step3p5", "gemma4": "gemma4_text", "minimax_m3_vl": "minimax_m3_vl_text",
+    "step3p7": "step3p5", "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text", "minimax_m3_vl": "minimax_m3_vl_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language
@@ -320,6 +333,11 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "vocab_size": 256_000,
     },
     "glm4": _GLM4_CLASS,
+    "gemma4_text": {
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_144,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    },
 }  # fmt: skip
 
 

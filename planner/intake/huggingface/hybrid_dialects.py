@@ -47,6 +47,12 @@ _OLMO_HYBRID_INERT = frozenset({
     "linear_a_log_max", "linear_a_log_min", "linear_allow_neg_eigval", "linear_dt_init_floor",
     "linear_dt_max", "linear_dt_min",
 })  # fmt: skip
+_MAMBA1_INERT = frozenset({
+    "mixer_rms_eps", "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32",
+    "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_falcon_mamba_norms",
+    "use_mamba_kernels", "use_mambapy", "mamba_inner_layernorms", "n_ctx",
+    "calc_logits_for_entire_prompt", "layer_types", "layers_block_type", "layers_num_experts",
+})  # fmt: skip
 _MINIMAX_INERT = frozenset({
     "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
     "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor", "postnorm",
@@ -98,6 +104,29 @@ HYBRIDS: Mapping[str, Dialect] = {
         },
         inert=frozenset({"expand", "rescale_prenorm_residual", "residual_in_fp32"}) | _TIME_STEPS,
         prepare=hybrid.only_mamba,
+    ),
+    "jamba": Dialect(
+        renames={
+            **hybrid.MAMBA_KEYS,
+            "expert_layer_period": "moe_layer_freq",
+            "expert_layer_offset": "moe_layer_offset",
+        },
+        inert=_MAMBA1_INERT,
+        prepare=hybrid.mamba1,
+    ),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba"),
+        Dialect(
+            renames={
+                **_MAMBA,
+                "state_size": "ssm_state_size",
+                "expand": "mamba_expand",
+                "intermediate_size": "mamba_width",
+                "time_step_rank": "mamba_dt_rank",
+            },
+            inert=_MAMBA1_INERT | (_TIME_STEPS - {"time_step_rank"}),
+            prepare=hybrid.mamba1,
+        ),
     ),
     "falcon_h1": Dialect(
         renames={

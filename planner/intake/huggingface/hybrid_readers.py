@@ -15,6 +15,7 @@ _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
 # letters of `hybrid_override_pattern`
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval")
+_MAMBA1 = frozenset({"attn_layer_period", "attn_layer_offset", "mamba_expand", "mamba_width"})
 MAMBA_KEYS: Mapping[str, str] = {
     "mamba_n_heads": "mamba_num_heads",
     "mamba_d_head": "mamba_head_dim",
@@ -107,6 +108,25 @@ def only_mamba(values: Values) -> Values:
         "num_attention_heads": heads,
         "head_dim": values.get("mamba_head_dim"),
     }
+
+
+def mamba1(values: Values) -> Values:
+    """Mamba, the first: in all layers and nothing else, or all but some of Jamba's."""
+    hidden, expand = values.get("hidden_size"), values.get("mamba_expand", 2)
+    rank, layers = values.get("mamba_dt_rank", "auto"), _layers(values)
+    found = {key: value for key, value in values.items() if key not in _MAMBA1}
+    if isinstance(hidden, int) and isinstance(expand, int):
+        found["mamba_num_heads"] = values.get("mamba_width") or expand * hidden
+        found["mamba_dt_rank"] = -(-hidden // 16) if rank == "auto" else rank
+    period, offset = (values.get(f"attn_layer_{key}") for key in ("period", "offset"))
+    if not isinstance(period, int) or not isinstance(offset, int):
+        only = {"mixer_only_layers": list(range(layers)), "num_attention_heads": 1}
+        return {**found, "mixers": ["mamba"] * layers, "mamba_head_dim": 1, "mamba_norm": False,
+            "head_dim": hidden, **only}  # fmt: skip
+    kinds = ["attention" if i % period == offset else "mamba" for i in range(layers)]
+    if values.get("num_experts", 16) == 1:
+        found = {key: value for key, value in found.items() if "expert" not in key}
+    return {**_mixed(found, "mamba", _listed(values) or kinds), "mamba_head_dim": 1}
 
 
 def falcon_h1(values: Values) -> Values:

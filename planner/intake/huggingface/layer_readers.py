@@ -122,12 +122,16 @@ def mimo(values: Values) -> Values:
 def gemma4(values: Values) -> Values:
     """Gemma 4: full layers have wider and fewer key heads, which may be values as well.
 
-    Its config names the heads of windowed layers first. A dense MLP stands beside the experts.
+    Its config names the heads of windowed layers first. A dense MLP stands beside the experts. The
+    last layers may share the keys and values of those before them.
     """
     found = {key: value for key, value in values.items() if key not in _GEMMA4_SWITCHES}
     layers, kinds = values.get("num_hidden_layers"), values.get("layer_types")
     if not kinds and isinstance(layers, int):
         found["layer_types"] = [_FULL if (i + 1) % 6 == 0 else _WINDOW for i in range(layers)]
+    found |= _sharing(values)
+    if not values.get("hidden_size_per_layer_input"):
+        found.pop("vocab_size_per_layer_input", None)
     shared = bool(values.get("attention_k_eq_v"))
     saved = values.get("per_layer_config")
     full: Values = {
@@ -161,6 +165,31 @@ def gemma4(values: Values) -> Values:
     }
 
 
+def _sharing(values: Values) -> Values:
+    """The mixers of a model whose last `num_kv_shared_layers` layers have no keys of their own."""
+    layers, sharing = (values.get(key) for key in ("num_hidden_layers", "num_kv_shared_layers"))
+    if not (isinstance(layers, int) and isinstance(sharing, int) and sharing):
+        return {}
+    if not 0 < sharing < layers:
+        raise MissingBlock("num_kv_shared_layers", "keys and values of another model's layers")
+    return {"mixers": ["attention"] * (layers - sharing) + ["attention-shared"] * sharing}
+
+
+def longcat(values: Values) -> Values:
+    """LongCat-Flash: layers of two attentions and two MLPs, the first beside the experts."""
+    layers = values.get("num_layers")
+    if values.get("zero_expert_type", "identity") != "identity":
+        raise MissingBlock("zero_expert_type", "zero experts that are not their input")
+    found = {key: one for key, one in values.items() if key not in _LONGCAT_KEYS}
+    return {
+        **found,
+        **({"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}),
+        "moe_layer_freq": 2,
+        "shared_expert_intermediate_size": values.get("intermediate_size"),
+        "moe_shortcut": True,
+    }
+
+
 def minimax_m3(values: Values) -> Values:
     """MiniMax M3: an indexer that chooses blocks in the layers of a list, by name or by number."""
     part = values.get("sparse_attention_config")
@@ -187,8 +216,7 @@ def _list(value: object) -> Sequence[object]:
 
 _GEMMA4_SWITCHES = frozenset({
     "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
-    "per_layer_config", "use_bidirectional_attention", "use_double_wide_mlp",
-    "vocab_size_per_layer_input", "num_kv_shared_layers", "hidden_size_per_layer_input",
+    "per_layer_config", "use_bidirectional_attention", "num_kv_shared_layers",
 })  # fmt: skip
 # our name -> that of `sparse_attention_config`
 _BLOCK_SIZES: Mapping[str, str] = {
@@ -205,6 +233,7 @@ _MIMO_KEYS = frozenset({
     "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
     "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
 })  # fmt: skip
+_LONGCAT_KEYS = frozenset({"num_layers", "zero_expert_type"})
 _STEP_INERT = frozenset({
     "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
     "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
@@ -230,7 +259,18 @@ BY_LAYER: Mapping[str, Dialect] = {
         inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
     ),
     "mimo_v2_flash": Dialect(prepare=mimo),
-    "gemma4_text": Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text"),
+        Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
+    ),
+    "longcat_flash": Dialect(
+        renames={
+            "ffn_hidden_size": "intermediate_size",
+            "expert_ffn_hidden_size": "moe_intermediate_size",
+        },
+        inert=frozenset({"attention_method", "head_dim", "mla_scale_q_lora", "mla_scale_kv_lora"}),
+        prepare=longcat,
+    ),
     "minimax_m3_vl_text": Dialect(
         renames={
             "intermediate_size": "moe_intermediate_size",

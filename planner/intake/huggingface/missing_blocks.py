@@ -17,9 +17,6 @@ _BOTH_WAYS = "attention both ways (an encoder)"
 _TWO_STACKS = "an encoder and a decoder with cross-attention"
 # model_type -> the block that we have no operations for
 NO_OPERATIONS: Mapping[str, str] = {
-    "jamba": _MAMBA,
-    "mamba": _MAMBA,
-    "falcon_mamba": _MAMBA,
     "zamba": _MAMBA,
     "zamba2": "Mamba-2 (state space) layers and transformer blocks that several layers share",
     "plamo2": _MAMBA2,
@@ -28,7 +25,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "recurrent_gemma": "RG-LRU (recurrent) layers",
     "bailing_moe_linear": "lightning (linear) attention",
     "deepseek_v4": "compressed sparse attention",
-    "longcat_flash": "two attentions and a shortcut mixture of experts in each layer",
     "arctic": "a dense MLP beside the mixture of experts (dense residual)",
     "snowflake_arctic": "a dense MLP beside the mixture of experts",
     "jetmoe": "a mixture of attention heads",
@@ -51,7 +47,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "inkling2_text": "short convolutions and learned relative positions",
     "inkling2_loop_text": "short convolutions, and layers that run several times",
     "hrm_text": "stacks of layers that run several times",
-    "gemma4_unified_text": "layers that share keys and values, and per-layer embeddings",
     "zaya": "convolutions inside attention (CCA) and routers of several layers",
     "dory": "layers that run several times, and residuals that interpolate",
     "phi4_multimodal": "adapters for images and speech in every layer",
@@ -106,8 +101,6 @@ BLOCK_KEYS: Mapping[str, str] = {
     "use_cla": "cross-layer attention (keys and values shared between layers)",
     "num_kv_shared_layers": "keys and values shared between layers",
     "altup_num_inputs": "AltUp",
-    "hidden_size_per_layer_input": "per-layer embeddings",
-    "zero_expert_num": "experts that compute nothing",
     "attn_output_gate": "a gate on the output of attention",
     "block_configs": "layers that differ in width",
     "parallel_attn_mlp_res": "a dense MLP beside the mixture of experts (dense residual)",
@@ -149,10 +142,11 @@ _DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
-    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1"),
+    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1", "jamba"),
     "mamba_d_ssm": ("falcon_h1",),
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
+    "num_kv_shared_layers": ("gemma4_text", "gemma4_unified_text"),
     "index_topk": ("deepseek_v32", "glm_moe_dsa"),
     "index_n_heads": ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),
     **dict.fromkeys(

@@ -43,8 +43,11 @@ NOT_NEGATIVE = {
     "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
     "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
     "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
+    "mamba_dt_rank": _SMALL,
     "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
     "moe_latent_size": _WIDTH, "index_block_size": _TOKENS, "sliding_head_dim": _SMALL,
+    "hidden_size_per_layer_input": _SMALL, "vocab_size_per_layer_input": 2**28,
+    "zero_expert_num": _SMALL,
     "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
@@ -73,7 +76,7 @@ BOOLEAN = frozenset({
     "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
     "moe_output_norm", "linear_full_gates",
     "mamba_norm", "short_conv_bias", "attention_k_eq_v", "value_norm", "moe_branch_norms",
-    "mtp_dense", "sliding_sinks",
+    "mtp_dense", "sliding_sinks", "use_double_wide_mlp", "moe_shortcut",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),

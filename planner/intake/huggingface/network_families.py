@@ -17,6 +17,13 @@ _NOAUX: Values = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _CHOSEN: Values = {**_SOFTMAX, "norm_topk_prob": True}
 _CHATGLM: Values = {"hidden_act": "silu", "partial_rotary_factor": 0.5}
 
+_GEMMA4: Values = {
+    **_CHOSEN,
+    "embedding_multiplier": "sqrt(hidden_size)",
+    "attention_multiplier": 1.0,
+}
+_GEMMA4_CLASS: Values = {"norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
+
 FIXED_BY_CODE: Mapping[str, Values] = {
     "olmoe": _SOFTMAX,
     "flex_olmo": {**_SOFTMAX, "post_norm": True},
@@ -43,11 +50,9 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "nanochat": {"qk_norm_after_rope": True},
     "exaone_moe": _NOAUX,
     "step3p5": {**_NOAUX, "norm_topk_prob": True, "norm_plus_one": True},
-    "gemma4_text": {
-        **_CHOSEN,
-        "embedding_multiplier": "sqrt(hidden_size)",
-        "attention_multiplier": 1.0,
-    },
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "longcat_flash": {**_SOFTMAX, "norm_topk_prob": False},
     "minimax_m3_vl_text": {**_NOAUX, "norm_topk_prob": True, "norm_plus_one": True},
     "mimo_v2_flash": _NOAUX,
     "flint": {"scoring_func": "sigmoid"},
@@ -66,6 +71,7 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "kimi_linear": _NOAUX,
     "bailing_hybrid": _NOAUX,
     "nemotron_h": _NOAUX,
+    "jamba": {**_SOFTMAX, "norm_topk_prob": False},
     "lfm2_moe": {"scoring_func": "sigmoid"},
     "minimax": _CHOSEN,
     "chatglm": _CHATGLM,
@@ -73,7 +79,9 @@ FIXED_BY_CODE: Mapping[str, Values] = {
 }
 ASSUMED_BY_CLASS: Mapping[str, Values] = {
     "step3p5": _SILU,
-    "gemma4_text": {"norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 512},
+    "gemma4_text": {**_GEMMA4_CLASS, "sliding_window": 512},
+    "gemma4_unified_text": {**_GEMMA4_CLASS, "sliding_window": 1024},
+    "longcat_flash": {**_SILU, "rope_theta": 1e7},
     "minimax_m3_vl_text": {**_SILU, "norm_eps": 1e-6, "rope_theta": 5e6},
     "mimo_v2_flash": {**_SILU, "norm_topk_prob": True},
     "cohere": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
@@ -90,7 +98,10 @@ ASSUMED_BY_CLASS: Mapping[str, Values] = {
     "olmo_hybrid": {"norm_eps": 1e-6, "hidden_act": "silu"},
     "kimi_linear": {"norm_eps": 1e-5, "hidden_act": "silu", "norm_topk_prob": True},
     "bailing_hybrid": {**_SILU, "rope_theta": 6e6, "norm_eps": 1e-6, "norm_topk_prob": True},
+    "mamba": {"norm_eps": 1e-5},
+    "falcon_mamba": {"norm_eps": 1e-5},
     "mamba2": {"norm_eps": 1e-5},
+    "jamba": {"norm_eps": 1e-6, "hidden_act": "silu"},
     "falcon_h1": {**_SILU, **_ROPE},
     "lfm2": {**_SILU, "rope_theta": 1e6},
     "lfm2_moe": {**_SILU, "rope_theta": 1e6, "norm_topk_prob": True},

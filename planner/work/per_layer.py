@@ -1,0 +1,115 @@
+"""Per-layer embeddings as operations (Gemma 4): a second input of each layer.
+
+A table and a projection of the embedding give all layers theirs at once, before the first; each
+layer multiplies its part by a gate. All parts stay until the first layer's backward, whatever is
+recomputed, and the gradient of one part is one of all, of zeros but there, which is added to the
+others'. No trainer divides any of it over TP but the table.
+Source: transformers 5.24 models/gemma4 (get_per_layer_inputs, project_per_layer_inputs,
+    Gemma4TextDecoderLayer); torch tools/autograd/derivatives.yaml (select_backward).
+"""
+
+from dataclasses import replace
+
+from planner.specs.model import ModelSpec
+from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm
+
+ALL: Dims = ("tokens_sp", "layers", "per_layer")
+OWN: Dims = ("tokens_sp", "per_layer")
+INPUTS = Tensor(name="per_layer_inputs", dims=ALL)
+
+
+def looked_up(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """Rows of the table, scaled, and the normalised projection of the embedding, for all layers."""
+    rows, total = embedding("per_layer_rows", "per_layer_full", dims=("tokens", *ALL[1:]))
+    source = Tensor(name="embedded", dims=HIDDEN_SP)
+    projected = Tensor(name="per_layer_projected", dims=ALL)
+    return (
+        replace(rows, kernels=3, forward_moves=4.0, backward_moves=6.0),
+        total,
+        Gemm(
+            name="per_layer_model",
+            rows=("tokens_sp",),
+            cols=ALL[1:],
+            depth=("hidden",),
+            saves=(source,),
+            output=projected,
+            reads=(source,),
+        ),
+        norm(model, "per_layer_model_norm", projected, code),
+        # scales of the projection and of the sum of both
+        Elementwise(
+            name="per_layer_sum",
+            dims=ALL,
+            kernels=3,
+            forward_moves=7.0,
+            backward_moves=4.0,
+            fused_forward_moves=3.0,
+            fused_backward_moves=1.0,
+            saves=(INPUTS,),
+            makes=(INPUTS,),
+        ),
+    )
+
+
+def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op, ...]:
+    """The layer's part by a gate of the stream, projected and added to it, and the layer's scale.
+
+    ends: the residual stream before and after it.
+    """
+    stream, end = ends
+    gate, product = (Tensor(name=f"per_layer_{name}", dims=OWN) for name in ("gate_out", "product"))
+    activated = Tensor(name="per_layer_activated", dims=OWN, eager_only=True)
+    branch = Tensor(name="per_layer_out", dims=HIDDEN_SP)
+    normed = norm(model, "per_layer_norm", branch, code)
+    return (
+        _linear("per_layer_gate", "hidden", "per_layer", stream, gate),
+        Elementwise(
+            name="per_layer_product",
+            dims=OWN,
+            kernels=2,
+            forward_moves=5.0,
+            backward_moves=9.0,
+            fused_forward_moves=3.0,
+            fused_backward_moves=5.0,
+            saves=(gate, activated),
+            reads=(gate, INPUTS),
+            makes=(product,),
+            workspace=(INPUTS,),
+        ),
+        # zeros of all parts, and their sum with later layers'
+        Elementwise(
+            name="per_layer_parts",
+            dims=ALL,
+            kernels=2,
+            forward_moves=0.0,
+            backward_moves=4.0,
+            fused_forward_moves=0.0,
+            fused_backward_moves=4.0,
+        ),
+        _linear("per_layer_back", "per_layer", "hidden", product, branch),
+        normed,
+        Elementwise(
+            name="per_layer_residual",
+            dims=HIDDEN_SP,
+            kernels=2,
+            forward_moves=5.0,
+            backward_moves=4.0,
+            fused_forward_moves=2.0,
+            fused_backward_moves=2.0,
+            reads=(stream, *normed.makes),
+            makes=(end,),
+        ),
+    )
+
+
+def _linear(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
+    return Gemm(
+        name=name,
+        rows=("tokens_sp",),
+        cols=(cols,),
+        depth=(depth,),
+        saves=(source,),
+        output=output,
+        reads=(source,),
+    )
