@@ -343,8 +343,8 @@ def _mixes(mixer: str) -> Callable[[Setting], bool]:
 
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
-    for mixer, words in MIXER_WORDS.items():
-        yield _job(mixer, _mixes(mixer), words)
+    yield from (_job(mixer, _mixes(mixer), words) for mixer, words in MIXER_WORDS.items())
+    yield _job("hyper-connections", lambda s: s.model.hc_mult > 0)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
     yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
     yield _job("output gate", lambda s: s.model.gates_attention, "gated attention")

@@ -9,24 +9,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
-from planner.specs.network import NETWORK_FIELDS, Network
+from planner.specs.network import NETWORK_FIELDS
+from planner.specs.streams import ResidualStreams
 
 Mixer = Literal[
     "attention", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta", "lightning", "mamba2",
-    "attention-mamba2", "short-conv", "none",
+    "attention-mamba2", "short-conv", "shared-kv", "csa", "hca", "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
 ATTENDING: frozenset[Mixer] = frozenset(
     {"attention", "attention-mamba2", "dsa", "dsa-shared", "msa"}
 )
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
+# attention of DeepSeek-V4: one key head that is the values too, a window, compressed entries or not
+COMPRESSED: frozenset[Mixer] = frozenset({"shared-kv", "csa", "hca"})
+# mixer of the last layer -> that of a layer of multi-token prediction behind it, where they differ
+PREDICTING: Mapping[Mixer, Mixer] = {"dsa-shared": "dsa", "csa": "shared-kv", "hca": "shared-kv"}
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]
 
 
-class Mixers(Network):
+class Mixers(ResidualStreams):
     """Shapes of mixers; names follow the Hugging Face configs that had them first.
 
     mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
@@ -52,9 +57,9 @@ class Mixers(Network):
     moe_latent_size: width of the routed experts' input and output, between two projections of all
         of a token's routed experts (Nemotron 3 Super); 0: the hidden size.
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
-        like the last layer, with an indexer of its own where that shares one, behind a projection
-        of its input and of the next token's embedding, and has a loss of its own. A config.json
-        says how many there are: num_nextn_predict_layers.
+        like the last layer, with an indexer of its own where that shares one and no entries
+        where that compresses, behind a projection of its input and of the next token's embedding,
+        and has a loss of its own. A config.json says how many: num_nextn_predict_layers.
     mtp_dense: whether they have a dense MLP (Step 3.5, K-EXAONE 2).
     mtp_window: tokens of their window, 0 for full attention; None: as in the last layer.
 
@@ -165,6 +170,8 @@ class Mixers(Network):
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
             (self.moe_latent_size > 0, "experts on a latent"),
+            (self.num_hash_layers > 0, "experts that a table chooses"),
+            (self.hc_mult > 0, "hyper-connections (several residual streams)"),
         )
         return used + [words for holds, words in rows if holds]
 
@@ -196,6 +203,16 @@ class Mixers(Network):
         return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
 
     @property
+    def compresses(self) -> bool:
+        """Whether attention is DeepSeek-V4's, in some layers or all."""
+        return not COMPRESSED.isdisjoint(self.mixers)
+
+    def entries(self, mixer: Mixer) -> tuple[int, int]:
+        """(tokens of a compressed entry, entries that each query chooses); 0: none, and all."""
+        rates = {"csa": self.compress_rate_csa, "hca": self.compress_rate_hca}
+        return rates.get(mixer, 0), self.index_topk * (mixer == "csa")
+
+    @property
     def linear_key_width(self) -> int:
         """Width of all keys of a gated DeltaNet, and of all its queries."""
         return self.linear_num_key_heads * self.linear_key_head_dim
@@ -220,6 +237,7 @@ class Mixers(Network):
             ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
             ("mamba2", "mamba_num_heads", "mamba_n_groups"),
             ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
+            *((mixer, "num_attention_heads", "o_groups") for mixer in COMPRESSED),
         )
         lengths = self.mixers != () and len(self.mixers) != layers
         return [
@@ -252,6 +270,7 @@ class Mixers(Network):
                 )
                 for mixer, heads, groups in pairs
             ),
+            (self.hc_mult == 1, "hc_mult", "is one stream, which has no mixes", "leave it out"),
         ]
 
 
@@ -266,6 +285,9 @@ MIXER_WORDS: Mapping[str, str] = {
     "mamba2": "Mamba-2 (state space) layers",
     "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
     "short-conv": "gated short convolutions",
+    "shared-kv": "attention whose one key head is its values (DeepSeek-V4)",
+    "csa": "compressed sparse attention (CSA)",
+    "hca": "heavily compressed attention (HCA)",
     "none": "layers without attention",
 }
 # Sizes that each mixer needs.
@@ -277,6 +299,7 @@ _LINEAR = (
     "linear_conv_kernel_dim",
 )
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
+_SHARED_KV = ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
 _MAMBA = (
     "mamba_num_heads",
     "mamba_head_dim",
@@ -292,6 +315,9 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     "msa": (*_INDEXER, "index_block_size"),
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
     "short-conv": ("linear_conv_kernel_dim",),
+    "shared-kv": _SHARED_KV,
+    "csa": (*_SHARED_KV, *_INDEXER, "compress_rate_csa"),
+    "hca": (*_SHARED_KV, "compress_rate_hca"),
 }
 
 

@@ -72,7 +72,7 @@ def local_sizes(
         "tokens_ring_all": ring * np.where(batch.cp_method == ALLGATHER, cp, 1.0),
         "context": training.seq_len * ones,
         "attended": training.seq_len / 2.0 * ones,
-        "chosen": min(model.index_topk, training.seq_len) * ones,
+        "chosen": min(model.index_topk, training.seq_len // max(model.compress_rate_csa, 1)) * ones,
         "vocab_loss": model.vocab_size / (tp if loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:

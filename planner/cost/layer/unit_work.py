@@ -28,8 +28,9 @@ from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import MEMORY_BUDGET, Choices, Mode, choices_of, makers, shares_of
+from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Collective, Op
-from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
+from planner.work.pieces import HIDDEN, LOSS_CHUNKS
 
 # forward seconds, their flops, exposed communication by axis, launches of the host, its waits
 QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
@@ -121,7 +122,7 @@ def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
         leftover_bytes=leftover,
         chunks_bytes=chunks,
         chunk_logits_bytes=chunk_logits,
-        boundary_bytes=context.product(HIDDEN_SP) * context.width_bytes("compute"),
+        boundary_bytes=context.product(stream_dims(model)) * context.width_bytes("compute"),
     )
 
 
@@ -177,7 +178,7 @@ def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
     flash = context.training.attention_kernel != "unfused"
     code = trainer_code(context.training, context.rules)
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
-    ends = [blocks.embedding_ops(), blocks.head_ops(model, code)]
+    ends = [blocks.embedding_ops(model), blocks.head_ops(model, code)]
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
     for place, ops in enumerate([*layers, *ends]):
         is_layer = place < len(layers)

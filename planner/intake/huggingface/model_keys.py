@@ -46,6 +46,9 @@ NOT_NEGATIVE = {
     "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
     "moe_latent_size": _WIDTH, "index_block_size": _TOKENS, "sliding_head_dim": _SMALL,
     "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
+    "o_groups": _SMALL, "o_lora_rank": _WIDTH, "compress_rate_csa": _TOKENS,
+    "compress_rate_hca": _TOKENS, "num_hash_layers": _SMALL, "hc_mult": 64,
+    "hc_sinkhorn_iters": _SMALL,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({

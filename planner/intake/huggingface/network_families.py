@@ -42,6 +42,7 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "laguna": {**_NOAUX, "norm_topk_prob": True},
     "nanochat": {"qk_norm_after_rope": True},
     "exaone_moe": _NOAUX,
+    "deepseek_v4": {"topk_method": "noaux_tc", "norm_topk_prob": True},
     "step3p5": {**_NOAUX, "norm_topk_prob": True, "norm_plus_one": True},
     "gemma4_text": {
         **_CHOSEN,
@@ -75,6 +76,13 @@ ASSUMED_BY_CLASS: Mapping[str, Values] = {
     "step3p5": _SILU,
     "gemma4_text": {"norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 512},
     "minimax_m3_vl_text": {**_SILU, "norm_eps": 1e-6, "rope_theta": 5e6},
+    "deepseek_v4": {
+        "scoring_func": "sqrtsoftplus",
+        "hidden_act": "silu",
+        "norm_eps": 1e-6,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+    },
     "mimo_v2_flash": {**_SILU, "norm_topk_prob": True},
     "cohere": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
     "cohere2": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
