@@ -16,15 +16,14 @@ from functools import partial
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.specs.mixers import Mixer
+from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import ModelSpec
 from planner.work.attention import UNFUSED, latents
 from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
-from planner.work.sparse_attention import indexer
+from planner.work.sparse_attention import CHOSEN, PROJECTIONS, indexer
 
 HEADS: Dims = ("tokens", "heads", "qk_dim")
-SQUARE: Dims = ("tokens", "heads", "context")
 QUERY, KEY = Tensor(name="q", dims=HEADS), Tensor(name="k", dims=("tokens", "qk_dim"))
 OUT, TURNED = Tensor(name="attention_out", dims=HEADS), Tensor(name="attention_turned", dims=HEADS)
 
@@ -32,16 +31,18 @@ OUT, TURNED = Tensor(name="attention_out", dims=HEADS), Tensor(name="attention_t
 def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
     """Dimensions of output groups, compressors and indexer; TP divides none of these layers.
 
-    csa_share, hca_share: entries for each token. csa_width, hca_width: of a compressor.
+    csa_share: entries for each token, csa_keys: keys, csa_width: of a compressor; so for HCA.
     """
     ones, width = np.ones_like(tp), model.head_dim
+    rates = {one: model.entries(one)[0] for one in COMPRESSED}
+    shares = {one: 1.0 / rate if rate else 0.0 for one, rate in rates.items()}
     return {
+        **{f"{one}_share": share * ones for one, share in shares.items()},
+        **{f"{one}_keys": (1.0 + share) * ones for one, share in shares.items()},
         "window_keys": model.sliding_window * ones,
         "o_groups": model.o_groups * ones,
         "o_group_in": model.num_attention_heads * width / model.o_groups * ones,
         "o_lora": model.o_lora_rank * ones,
-        "csa_share": ones / max(model.compress_rate_csa, 1),
-        "hca_share": ones / max(model.compress_rate_hca, 1),
         "csa_width": 2 * width * ones,
         "hca_width": width * ones,
         "index_heads": model.index_n_heads * ones,
@@ -145,80 +146,62 @@ def _indexer(learns: bool) -> Elementwise:
     learns: by a loss on the chosen entries, as in Megatron-LM.
     """
     scored: Dims = ("tokens", "index_heads", "context", "csa_share")
-    half: Dims = ("tokens", "index_heads", "attended", "csa_share", "index_dim")
-    pair: Dims = ("tokens", "chosen", "index_heads", "index_dim")
-    projections: tuple[Dims, ...] = (
-        ("tokens", "index_width", "q_lora"),
-        ("tokens", "index_few", "hidden"),
-    )
     if not learns:
-        return indexer(projections, ((*scored, "index_dim"),), scored)
-    loss = (("tokens", "chosen", "heads", "qk_dim"), pair, pair, pair)
-    stay: dict[str, Dims] = {
-        "query": ("tokens", "index_width"), "key": ("tokens", "csa_share", "index_dim"),
-        "weights": ("tokens", "index_heads"),
-    }  # fmt: skip
-    return indexer(projections, (half,), scored, loss=loss, stay=stay)
-
-
-def _parts(name: str, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A square over the window's keys, and one over the entries."""
-    more = (Tensor(name=f"{name}_entries", dims=(*SQUARE, f"{mixer}_share")),) * len(entries)
-    return Tensor(name=name, dims=SQUARE), *more
+        return indexer(PROJECTIONS, ((*scored, "index_dim"),), scored)
+    half = ("tokens", "index_heads", "attended", "csa_share", "index_dim")
+    loss = (("tokens", "chosen", "heads", "qk_dim"), *(CHOSEN,) * 3)
+    key = ("tokens", "csa_share", "index_dim")
+    return indexer(PROJECTIONS, (half,), scored, loss=loss, key=key)
 
 
 def _eager(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
-    """Scores of all tokens and entries, a mask, sinks beside them, a softmax, as five squares."""
-    softmax = _parts(UNFUSED, mixer, entries)
-    gradients = [
-        _parts(f"{name}_gradient", mixer, entries) for name in ("softmax", "scores", "top")
-    ]
+    """Scores of all tokens and entries, a mask, sinks beside them, a softmax, as five squares.
+
+    Batched products of several sequences copy keys, and values, for every query head.
+    """
+    square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
+    softmax = Tensor(name=UNFUSED, dims=square)
+    copied: Dims = ("tokens_batched", "heads", f"{mixer}_keys", "qk_dim")
     rate, chosen = model.entries(mixer)
-    pieces = tuple(
-        Elementwise(
-            name="softmax_dropout" if part is softmax[0] else "softmax_entries",
-            dims=part.dims,
-            kernels=8 if part is softmax[0] else 0,
-            compiles=False,
-            forward_moves=13.0,
-            backward_moves=13.0,
-            fused_forward_moves=13.0,
-            fused_backward_moves=13.0,
-            forward_workspace=softmax * 2,
-        )
-        for part in softmax
-    )
-    return (
-        Attention(
-            name="attention",
-            window=model.sliding_window,
-            compressed=rate,
-            chosen=chosen,
-            saves=(
-                QUERY,
-                KEY,
-                *entries,
-                *softmax,
-                Tensor(name="top_scores", dims=HEADS[:2], width="index"),
-            ),
-            output=OUT,
-            statistics=softmax[0],
-            reads=(QUERY, KEY, *entries),
-            workspace=tuple(one for parts in gradients for one in parts),
+    core = Attention(
+        name="attention",
+        window=model.sliding_window,
+        compressed=rate,
+        chosen=chosen,
+        saves=(
+            QUERY,
+            KEY,
+            *entries,
+            *(Tensor(name=f"{one}_copied", dims=copied) for one in "kv"),
+            softmax,
+            Tensor(name="top_scores", dims=HEADS[:2], width="index"),
         ),
-        *pieces,
+        output=OUT,
+        statistics=softmax,
+        reads=(QUERY, KEY, *entries),
+        workspace=(softmax,) * 3,
     )
+    squares = Elementwise(
+        name="softmax_dropout",
+        dims=square,
+        kernels=8,
+        forward_moves=13.0,
+        backward_moves=13.0,
+        fused_forward_moves=5.0,
+        fused_backward_moves=5.0,
+        forward_workspace=(softmax,) * 2,
+    )
+    return core, squares
 
 
 def _sparse(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
     """One kernel, which reads keys by index: of the window, and of chosen or all entries."""
     rate, chosen = model.entries(mixer)
     statistics = Tensor(name="log_sum_exp", dims=HEADS[:2], width="fp32")
-    last: Dims = ("chosen",) if chosen else ("context", f"{mixer}_share")
-    looked_up: list[Dims] = [("window_keys",), *([last] * (rate > 0))]
+    others: Dims = ("chosen",) if chosen else ("context", f"{mixer}_share")
     indices = (
         Tensor(name=f"indices_{dims[0]}", dims=("tokens", *dims), width="fp32")  # int32
-        for dims in looked_up
+        for dims in (("window_keys",), others)
     )
     inputs = (KEY, *entries)
     return (

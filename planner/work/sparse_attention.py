@@ -9,9 +9,6 @@ Sources: DeepSeek-V3.2 technical report (2025); transformers 5.24 models/deepsee
     tensors, padded heads).
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 
 from planner.columns import FloatColumn
@@ -22,6 +19,11 @@ from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op,
 from planner.work.pieces import Code, norm, output_projection
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
+CHOSEN: Dims = ("tokens", "chosen", "index_heads", "index_dim")
+PROJECTIONS: tuple[Dims, ...] = (
+    ("tokens", "index_width", "q_lora"),
+    ("tokens", "index_few", "hidden"),
+)
 
 
 def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
@@ -86,23 +88,24 @@ def indexer(
     scored: Dims,
     *,
     loss: tuple[Dims, ...] = (),
-    stay: Mapping[str, Dims] = MappingProxyType({}),
+    key: Dims = ("tokens", "index_dim"),
     kernels: int = 12,
     moves: float = 7.0,
 ) -> Elementwise:
     """Projections, scores of all tokens before, and the choice of the highest.
 
-    projections, scores, loss: products. scored: dimensions of the scores.
-    stay: tensors that a learning indexer saves, by name; its queries first. Scores of the chosen
-        are then made again with the core's own, for the loss, and gradients of both factors from
-        them; fused kernels hold no scores of all tokens.
+    projections, scores, loss: products; one with a loss learns: scores of the chosen are made again
+        with the core's own, and gradients of both factors from them; fused kernels hold no scores
+        of all tokens.
+    scored, key: dimensions of the scores and of the keys.
     kernels, moves: of one that learns nothing.
     """
-    learns = bool(stay)
+    learns, query = bool(loss), ("tokens", "index_width")
+    stay: dict[str, Dims] = {"query": query, "key": key, "weights": ("tokens", "index_heads")}
     whole = () if learns else (Tensor(name="index_scores", dims=scored, width="fp32"),) * 2
     return Elementwise(
         name="indexer",
-        dims=next(iter(stay.values()), scored),
+        dims=query if learns else scored,
         width="compute" if learns else "fp32",
         kernels=kernels,
         singles=6,
@@ -111,7 +114,9 @@ def indexer(
         backward_moves=6.0 if learns else 0.0,
         fused_forward_moves=6.0 if learns else moves,
         fused_backward_moves=4.0 if learns else 0.0,
-        saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items()),
+        saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items())
+        if learns
+        else (),
         forward_workspace=whole,
         as_attention=learns,
         products=(*projections, *scores, *loss),
@@ -121,24 +126,11 @@ def indexer(
 
 def _indexer(*, learns: bool) -> Elementwise:
     """The indexer of latent attention, whose scores of all heads transformers sums in a product."""
-    projections: tuple[Dims, ...] = (
-        ("tokens", "index_width", "q_lora"),
-        ("tokens", "index_few", "hidden"),
-    )
     if not learns:
-        return indexer(projections, ((*_SCORED, "index_dim"), _SCORED), _SCORED)
-    chosen: Dims = ("tokens", "chosen", "index_heads", "index_dim")
-    stay: dict[str, Dims] = {
-        "query": ("tokens", "index_width"), "key": ("tokens", "index_dim"),
-        "weights": ("tokens", "index_heads"),
-    }  # fmt: skip
-    return indexer(
-        projections,
-        (("tokens", "index_heads", "attended", "index_dim"),),
-        _SCORED,
-        loss=(("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(chosen,) * 3),
-        stay=stay,
-    )
+        return indexer(PROJECTIONS, ((*_SCORED, "index_dim"), _SCORED), _SCORED)
+    loss = (("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(CHOSEN,) * 3)
+    half = ("tokens", "index_heads", "attended", "index_dim")
+    return indexer(PROJECTIONS, (half,), _SCORED, loss=loss)
 
 
 def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:

@@ -463,8 +463,8 @@ def m3() -> dict[str, Any]:
 def v4() -> dict[str, Any]:
     """Attention of each kind of DeepSeek-V4's layers, its streams, and a whole checkpointed layer.
 
-    One sequence: of more, a batched product copies the one key head for every query head. core:
-    eager, else one kernel that saves queries, keys and a number a row.
+    core: of one sequence, eager; two: of two; else one kernel that saves queries, keys and a
+    number a row.
     """
     from torch.utils.checkpoint import checkpoint
     from transformers import DeepseekV4Config
@@ -482,6 +482,8 @@ def v4() -> dict[str, Any]:
         attention = code.DeepseekV4Attention(config, index).bfloat16()
         run = partial(attention, x, tables, places, mask)
         found[kind] = {"flops": flops(run), "core": saved_bytes(attention, run)}
+        two = torch.cat([x.detach()] * 2).requires_grad_()
+        found[kind]["two"] = saved_bytes(attention, partial(attention, two, tables, places, mask))
         real, kernels["sdpa"] = kernels["sdpa"], lambda *of, **more: fused(*of[:4], None)
         config._attn_implementation = "sdpa"
         found[kind]["saved"] = saved_bytes(attention, run)

@@ -59,7 +59,8 @@ def sizes(model: ModelSpec) -> dict[str, float]:
     latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
         "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
-    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
+    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0,
+        "tokens_batched": 0}  # fmt: skip
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
     tokens["tokens_routed"] = TOKENS * model.num_experts_per_tok
     experts = {"experts": model.num_experts, "experts_local": model.num_experts,
@@ -79,8 +80,8 @@ def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
     return 2.0 * sum(math.prod(of[name] for name in dims) for dims in products)
 
 
-def saved(ops: tuple[Op, ...], model: ModelSpec) -> float:
-    of = sizes(model)
+def saved(ops: tuple[Op, ...], model: ModelSpec, **own: float) -> float:
+    of = {**sizes(model), **own}
     return sum(
         WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
         for one in saved_tensors(ops).values()
@@ -215,6 +216,7 @@ def test_compressed_attention_is_the_real_one(
     square = 2 * 2.0 * TOKENS * (4096 + (4096 / rate if rate else 0)) * 4 * 32
     assert flops(ops, model) + square == pytest.approx(2 * found["flops"], rel=5e-3)
     assert saved(ops, model) == pytest.approx(2 * found["core"], rel=0.03)
+    assert saved(ops, model, tokens_batched=TOKENS) == pytest.approx(found["two"], rel=0.03)
     rest = tuple(op for op in ops if not isinstance(op, Attention))
     kernel = MIXERS[mixer].operations(model, Code(own_mixers=True))
     core = next(op for op in kernel if isinstance(op, Attention))

@@ -233,7 +233,8 @@ def test_expected_imbalance() -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
     p = pricer(name, num_gpus=8)
-    batch = LayoutBatch.from_layouts([resolve_layout({"cp": 2}, trainer="torchtitan", num_gpus=8)])
+    given = {"cp": 2, "micro_batch_size": 2}
+    batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=8)])
     sizes = axes.local_sizes(batch, p.model, p.training, p.rules)
     lists = [
         blocks.layer_ops(p.model, kind, flash)
