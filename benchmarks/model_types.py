@@ -37,6 +37,13 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 # of a multimodal type where transformers builds no other. Row -> (type, keys).
 _WINDOW_OF_FOUR = ["full_attention", *["sliding_attention"] * 3] * 12
 PUBLISHED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "DeepSeek V4 Flash": ("deepseek_v4", {"compress_ratios": [0, 0, *[4, 128] * 20, 4, 0]}),
+    "DeepSeek V4 Pro": ("deepseek_v4", {
+        "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "q_lora_rank": 1536, "o_groups": 16, "index_topk": 1024, "n_routed_experts": 384,
+        "moe_intermediate_size": 3072, "routed_scaling_factor": 2.5,
+        "compress_ratios": [128, 128, *[4, 128] * 29, 4, 0],
+    }),
     "Gemma 4 26B A4B": ("gemma4_text", {
         "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
         "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,

@@ -22,8 +22,8 @@ from planner.precision import PRECISIONS
 from planner.specs.layout import DTYPES
 from planner.work import axes, blocks
 from planner.work.heads import TP_DIMS
+from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
-from planner.work.pieces import HIDDEN_SP
 
 # Beyond FAR octaves from anything measured, a shape is as unknown as any; within NEAR it
 # is known. Judgement.
@@ -349,7 +349,7 @@ class _Kernels:
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
         batch = self.batch
-        payload = self._product(HIDDEN_SP) * self._width()
+        payload = self._product(stream_dims(self.pricer.model)) * self._width()
         _, stride = axes.group("pp", batch, self._rank_order())
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)

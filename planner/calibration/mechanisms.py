@@ -58,14 +58,7 @@ AC_WORDS = {
     "modules": "recomputation of parts of a layer",
 }
 # else 1, float8 scaled by its own step; a value that jumps overflows the scale of earlier steps
-PRECISION_POINTS = {
-    "bf16": 0,
-    "fp16": 0,
-    "float8-delayed": 2,
-    "mxfp8": 2,
-    "nvfp4": 2,
-    "mxfp4": 2,
-}
+PRECISION_POINTS = {"bf16": 0, "fp16": 0, "float8-delayed": 2, "mxfp8": 2, "nvfp4": 2, "mxfp4": 2}
 DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "flex", "ck", "cudnn", "unfused")
 CP_WORDS = {
@@ -347,8 +340,8 @@ def _mixes(mixer: str) -> Callable[[Setting], bool]:
 
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
-    for mixer, words in MIXER_WORDS.items():
-        yield _job(mixer, _mixes(mixer), words)
+    yield from (_job(mixer, _mixes(mixer), words) for mixer, words in MIXER_WORDS.items())
+    yield _job("hyper-connections", lambda s: s.model.hc_mult > 0)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
     yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")
     yield _job("output gate", lambda s: s.model.gates_attention, "gated attention")

@@ -176,6 +176,8 @@ def _pipeline(draft: Draft) -> list[str]:
         stages = layout.pp * layout.virtual_stages
         even = stage_layers(layers, stages, counts_ends=False)
         return [*arguments, "--hybrid-layer-pattern", pattern(draft.model, split or even)]
+    if split is None and draft.model.num_hash_layers and layout.pp > 1:
+        split = stage_layers(layers, layout.pp * layout.virtual_stages, counts_ends=False)
     if split is not None:
         return [
             *arguments,

@@ -100,6 +100,10 @@ FULL_ATTENTION = (
     "Megatron-Bridge attends to all keys where MiniMax M3's indexer chooses blocks, and is priced "
     "so; the indexer's weights stay as they are."
 )
+DEV_BRANCH = (
+    "DeepSeek V4 needs Megatron-LM's dev branch: no release has its compressed attention, nor has "
+    "the commit that Megatron-Bridge pins (scripts/switch_mcore.sh dev, or a container with it)."
+)
 _PREDICTION = (
     "The recipe's multi-token prediction (mtp_num_layers {}) is switched off, as it was priced: "
     "set mtp_num_layers of the model to train it."
@@ -178,6 +182,7 @@ def export(
         *([precision.note] if precision.fields else ()),
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",
         *(FULL_ATTENTION,) * ("msa" in model.mixers),
+        *(DEV_BRANCH,) * model.compresses,
     )
     return replace(
         core,
@@ -196,6 +201,9 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if is_hybrid(model):
         # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
         found["model.mtp_hybrid_override_pattern"] = None
+    if model.compresses and not model.mtp_num_layers:
+        # recipes/deepseek: one of each layer, where deepseek_v4_bridge.py counts those of MTP too
+        found["model.csa_compress_ratios"] = [model.entries(mixer)[0] for mixer in model.mixers]
     if "cuda_graph_impl" not in words and release.since("0.15"):
         found["model.cuda_graph_impl"] = "none"
     if "cuda_graph_impl" in words and release.since("0.18"):

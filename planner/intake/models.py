@@ -589,7 +589,8 @@ def _norm_fields(values: Values) -> Values:
 
 def _mla_fields(values: Values) -> Values:
     if _get(values, "kv_lora_rank", 0) == 0:
-        return {"v_head_dim": _get(values, "v_head_dim", 0)}
+        rank = _get(values, "q_lora_rank", 0) if _get(values, "o_groups", 0) else 0
+        return {"v_head_dim": _get(values, "v_head_dim", 0), "q_lora_rank": rank}
     nope, rope = _get(values, "qk_nope_head_dim", 0), _get(values, "qk_rope_head_dim", 0)
     ranks = {key: _get(values, key, 0) for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
     return {

@@ -88,6 +88,15 @@ def _reaches_across(c: Context) -> str:
     return " and ".join(found + ["keys and values of earlier layers"] * shared)
 
 
+def _parts_hashed(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether the first stage has fewer layers than a table routes; a trainer's split is even."""
+    needed, ends = c.model.num_hash_layers, c.model.num_hidden_layers + 2
+    usual = -(-ends // np.maximum(x.pp * x.virtual_stages, 1)) - 1
+    own = np.array([*(split[0] for split in x.splits), 0], dtype=np.int64)[x.split]
+    first = np.where(x.split == TRAINER_SPLIT, usual, own)
+    return np.asarray((x.pp > 1) & (first < needed))
+
+
 MIXER_RULES: tuple[Rule, ...] = (
     # transformers' base_model_pp_plan hands on hidden states; Megatron-Bridge 0.6
     # models/gemma/gemma4_provider.py: "currently supports PP=1 only"
@@ -122,12 +131,43 @@ MIXER_RULES: tuple[Rule, ...] = (
         key="the trainer does not cut recurrent mixers",
         field="tp",
         reads=frozenset({"tp", "cp"}),
-        applies=lambda c: _recurrent(c) and c.training.trainer not in _CUTTERS,
+        applies=lambda c: (
+            _recurrent(c) and c.training.trainer not in _CUTTERS and not c.model.compresses
+        ),
         broken=lambda x, c: np.asarray(x.tp * x.cp > 1),
         rule=lambda x, c: (
             f"tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole"
         ),
         remedy=lambda x, c: "set tp and cp to 1, or training.trainer to megatron",
+    ),
+    # Megatron-LM dev of 2026-08-21 transformer_config.py ("only supports TP size 1"; CP of packed
+    # sequences in contiguous parts); transformers' plan cuts experts and nothing else
+    Rule(
+        key="compressed attention is not cut",
+        field="tp",
+        reads=frozenset({"tp", "cp"}),
+        applies=lambda c: c.model.compresses,
+        broken=lambda x, c: np.asarray(x.tp * x.cp > 1),
+        rule=lambda x, c: (
+            f"tp={x.tp}, cp={x.cp}: every rank runs {c.model.name}'s compressed attention whole"
+        ),
+        remedy=lambda x, c: "set tp and cp to 1",
+    ),
+    # Megatron-Bridge 0.6 models/deepseek/deepseek_v4_bridge.py: their table reads the tokens
+    Rule(
+        key="hash-routed layers stand behind the embedding",
+        field="layers_per_stage",
+        reads=frozenset({"pp", "virtual_stages", "split"}),
+        applies=lambda c: c.model.num_hash_layers > 0,
+        broken=_parts_hashed,
+        rule=lambda x, c: (
+            f"a table chooses experts by the token in {c.model.num_hash_layers} layers, which pp="
+            f"{x.pp} parts from the embedding"
+        ),
+        remedy=lambda x, c: (
+            f"give the first stage {c.model.num_hash_layers} layers in layers_per_stage, or use "
+            "fewer stages"
+        ),
     ),
     # core 0.17 and 0.18 transformer/transformer_config.py (__post_init__)
     Rule(

@@ -176,7 +176,8 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
 def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
     """Lacks of the GPU or the release for the attention kernel that the job names."""
     kernel, gpu = c.training.attention_kernel, c.cluster.gpu
-    if c.model.indexed and c.trainer.fused_kernels and gpu.family not in ("hopper", "blackwell"):
+    sparse = (c.model.indexed or c.model.compresses) and c.trainer.fused_kernels
+    if sparse and gpu.family not in ("hopper", "blackwell"):
         rule = f"{name} has kernels of sparse attention for Hopper and newer GPUs"
         yield "cluster.gpu", gpu.name, rule, ""
     brought = c.released.fused_attention(

@@ -9,26 +9,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
-from planner.specs.network import NETWORK_FIELDS, Network
+from planner.specs.network import NETWORK_FIELDS
+from planner.specs.streams import ResidualStreams
 
 Mixer = Literal[
     "attention", "attention-shared", "dsa", "dsa-shared", "msa", "gated-delta", "kimi-delta",
-    "lightning", "mamba", "mamba2", "attention-mamba2", "short-conv", "none",
+    "lightning", "mamba", "mamba2", "attention-mamba2", "short-conv", "shared-kv", "csa", "hca",
+    "none",
 ]  # fmt: skip
 # softmax attention, of all tokens or of some that an indexer finds
 ATTENDING: frozenset[Mixer] = frozenset(
     {"attention", "attention-shared", "attention-mamba2", "dsa", "dsa-shared", "msa"}
 )
 SHARING: frozenset[Mixer] = frozenset({"dsa-shared"})
-# a mixer that takes something from a layer before -> the same one with its own
-OWNING: Mapping[Mixer, Mixer] = {"dsa-shared": "dsa", "attention-shared": "attention"}
+# attention of DeepSeek-V4: one key head that is the values too, a window, compressed entries or not
+COMPRESSED: frozenset[Mixer] = frozenset({"shared-kv", "csa", "hca"})
+# mixer of the last layer -> that of a layer of multi-token prediction behind it, where they differ
+PREDICTING: Mapping[Mixer, Mixer] = {
+    "dsa-shared": "dsa", "attention-shared": "attention", "csa": "shared-kv", "hca": "shared-kv",
+}  # fmt: skip
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]
 
 
-class Mixers(Network):
+class Mixers(ResidualStreams):
     """Shapes of mixers; names follow the Hugging Face configs that had them first.
 
     mixers: the mixer of each layer, (): attention in all. "none": the layer is a feed-forward.
@@ -64,9 +70,9 @@ class Mixers(Network):
     moe_shortcut: experts' outputs are added behind the next layer's MLP (LongCat-Flash, each of
         whose layers is two here: experts beside a dense MLP, their shared expert, and a dense MLP).
     mtp_num_layers: layers of multi-token prediction that are trained (Megatron-LM's name). Each is
-        like the last layer, with an indexer of its own where that shares one, behind a projection
-        of its input and of the next token's embedding, and has a loss of its own. A config.json
-        says how many there are: num_nextn_predict_layers.
+        like the last layer, with an indexer of its own where that shares one and no entries
+        where that compresses, behind a projection of its input and of the next token's embedding,
+        and has a loss of its own. A config.json says how many: num_nextn_predict_layers.
     mtp_dense: whether they have a dense MLP (Step 3.5, K-EXAONE 2).
     mtp_window: tokens of their window, 0 for full attention; None: as in the last layer.
 
@@ -189,6 +195,8 @@ class Mixers(Network):
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
             (self.moe_latent_size > 0, "experts on a latent"),
+            (self.num_hash_layers > 0, "experts that a table chooses"),
+            (self.hc_mult > 0, "hyper-connections (several residual streams)"),
         )
         return used + [words for holds, words in rows if holds]
 
@@ -221,6 +229,16 @@ class Mixers(Network):
         return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
 
     @property
+    def compresses(self) -> bool:
+        """Whether attention is DeepSeek-V4's, in some layers or all."""
+        return not COMPRESSED.isdisjoint(self.mixers)
+
+    def entries(self, mixer: Mixer) -> tuple[int, int]:
+        """(tokens of a compressed entry, entries that each query chooses); 0: none, and all."""
+        rates = {"csa": self.compress_rate_csa, "hca": self.compress_rate_hca}
+        return rates.get(mixer, 0), self.index_topk * (mixer == "csa")
+
+    @property
     def linear_key_width(self) -> int:
         """Width of all keys of a gated DeltaNet, and of all its queries."""
         return self.linear_num_key_heads * self.linear_key_head_dim
@@ -249,6 +267,9 @@ MIXER_WORDS: Mapping[str, str] = {
     "mamba2": "Mamba-2 (state space) layers",
     "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
     "short-conv": "gated short convolutions",
+    "shared-kv": "attention whose one key head is its values (DeepSeek-V4)",
+    "csa": "compressed sparse attention (CSA)",
+    "hca": "heavily compressed attention (HCA)",
     "none": "layers without attention",
 }
 # Sizes that each mixer needs.
@@ -257,6 +278,7 @@ _LINEAR = (
     "linear_value_head_dim", "linear_conv_kernel_dim",
 )  # fmt: skip
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
+_SHARED_KV = ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
 _MAMBA = (
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "mamba_d_conv", "mamba_n_groups",
     "mamba_chunk_size",
@@ -269,6 +291,9 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
     "msa": (*_INDEXER, "index_block_size"),
     "lightning": (*_LINEAR[:4], "lightning_block_size"),
     "short-conv": ("linear_conv_kernel_dim",),
+    "shared-kv": _SHARED_KV,
+    "csa": (*_SHARED_KV, *_INDEXER, "compress_rate_csa"),
+    "hca": (*_SHARED_KV, "compress_rate_hca"),
 }
 
 
@@ -283,6 +308,7 @@ def mixer_checks(model: Mixers, layers: int) -> list[Check]:
         ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
         ("mamba2", "mamba_num_heads", "mamba_n_groups"),
         ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
+        *((mixer, "num_attention_heads", "o_groups") for mixer in COMPRESSED),
     )
     lengths = model.mixers != () and len(model.mixers) != layers
     return [
@@ -321,6 +347,7 @@ def mixer_checks(model: Mixers, layers: int) -> list[Check]:
             )
             for mixer, heads, groups in pairs
         ),
+        (model.hc_mult == 1, "hc_mult", "is one stream, which has no mixes", "leave it out"),
     ]
 
 

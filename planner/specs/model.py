@@ -14,7 +14,15 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import ATTENDING, MIXER_PARAMETERS, OWNING, Mixer, Mixers, mixer_checks
+from planner.specs.mixers import (
+    ATTENDING,
+    COMPRESSED,
+    MIXER_PARAMETERS,
+    PREDICTING,
+    Mixer,
+    Mixers,
+    mixer_checks,
+)
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -36,6 +44,7 @@ class LayerKind:
     window: tokens that a query looks back on; 0 is full causal attention.
     feeds: whether it has a feed-forward at all.
     mtp: whether it predicts one more token: it is on the last stage, behind all others.
+    hashed: whether a table chooses its experts by the token, so that no bias corrects the router.
     """
 
     moe: bool
@@ -43,6 +52,7 @@ class LayerKind:
     mixer: Mixer = "attention"
     feeds: bool = True
     mtp: bool = False
+    hashed: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -457,6 +467,22 @@ class ModelSpec(Mixers):
         heads, width = self.index_n_heads, self.index_head_dim
         return self.q_lora_rank * heads * width + self.hidden_size * (width + heads) + 2 * width
 
+    def _compressed_parameters(self, mixer: Mixer) -> int:
+        """DeepSeek-V4's attention with its norms: latents, sinks, output in groups, compressor.
+
+        A compressor projects keys and gates, of two series where entries overlap (CSA), and has a
+        bias for each token of an entry and a norm; the indexer has one more, as wide as its heads.
+        """
+        h, width, heads = self.hidden_size, self.head_dim, self.num_attention_heads
+        own = self.q_lora_rank * (h + 1 + heads * width) + (h + 1) * width + heads
+        own += self.o_lora_rank * (heads * width + self.o_groups * h)
+        rate, chosen = self.entries(mixer)
+        series = (2 if chosen else 1) * (2 * h + rate) + 1
+        own += series * width * (rate > 0)
+        index = series * self.index_head_dim
+        index += self.index_n_heads * (self.q_lora_rank * self.index_head_dim + h)
+        return own + index * (chosen > 0)
+
     def _mlp(self, width: int, bias: bool, outer: int = 0) -> int:
         matrices, outer = self.mlp_matrices, outer or self.hidden_size
         return matrices * outer * width + bias * ((matrices - 1) * width + outer)
@@ -491,12 +517,13 @@ class ModelSpec(Mixers):
         biases = self.router_bias + self.router_correction_bias
         return self.num_choices * (self.hidden_size + biases) + scales
 
-    def moe_parameters(self) -> int:
+    def moe_parameters(self, hashed: bool = False) -> int:
         """One MoE layer: router, projections to and from a latent, routed and shared experts."""
         if not self.is_moe:
             return 0
         return (
             self.router_parameters()
+            - self.num_experts * (hashed and self.router_correction_bias)
             + 2 * self.hidden_size * self.moe_latent_size
             + self.num_experts * self.expert_parameters()
             + self.shared_expert_parameters()
@@ -531,15 +558,18 @@ class ModelSpec(Mixers):
         own = self.at(kind.window).attention_parameters(not kind.shares_keys)
         attention = own if kind.attends else 0
         attention += self._indexer_parameters() * (kind.mixer == "dsa")
+        attention += self._compressed_parameters(kind.mixer) * (kind.mixer in COMPRESSED)
         return attention + (0 if count is None else count(self, self.hidden_size))
 
     def layer_parameters(self, kind: LayerKind) -> int:
         dense = self.dense_mlp_parameters(self.widens_mlp(kind)) * kind.feeds
-        mlp = self.moe_parameters() if kind.moe else dense
+        mlp = self.moe_parameters(kind.hashed) if kind.moe else dense
         gates = 2 * self.hidden_size * self.hidden_size_per_layer_input
         own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind) + gates
         joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
-        return own + joined * kind.mtp
+        joined += self.collapse_parameters(self.hidden_size)
+        streams = self.stream_parameters(self.hidden_size, kind.mixes + kind.feeds)
+        return own + streams + joined * kind.mtp
 
     def embedding_parameters(self) -> int:
         """Token table, learned position table and the norm after them; per-layer embeddings."""
@@ -553,8 +583,12 @@ class ModelSpec(Mixers):
         )
 
     def head_parameters(self) -> int:
-        """The model's own vocabulary head; only a bias where it is tied to the token table."""
+        """The model's own vocabulary head; only a bias where it is tied to the token table.
+
+        Before it, residual streams become one.
+        """
         weight = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        weight += self.collapse_parameters(self.hidden_size)
         return weight + self.vocab_size * self.lm_head_bias
 
     @property
@@ -595,17 +629,26 @@ class ModelSpec(Mixers):
         the layers with softmax attention.
         seq_len: tokens of a sequence.
         Causality and windows do not reduce the count; recomputation is not counted. With MLA,
-        head_dim is the mean of the query-key and value widths, as in TorchTitan's DeepSeek-V3.
+        head_dim is the mean of the query-key and value widths, as in TorchTitan's DeepSeek-V3. Of
+        compressed attention, the window and the entries that a query chooses count as its keys.
         Source: torchtitan, models/utils.py, get_dense_model_nparams_and_flops and
             get_moe_model_nparams_and_flops.
         """
         widths = sum(
-            count * own.num_attention_heads * (own.qk_head_dim + own.v_dim)
+            count * own.num_attention_heads * (own.qk_head_dim + own.v_dim) * keys
             for kind, count in self.distinct_layers()
-            for own in (self.at(kind.window),)
-            if kind.attends or kind.mtp
+            for own, keys in ((self.at(kind.window), self._keys(kind, seq_len)),)
+            if kind.attends or kind.mtp or kind.mixer in COMPRESSED
         )
-        return 6 * self.matmul_parameters_per_token() + 6 * widths * seq_len
+        return 6 * self.matmul_parameters_per_token() + 6 * widths
+
+    def _keys(self, kind: LayerKind, seq_len: int) -> int:
+        """Keys that a query of the layer is counted to attend to."""
+        if kind.mixer not in COMPRESSED:
+            return seq_len
+        rate, chosen = self.entries(kind.mixer)
+        every = seq_len // rate if rate else 0
+        return min(self.sliding_window + min(chosen or every, every), seq_len)
 
 
 _USUAL: tuple[Mixer, ...] = ("attention",)
@@ -637,6 +680,7 @@ def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
             window=window,
             mixer=mixer,
             feeds=i not in model.mixer_only_layers,
+            hashed=i < model.num_hash_layers and model.is_moe_layer(i),
         )
         for i, (window, mixer) in enumerate(zip(model.layer_windows(), mixers, strict=False))
     )
@@ -649,7 +693,7 @@ def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
     predicting = LayerKind(
         moe=last.moe and not model.mtp_dense,
         window=last.window if window is None else window,
-        mixer=OWNING.get(last.mixer, last.mixer),
+        mixer=PREDICTING.get(last.mixer, last.mixer),
         feeds=last.feeds,
         mtp=True,
     )

@@ -7,6 +7,7 @@ Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py,
 
 from collections.abc import Mapping
 
+from planner.specs.mixers import COMPRESSED
 from planner.specs.model import ModelSpec
 from planner.trainers.release import NEMO, Release
 
@@ -31,6 +32,7 @@ UNKNOWN_MIXERS = frozenset(
         "mamba",
         "short-conv",
         "msa",
+        *COMPRESSED,
     }
 )
 
@@ -93,11 +95,13 @@ def _has_provider(model: ModelSpec, release: Release) -> bool:
     """Whether Megatron-Bridge has a class for the one family that has this block.
 
     Source: Megatron-Bridge 0.5 models/stepfun, models/mimo_v2_flash, models/gemma
-    (Gemma4ModelProvider); of its main branch of 2026-08-22 models/minimax_m3, models/exaone.
+    (Gemma4ModelProvider), models/deepseek/deepseek_v4_bridge.py, which needs Megatron-LM's dev
+    branch; of its main branch of 2026-08-22 models/minimax_m3, models/exaone.
     """
     rows = (
         (model.varies_heads and (model.attention_head_gate or model.sliding_sinks), "0.18"),
         (model.varies_heads and model.moe_branch_norms, "0.18"),
+        (model.compresses, "0.18"),
         ("msa" in model.mixers, "0.20"),
         (bool(model.sliding_windows), "0.20"),
     )

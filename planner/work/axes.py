@@ -51,6 +51,7 @@ def local_sizes(
     tokens_grouped: the same as tokens_routed with padding rows.
     tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP
         gathers, or TP or EP sends; else 0.
+    tokens_batched: of microbatches of several sequences; else 0.
     tokens_ring: own tokens, where attention runs as torch's ring over CP; else 0.
     tokens_ring_all: the tokens whose keys are here at once; else 0.
     """
@@ -68,11 +69,12 @@ def local_sizes(
         "tokens_saved": tokens if rules.framework.saves_gathered_inputs else tokens / sp,
         "tokens_gathered": np.where(batch.sequence_parallel & (batch.tp > 1), tokens, 0.0),
         "tokens_scattered": np.where(batch.tp > 1, tokens / sp, 0.0),
+        "tokens_batched": np.where(batch.micro_batch_size > 1, tokens, 0.0),
         "tokens_ring": ring,
         "tokens_ring_all": ring * np.where(batch.cp_method == ALLGATHER, cp, 1.0),
         "context": training.seq_len * ones,
         "attended": training.seq_len / 2.0 * ones,
-        "chosen": min(model.index_topk, training.seq_len) * ones,
+        "chosen": min(model.index_topk, training.seq_len // max(model.compress_rate_csa, 1)) * ones,
         "vocab_loss": model.vocab_size / (tp if loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:

@@ -12,8 +12,9 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.attention import attention
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Op
 from planner.work.pieces import Code
+from planner.work.sparse_attention import indexer, mask
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
 _SQUARE: Dims = ("tokens", "heads", "context")
@@ -30,44 +31,21 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 
 def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
-    """From the layer's gathered input to the output projection."""
-    return attention(model, 0, True, code, () if code.own_mixers else (_indexer(), _mask()))
+    """From the layer's gathered input to the output projection.
 
-
-def _indexer() -> Elementwise:
-    """Projections, scores of all keys, their maximum in each block, and the choice of blocks."""
-    return Elementwise(
-        name="indexer",
-        dims=_SCORED,
-        width="fp32",
-        kernels=16,
-        compiles=False,
-        forward_moves=4.0,
-        backward_moves=0.0,
-        fused_forward_moves=4.0,
-        fused_backward_moves=0.0,
-        forward_workspace=(Tensor(name="index_scores", dims=_SCORED, width="fp32"),) * 2,
-        products=(
-            ("tokens", "index_width", "hidden"),
-            ("tokens", "index_dim", "hidden"),
-            (*_SCORED, "index_dim"),
-        ),
-    )
-
-
-def _mask() -> Elementwise:
-    """Minus infinity on other blocks, for each query head; booleans are half an element's bytes.
-
-    Attention's memory-efficient kernel, the only fused one with a mask, keeps it.
+    The indexer takes the maximum of each block's scores; booleans are half an element's bytes in
+    the mask of each query head.
     """
-    return Elementwise(
-        name="index_mask",
-        dims=_SQUARE,
-        kernels=6,
-        compiles=False,
-        forward_moves=6.5,
-        backward_moves=0.0,
-        fused_forward_moves=6.5,
-        fused_backward_moves=0.0,
-        saves=(Tensor(name="index_mask", dims=_SQUARE),),
+    if code.own_mixers:
+        return attention(model, 0, True, code)
+    chosen = (
+        indexer(
+            (("tokens", "index_width", "hidden"), ("tokens", "index_dim", "hidden")),
+            ((*_SCORED, "index_dim"),),
+            _SCORED,
+            kernels=16,
+            moves=4.0,
+        ),
+        mask(_SQUARE, 6, 6.5),
     )
+    return attention(model, 0, True, code, chosen)

@@ -14,6 +14,7 @@ from planner.work import per_layer
 from planner.work.attention import attention
 from planner.work.feed_forward import mlp, moe, routed_norms
 from planner.work.heads import of_kind
+from planner.work.hyper_connections import entering, leaving, predicting, stream_dims, widened
 from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
@@ -40,10 +41,11 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
     flash: fused attention; otherwise the probabilities are materialised.
     code: what the trainer's own code saves differently.
     """
-    stream, middle, end = (Tensor(name=name, dims=HIDDEN_SP) for name in ("x", "h", "y"))
+    stream, middle, end = (Tensor(name=name, dims=stream_dims(model)) for name in ("x", "h", "y"))
     if kind.mtp:
         inner = layer_ops(model, replace(kind, mtp=False), flash, code)
-        return (*joined(model, code), *inner, *predicted(head_ops(model, code)))
+        before = predicting(model, code) if model.hc_mult else joined(model, code)
+        return (*before, *inner, *predicted(head_ops(model, code)))
     last = Tensor(name="fed", dims=HIDDEN_SP) if model.hidden_size_per_layer_input else end
     gated = per_layer.gated(model, (last, end), code) if last is not end else ()
     ends = (stream, middle if kind.feeds else last)
@@ -65,8 +67,10 @@ def _mixing(
         own = of_kind(model, kind, own)
         mixer = beside_attention(mixer, own) if mixer else own
     out = mixer[-1].name
+    mixed = entering(model, "attention", stream)
     return (
-        norm(model, "attention_norm", stream, code),
+        *mixed,
+        norm(model, "attention_norm", mixed[0].makes[0] if mixed else stream, code),
         Collective(
             name="attention_in",
             site="tp_enter",
@@ -78,6 +82,7 @@ def _mixing(
         *mixer,
         tp_exit("attention_sum", f"{out}_full", f"{out}_out", branch),
         _residual(
+            model,
             "attention_residual",
             (stream, *_sandwich(model, branch), *_dropout_mask("attention", model, code)),
             after,
@@ -100,13 +105,17 @@ def _feeding(
         norm(model, one.name.removesuffix("sum") + "norm", one, code) for one in normed if kind.moe
     )
     joint = replace(branch, name="branches") if len(behind) > 1 else branch
-    before = routed_norms(model, middle, code) if kind.moe else ()
+    mixed = entering(model, "mlp", middle)
+    read = mixed[0].makes[0] if mixed else middle
+    before = routed_norms(model, read, code) if kind.moe else ()
     return (
-        norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
+        *mixed,
+        norm(model, "mlp_norm", read, code) if own_norm else _shared_norm(model, code),
         *before,
         *(moe(model, source, code) if kind.moe else mlp(model, width, "mlp", source)),
         *behind,
         _residual(
+            model,
             "mlp_residual",
             (middle, *_sandwich(model, joint), *_dropout_mask("mlp", model, code)),
             end,
@@ -126,8 +135,11 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
         Tensor(name="final_norm_out", dims=HIDDEN_SP),
         Tensor(name="head_in", dims=HIDDEN),
     )
+    stream = Tensor(name="y", dims=stream_dims(model))
+    mixed = entering(model, "head", stream)
     return (
-        norm(model, "final_norm", Tensor(name="y", dims=HIDDEN_SP), code),
+        *mixed,
+        norm(model, "final_norm", mixed[0].makes[0] if mixed else stream, code),
         Collective(
             name="head_in",
             site="tp_enter",
@@ -190,7 +202,7 @@ def _chunked_loss() -> tuple[Op, ...]:
 def embedding_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
     more = per_layer.looked_up(model, code) if model.hidden_size_per_layer_input else ()
-    return (*embedding("embedding", "embedded"), *more)
+    return (*embedding("embedding", "embedded"), *more, *widened(model))
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
@@ -240,8 +252,11 @@ def _shared_sum(model: ModelSpec, kind: LayerKind) -> tuple[Tensor, ...]:
 
 
 def _residual(
-    name: str, held: tuple[Tensor, ...], output: Tensor, *branches: Tensor
+    model: ModelSpec, name: str, held: tuple[Tensor, ...], output: Tensor, *branches: Tensor
 ) -> Elementwise:
+    """The sum of the residual stream and the branches, or a branch's output in each stream."""
+    if model.hc_mult:
+        return leaving(name, held, branches, output)
     stream, *kept = held
     masks = 0.5 * sum(tensor.width == "byte" for tensor in kept)  # a byte of a 16-bit element's two
     return Elementwise(

@@ -20,7 +20,7 @@ from planner.work.liveness import (
     weight_gradients,
 )
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
-from planner.work.recompute_modules import LAYER_INPUT, Recomputed, recomputed
+from planner.work.recompute_modules import Recomputed, layer_input, recomputed
 
 (
     NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET, BLOCK, UNIFORM,
@@ -96,12 +96,13 @@ def choices_of(
     stops = np.asarray(batch.compile | early_stop)
     again, nothing = needed_again(ops), np.zeros(len(batch))
     saved = saved_tensors(ops)
-    layer_input, read = bytes_of(LAYER_INPUT), nothing
-    if LAYER_INPUT.name in saved:
-        read = tensor_bytes(saved[LAYER_INPUT.name], bytes_of, fused)
+    entering = layer_input(ops)
+    input_bytes, read = bytes_of(entering), nothing
+    if entering.name in saved:
+        read = tensor_bytes(saved[entering.name], bytes_of, fused)
     outputs = list(_kept_outputs(ops, batch, bytes_of))
     unread = [size for index, size in outputs if again[index] == 0.0]
-    gradients = (LAYER_INPUT, *weight_gradients(ops))
+    gradients = (entering, *weight_gradients(ops))
     modules = modules_at(ops, batch)
     kept = [
         in_order([nothing, *(tensor_bytes(one, bytes_of, fused) for one in those.saves)])
@@ -111,8 +112,8 @@ def choices_of(
     again_peak = recomputation_peak(ops, bytes_of, fused, stops)
     return Choices(
         every_bytes=in_order([tensor_bytes(one, bytes_of, fused) for one in saved.values()]),
-        layer_input_bytes=layer_input,
-        selective_bytes=in_order([layer_input, *(size for _, size in outputs)]),
+        layer_input_bytes=input_bytes,
+        selective_bytes=in_order([input_bytes, *(size for _, size in outputs)]),
         module_bytes=np.select([rows for rows, _ in modules], kept),
         backward_peak_bytes=backward,
         recomputation_peak_bytes=again_peak,
@@ -121,7 +122,7 @@ def choices_of(
             np.maximum(backward, again_peak),
             backward,
         ),
-        unsaved_input_bytes=layer_input - read,
+        unsaved_input_bytes=input_bytes - read,
         unread_bytes=np.where(stops, in_order([nothing, *unread]), 0.0),
         gradient_bytes=in_order([bytes_of(gradient) for gradient in gradients]),
         passing_bytes=in_order([nothing, *map(bytes_of, _passing(ops))]),

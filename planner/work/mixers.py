@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.columns import FloatColumn
-from planner.specs.mixers import Mixer
+from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import ModelSpec
 from planner.work import (
     block_sparse,
+    compressed_attention,
     gated_delta,
+    hyper_connections,
     kimi_delta,
     lightning,
     mamba1,
@@ -64,10 +66,19 @@ MIXERS: Mapping[Mixer, MixerWork] = {
     "lightning": MixerWork(
         operations=lightning.operations, sizes=lightning.sizes, cut=lightning.TP_DIMS
     ),
+    **{
+        mixer: MixerWork(
+            operations=compressed_attention.operations(mixer),
+            sizes=compressed_attention.sizes,
+            cut=frozenset(),
+        )
+        for mixer in COMPRESSED
+    },
 }
 
 
 def mixer_sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
-    """Dimensions of the mixers that the model has, on one rank."""
-    used = [work for name, work in MIXERS.items() if name in model.mixers]
-    return {name: size for work in used for name, size in work.sizes(model, tp).items()}
+    """Dimensions of the mixers that the model has, and of its residual streams, on one rank."""
+    used = [work.sizes for name, work in MIXERS.items() if name in model.mixers]
+    used += [hyper_connections.sizes] * (model.hc_mult > 0)
+    return {name: size for sizes in used for name, size in sizes(model, tp).items()}

@@ -60,6 +60,8 @@ class Attention:
     """Causal softmax attention of one layer.
 
     window: tokens that each query sees, 0 for all before it.
+    compressed: tokens of an entry that queries see besides, 0 for none; chosen: entries of each
+        query, 0 for all before it.
     heads, widths: its query heads, and the widths of its keys and values.
     saves: q, k, v, and the output with its log-sum-exp (flash) or the probabilities (unfused).
     workspace: buffers of the backward kernel.
@@ -72,6 +74,8 @@ class Attention:
     statistics: Tensor
     reads: tuple[Tensor, ...] = ()
     workspace: tuple[Tensor, ...] = ()
+    compressed: int = 0
+    chosen: int = 0
     heads: str = "heads"
     widths: tuple[str, str] = ("qk_dim", "v_dim")
 

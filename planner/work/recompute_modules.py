@@ -36,6 +36,12 @@ class Recomputed:
     holds_routed: bool
 
 
+def layer_input(ops: Sequence[Op]) -> Tensor:
+    """The input of a layer of these operations; of an embedding or a head, one residual stream."""
+    reads = (tensor for op in ops for tensor in op.reads)
+    return next((tensor for tensor in reads if tensor.name == LAYER_INPUT.name), LAYER_INPUT)
+
+
 @lru_cache(maxsize=512)
 def recomputed(ops: tuple[Op, ...], bits: int) -> Recomputed:
     """The effect of a set of modules on a layer of these operations.

@@ -19,6 +19,11 @@ from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op,
 from planner.work.pieces import Code, norm, output_projection
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
+CHOSEN: Dims = ("tokens", "chosen", "index_heads", "index_dim")
+PROJECTIONS: tuple[Dims, ...] = (
+    ("tokens", "index_width", "q_lora"),
+    ("tokens", "index_few", "hidden"),
+)
 
 
 def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
@@ -52,68 +57,80 @@ def _masked(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
     return (
         *mla(model, code),
         *((_indexer(learns=False),) if indexes else ()),
-        _mask(),
+        mask(("tokens", "context"), 5, 5.0),  # ones, zeros where chosen, and the causal mask
         *attention_core(0, True, model, code),
         output_projection("wo", ("heads", "v_dim"), attended),
     )
 
 
-def _mask() -> Elementwise:
-    """Minus infinity on the others: ones, zeros where chosen, and with the causal mask.
+def mask(square: Dims, kernels: int, moves: float) -> Elementwise:
+    """Minus infinity on the keys that are not chosen, with the causal mask.
 
     Attention's memory-efficient kernel, the only fused one with a mask, keeps it.
     Source: torch tools/autograd/derivatives.yaml (_scaled_dot_product_efficient_attention).
     """
-    square: Dims = ("tokens", "context")
     return Elementwise(
         name="index_mask",
         dims=square,
-        kernels=5,
+        kernels=kernels,
         compiles=False,
-        forward_moves=5.0,
+        forward_moves=moves,
         backward_moves=0.0,
-        fused_forward_moves=5.0,
+        fused_forward_moves=moves,
         fused_backward_moves=0.0,
         saves=(Tensor(name="index_mask", dims=square),),
     )
 
 
-def _indexer(*, learns: bool) -> Elementwise:
+def indexer(
+    projections: tuple[Dims, ...],
+    scores: tuple[Dims, ...],
+    scored: Dims,
+    *,
+    loss: tuple[Dims, ...] = (),
+    key: Dims = ("tokens", "index_dim"),
+    kernels: int = 12,
+    moves: float = 7.0,
+) -> Elementwise:
     """Projections, scores of all tokens before, and the choice of the highest.
 
-    learns: scores of the chosen are made again with the core's own, for the loss, and gradients of
-        both factors from them; fused kernels hold no scores of all tokens.
+    projections, scores, loss: products; one with a loss learns: scores of the chosen are made again
+        with the core's own, and gradients of both factors from them; fused kernels hold no scores
+        of all tokens.
+    scored, key: dimensions of the scores and of the keys.
+    kernels, moves: of one that learns nothing.
     """
-    projections: tuple[Dims, ...] = (
-        ("tokens", "index_width", "q_lora"),
-        ("tokens", "index_few", "hidden"),
-    )
-    half: Dims = ("tokens", "index_heads", "attended", "index_dim")
-    chosen: Dims = ("tokens", "chosen", "index_heads", "index_dim")
-    scores = (half,) if learns else ((*_SCORED, "index_dim"), _SCORED)
-    loss = (("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(chosen,) * 3) if learns else ()
-    stay = {
-        "index_query": ("tokens", "index_width"), "index_key": ("tokens", "index_dim"),
-        "index_weights": ("tokens", "index_heads"),
-    }  # fmt: skip
-    whole = () if learns else (Tensor(name="index_scores", dims=_SCORED, width="fp32"),) * 2
+    learns, query = bool(loss), ("tokens", "index_width")
+    stay: dict[str, Dims] = {"query": query, "key": key, "weights": ("tokens", "index_heads")}
+    whole = () if learns else (Tensor(name="index_scores", dims=scored, width="fp32"),) * 2
     return Elementwise(
         name="indexer",
-        dims=("tokens", "index_width") if learns else _SCORED,
+        dims=query if learns else scored,
         width="compute" if learns else "fp32",
-        kernels=12,
+        kernels=kernels,
         singles=6,
         compiles=False,
-        forward_moves=12.0 if learns else 7.0,
+        forward_moves=12.0 if learns else moves,
         backward_moves=6.0 if learns else 0.0,
-        fused_forward_moves=6.0 if learns else 7.0,
+        fused_forward_moves=6.0 if learns else moves,
         fused_backward_moves=4.0 if learns else 0.0,
-        saves=tuple(Tensor(name=name, dims=dims) for name, dims in stay.items()) if learns else (),
+        saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items())
+        if learns
+        else (),
         forward_workspace=whole,
         as_attention=learns,
         products=(*projections, *scores, *loss),
         backward_products=projections if learns else (),
     )
+
+
+def _indexer(*, learns: bool) -> Elementwise:
+    """The indexer of latent attention, whose scores of all heads transformers sums in a product."""
+    if not learns:
+        return indexer(PROJECTIONS, ((*_SCORED, "index_dim"), _SCORED), _SCORED)
+    loss = (("tokens", "chosen", "sparse_heads", "kv_lora_rope"), *(CHOSEN,) * 3)
+    half = ("tokens", "index_heads", "attended", "index_dim")
+    return indexer(PROJECTIONS, (half,), _SCORED, loss=loss)
 
 
 def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:

@@ -14,6 +14,9 @@ ACTIVE = {
     # arXiv 2412.19437: 37B of 671B; ours counts the input embedding too
     "deepseek-v3": (37e9, 1e9),
     # its report leaves out embedding and head
+    # its report: 13B and 49B; ours counts embedding and head, 1.1B and 1.9B
+    "deepseek-v4-flash": (13e9 + 0.8e9, 0.5e9),
+    "deepseek-v4-pro": (49e9 + 1e9, 1e9),
     "moonlight-16b-a3b": (2.24e9 + 2 * 163840 * 2048, 0.005e9),
     "kimi-k2": (32e9, 1e9),  # arXiv 2507.20534
     "qwen3-30b-a3b": (3.3e9, 0.1e9),  # model card

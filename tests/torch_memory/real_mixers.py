@@ -112,6 +112,14 @@ M3 = {
     "index_block_size": 64, "index_topk_blocks": 4,
     "layer_types": ["full_attention", "minimax_m3_sparse"],
 }  # fmt: skip
+V4 = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "head_dim": 32, "q_lora_rank": 48, "o_groups": 2, "o_lora_rank": 24, "index_n_heads": 2,
+    "index_head_dim": 16, "index_topk": 256, "moe_intermediate_size": 32, "vocab_size": 128,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128, "layer_types": [
+        "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+    ], "mlp_layer_types": ["hash_moe", "moe", "moe"],
+}  # fmt: skip
 
 
 def flops(run: Callable[[], object]) -> int:
@@ -584,6 +592,53 @@ def m3() -> dict[str, Any]:
     return {**attended(code, attention, run), "config": M3}
 
 
+def v4() -> dict[str, Any]:
+    """Attention of each kind of DeepSeek-V4's layers, its streams, and a whole checkpointed layer.
+
+    core: of one sequence, eager; two: of two; else one kernel that saves queries, keys and a
+    number a row.
+    """
+    from torch.utils.checkpoint import checkpoint
+    from transformers import DeepseekV4Config
+    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as code
+
+    config = DeepseekV4Config(**V4)
+    config._attn_implementation = "eager"
+    x = torch.randn(1, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), torch.arange(SEQ)[None]
+    rotary = code.DeepseekV4RotaryEmbedding(config)
+    tables = {kind: rotary(x, places, kind) for kind in ("main", "compress")}
+    kernels, found = code.ALL_ATTENTION_FUNCTIONS, {}
+    streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    for index, kind in enumerate(("shared-kv", "csa", "hca")):
+        attention = code.DeepseekV4Attention(config, index).bfloat16()
+        run = partial(attention, x, tables, places, mask)
+        found[kind] = {"flops": flops(run), "core": saved_bytes(attention, run)}
+        two = torch.cat([x.detach()] * 2).requires_grad_()
+        found[kind]["two"] = saved_bytes(attention, partial(attention, two, tables, places, mask))
+        real, kernels["sdpa"] = kernels["sdpa"], lambda *of, **more: fused(*of[:4], None)
+        config._attn_implementation = "sdpa"
+        found[kind]["saved"] = saved_bytes(attention, run)
+        kernels["sdpa"], config._attn_implementation = real, "eager"
+        layer = code.DeepseekV4DecoderLayer(config, index).bfloat16()
+        ids = torch.zeros(1, SEQ, dtype=torch.long)
+        more = {"position_embeddings": tables, "position_ids": places, "attention_mask": mask}
+        whole = partial(layer, streams, ids, **more)
+        again = partial(checkpoint, layer, streams, ids, use_reentrant=False, **more)
+        found[kind] |= {"layer": flops(whole), "full": saved_bytes(layer, again)}
+    mixing, head = code.DeepseekV4HyperConnection(config), code.DeepseekV4HyperHead(config)
+
+    def around() -> object:
+        post, across, mixed = mixing(streams)
+        kept = torch.matmul(across.bfloat16().transpose(-1, -2), streams)
+        return mixed, post.bfloat16().unsqueeze(-1) * x.unsqueeze(-2) + kept
+
+    found["streams"] = {"flops": flops(around), "saved": saved_bytes(mixing, around)}
+    run = partial(head, streams)
+    found["head"] = {"flops": flops(run), "saved": saved_bytes(head, run)}
+    return {**found, "config": V4}
+
+
 if __name__ == "__main__":
     runs = {
         "delta": delta,
@@ -603,5 +658,6 @@ if __name__ == "__main__":
         "mimo": mimo,
         "longcat": longcat,
         "m3": m3,
+        "v4": v4,
     }
     print(json.dumps({name: run() for name, run in runs.items()}))

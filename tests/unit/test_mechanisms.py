@@ -79,6 +79,10 @@ USES: dict[str, tuple[dict, dict]] = {
     "per-layer embeddings": ({"model": "gemma4-e4b"}, DENSE),
     "attention-shared": ({"model": "gemma4-e4b"}, {"model": "gemma4-26b-a4b"}),
     "norms around experts and router": ({"model": "gemma4-26b-a4b"}, {"model": "gpt-oss-20b"}),
+    **{
+        name: ({"model": "deepseek-v4-flash"}, MIXTURE)
+        for name in ("shared-kv", "csa", "hca", "hyper-connections")
+    },
     "msa": ({"model": "minimax-m3"}, MIXTURE),
     "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
     "latent": ({"model": "nemotron-3-super-120b-a12b"}, {"model": "nemotron-h-56b"}),

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import distributions
 from typing import Any
 
@@ -36,11 +37,12 @@ from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.heads import head_sizes
+from planner.work.hyper_connections import STREAMS, entering, leaving
 from planner.work.liveness import saved_tensors
 from planner.work.mixers import MIXERS, mixer_sizes
-from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops
-from planner.work.pieces import PLAIN, Code
-from planner.work.recompute_modules import recomputed
+from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
+from planner.work.pieces import HIDDEN_SP, PLAIN, Code
+from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import ROOT, clean_environment, missing
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
@@ -58,7 +60,8 @@ def sizes(model: ModelSpec) -> dict[str, float]:
     latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
         "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
         "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
-    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0}
+    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0,
+        "tokens_batched": 0}  # fmt: skip
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
     tokens["tokens_routed"] = TOKENS * model.num_computing_per_tok
     experts = {"experts": model.num_choices, "experts_local": model.num_experts,
@@ -81,8 +84,8 @@ def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
     return 2.0 * sum(math.prod(of[name] for name in dims) for dims in products)
 
 
-def saved(ops: tuple[Op, ...], model: ModelSpec) -> float:
-    of = sizes(model)
+def saved(ops: tuple[Op, ...], model: ModelSpec, **own: float) -> float:
+    of = {**sizes(model), **own}
     return sum(
         WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
         for one in saved_tensors(ops).values()
@@ -238,6 +241,50 @@ def test_block_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]])
     ops = MIXERS["msa"].operations(model, PLAIN)
     assert flops(ops, model) == pytest.approx(real["m3"]["flops"], rel=5e-3)
     assert saved(ops, model) == pytest.approx(real["m3"]["saved"], rel=0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["shared-kv", "csa", "hca"])
+def test_compressed_attention_is_the_real_one(
+    mixer: Mixer, real: dict[str, dict[str, Any]]
+) -> None:
+    """With its eager core and with one kernel, a whole layer, and what full recomputation saves."""
+    found, code = real["v4"][mixer], Code(composite_norm=True)
+    model = read_model({"model_type": "deepseek_v4", "architectures": [], **real["v4"]["config"]})
+    ops = MIXERS[mixer].operations(model, code)
+    rate, _ = model.entries(mixer)
+    square = 2 * 2.0 * TOKENS * (4096 + (4096 / rate if rate else 0)) * 4 * 32
+    assert flops(ops, model) + square == pytest.approx(2 * found["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(2 * found["core"], rel=0.03)
+    assert saved(ops, model, tokens_batched=TOKENS) == pytest.approx(found["two"], rel=0.03)
+    rest = tuple(op for op in ops if not isinstance(op, Attention))
+    kernel = MIXERS[mixer].operations(model, Code(own_mixers=True))
+    core = next(op for op in kernel if isinstance(op, Attention))
+    held = [one for one in core.saves if one.name[0] in "qk" or one.name == "log_sum_exp"]
+    around = saved(rest, model) + sum(saved((replace(core, saves=(one,)),), model) for one in held)
+    assert around == pytest.approx(2 * found["saved"], rel=0.03)
+    layer = blocks.layer_ops(model, LayerKind(moe=True, window=128, mixer=mixer), True, code)
+    assert flops(layer, model) + square == pytest.approx(2 * found["layer"], rel=5e-3)
+    entering = layer_input(layer)
+    assert saved((replace(core, saves=(entering,)),), model) == pytest.approx(
+        2 * found["full"], rel=0.03
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_residual_streams_are_the_real_ones(real: dict[str, dict[str, Any]]) -> None:
+    model = read_model({"model_type": "deepseek_v4", "architectures": [], **real["v4"]["config"]})
+    before, after, branch = (
+        Tensor(name=name, dims=dims)
+        for name, dims in (("x", STREAMS), ("h", STREAMS), ("attention_sum", HIDDEN_SP))
+    )
+    mixed = entering(model, "attention", before)
+    around = (*mixed, leaving("attention_residual", (before,), (branch,), after))
+    for name, ops in (("streams", around), ("head", entering(model, "head", before))):
+        assert flops(ops, model) == pytest.approx(2 * real["v4"][name]["flops"], rel=5e-3)
+        assert saved(ops, model) == pytest.approx(2 * real["v4"][name]["saved"], rel=0.03)
 
 
 @pytest.mark.torch

@@ -105,6 +105,10 @@ CASES = [
         "read per-layer embeddings and keys and values of earlier layers"),
     Case("the trainer does not cut recurrent mixers", {"cp": 2}, {"cp": 1},
         {"model": "qwen3-next-80b-a3b", "trainer": "fsdp"}, "runs recurrent layers whole"),
+    Case("compressed attention is not cut", {"tp": 2}, {"tp": 1},
+        {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "attention whole"),
+    Case("hash-routed layers stand behind the embedding", {"pp": 16}, {"pp": 8},
+        {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "parts from the embedding"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
         {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON},
@@ -578,7 +582,7 @@ def test_rules_read_what_they_say() -> None:
         or "graph_trainer" in str(case.job)
         or case.job.get("gpu") == "cpu"
     ]
-    models += ("glm5", "gemma4-e4b", "longcat-flash", SHARED)
+    models += ("glm5", "gemma4-e4b", "longcat-flash", SHARED, "deepseek-v4-flash")
     for model, job in itertools.product(models, [*plain, *special]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):

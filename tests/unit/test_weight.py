@@ -10,7 +10,7 @@ CEILINGS = {
     "classes over 250 lines": 10,
     "p95 of function lines": 34,
     "longest function": 147,
-    "public classes": 693,
+    "public classes": 694,
     "functions that import inside": 54,
 }
 TEST_LINES = 58_823

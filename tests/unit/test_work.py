@@ -14,6 +14,7 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
+from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks
@@ -82,11 +83,13 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
         attention += 2.0 * seen * own.num_attention_heads * (own.qk_head_dim + own.v_dim)
     scans = sum(scan_flops_per_token(model, kind.mixer) for kind in kinds)
     # a layer of multi-token prediction attends as the last one, and has the head again
-    more = attention / model.num_attention_layers + 2.0 * model.vocab_size * model.hidden_size
-    return 2.0 * matrices + attention + scans + more * model.mtp_num_layers
+    more = attention / max(model.num_attention_layers, 1)
+    more += 2.0 * model.vocab_size * model.hidden_size
+    mixes = 2 * 2.0 * model.num_hidden_layers * model.hc_mult**2 * model.hidden_size
+    return 2.0 * matrices + attention + scans + mixes + more * model.mtp_num_layers
 
 
-def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
+def scan_flops_per_token(model: ModelSpec, mixer: Mixer) -> float:
     """What recurrences multiply besides their weights, chunk by chunk (Dao and Gu 2024, section 6;
     Yang et al. 2024, section 3)."""
     if mixer == "lightning":
@@ -99,6 +102,11 @@ def scan_flops_per_token(model: ModelSpec, mixer: str) -> float:
         )
     if mixer == "dsa":  # as transformers scores: every pair of tokens, and a weight a head
         return 2.0 * SEQ * model.index_n_heads * (model.index_head_dim + 1)
+    if mixer in COMPRESSED:  # as transformers: all tokens, all entries, and scores of all entries
+        rate, chosen = model.entries(mixer)
+        entries = SEQ / rate if rate else 0
+        index = model.index_n_heads * model.index_head_dim * entries * (chosen > 0)
+        return 2.0 * (index + (SEQ + entries) * model.num_attention_heads * 2 * model.head_dim)
     if mixer == "msa":
         return 2.0 * SEQ * model.index_n_heads * model.index_head_dim
     if mixer.endswith("-delta"):
@@ -225,7 +233,8 @@ def test_expected_imbalance() -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
     p = pricer(name, num_gpus=8)
-    batch = LayoutBatch.from_layouts([resolve_layout({"cp": 2}, trainer="torchtitan", num_gpus=8)])
+    given = {"cp": 2, "micro_batch_size": 2}
+    batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=8)])
     sizes = axes.local_sizes(batch, p.model, p.training, p.rules)
     lists = [
         blocks.layer_ops(p.model, kind, flash)

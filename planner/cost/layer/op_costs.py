@@ -85,6 +85,7 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
         backward
     takes 2.5 times as many in a flash kernel.
     Unfused: two batched GEMMs over the full square, and the backward of each.
+    Compressed entries are more keys: those before a query, or the chosen of them.
     Source: FlashAttention-2 (Dao 2023).
     """
     s = context.sizes
@@ -92,15 +93,20 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
     seq = float(context.training.seq_len)
     window = float(min(op.window, seq)) if op.window else seq
     attended = np.full_like(tokens, window - window * window / (2.0 * seq))
+    entries = seq / op.compressed if op.compressed else 0.0
+    if entries:
+        chosen = min(float(op.chosen or entries), entries)
+        attended = attended + (chosen - chosen * chosen / (2.0 * entries))
     if context.training.attention_kernel != "unfused" and op.statistics.name != UNFUSED:
         return _flash_cost(context, op, 2.0 * tokens * attended * heads * widths, attended)
-    rows, batch = np.full_like(tokens, seq), tokens / seq * heads
+    rows, keys = np.full_like(tokens, seq), np.full_like(tokens, seq + entries)
+    batch = tokens / seq * heads
     width = model.at(op.window).qk_head_dim
     depth = np.full_like(tokens, float(width))
     slow = context.device.profile.unaligned_head_slowdown if width % 8 else 1.0
     half = np.where(context.batch.param_dtype == 0, context.device.half, SINGLE)
-    scores = context.device.gemm_seconds(rows, rows, depth, batch, half)
-    values = context.device.gemm_seconds(rows, depth, rows, batch, half)
+    scores = context.device.gemm_seconds(rows, keys, depth, batch, half)
+    values = context.device.gemm_seconds(rows, depth, keys, batch, half)
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
     return cost(
@@ -109,7 +115,7 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
         input_grad=2.0 * both,
         forward_kernels=two,
         backward_kernels=2 * two,
-        flops=2.0 * tokens * seq * heads * widths,
+        flops=2.0 * tokens * keys * heads * widths,
     )
 
 

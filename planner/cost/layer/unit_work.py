@@ -28,8 +28,9 @@ from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import MEMORY_BUDGET, Choices, Mode, choices_of, makers, shares_of
+from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Collective, Op
-from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
+from planner.work.pieces import HIDDEN, LOSS_CHUNKS
 
 # forward seconds, their flops, exposed communication by axis, launches of the host, its waits
 QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
@@ -121,7 +122,7 @@ def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
         leftover_bytes=leftover,
         chunks_bytes=chunks,
         chunk_logits_bytes=chunk_logits,
-        boundary_bytes=context.product(HIDDEN_SP) * context.width_bytes("compute"),
+        boundary_bytes=context.product(stream_dims(model)) * context.width_bytes("compute"),
     )
 
 

@@ -275,11 +275,13 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
 
 
 def _by_kinds_of_mlp(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
-    """The config with `mlp_layer_types`, a list of "dense" and "sparse", as the layers it means."""
+    """The config with `mlp_layer_types`, a list of kinds of each layer, as the layers it means."""
     kinds = raw.get("mlp_layer_types")
     if not isinstance(kinds, (list, tuple)):
         return raw
-    odd = next((kind for kind in kinds if kind not in ("dense", "sparse")), None)
+    hashed = sum(kind == "hash_moe" for kind in kinds)
+    known = ("dense", "sparse", "moe", *["hash_moe"] * all(k == "hash_moe" for k in kinds[:hashed]))
+    odd = next((kind for kind in kinds if kind not in known), None)
     if odd is not None:
         raise missing(prefix, "mlp_layer_types", odd, f"an MLP of the kind {str(odd)[:40]!r}")
     dense = [index for index, kind in enumerate(kinds) if kind == "dense"]
@@ -288,4 +290,5 @@ def _by_kinds_of_mlp(raw: Mapping[str, object], prefix: str) -> Mapping[str, obj
     return {
         **{key: value for key, value in raw.items() if key not in others},
         **({"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}),
+        **({"num_hash_layers": hashed} if {"moe", "hash_moe"} & {*kinds} else {}),
     }

@@ -99,6 +99,7 @@ _QK_FULL: dict[str, object] = {"qk_norm": "full"}
 _SINKS: dict[str, object] = {"attention_sinks": True}
 _BIASED_GATE: dict[str, object] = {"attention_output_gate": True, "attention_gate_bias": True}
 _MAMBA2: dict[str, object] = {"mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_chunk_size": 256}
+_V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts": 1}
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
 
 FAMILIES: dict[str, Family] = {
@@ -208,6 +209,7 @@ FAMILIES: dict[str, Family] = {
     "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
     "minimax_m3_vl_text": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
+    "deepseek_v4": Family(defaults={**_NO_AUX, **_SINKS, **_V4}, needs_experts=True),
     "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
     "glm4_moe_lite": Family(defaults=_NO_AUX, needs_experts=True),

@@ -9,7 +9,7 @@ models/exaone/exaone_moe, for what the class does not read.
 from collections.abc import Mapping, Sequence
 
 from planner.intake.huggingface.dialect import Dialect
-from planner.intake.huggingface.dialect_readers import MissingBlock, Values, exaone4
+from planner.intake.huggingface.dialect_readers import MAX_LAYERS, MissingBlock, Values, exaone4
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
 _BLOCKS = "minimax_m3_sparse"
@@ -210,10 +210,54 @@ def minimax_m3(values: Values) -> Values:
     return {**found, **({"dense_layers": dense} if dense else {})}
 
 
+def deepseek_v4(values: Values) -> Values:
+    """DeepSeek-V4: attention by name of its layer or by tokens of an entry, and two rotary bases.
+
+    A list of tokens goes on to the layers of multi-token prediction. Leading layers are hashed.
+    """
+    layers = values.get("num_hidden_layers")
+    numbers = range(min(layers, MAX_LAYERS) if isinstance(layers, int) else 0)
+    given = values.get("compress_rates")
+    rates = {**_RATES, **(given if isinstance(given, Mapping) else {})}
+    by_rate = {rate: kind for kind, rate in rates.items()} | {0: _WINDOW}
+    listed = [by_rate.get(rate, str(rate)) for rate in _list(values.get("compress_ratios"))]
+    every = [_ENTRIES[1] if i < 2 or i % 2 == 0 else _ENTRIES[0] for i in numbers]
+    kinds = (list(_list(values.get("layer_types"))) or listed or every)[: len(numbers)]
+    odd = next((kind for kind in kinds if kind not in _COMPRESSED), None)
+    if odd is not None:
+        raise MissingBlock("layer_types", f"attention of the kind {str(odd)[:40]!r}")
+    found = {key: value for key, value in values.items() if key not in _DEEPSEEK_V4_KEYS}
+    width, rotated = values.get("head_dim"), values.get("qk_rope_head_dim")
+    if isinstance(width, int) and isinstance(rotated, int) and width > 0:
+        found["partial_rotary_factor"] = rotated / width
+    bases = values.get("rope_parameters")
+    if isinstance(bases, Mapping) and "compress" in bases:
+        found["rope_parameters"] = {_FULL: bases["compress"], _WINDOW: bases.get("main")}
+    else:
+        base = values.get("compress_rope_theta", 160_000.0)
+        found |= {"rope_theta": base, "rope_local_base_freq": values.get("rope_theta", 10_000.0)}
+    return {
+        **found,
+        "mixers": [_COMPRESSED[str(kind)] for kind in kinds],
+        "layer_types": [_WINDOW] * len(kinds),
+        **{f"compress_rate_{_COMPRESSED[kind]}": rates[kind] for kind in _ENTRIES},
+    }
+
+
 def _list(value: object) -> Sequence[object]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
+# tokens of a compressed entry, where a config does not say
+_RATES: Mapping[str, int] = {
+    "compressed_sparse_attention": 4, "heavily_compressed_attention": 128,
+}  # fmt: skip
+_ENTRIES = tuple(_RATES)
+_COMPRESSED: Mapping[str, str] = {_WINDOW: "shared-kv", _ENTRIES[0]: "csa", _ENTRIES[1]: "hca"}
+_DEEPSEEK_V4_KEYS = frozenset({
+    "compress_rates", "compress_ratios", "compress_rope_theta", "hc_eps", "layer_types",
+    "qk_rope_head_dim",
+})  # fmt: skip
 _GEMMA4_SWITCHES = frozenset({
     "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
     "per_layer_config", "use_bidirectional_attention", "num_kv_shared_layers",
@@ -259,6 +303,7 @@ BY_LAYER: Mapping[str, Dialect] = {
         inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
     ),
     "mimo_v2_flash": Dialect(prepare=mimo),
+    "deepseek_v4": Dialect(inert=frozenset({"expert_dtype"}), prepare=deepseek_v4),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),
         Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),

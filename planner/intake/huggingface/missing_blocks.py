@@ -24,7 +24,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "xlstm": "xLSTM (recurrent) layers",
     "recurrent_gemma": "RG-LRU (recurrent) layers",
     "bailing_moe_linear": "lightning (linear) attention",
-    "deepseek_v4": "compressed sparse attention",
     "arctic": "a dense MLP beside the mixture of experts (dense residual)",
     "snowflake_arctic": "a dense MLP beside the mixture of experts",
     "jetmoe": "a mixture of attention heads",
@@ -76,7 +75,6 @@ NO_OPERATIONS: Mapping[str, str] = {
 NAMED: Mapping[str, str] = {
     name: block
     for names, block in (
-        ("deepseek-v4-flash deepseek-ai/deepseek-v4-flash", "compressed sparse attention"),
         ("kimi-k3 moonshotai/kimi-k3", "attention to the outputs of earlier blocks (AttnRes)"),
     )
     for name in names.split()
@@ -147,8 +145,8 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
     "num_kv_shared_layers": ("gemma4_text", "gemma4_unified_text"),
-    "index_topk": ("deepseek_v32", "glm_moe_dsa"),
-    "index_n_heads": ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),
+    "index_topk": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    "index_n_heads": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl_text"),
     **dict.fromkeys(
         ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
     ),

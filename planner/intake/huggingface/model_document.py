@@ -27,7 +27,7 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
         _WINDOW
         | (frozenset() if model.is_moe else _MOE_ONLY)
         | (frozenset() if model.uses_mla else _MLA_ONLY)
-    )
+    ) - ({"q_lora_rank"} if model.q_lora_rank else set())
     unset = frozenset(
         name
         for name in ("max_position_embeddings", "intermediate_size", "v_head_dim")

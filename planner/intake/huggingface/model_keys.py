@@ -49,6 +49,9 @@ NOT_NEGATIVE = {
     "hidden_size_per_layer_input": _SMALL, "vocab_size_per_layer_input": 2**28,
     "zero_expert_num": _SMALL,
     "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
+    "o_groups": _SMALL, "o_lora_rank": _WIDTH, "compress_rate_csa": _TOKENS,
+    "compress_rate_hca": _TOKENS, "num_hash_layers": _SMALL, "hc_mult": 64,
+    "hc_sinkhorn_iters": _SMALL,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({

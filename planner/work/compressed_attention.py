@@ -1,0 +1,236 @@
+"""Attention of DeepSeek-V4 as operations: one key head, a window, and compressed entries beside it.
+
+A compressor makes one entry of several tokens by gates; of short entries (CSA) an indexer chooses
+some for each query, of long ones (HCA) all are attended to. Keys are values, queries have a low
+rank, and the heads' outputs go through a projection for each group of them.
+transformers computes all scores and masks most, in eager kernels (no fused one has sinks and heads
+of 512). Megatron-LM's dev branch gathers the chosen in a sparse kernel.
+Sources: DeepSeek-V4 technical report (2026), sections 2.1 and 2.3; transformers 5.24
+    models/deepseek_v4; Megatron-LM dev of 2026-08-21 experimental_attention_variant/csa.py,
+    csa_utils/fused_sparse_attention.py (CSASparseAttnFunc, saved tensors).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.specs.mixers import COMPRESSED, Mixer
+from planner.specs.model import ModelSpec
+from planner.work.attention import UNFUSED, latents
+from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
+from planner.work.sparse_attention import CHOSEN, PROJECTIONS, indexer
+
+HEADS: Dims = ("tokens", "heads", "qk_dim")
+QUERY, KEY = Tensor(name="q", dims=HEADS), Tensor(name="k", dims=("tokens", "qk_dim"))
+OUT, TURNED = Tensor(name="attention_out", dims=HEADS), Tensor(name="attention_turned", dims=HEADS)
+
+
+def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
+    """Dimensions of output groups, compressors and indexer; TP divides none of these layers.
+
+    csa_share: entries for each token, csa_keys: keys, csa_width: of a compressor; so for HCA.
+    """
+    ones, width = np.ones_like(tp), model.head_dim
+    rates = {one: model.entries(one)[0] for one in COMPRESSED}
+    shares = {one: 1.0 / rate if rate else 0.0 for one, rate in rates.items()}
+    return {
+        **{f"{one}_share": share * ones for one, share in shares.items()},
+        **{f"{one}_keys": (1.0 + share) * ones for one, share in shares.items()},
+        "window_keys": model.sliding_window * ones,
+        "o_groups": model.o_groups * ones,
+        "o_group_in": model.num_attention_heads * width / model.o_groups * ones,
+        "o_lora": model.o_lora_rank * ones,
+        "csa_width": 2 * width * ones,
+        "hca_width": width * ones,
+        "index_heads": model.index_n_heads * ones,
+        "index_dim": model.index_head_dim * ones,
+        "index_width": model.index_n_heads * model.index_head_dim * ones,
+        "index_few": (4 * model.index_head_dim + model.index_n_heads) * ones,
+    }
+
+
+def operations(mixer: Mixer) -> Callable[[ModelSpec, Code], tuple[Op, ...]]:
+    """From a layer's gathered input to the output projection; mixer: of this layer."""
+    return partial(_operations, mixer)
+
+
+def _operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    source = Tensor(name="attention_in", dims=HIDDEN)
+    query, _ = latents(model, code)
+    own = projection("wkv", ("qk_dim",), ("hidden",), source)
+    rate, chosen = model.entries(mixer)
+    entries = (Tensor(name="k_entries", dims=("tokens", f"{mixer}_share", "qk_dim")),) * (rate > 0)
+    grouped = Tensor(name="wo_a_out", dims=("tokens", "o_groups", "o_lora"))
+    core = _sparse if code.own_mixers else _eager
+    return (
+        *query,
+        own,
+        normed := norm(model, "wkv_norm", own.output, code),
+        _rotary(query[-1].output, normed.makes[0]),
+        *(_compressor(model, mixer, entries[0], code) if rate else ()),
+        *((_indexer(code.own_mixers),) if chosen else ()),
+        *core(model, mixer, entries),
+        _turned_back(),
+        Gemm(
+            name="wo_a",
+            rows=("tokens",),
+            cols=("o_lora",),
+            depth=("o_group_in",),
+            batch=("o_groups",),
+            role="router",  # a batched product, which no recipe of linear layers covers
+            saves=(TURNED,),
+            output=grouped,
+            reads=(TURNED,),
+        ),
+        output_projection("wo", grouped.dims[1:], grouped),
+    )
+
+
+def _rotary(queries: Tensor, keys: Tensor) -> Elementwise:
+    """A norm of each query head without weights, and the rotary embedding of a part of each."""
+    rows: Dims = HEADS[:2]
+    return Elementwise(
+        name="rotary",
+        dims=HEADS,
+        kernels=16,
+        forward_moves=12.0,
+        backward_moves=24.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=3.0,
+        saves=(
+            queries,
+            Tensor(name="q_upcast", dims=HEADS, width="fp32", eager_only=True),
+            Tensor(name="q_rstd", dims=rows, width="fp32"),
+            Tensor(name="q_rstd_16", dims=rows, eager_only=True),
+        ),
+        reads=(queries, keys),
+        makes=(QUERY, KEY),
+    )
+
+
+def _compressor(model: ModelSpec, mixer: Mixer, entries: Tensor, code: Code) -> tuple[Op, ...]:
+    """Keys and gates of every token, a softmax over those of one entry, its sum and norm."""
+    source, width = Tensor(name="attention_in", dims=HIDDEN), (f"{mixer}_width",)
+    both = [projection(f"compress_{one}", width, ("hidden",), source) for one in ("kv", "gate")]
+    dims: Dims = ("tokens", *width)
+    summed = Tensor(name="entries_sum", dims=entries.dims)
+    return (
+        *both,
+        Elementwise(
+            name="compress",
+            dims=dims,
+            kernels=22,
+            singles=2,
+            forward_moves=18.0,
+            backward_moves=26.0,
+            fused_forward_moves=2.25,
+            fused_backward_moves=4.25,
+            saves=(
+                Tensor(name="compress_keys", dims=dims),
+                Tensor(name="compress_weights", dims=dims),
+                Tensor(name="compress_softmax", dims=dims, width="fp32", eager_only=True),
+                *norm_saves(model, "entries_norm", summed, code.composite_norm),
+            ),
+            reads=tuple(one.output for one in both),
+            makes=(entries,),
+        ),
+    )
+
+
+def _indexer(learns: bool) -> Elementwise:
+    """Scores of all entries, of keys from a compressor of its own.
+
+    learns: by a loss on the chosen entries, as in Megatron-LM.
+    """
+    scored: Dims = ("tokens", "index_heads", "context", "csa_share")
+    if not learns:
+        return indexer(PROJECTIONS, ((*scored, "index_dim"),), scored)
+    half = ("tokens", "index_heads", "attended", "csa_share", "index_dim")
+    loss = (("tokens", "chosen", "heads", "qk_dim"), *(CHOSEN,) * 3)
+    key = ("tokens", "csa_share", "index_dim")
+    return indexer(PROJECTIONS, (half,), scored, loss=loss, key=key)
+
+
+def _eager(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
+    """Scores of all tokens and entries, a mask, sinks beside them, a softmax, as five squares.
+
+    Batched products of several sequences copy keys, and values, for every query head.
+    """
+    square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
+    softmax = Tensor(name=UNFUSED, dims=square)
+    copied: Dims = ("tokens_batched", "heads", f"{mixer}_keys", "qk_dim")
+    rate, chosen = model.entries(mixer)
+    core = Attention(
+        name="attention",
+        window=model.sliding_window,
+        compressed=rate,
+        chosen=chosen,
+        saves=(
+            QUERY,
+            KEY,
+            *entries,
+            *(Tensor(name=f"{one}_copied", dims=copied) for one in "kv"),
+            softmax,
+            Tensor(name="top_scores", dims=HEADS[:2], width="index"),
+        ),
+        output=OUT,
+        statistics=softmax,
+        reads=(QUERY, KEY, *entries),
+        workspace=(softmax,) * 3,
+    )
+    squares = Elementwise(
+        name="softmax_dropout",
+        dims=square,
+        kernels=8,
+        forward_moves=13.0,
+        backward_moves=13.0,
+        fused_forward_moves=5.0,
+        fused_backward_moves=5.0,
+        forward_workspace=(softmax,) * 2,
+    )
+    return core, squares
+
+
+def _sparse(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
+    """One kernel, which reads keys by index: of the window, and of chosen or all entries."""
+    rate, chosen = model.entries(mixer)
+    statistics = Tensor(name="log_sum_exp", dims=HEADS[:2], width="fp32")
+    others: Dims = ("chosen",) if chosen else ("context", f"{mixer}_share")
+    indices = (
+        Tensor(name=f"indices_{dims[0]}", dims=("tokens", *dims), width="fp32")  # int32
+        for dims in (("window_keys",), others)
+    )
+    inputs = (KEY, *entries)
+    return (
+        Attention(
+            name="attention",
+            window=model.sliding_window,
+            compressed=rate,
+            chosen=chosen,
+            saves=(QUERY, *inputs, *indices, OUT, statistics),
+            output=OUT,
+            statistics=statistics,
+            reads=(QUERY, *inputs),
+            workspace=tuple(
+                Tensor(name=f"d{one.name}", dims=one.dims, width="fp32") for one in inputs
+            ),
+        ),
+    )
+
+
+def _turned_back() -> Elementwise:
+    """The rotation of values taken back, since keys are the values."""
+    return Elementwise(
+        name="rotary_back",
+        dims=HEADS,
+        kernels=8,
+        forward_moves=5.0,
+        backward_moves=5.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=2.0,
+        reads=(OUT,),
+        makes=(TURNED,),
+    )

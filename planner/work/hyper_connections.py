@@ -1,0 +1,154 @@
+"""Hyper-connections as operations: several residual streams, which each branch reads as a mix.
+
+Around a branch, a projection of all normalised streams of a token gives the weights: of each stream
+in the branch's input, of its output in each stream, and of every stream in every other, made doubly
+stochastic by Sinkhorn's iterations. The weights are in fp32. Megatron-LM's functions are compiled
+and run the iterations again in the backward.
+Sources: Xie et al. 2026 (mHC); transformers 5.24 models/deepseek_v4 (DeepseekV4HyperConnection,
+    DeepseekV4HyperHead); Megatron-LM dev of 2026-08-21 transformer/hyper_connection.py;
+    deepseek-ai/DeepSeek-V4 inference/model.py for multi-token prediction.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.specs.model import ModelSpec
+from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm
+
+STREAMS: Dims = ("tokens_sp", "streams", "hidden")
+
+
+def stream_dims(model: ModelSpec) -> Dims:
+    """Dimensions of the residual stream between layers."""
+    return STREAMS if model.hc_mult else HIDDEN_SP
+
+
+def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
+    """Dimensions of the streams and their weights, which TP does not divide.
+
+    mix_steps: saved by eager autograd of the iterations, numerators and sums, and one more weight
+        a stream.
+    """
+    ones, streams = np.ones_like(tp), model.hc_mult
+    divisions = 2 * model.hc_sinkhorn_iters - 1
+    return {
+        "streams": streams * ones,
+        "mixes": model.num_mixes * ones,
+        "mix_steps": (divisions * (streams + 1) * streams + streams) * ones,
+    }
+
+
+def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, ...]:
+    """From the streams to a branch's input, or the head's; empty where there is one stream."""
+    if not model.hc_mult:
+        return ()
+    head = name == "head"
+    weights = "streams" if head else "mixes"
+    eager: dict[str, Dims] = {"upcast": STREAMS, "normed": STREAMS}
+    eager |= {} if head else {"steps": ("tokens_sp", "mix_steps")}
+    small: dict[str, Dims] = {
+        "rstd": ("tokens_sp",), **dict.fromkeys(("logits", "weights"), ("tokens_sp", weights)),
+    }  # fmt: skip
+    saved = (
+        Tensor(name=f"{name}_mix_{one}", dims=dims, width="fp32", eager_only=one in eager)
+        for one, dims in (eager | small).items()
+    )
+    made = Tensor(name=f"{name}_mixed", dims=HIDDEN_SP)
+    product = (*STREAMS, weights)
+    return (
+        Elementwise(
+            name=f"{name}_mix",
+            dims=STREAMS,
+            kernels=14 if head else 25 + 3 * (2 * model.hc_sinkhorn_iters - 1),
+            singles=2 if head else 4,
+            forward_moves=20.0,
+            backward_moves=45.0,
+            fused_forward_moves=2.25,
+            fused_backward_moves=5.0,
+            saves=(stream, *saved),
+            reads=(stream,),
+            makes=(made,),
+            products=(product,),
+            backward_products=(product,) * 2,
+        ),
+    )
+
+
+def leaving(
+    name: str, saved: tuple[Tensor, ...], branches: tuple[Tensor, ...], after: Tensor
+) -> Elementwise:
+    """The branch's output in each stream, and the streams mixed with each other.
+
+    saved: the streams before, and others that are saved here.
+    branches: outputs, of which the sum is saved; after: the streams after.
+    """
+    stream, *more = saved
+    joined = len(branches) > 1
+    output = Tensor(name=f"{name}_sum", dims=HIDDEN_SP) if joined else branches[0]
+    product = (*STREAMS, "streams")
+    weights = {"out": STREAMS[:2], "across": (*STREAMS[:2], "streams")}
+    casts = (Tensor(name=f"{name}_{one}", dims=weights[one], eager_only=True) for one in weights)
+    return Elementwise(
+        name=name,
+        dims=STREAMS,
+        kernels=6 + joined,
+        forward_moves=6.0 + 0.75 * joined,
+        backward_moves=10.5,
+        fused_forward_moves=2.25,
+        fused_backward_moves=3.5,
+        saves=(output, stream, *casts, *more),
+        reads=(stream, *branches),
+        makes=(after,),
+        products=(product,),
+        backward_products=(product,) * 2,
+    )
+
+
+def widened(model: ModelSpec) -> tuple[Elementwise, ...]:
+    """The embedding copied to each stream."""
+    return (_spread("streams", (), ()),) if model.hc_mult else ()
+
+
+def predicting(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """Multi-token prediction: each stream and the next embedding, projected and summed."""
+    ends = {"mtp_state": STREAMS, "mtp_embedded": HIDDEN_SP}
+    into = {name: Tensor(name=name, dims=dims) for name, dims in ends.items()}
+    norms = [norm(model, f"{name}_norm", one, code) for name, one in into.items()]
+    projected = [
+        Gemm(
+            name=f"{name}_proj",
+            rows=dims[:-1],
+            cols=("hidden",),
+            depth=("hidden",),
+            saves=(replace(one.makes[0], width="linear"),),
+            output=Tensor(name=f"{name}_proj_out", dims=dims),
+            reads=one.makes,
+        )
+        for (name, dims), one in zip(ends.items(), norms, strict=True)
+    ]
+    return (
+        *embedding("mtp_embedding", "mtp_embedded_full", into["mtp_embedded"]),
+        *norms,
+        *projected,
+        _spread(
+            "mtp_join", tuple(one.output for one in projected), (Tensor(name="x", dims=STREAMS),)
+        ),
+    )
+
+
+def _spread(name: str, reads: tuple[Tensor, ...], makes: tuple[Tensor, ...]) -> Elementwise:
+    """One tensor added to every stream, or copied there."""
+    return Elementwise(
+        name=name,
+        dims=STREAMS,
+        kernels=1,
+        forward_moves=1.25 + bool(reads),
+        backward_moves=1.25,
+        fused_forward_moves=1.25 + bool(reads),
+        fused_backward_moves=1.25,
+        reads=reads,
+        makes=makes,
+    )

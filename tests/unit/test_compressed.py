@@ -1,0 +1,191 @@
+"""DeepSeek V4: streams, layers, rules, exports, what is read, and rows that NVIDIA published."""
+
+import math
+from typing import Any
+
+import pytest
+
+from planner.errors import SpecError
+from planner.estimates import estimate_job
+from planner.export import export
+from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model, read_model
+from planner.specs.job import Job
+from planner.specs.model import LayerKind
+from planner.trainers.megatron_models import lacking
+from planner.trainers.registry import TRAINERS, release_of
+from planner.work import blocks
+from planner.work.hyper_connections import STREAMS
+from planner.work.liveness import saved_tensors
+from planner.work.ops import Attention, Gemm
+from planner.work.pieces import PLAIN, Code
+from planner.work.recompute_modules import layer_input
+from tests.conftest import job_values
+
+FLASH, PRO = "deepseek-v4-flash", "deepseek-v4-pro"
+KIND = LayerKind(moe=True, window=128, mixer="csa")
+DENSE = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32768,
+}  # fmt: skip
+
+
+def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layout: object) -> Job:
+    given = {"layout": layout, "trainer": trainer}
+    return read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 1024, **given))
+
+
+@pytest.mark.parametrize("name", [FLASH, PRO])
+def test_a_model_is_the_same_written_inline(name: str) -> None:
+    model = load_model(name)
+    assert read_model(inline_keys(model)) == model
+    assert model.unread_keys == ()
+    assert (model.rope_theta, model.rope_local_base_freq) == (160_000, 10_000)
+    first = {FLASH: ("shared-kv", "shared-kv", "csa"), PRO: ("hca", "hca", "csa")}[name]
+    assert model.mixers[:3] == first
+    assert model.mixers[-1] == "csa"
+    assert [kind.hashed for kind in model.layer_kinds()[:4]] == [True] * 3 + [False]
+
+
+def test_a_config_that_is_no_deepseek_v4_is_refused() -> None:
+    keys = {"architectures": [], "model_type": "deepseek_v4", **DENSE, "n_routed_experts": 8}
+    keys |= {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "q_lora_rank": 64}
+    keys |= {"o_groups": 4, "o_lora_rank": 32, "sliding_window": 16, "index_n_heads": 2}
+    keys |= {"index_head_dim": 32, "index_topk": 8}
+    assert read_model(keys).mixers[:4] == ("hca", "hca", "hca", "csa")  # the class's default
+    for change, word in (
+        ({"layer_types": ["full_attention"] * 8}, "attention of the kind 'full_attention'"),
+        ({"compress_ratios": [0, 3] * 4}, "attention of the kind '3'"),
+        ({"mlp_layer_types": ["moe", "hash_moe"] * 4}, "an MLP of the kind 'hash_moe'"),
+        ({"o_groups": 3}, "does not divide 16 heads"),
+        ({"o_lora_rank": 0}, "is needed by hca layers"),
+        ({"hc_mult": 1}, "is one stream"),
+    ):
+        with pytest.raises(SpecError, match=word):
+            read_model({**keys, **change})
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_streams_are_as_many_times_as_wide_between_layers_and_stages() -> None:
+    """In any model: of stages, a stage's saved inputs under full recomputation, and its sends."""
+    wide = read_model({**DENSE, "hc_mult": 4})
+    ops = blocks.layer_ops(wide, LayerKind(moe=False, window=0), True)
+    assert layer_input(ops).dims == STREAMS
+    plain, streams = (
+        estimate_job(job({**DENSE, **own}, pp=4, ac="full")) for own in ({}, {"hc_mult": 4})
+    )
+    assert plain.time is not None
+    assert streams.time is not None
+    one, four = (found.time.exposed_communication_seconds["pp"] for found in (plain, streams))
+    assert 2 < four / one < 4.5  # not four times, since messages have a latency
+    saved = [found.memory.stages[0].activations_bytes for found in (plain, streams)]
+    assert saved[1] > 2 * saved[0]
+    more = 8 * 2 * (24 * (4 * 1024 + 1) + 3) + 4 * (4 * 1024 + 1) + 1
+    alone = read_model(DENSE).total_parameters()
+    assert wide.total_parameters() - alone == more
+
+
+def test_compiled_streams_save_no_copies_in_fp32() -> None:
+    saves = saved_tensors(blocks.layer_ops(load_model(FLASH), KIND, True))
+    copies = {name for name, one in saves.items() if one.dims == STREAMS and one.width == "fp32"}
+    assert copies == {f"{end}_mix_{one}" for end in ("attention", "mlp")
+                      for one in ("upcast", "normed")}  # fmt: skip
+    assert all(saves[name].eager_only for name in copies)
+    assert not saves["x"].eager_only
+    assert not saves["h"].eager_only
+
+
+def test_each_stream_is_projected_for_multi_token_prediction() -> None:
+    model = read_model({"base": FLASH, "mtp_num_layers": 1})
+    kind, _ = model.distinct_layers()[-1]
+    assert (kind.mtp, kind.mixer, kind.hashed) == (True, "shared-kv", False)
+    ops = {op.name: op for op in blocks.layer_ops(model, kind, True)}
+    state, embedded = ops["mtp_state_proj"], ops["mtp_embedded_proj"]
+    assert isinstance(state, Gemm)
+    assert isinstance(embedded, Gemm)
+    assert (state.rows, embedded.rows) == (("tokens_sp", "streams"), ("tokens_sp",))
+    assert {"attention_mix", "mlp_mix", "head_mix", "head"} <= ops.keys()
+    plain = model.layer_parameters(LayerKind(moe=True, window=128, mixer="shared-kv"))
+    joined = 2 * 4096**2 + 3 * 4096 + 4 * (4 * 4096 + 1) + 1
+    assert model.layer_parameters(kind) == plain + joined
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def test_a_kernel_reads_the_chosen_where_eager_code_masks_all() -> None:
+    model = load_model(FLASH)
+    eager, sparse = (
+        {op.name: op for op in blocks.layer_ops(model, KIND, True, code)}
+        for code in (PLAIN, Code(own_mixers=True))
+    )
+    core = sparse["attention"]
+    assert isinstance(core, Attention)
+    assert (core.window, core.compressed, core.chosen) == (128, 4, 512)
+    assert eager.keys() - sparse.keys() == {"softmax_dropout"}
+    names = {one.name for one in core.saves}
+    assert names == {"q", "k", "k_entries", "indices_window_keys", "indices_chosen",
+                     "attention_out", "log_sum_exp"}  # fmt: skip
+    slow, fast = (estimate_job(job(FLASH, name, ac="full", ep=8)) for name in ("fsdp", "megatron"))
+    assert slow.step_seconds > fast.step_seconds
+
+
+def test_entries_are_chosen_once_there_are_more() -> None:
+    """MFU counts a window and the entries that a query chooses, or all of them."""
+    model = load_model(FLASH)
+    per_key = 12 * 64 * 512
+    of_parameters = 6 * model.matmul_parameters_per_token()
+    for seq, csa, hca in ((1024, 256, 8), (4096, 512, 32)):
+        keys = 2 * 128 + 21 * (128 + csa) + 20 * (128 + hca)
+        assert model.torchtitan_flops_per_token(seq) == of_parameters + per_key * keys
+    assert math.isclose(model.active_parameters(), 13.8e9, rel_tol=0.01)
+
+
+# ---- trainers ------------------------------------------------------------------------------------
+
+
+def test_no_release_of_megatron_has_it_and_the_bridge_says_what_it_needs() -> None:
+    model = load_model(FLASH)
+    words = "compressed sparse attention (CSA)"
+    for trainer in ("megatron", "torchtitan", "megatron-deepspeed", "internevo"):
+        assert words in TRAINERS[trainer].lacks(model, release_of(trainer, None))
+    assert words in lacking(model, release_of("megatron-bridge", "0.4"))
+    assert lacking(model, release_of("megatron-bridge", "0.5")) == []
+    asked = job(FLASH, pp=4, ep=16)
+    assert asked.layout is not None
+    written = export(
+        asked.layout, asked.model, asked.cluster, asked.training, to="megatron-bridge",
+        version="0.6",
+    )  # fmt: skip
+    assert not [one for one in written.blockers if one.field.startswith("model")]
+    assert "needs Megatron-LM's dev branch" in " ".join(written.notes)
+    assert "deepseek_v4_flash_pretrain_config" in written.files["launch.sh"]
+    layers = str([0, 0, *[4, 128] * 20, 4]).replace(" ", "")
+    assert {
+        'model.pipeline_model_parallel_layout="Et*11|t*11|t*11|t*10L"',
+        f"model.csa_compress_ratios={layers}",
+    } <= {*written.arguments}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "published", "high"),
+    [("gb300-nvl72-288gb", 8224, 0.042), ("gb200-nvl72-186gb", 7776, 0.060)],
+)
+def test_flash_is_near_what_nvidia_measured(gpu: str, published: float, high: float) -> None:
+    """Megatron-Bridge docs/performance-summary.md (26.08), perf_recipes/deepseek; not fitted."""
+    asked: dict[str, Any] = {
+        "model": {"base": FLASH, "mtp_num_layers": 1}, "cluster": {"gpu": gpu, "num_gpus": 128},
+        "training": {"seq_len": 4096, "global_batch_size": 2048, "trainer": "megatron-bridge",
+            "optimizer": "adamw-bf16-states", "moe_imbalance": 1.0},
+        "layout": {"dp_shard": 128, "ep": 64, "zero_stage": 1, "precision": "mxfp8",
+            "moe_dispatcher": "hybridep", "ac": "none"},
+    }  # fmt: skip
+    found = estimate_job(read_job(asked))
+    assert found.tokens_per_second_per_gpu / published - 1 == pytest.approx(high, abs=5e-3)
+    assert found.fits
+    assert found.interval is not None
+    low, most = found.interval.step_seconds
+    assert low < 2048 * 4096 / published / 128 < most
