@@ -58,14 +58,7 @@ AC_WORDS = {
     "modules": "recomputation of parts of a layer",
 }
 # else 1, float8 scaled by its own step; a value that jumps overflows the scale of earlier steps
-PRECISION_POINTS = {
-    "bf16": 0,
-    "fp16": 0,
-    "float8-delayed": 2,
-    "mxfp8": 2,
-    "nvfp4": 2,
-    "mxfp4": 2,
-}
+PRECISION_POINTS = {"bf16": 0, "fp16": 0, "float8-delayed": 2, "mxfp8": 2, "nvfp4": 2, "mxfp4": 2}
 DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "flex", "ck", "cudnn", "unfused")
 CP_WORDS = {
