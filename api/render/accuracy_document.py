@@ -24,6 +24,11 @@ RULE = (
     "microbatch (`planner.calibration.sweeps.rule_of_thumb`).",
     f"sweeps behind: where number one is slower than the rule's pick by more than {NOISE:.0%}.",
 )
+REPEATS = (
+    "Jobs with several published runs, which differ by release, dispatcher, graphs, overlap or "
+    "report (`planner.calibration.repeats`); off: from the mean of their job. Closer than this "
+    "comes nobody who is not told what differs.",
+)
 GIB_PER_BYTE = 2.0**-30
 # Rows believed to say something else than the layout does; they stay in every figure.
 DOUBTS = {
@@ -52,6 +57,7 @@ def document(report: Report) -> str:
     lines += [f"- {line}" for line in headlines(report)]
     lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
     lines += ["## Number one against a rule of thumb", "", *_against_rule(report), ""]
+    lines += ["## The same job again", "", *_repeats(report), ""]
     lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
     lines += [
         "## Every group of rows",
@@ -119,6 +125,16 @@ def _against_rule(report: Report) -> list[str]:
         for one in report.headline.against_rule
     ]
     return [*_table(names, cells), "", *(f"- {line}" for line in RULE)]
+
+
+def _repeats(report: Report) -> list[str]:
+    """How far published runs of one job are from each other, by class."""
+    cells = [
+        (one.name, str(one.jobs), str(one.rows), f"{one.off:.1%}")
+        for one in report.headline.repeats
+    ]
+    table = _table(("trainer, class", "jobs", "rows", "off"), cells)
+    return [*table, "", *(f"- {line}" for line in REPEATS)]
 
 
 def _kinds(report: Report) -> list[str]:

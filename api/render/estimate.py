@@ -176,7 +176,7 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ..
             (
                 "MFU",
                 percent(estimate.mfu),
-                f"{_count_of_work(estimate)}; HFU {percent(estimate.hfu)} as run",
+                f"{_count_of_work(estimate)}; HFU {percent(estimate.hfu)} counts what runs",
             ),
         )
     faster = step / step_seconds
@@ -196,12 +196,12 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ..
 
 
 def _count_of_work(estimate: Estimate) -> str:
-    """Whose count MFU follows, and why it may exceed 100%.
+    """Whose count MFU follows, and why it may exceed HFU, and 100%.
 
-    Sliding windows do less work than is counted, eight bits more than the peak.
+    Causal attention and windows do less work than is counted, eight bits more than the peak.
     """
     over = max(estimate.mfu or 0.0, estimate.hfu or 0.0) > 1
-    return f"as TorchTitan counts{': attention in full, over the bf16 peak' if over else ''}"
+    return f"full attention, as TorchTitan counts{', over the bf16 peak' if over else ''}"
 
 
 def basis_line(estimate: Estimate) -> Text:

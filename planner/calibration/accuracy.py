@@ -16,6 +16,7 @@ import numpy as np
 from planner.calibration.classes import class_of, interval_score
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
+from planner.calibration.repeats import SOFTWARE
 from planner.calibration.sweeps import rule_of_thumb
 from planner.columns import LayoutBatch
 from planner.cost.machine.stacks import stack_name, unit_name
@@ -89,6 +90,17 @@ class Row:
         precision = self.job.layout.precision if self.job.layout else "-"
         return f"{self.label('group')} {digest[:SWEEP_DIGITS]} {precision}"
 
+    @property
+    def question(self) -> str:
+        """What its job and layout ask whatever the software, as a digest (`repeats`)."""
+        request = self.job.request
+        asked = [
+            {key: value for key, value in (request.get(name) or {}).items() if key not in SOFTWARE}
+            for name in ("training", "layout")
+        ]
+        text = json.dumps([request.get("model"), request.get("cluster"), asked], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:SWEEP_DIGITS]
+
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
         estimate, interval = self.estimate, self.interval_seconds
@@ -112,6 +124,7 @@ class Row:
             peak_reserved_bytes=rounded_or_none(estimate.peak_reserved_bytes),
             baseline_seconds=rounded_or_none(self.baseline_seconds),
             sweep=self.sweep,
+            question=self.question,
             rule=self._rule(),
         )
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
 from planner.calibration.comparison import Comparison
 from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
+from planner.calibration.repeats import Repeats, repeats
 from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
 
 ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
@@ -21,6 +22,7 @@ class Figures:
 
     regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number.
     against_rule: number one beside a rule of thumb, over all sweeps and by class.
+    repeats: how far the same job is from itself in other releases and reports, of all and by class.
     """
 
     overall: Summary
@@ -29,6 +31,7 @@ class Figures:
     regret: dict[int, float | None]
     spearman: float | None
     against_rule: list[AgainstRule]
+    repeats: list[Repeats]
 
     @classmethod
     def of(cls, rows: Sequence[Compared], name: str) -> "Figures":
@@ -45,6 +48,7 @@ class Figures:
             regret={first: fmean(losses) if losses else None for first, losses in picks.items()},
             spearman=fmean(one.rank_correlation() for one in found) if found else None,
             against_rule=against_rule(rows),
+            repeats=repeats(rows),
         )
 
 

@@ -180,7 +180,7 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
     estimate = plan.ranked[0].estimate
     for hfu, explained in ((0.7, False), (1.1, True)):
         text = as_text(key_figures(estimate.model_copy(update={"hfu": hfu}), 110), 110)
-        assert ("attention in full" in " ".join(text.split())) == explained
+        assert ("over the bf16 peak" in " ".join(text.split())) == explained
 
 
 @pytest.mark.parametrize(("learnt", "said"), [

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.calibration.accuracy import Row
 from planner.calibration.outcome import Compared
+from planner.calibration.repeats import repeats
 from planner.calibration.shipped import shipped_comparison
 from planner.calibration.sweeps import (
     FEWEST_AGAINST_RULE,
@@ -19,6 +21,7 @@ from planner.calibration.sweeps import (
     sweeps,
 )
 from planner.columns import LayoutBatch
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from tests.conftest import job_values
 
@@ -136,3 +139,30 @@ def test_ranks_of_a_sweep() -> None:
     (sweep,) = sweeps(rows)
     assert sweep.rank_correlation() == pytest.approx(1.0)
     assert Sweep.of([row("a", 1.0, 2.0), row("b", 2.0, 2.0)]).rank_correlation() == 0.0
+
+
+# ---- the same job again --------------------------------------------------------------------------
+
+
+def test_the_same_job_again_is_as_far_off_as_its_runs_are_apart() -> None:
+    rows = [
+        row("a", seconds, 1.0, question=asked)
+        for asked, seconds in (("q", 1.0), ("q", 4.0), ("r", 3.0), ("s", 2.0), ("s", 2.0))
+    ]
+    found = repeats(rows)  # of 1 and 4 the mean is 2: once half of it, once twice
+    assert [(one.name, one.jobs, one.rows) for one in found] == [("all", 2, 4), ("dense", 2, 4)]
+    assert [one.off for one in found] == pytest.approx([(0.5 + 1.0) / 4.0] * 2)
+    assert repeats(rows[2:3]) == []
+
+
+def test_software_is_no_part_of_the_question() -> None:
+    def asked(training: dict[str, Any], **layout: Any) -> str:
+        values = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout=layout)
+        values["training"] |= {"trainer": "megatron", **training}
+        job = read_job(values)
+        return Row.build(job, estimate_job(job)).question
+
+    one = asked({}, dp_shard=8)
+    assert asked({"trainer_version": "0.16", "cuda_graphs": "none"}, dp_shard=8) == one
+    assert asked({}, dp_shard=4, tp=2) != one
+    assert asked({"seq_len": 4096}, dp_shard=8) != one
