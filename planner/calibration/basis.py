@@ -65,7 +65,8 @@ def basis(
 
     calibrated: runs of this trainer on this GPU family used it; for a kernel of the GPU, which
         software does not change, runs of any trainer on the family.
-    interpolated: other runs of this trainer or of this family used it.
+    interpolated: other runs of this trainer or of this family used it; of a number format of
+        fewer than 16 bits, of this family.
     extrapolated: neither used it.
 
     An unknown GPU family uses another family's kernels, so other runs show too little: there a
@@ -154,10 +155,11 @@ def _stands(measured: Seen, trainer: str, family: str) -> Mapping[str, Basis]:
     """The basis of every mechanism for one trainer on one GPU family, unknown ones as known."""
     found: dict[str, Basis] = dict.fromkeys((one.name for one in MECHANISMS), "extrapolated")
     of_gpu = {one.name for one in MECHANISMS if one.of_gpu}
+    travel = {one.name for one in MECHANISMS if one.travels}
     for one_trainer, one_family, name in measured:
         if name in found and found[name] != "calibrated":
             if family == one_family and (trainer == one_trainer or name in of_gpu):
                 found[name] = "calibrated"
-            elif trainer == one_trainer or family == one_family:
+            elif family == one_family or (trainer == one_trainer and name in travel):
                 found[name] = "interpolated"
     return found

@@ -97,6 +97,8 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
+    travels: whether runs on other families of GPUs count; not of eight or four bits, whose kernels
+        each family has for itself.
     leads: whether a layout may come first by it before a run of its trainer on its GPU family
         used it.
     practised: jobs for which it is what practitioners run, measured here or not, and no more to
@@ -109,6 +111,7 @@ class Mechanism:
     used: Mask
     of_job: bool = False
     of_gpu: bool = False
+    travels: bool = True
     leads: bool = True
     practised: Callable[[Setting], bool] = lambda setting: False
 
@@ -192,9 +195,9 @@ def _schedule_points(schedule: Schedule) -> int:
 
 def _precisions() -> Iterator[Mechanism]:
     for name in CODES["precision"]:
-        yield _layout(
-            f"precision {name}", _code("precision", name), PRECISION_POINTS.get(name, 1), name
-        )
+        points = PRECISION_POINTS.get(name, 1)
+        found = _layout(f"precision {name}", _code("precision", name), points, name)
+        yield replace(found, travels=points == 0)
     yield _layout(
         "float8 all-gather", lambda x: x.float8_all_gather, words="weights gathered in float8"
     )

@@ -58,7 +58,6 @@ class Recipe:
     padding: moved per element to pad the groups of grouped products, and again to unpad their
         result.
     fused_kernels, eager_kernels: launches to quantise one operand.
-    expert_kernels: the same for each expert's part of it, where each is quantised alone.
     weight_once: weights are quantised once a step, not once a microbatch.
     column_amax, row_amax: all-reduces of scales over the TP group for a column- or row-parallel
         layer.
@@ -101,7 +100,6 @@ class Recipe:
     padding: float = 0.0
     fused_kernels: float = 0.0
     eager_kernels: float = 0.0
-    expert_kernels: float = 0.0
     weight_once: bool = False
     column_amax: Operands = NOTHING
     row_amax: Operands = NOTHING

@@ -114,17 +114,13 @@ _NVFP4 = Recipe(
 )  # fmt: skip
 
 # Transformer Engine casts an input once in both orientations, saves the one that backward needs,
-# and gathers quantised tensors. An expert's rows are cast alone but for delayed scaling, whose
-# kernel takes all; the others' scale costs three kernels more (pytorch/csrc/extensions/cast.cpp
-# multi_tensor_quantize_impl, common/recipe/current_scaling.cu).
+# and gathers quantised tensors.
 _TE_TENSORWISE = replace(
     _DELAYED, name="float8-tensorwise", experts="float8-tensorwise", scale=Operands(2, 2, 2),
-    cast=Operands(3, 3, 3), fused_kernels=2, expert_kernels=4,
+    cast=Operands(3, 3, 3), fused_kernels=2,
     column_amax=Operands(input=1), row_amax=Operands(gradient=1), step_amax=1,
 )  # fmt: skip
-_TE_BLOCKS = replace(
-    _DELAYED, transposed=NOTHING, step_amax=0, cast=Operands(4, 4, 4), expert_kernels=1
-)
+_TE_BLOCKS = replace(_DELAYED, transposed=NOTHING, step_amax=0, cast=Operands(4, 4, 4))
 _TE_BLOCKWISE = replace(
     _TE_BLOCKS, name="float8-blockwise", gain_key="gemm_fp8_blockwise", experts="float8-blockwise",
     scale=Operands(2 * BLOCK, 2 * BLOCK, 2 * BLOCK), saved_bytes=1 + BLOCK,

@@ -247,6 +247,17 @@ def test_an_attention_kernel_is_the_gpus_whoever_ran_it() -> None:
     assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "interpolated"
 
 
+def test_eight_bits_on_another_family_of_gpus_show_nothing() -> None:
+    name = "precision float8-tensorwise"
+    asked = job(precision="float8-tensorwise")
+    other = job(precision="float8-tensorwise", trainer="megatron")
+    elsewhere = job(precision="float8-tensorwise", gpu="l40s")
+    assert basis_of(replace_seen(*seen([other])), asked)[name] == "interpolated"
+    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "extrapolated"
+    plain = basis_of(replace_seen(*seen([job(gpu="l40s")])), job())
+    assert plain["precision bf16"] == "interpolated"
+
+
 def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
     calibration = replace_seen(*seen([job(num_gpus=8 * 128)]))
     fewer, more = job(num_gpus=8 * 64), job(num_gpus=8 * 512)

@@ -139,7 +139,6 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
     "padding": (GROUPED, 0.0), "group_multiple": (GROUPED, 128),
     "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0),
-    "expert_kernels": (GROUPED, 200.0),
     "weight_once": (DELAYED, False),
     "column_amax": (FUSED, None), "row_amax": (FUSED, None), "step_amax": (GATHERED, 9.0),
     "gather_amax": (GATHERED, True),

@@ -16,7 +16,6 @@ from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
 AMAX_BYTES = 4.0
-LOOPED = 1.0 / 4.0  # of a launch from Python, what one in a loop in C++ takes; judgement
 BACKWARD_PRODUCTS = ("input_grad", "weight_grad")
 # HybridEP pads while it dispatches (Megatron-LM moe_utils.py, skip_routed_expert_padding), and so
 # may the best of any dispatcher
@@ -141,8 +140,7 @@ def _quantised_cost(
         + casts.get("input_again", zero),
         forward_kernels=1.0 + _sum(used, FORWARD, zero),
         backward_kernels=2.0 + _sum(used, BACKWARD, zero),
-        singles=_calls_of_experts(context, op)
-        + _casts_of_experts(context, op, first * does["forward"]),
+        singles=_calls_of_experts(context, op),
         flops=_flops(context, op),
         **_waits(context, op, elements),
     )
@@ -205,14 +203,6 @@ def _calls_of_experts(context: CostContext, op: Gemm) -> FloatColumn:
     if op.role != "expert" or not each:
         return np.zeros(len(context.batch))
     return np.where(context.one_kernel, 0.0, 1.5 * (context.product(op.batch) - 1.0))
-
-
-def _casts_of_experts(context: CostContext, op: Gemm, does: FloatColumn) -> FloatColumn:
-    """Launches in each direction that quantise each expert's rows alone, in Python's, (U,)."""
-    if op.role != "expert":
-        return np.zeros(len(context.batch))
-    each = context.quantises(op).number("expert_kernels") * does
-    return np.where(context.one_kernel, 0.0, LOOPED * each * context.product(op.batch))
 
 
 def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColumn) -> FloatColumn:
