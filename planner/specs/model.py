@@ -368,6 +368,11 @@ class ModelSpec(Mixers):
         return self.moe_latent_size or self.hidden_size
 
     @property
+    def per_layer_width(self) -> int:
+        """Width of the per-layer embeddings of all layers together."""
+        return self.num_hidden_layers * self.hidden_size_per_layer_input
+
+    @property
     def num_choices(self) -> int:
         """Experts that a router chooses from, with those that compute nothing."""
         return self.num_experts + self.zero_expert_num
@@ -574,11 +579,10 @@ class ModelSpec(Mixers):
     def embedding_parameters(self) -> int:
         """Token table, learned position table and the norm after them; per-layer embeddings."""
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
-        per_layer = self.num_hidden_layers * self.hidden_size_per_layer_input
         return (
             (self.vocab_size + positions) * self.hidden_size
             + self.embedding_norm * self._norm_width_parameters
-            + per_layer * (self.vocab_size_per_layer_input + self.hidden_size)
+            + self.per_layer_width * (self.vocab_size_per_layer_input + self.hidden_size)
             + self.hidden_size_per_layer_input
         )
 
@@ -619,8 +623,8 @@ class ModelSpec(Mixers):
         work (vocab_size * hidden_size multiply-adds per token forward), which the cost model counts
         as an op. The projection beside a per-layer embedding is a product.
         """
-        per_layer = self.num_hidden_layers * self.hidden_size_per_layer_input * self.hidden_size
-        return self.active_parameters() - self.embedding_parameters() + per_layer
+        tables = self.embedding_parameters() - self.per_layer_width * self.hidden_size
+        return self.active_parameters() - tables
 
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
         """FLOP per token of one training step (forward and backward), as TorchTitan counts for MFU.

@@ -3,6 +3,7 @@
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.cost.data_parallel.sharding import unit_parameters
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job
@@ -50,6 +51,17 @@ def test_layers_that_share_have_only_queries_and_may_be_wider() -> None:
         keys = 2 * 1536 * head + head  # two projections, and the norm of keys
         mlp = 3 * 1536 * 6144
         assert counts[True, window] - counts[False, window] == mlp - keys
+
+
+def test_tp_divides_tables_and_not_what_reads_the_stream() -> None:
+    model = load_model(SMALL)
+    cut = [job(SMALL, tp=tp).layout for tp in (1, 2)]
+    rows = LayoutBatch.from_layouts([one for one in cut if one is not None])
+    (table, halved), expert = unit_parameters(model, rows)[0][-2], unit_parameters(model, rows)[1]
+    assert halved == table / 2 + 42 * 256 * 2560 / 2
+    layer, other = unit_parameters(model, rows)[0][0]
+    assert other == layer / 2 + 256 * 2560
+    assert not expert.any()
 
 
 def test_a_layer_shares_only_what_stands_before_it() -> None:

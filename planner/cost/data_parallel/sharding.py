@@ -112,8 +112,8 @@ class ShardCall:
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """(parameters outside routed experts, in routed experts) of every unit on one rank.
 
-    (K + 2, U) each. TP divides matrices, but for projections to and from the experts' latent. Norms
-    and biases, below 0.1%, are counted with them.
+    (K + 2, U) each. TP divides matrices, but for projections to and from the experts' latent and
+    per-layer embeddings. Norms and biases, below 0.1%, are counted with them.
     """
     dense, expert = [], []
     tp, ep, etp = (
@@ -123,7 +123,8 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
     )
     for kind, _ in model.distinct_layers():
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
-        latent = 2 * model.hidden_size * model.moe_latent_size * kind.moe
+        narrow = model.moe_latent_size * kind.moe + model.hidden_size_per_layer_input
+        latent = 2 * model.hidden_size * narrow
         dense.append((model.layer_parameters(kind) - routed - latent) / tp + latent)
         expert.append(routed / (ep * etp))
     # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy, as
@@ -133,11 +134,12 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
         model.vocab_size * model.hidden_size,
         0,
     )
-    for whole in (
-        model.embedding_parameters(),
-        model.head_parameters() + model.hidden_size + tied_copy,
+    projected = model.per_layer_width * model.hidden_size
+    for whole, uncut in (
+        (model.embedding_parameters(), projected),
+        (model.head_parameters() + model.hidden_size + tied_copy, 0),
     ):
-        dense.append(whole / tp)
+        dense.append((whole - uncut) / tp + uncut)
         expert.append(np.zeros_like(tp))
     return np.array(dense), np.array(expert)
 
