@@ -147,7 +147,7 @@ class Mixers(ResidualStreams):
 
     @property
     def unusual_weights(self) -> list[str]:
-        """Norms and gates of few families that no trainer's arguments describe, in words."""
+        """Norms, gates and streams of few families that no trainer's arguments have, in words."""
         rows = (
             (self.attention_gate_bias, "a bias on the gate of attention"),
             (self.attention_head_gate, "a gate on each head of attention"),
@@ -159,6 +159,8 @@ class Mixers(ResidualStreams):
             (self.value_norm, "norms of values"),
             (self.varies_heads, "heads that differ by layer"),
             (len({*self.sliding_windows} - {0}) > 1, "windows of several lengths"),
+            (self.num_hash_layers > 0, "experts that a table chooses"),
+            (self.hc_mult > 0, "hyper-connections (several residual streams)"),
         )
         return [words for holds, words in rows if holds]
 
@@ -170,8 +172,6 @@ class Mixers(ResidualStreams):
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
             (self.moe_latent_size > 0, "experts on a latent"),
-            (self.num_hash_layers > 0, "experts that a table chooses"),
-            (self.hc_mult > 0, "hyper-connections (several residual streams)"),
         )
         return used + [words for holds, words in rows if holds]
 

@@ -289,6 +289,12 @@ class ModelSpec(Mixers):
                 "give a divisor of num_experts, or 0",
             ),
             (
+                self.hc_mult > 0 and (self.parallel_residual or self.norms_per_layer == 1),
+                "hc_mult",
+                "mixes streams for each branch apart, and these run side by side",
+                "leave it out, or parallel_residual and norms_per_layer",
+            ),
+            (
                 chosen_groups,
                 "topk_group",
                 f"is not 1 to {self.n_group} groups",
