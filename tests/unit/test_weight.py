@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_006,
-    "code lines": 72_350,
+    "lines": 100_985,
+    "code lines": 72_329,
     "files over 400 lines": 32,
     "classes over 250 lines": 10,
     "p95 of function lines": 34,
