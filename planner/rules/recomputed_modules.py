@@ -61,7 +61,9 @@ MODULE_RULES: tuple[Rule, ...] = (
         key="mla_up_proj is a module of multi-head latent attention",
         field="ac",
         reads=_READS,
-        applies=lambda c: "modules" in c.trainer.ac_kinds and not c.model.uses_mla,
+        applies=lambda c: (
+            "modules" in c.trainer.ac_kinds and not (c.model.uses_mla or c.model.compresses)
+        ),
         broken=lambda x, c: recomputes(x, "mla_up_proj"),
         rule=lambda x, c: (
             f"mla_up_proj is recomputed only under multi-head latent attention, which "

@@ -14,15 +14,8 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixers import (
-    ATTENDING,
-    COMPRESSED,
-    MIXER_PARAMETERS,
-    PREDICTING,
-    Mixer,
-    Mixers,
-    mixer_checks,
-)
+from planner.specs.mixer_parameters import MIXER_PARAMETERS
+from planner.specs.mixers import ATTENDING, COMPRESSED, PREDICTING, Mixer, Mixers, mixer_checks
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -327,6 +320,12 @@ class ModelSpec(Mixers):
                 "n_group",
                 f"does not divide {self.num_experts} experts",
                 "give a divisor of num_experts, or 0",
+            ),
+            (
+                self.hc_mult > 0 and (self.parallel_residual or self.norms_per_layer == 1),
+                "hc_mult",
+                "mixes streams for each branch apart, and these run side by side",
+                "leave it out, or parallel_residual and norms_per_layer",
             ),
             (
                 chosen_groups,

@@ -11,6 +11,7 @@ Sources: DeepSeek-V4 technical report (2026), sections 2.1 and 2.3; transformers
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -64,7 +65,16 @@ def _operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
     rate, chosen = model.entries(mixer)
     entries = (Tensor(name="k_entries", dims=("tokens", f"{mixer}_share", "qk_dim")),) * (rate > 0)
     grouped = Tensor(name="wo_a_out", dims=("tokens", "o_groups", "o_lora"))
-    core = _sparse if code.own_mixers else _eager
+    core = Attention(
+        name="attention",
+        window=model.sliding_window,
+        compressed=rate,
+        chosen=chosen,
+        saves=(),
+        output=OUT,
+        statistics=Tensor(name="log_sum_exp", dims=HEADS[:2], width="fp32"),
+        reads=(QUERY, KEY, *entries),
+    )
     return (
         *query,
         own,
@@ -72,7 +82,7 @@ def _operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
         _rotary(query[-1].output, normed.makes[0]),
         *(_compressor(model, mixer, entries[0], code) if rate else ()),
         *((_indexer(code.own_mixers),) if chosen else ()),
-        *core(model, mixer, entries),
+        *(_sparse if code.own_mixers else _eager)(core, mixer),
         _turned_back(),
         Gemm(
             name="wo_a",
@@ -154,33 +164,16 @@ def _indexer(learns: bool) -> Elementwise:
     return indexer(PROJECTIONS, (half,), scored, loss=loss, key=key)
 
 
-def _eager(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
+def _eager(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
     """Scores of all tokens and entries, a mask, sinks beside them, a softmax, as five squares.
 
     Batched products of several sequences copy keys, and values, for every query head.
     """
     square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
     softmax = Tensor(name=UNFUSED, dims=square)
+    top = Tensor(name="top_scores", dims=HEADS[:2], width="index")
     copied: Dims = ("tokens_batched", "heads", f"{mixer}_keys", "qk_dim")
-    rate, chosen = model.entries(mixer)
-    core = Attention(
-        name="attention",
-        window=model.sliding_window,
-        compressed=rate,
-        chosen=chosen,
-        saves=(
-            QUERY,
-            KEY,
-            *entries,
-            *(Tensor(name=f"{one}_copied", dims=copied) for one in "kv"),
-            softmax,
-            Tensor(name="top_scores", dims=HEADS[:2], width="index"),
-        ),
-        output=OUT,
-        statistics=softmax,
-        reads=(QUERY, KEY, *entries),
-        workspace=(softmax,) * 3,
-    )
+    copies = (Tensor(name=f"{one}_copied", dims=copied) for one in "kv")
     squares = Elementwise(
         name="softmax_dropout",
         dims=square,
@@ -191,34 +184,20 @@ def _eager(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple
         fused_backward_moves=5.0,
         forward_workspace=(softmax,) * 2,
     )
-    return core, squares
+    saves = (*core.reads, *copies, softmax, top)
+    return replace(core, saves=saves, statistics=softmax, workspace=(softmax,) * 3), squares
 
 
-def _sparse(model: ModelSpec, mixer: Mixer, entries: tuple[Tensor, ...]) -> tuple[Op, ...]:
+def _sparse(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
     """One kernel, which reads keys by index: of the window, and of chosen or all entries."""
-    rate, chosen = model.entries(mixer)
-    statistics = Tensor(name="log_sum_exp", dims=HEADS[:2], width="fp32")
-    others: Dims = ("chosen",) if chosen else ("context", f"{mixer}_share")
+    others: Dims = ("chosen",) if core.chosen else ("context", f"{mixer}_share")
     indices = (
         Tensor(name=f"indices_{dims[0]}", dims=("tokens", *dims), width="fp32")  # int32
         for dims in (("window_keys",), others)
     )
-    inputs = (KEY, *entries)
-    return (
-        Attention(
-            name="attention",
-            window=model.sliding_window,
-            compressed=rate,
-            chosen=chosen,
-            saves=(QUERY, *inputs, *indices, OUT, statistics),
-            output=OUT,
-            statistics=statistics,
-            reads=(QUERY, *inputs),
-            workspace=tuple(
-                Tensor(name=f"d{one.name}", dims=one.dims, width="fp32") for one in inputs
-            ),
-        ),
-    )
+    gradients = (replace(one, name=f"d{one.name}", width="fp32") for one in core.reads[1:])
+    saves = (*core.reads, *indices, OUT, core.statistics)
+    return (replace(core, saves=saves, workspace=tuple(gradients)),)
 
 
 def _turned_back() -> Elementwise:

@@ -16,7 +16,8 @@ from planner.work.liveness import results, saved_tensors
 from planner.work.ops import Collective, Elementwise, Op, Tensor
 
 CORE_ATTENTION = frozenset({"attention", "softmax_dropout", "indexer", "wv_absorb"})
-UP_PROJECTION = frozenset({"wq", "wq_b", "wkv_b", "wk_absorb", "rotary"})
+# of DeepSeek-V4 too, whose one key head is no latent (dev branch, deepseek_v4_hybrid_attention.py)
+UP_PROJECTION = frozenset({"wq", "wq_b", "wkv_b", "wk_absorb", "wkv", "wkv_norm", "rotary"})
 LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
 # "moe_act", "layernorm" and "mla_up_proj" use output-discarding checkpointing
 _DISCARDING = frozenset({"moe_act", "layernorm", "mla_up_proj"})
@@ -103,7 +104,7 @@ def _operations(ops: Sequence[Op], module: str) -> frozenset[int]:
     names = [op.name for op in ops]
     if not {"attention_residual", "mlp_residual"} & {*names}:  # embedding or head
         return frozenset()
-    latent, routed = bool({"wkv_b", "wk_absorb"} & {*names}), "router" in names
+    latent, routed = bool({"wkv_b", "wk_absorb", "wkv"} & {*names}), "router" in names
     feed_forward = range(0)
     if "mlp_residual" in names:
         feed_forward = range(names.index("mlp_norm") + routed, names.index("mlp_residual"))

@@ -657,6 +657,13 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
         {"base": "falcon-h1-7b", "num_hidden_layers": 16},
         {"base": "minimax-text-01", "num_hidden_layers": 16},
         {"base": "deepseek-v2-lite", "moe_output_norm": True},
+        {
+            "base": "deepseek-v4-flash",
+            "num_hidden_layers": 8,
+            "num_experts": 64,
+            "mtp_num_layers": 1,
+        },
+        {"base": "llama3-8b", "hc_mult": 4},
     ],
 )
 def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> None:

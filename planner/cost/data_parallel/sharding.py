@@ -112,8 +112,9 @@ class ShardCall:
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """(parameters outside routed experts, in routed experts) of every unit on one rank.
 
-    (K + 2, U) each. TP divides matrices, but for projections to and from the experts' latent and
-    per-layer embeddings. Norms and biases, below 0.1%, are counted with them.
+    (K + 2, U) each. TP divides matrices, but for projections to and from the experts' latent,
+    per-layer embeddings, and the mixes of hyper-connections. Norms and biases, below 0.1%, are
+    counted with them.
     """
     dense, expert = [], []
     tp, ep, etp = (
@@ -124,8 +125,9 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
     for kind, _ in model.distinct_layers():
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
         narrow = model.moe_latent_size * kind.moe + model.hidden_size_per_layer_input
-        latent = 2 * model.hidden_size * narrow
-        dense.append((model.layer_parameters(kind) - routed - latent) / tp + latent)
+        uncut = 2 * model.hidden_size * narrow
+        uncut += model.stream_parameters(model.hidden_size, kind.mixes + kind.feeds)
+        dense.append((model.layer_parameters(kind) - routed - uncut) / tp + uncut)
         expert.append(routed / (ep * etp))
     # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy, as
     # it does where it predicts more tokens.

@@ -41,7 +41,7 @@ NO_OPERATIONS: Mapping[str, str] = {
     "idefics": "cross-attention layers on images",
     "axk2": f"{_INDEXER} and gated norms",
     "dots3_note_text": _INDEXER,
-    "hy_v4": f"{_INDEXER} and hyper-connections (several residual streams)",
+    "hy_v4": f"gates on {_INDEXER} and hyper-connections that do not mix streams",
     "inkling_text": "short convolutions and learned relative positions",
     "inkling2_text": "short convolutions and learned relative positions",
     "inkling2_loop_text": "short convolutions, and layers that run several times",
