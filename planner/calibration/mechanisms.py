@@ -4,8 +4,7 @@ Measured runs mark mechanisms as seen (`basis`); the choice of number 1 weighs t
 point is one more thing that has to be configured, can break, and may not have been tested. Points
 are a judgement, written down here and in docs/decisions/0006; `search.choice.preference` has the
 numbers that weigh them. Whether a mechanism was measured is a fact of the calibration's runs.
-Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
-"more than 4 nodes" and "more than 16 nodes" too.
+Mechanisms that are "more of the same" are ordered: a run on 100 nodes has "more than 4 nodes" too.
 What a program does to a layer is composed of parts that runs timed, in whatever combination. How
 long an exchange takes that no run on the GPU family made is not, nor what a compiler chooses to
 redo within a memory budget: such a mechanism `leads` only once it was measured there.
@@ -97,8 +96,7 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
-    travels: whether runs on other families of GPUs count; not of eight or four bits, whose kernels
-        each family has for itself.
+    travels: whether runs on other families of GPUs count; each has its own kernels of few bits.
     leads: whether a layout may come first by it before a run of its trainer on its GPU family
         used it.
     practised: jobs for which it is what practitioners run, measured here or not, and no more to

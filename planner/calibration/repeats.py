@@ -1,6 +1,6 @@
 """The same job measured again, by another release of its trainer or in another report.
 
-What such runs differ by is a floor: nobody predicts both who is not told what differs.
+The difference of such runs is a floor: nobody predicts both without knowing their software.
 """
 
 from collections.abc import Sequence

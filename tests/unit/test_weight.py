@@ -4,7 +4,7 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_651,
+    "lines": 101_649,
     "code lines": 72_838,
     "files over 400 lines": 32,
     "classes over 250 lines": 10,
