@@ -64,6 +64,7 @@ HELP: dict[str, dict[str, str]] = {
         "fused_cross_entropy": "The gradient of the loss overwrites its 16-bit logits.",
         "optimizer": "Its states decide memory.",
         "muon_tp_mode": "How Muon orthogonalises a matrix that tensor parallelism cuts.",
+        "qk_clip": "Weights of queries and keys are scaled where a head's scores grow too large.",
         "max_grad_norm": "Gradient clipping; null switches it off.",
         "total_tokens": 'Of the whole run, for its time and price: "15T".',
         "checkpoint": "interval_steps, and mode: sync, async or async-pinned.",

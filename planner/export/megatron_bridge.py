@@ -62,6 +62,7 @@ KEYS: Mapping[str, str] = {
     "microbatch_group_size_per_virtual_pipeline_stage": "model.microbatch_group_size_per_vp_stage",
     "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
+    "qk_clip": "model.qk_clip",
     "fp8_format": "mixed_precision.fp8",
     "fp4_format": "mixed_precision.fp4",
     REDUCED[0]: "mixed_precision.grad_reduce_in_fp32",
@@ -204,6 +205,8 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if model.compresses and not model.mtp_num_layers:
         # recipes/deepseek: one of each layer, where deepseek_v4_bridge.py counts those of MTP too
         found["model.csa_compress_ratios"] = [model.entries(mixer)[0] for mixer in model.mixers]
+    if model.uses_mla and "qk_clip" not in words and release.since("0.16"):  # recipes/kimi has it
+        found["model.qk_clip"] = False
     if "cuda_graph_impl" not in words and release.since("0.15"):
         found["model.cuda_graph_impl"] = "none"
     if "cuda_graph_impl" in words and release.since("0.18"):

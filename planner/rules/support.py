@@ -158,6 +158,9 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if c.training.muon_tp_mode and (c.training.optimizer != "muon" or trainer.muon.tp_mode is None):
         rule = f"{name} with optimizer {c.training.optimizer} has no such mode"
         yield "training.muon_tp_mode", c.training.muon_tp_mode, rule, "leave muon_tp_mode out"
+    if c.training.qk_clip and not trainer.clips_qk:
+        rule = f"{name} scales no weights of queries and keys by their scores"
+        yield "training.qk_clip", True, rule, "leave qk_clip out"
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"

@@ -86,6 +86,8 @@ class TrainingSpec(BaseModel):
     muon_tp_mode: how Muon orthogonalises a matrix that TP cuts: `blockwise` each rank its shard,
         `duplicated` each the whole matrix, `distributed` all together; None: as the trainer's
         release does.
+    qk_clip: weights of queries and keys are scaled after a step in which a head's largest score is
+        too large (Kimi K2's MuonClip); it costs an exchange of the largest scores of each layer.
     max_grad_norm: norm that gradients are clipped to; null: no clipping.
     total_tokens: tokens of the whole run, for time and cost ("15T" works too).
     checkpoint: how often the run saves, and how; unless given, the interval of most goodput.
@@ -110,6 +112,7 @@ class TrainingSpec(BaseModel):
     fused_cross_entropy: Annotated[bool, Field(strict=True)] | None = None
     optimizer: Optimizer = "adamw"
     muon_tp_mode: MuonTpMode | None = None
+    qk_clip: Annotated[bool, Field(strict=True)] = False
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     total_tokens: (
         Annotated[float, BeforeValidator(parse_count), Field(gt=0, allow_inf_nan=False)] | None

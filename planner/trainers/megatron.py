@@ -131,6 +131,8 @@ MEGATRON = TrainerRules(
         ),
         # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
         Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
+        # core 0.16 optimizer/qk_clip.py
+        Change(releases=Releases(since="0.16"), fields={"clips_qk": True}),
         # core 0.18 transformer_config.py (use_transformer_engine_op_fuser, which full graphs of
         # dropless experts need); cuDNN's kernel is for MXFP8 (NVTE_CUTEDSL_FUSED_GROUPED_MLP)
         Change(releases=Releases(since="0.18"), fields={"fuses_experts": True}),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.export.commands import read_flags
+from planner.export.megatron import export
 from planner.export.megatron_read import read_arguments, read_layout
 from planner.intake.current import read
 from planner.intake.trainer_files.megatron import (
@@ -236,6 +237,14 @@ def test_every_spelling_of_graphs(words: str, graphs: str | None) -> None:
     script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
     found = job_of_text("train.sh", script)
     assert (found.training.cuda_graphs, found.training.trainer_version) == (graphs, None)
+
+
+def test_clipping_by_scores_is_read_and_written_again() -> None:
+    for text, clips in ((SCRIPT, False), (f"{SCRIPT.rstrip()} --qk-clip\n", True)):
+        job = job_of_text("train.sh", text)
+        assert job.training.qk_clip is clips
+        made = export(job.layout, job.model, job.cluster, job.training)
+        assert ("--qk-clip" in made.arguments) is clips
 
 
 @pytest.mark.parametrize(("arguments", "stage", "mode"), [

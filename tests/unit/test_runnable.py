@@ -118,6 +118,18 @@ def test_a_mode_of_muon_is_megatrons_own(trainer: str, optimizer: str) -> None:
     assert [one.field for one in obstacles(context)] == ["training.muon_tp_mode"]
 
 
+@pytest.mark.parametrize(("trainer", "version", "found"), [
+    ("megatron", "0.16", []), ("megatron-bridge", "0.6", []),
+    ("megatron", "0.15", ["training.qk_clip"]), ("torchtitan", None, ["training.qk_clip"]),
+])  # fmt: skip
+def test_who_scales_weights_of_queries_and_keys(
+    trainer: str, version: str | None, found: list[str]
+) -> None:
+    asked = job(trainer=trainer, trainer_version=version, qk_clip=True)
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    assert [one.field for one in obstacles(context)] == found
+
+
 def test_an_estimate_prices_it_and_says_so() -> None:
     asked = job("gemma2-9b")
     priced = estimate_job(read_job({**asked.request, "layout": {}}))

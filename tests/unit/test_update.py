@@ -105,6 +105,24 @@ def test_small_reductions_run_once_an_axis() -> None:
     )
 
 
+def test_clipping_queries_and_keys_waits_for_each_layer_once() -> None:
+    """An all-reduce over the data-parallel ranks, and five launches, a layer of the stage."""
+    plain = {"trainer": "megatron", "trainer_version": "0.19"}
+    norm, layers = UNCLIPPED | plain, 32
+
+    def seconds(**layout: Any) -> float:
+        clips = _reductions(*case({**norm, "qk_clip": True}, **layout))
+        return clips - _reductions(*case(norm, **layout))
+
+    pricer, _ = case(norm)
+    host = 5.0 * pricer.profile.launch_seconds
+    alone, halved = seconds(dp_shard=16, zero_stage=1), seconds(dp_shard=8, zero_stage=1, pp=2)
+    exchange = _reductions(*case(plain, dp_shard=16, zero_stage=1))
+    assert alone == pytest.approx(layers * (exchange + host), rel=0.01)
+    assert layers * host / 2.0 < halved < alone
+    assert seconds(dp_shard=1, tp=16) == pytest.approx(layers * host)
+
+
 @pytest.mark.parametrize(
     ("layout", "moved"),
     [

@@ -44,6 +44,10 @@ UNFUSED_BYTES: Mapping[str, float] = {
 }
 NORM_READS, CLIP_MOVES = 1.0, 2.0
 SCALAR_BYTES = 4.0
+# Of one layer in Megatron-LM core 0.16 optimizer/qk_clip.py and transformer/attention.py (clip_qk):
+# the exchange, two comparisons, and two numbers that the host reads. That weights are scaled, in
+# the steps in which they are, and each row's largest score are below a thousandth of a layer.
+CLIP_LAUNCHES = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +203,8 @@ def small_reductions(
     """Seconds a step of all-reduces of a few bytes, (U,).
 
     They reduce the gradient norm, and scales of weights or of a whole step (delayed scaling). Each
-    runs once on every axis over which the numbers differ, and everything waits for it.
+    runs once on every axis over which the numbers differ, and everything waits for it. `qk_clip`
+    reduces each layer's largest scores, one a head, over data-parallel and context ranks.
     Source: torch DTensor full_tensor of a partial norm, one all-reduce per mesh dimension; torchao
     precompute_float8_dynamic_scale_for_fsdp (one all-reduce for all weights); Transformer Engine
     reduce_and_update_fp8_tensors (forward and backward amax).
@@ -214,9 +219,11 @@ def small_reductions(
         float(quantised_model(step.model, recipes).weights.max()) * step.model.num_hidden_layers
     )
     payload = np.full(len(batch), SCALAR_BYTES * max(weights, 1.0))
-    total = np.zeros(len(batch))
+    clipped = step.training.qk_clip * step.model.num_attention_layers / batch.pp
+    total = clipped * CLIP_LAUNCHES * profile.launch_seconds
     for axis, count in (
         ("fsdp", norm + scales),
+        ("ddp", clipped),
         ("tp", norm + scales),
         ("pp", np.full(len(batch), norm)),
     ):

@@ -241,6 +241,8 @@ class StatedMegatron:
                 training["muon_tp_mode"] = mode
         elif word(words, "exp_avg_dtype") == "bf16":
             training["optimizer"] = "adamw-bf16-states"
+        if "qk_clip" in words:
+            training["qk_clip"] = True
         if fuses_cross_entropy(words):
             training["fused_cross_entropy"] = True
         if self.expandable:
