@@ -1,7 +1,7 @@
 """The mixers besides softmax attention that a layer can have, a row each.
 
-A new one is a file with its operations, a row here, and its shapes and parameters in
-`planner.specs.mixers`.
+A new one is a file with its operations, a row here, its shapes in `planner.specs.mixers` and its
+parameters in `planner.specs.mixer_parameters`.
 """
 
 from collections.abc import Callable, Mapping

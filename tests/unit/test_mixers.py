@@ -30,6 +30,7 @@ from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.rules import Context
 from planner.rules.support import obstacles
+from planner.specs.mixer_parameters import MIXER_PARAMETERS
 from planner.specs.mixers import Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
@@ -39,9 +40,9 @@ from planner.work import blocks
 from planner.work.heads import head_sizes
 from planner.work.hyper_connections import STREAMS, entering, leaving
 from planner.work.liveness import saved_tensors
-from planner.work.mixers import MIXERS, mixer_sizes
+from planner.work.mixers import MIXERS, MixerWork, mixer_sizes
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
-from planner.work.pieces import HIDDEN_SP, PLAIN, Code
+from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, Code, output_projection, projection
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import ROOT, clean_environment, missing
 
@@ -575,6 +576,42 @@ def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
     assert words in lacking(model, release_of("megatron", "0.18"))
     for trainer in ("torchtitan", "megatron-bridge", "megatron-deepspeed", "internevo"):
         assert words in TRAINERS[trainer].lacks(model, release_of(trainer, None))
+
+
+def test_a_new_mixer_is_its_operations_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLOP and memory follow from them."""
+
+    def operations(_: ModelSpec, code: Code) -> tuple[Op, ...]:
+        source = Tensor(name="attention_in", dims=HIDDEN)
+        into = projection("toy_in", ("toy",), ("hidden",), source)
+        return into, output_projection("toy_out", ("toy",), into.output)
+
+    def priced(width: int, **layout: Any) -> tuple[float, float]:
+        """(FLOP of a step on all GPUs, bytes of parameters on one) with so wide a mixer."""
+        row = MixerWork(operations=operations, sizes=lambda _, tp: {"toy": width / tp},
+                        cut=frozenset({"toy"}))  # fmt: skip
+        monkeypatch.setitem(MIXERS, "short-conv", row)  # under a name that models may have
+        monkeypatch.setitem(MIXER_PARAMETERS, "short-conv", lambda _, hidden: 2 * hidden * width)
+        shapes = {
+            "name": f"toy-{width}",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "vocab_size": 4096,
+            "linear_conv_kernel_dim": 3,
+            "mixers": ["short-conv", "attention"] * 2,
+        }
+        asked = read_job(job(shapes, 8, trainer="fsdp", ac="none", **layout))
+        found = estimate_job(asked)
+        assert found.valid, found.violations
+        peak = asked.cluster.gpu.peak_flops_per_second["bf16"]
+        return found.hfu * found.step_seconds * peak * 8, found.memory.stages[0].parameters_bytes
+
+    (flop, held), (more_flop, more_held) = (priced(width, dp_shard=8) for width in (4096, 8192))
+    more = 2 * 2 * 1024 * 4096  # weights of two layers
+    assert more_flop - flop == pytest.approx(6 * more * 256 * 4096)
+    assert more_held - held == pytest.approx(more * 4 / 8)
 
 
 # ---- multi-token prediction ----------------------------------------------------------------------
