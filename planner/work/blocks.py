@@ -1,7 +1,6 @@
 """A model's layers as lists of operations.
 
-Mixers (attention by GQA or MLA, rows of `mixers.MIXERS`), MLP, mixture of experts, norms,
-embedding, head and loss.
+Mixers (attention, rows of `mixers.MIXERS`), MLP, experts, norms, embedding, head and loss.
 Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel).
 Fused values are what one fused kernel must move. Saved tensors are what eager autograd saves for
 backward; `tests/torch_memory` compares them with torch's.
@@ -20,11 +19,9 @@ from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
 from planner.work.pieces import (
-    COMPOSITE_NORM,
     HIDDEN,
     HIDDEN_SP,
     LOSS_CHUNKS,
-    ONE_KERNEL_NORM,
     PLAIN,
     SCATTERED,
     Code,
@@ -131,10 +128,8 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
 
     Logits are counted at the peak of the loss: `cost.memory`.
     """
-    normed, source = (
-        Tensor(name="final_norm_out", dims=HIDDEN_SP),
-        Tensor(name="head_in", dims=HIDDEN),
-    )
+    normed = Tensor(name="final_norm_out", dims=HIDDEN_SP)
+    source = Tensor(name="head_in", dims=HIDDEN)
     stream = Tensor(name="y", dims=stream_dims(model))
     mixed = entering(model, "head", stream)
     return (
@@ -206,23 +201,9 @@ def embedding_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
-    """The second branch's norm under a parallel residual with one norm.
-
-    The branch reads the first one's norm, so only its share of the time is left.
-    """
-    kernels, forward, backward = (
-        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
-    )
-    share = model.norms_per_layer / 2
-    return Elementwise(
-        name="mlp_norm",
-        dims=HIDDEN_SP,
-        kernels=max(1, round(kernels * share)),
-        forward_moves=forward * share,
-        backward_moves=backward * share,
-        fused_forward_moves=2.0 * share,
-        fused_backward_moves=4.0 * share,
-    )
+    """The share of the second branch in a norm that both read (a parallel residual)."""
+    one = norm(model, "mlp_norm", Tensor(name="x", dims=HIDDEN_SP), code)
+    return replace(one, saves=(), output=None, reads=(), makes=(), workspace=(), casts=False)
 
 
 def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:

@@ -13,11 +13,11 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS
-from planner.work.blocks import COMPOSITE_NORM, ONE_KERNEL_NORM, layer_ops
+from planner.work.blocks import layer_ops
 from planner.work.expert_path import PATHS
 from planner.work.feed_forward import ROUTING_SINGLES
 from planner.work.ops import Elementwise
-from planner.work.pieces import Code
+from planner.work.pieces import COMPOSITE_NORM, ONE_KERNEL_NORM, Code
 
 TINY: dict[str, Any] = {
     "name": "tiny", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,

@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_674,
-    "code lines": 72_855,
+    "lines": 101_655,
+    "code lines": 72_840,
     "files over 400 lines": 32,
     "classes over 250 lines": 10,
     "p95 of function lines": 34,
