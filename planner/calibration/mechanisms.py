@@ -281,13 +281,13 @@ def _pipelines() -> Iterator[Mechanism]:
     yield _layout(
         f"pp over {LONG}", lambda x: x.pp > LONG, 2, f"a pipeline of more than {LONG} ranks"
     )
-    for schedule in SCHEDULES.values():
-        yield _layout(
-            f"schedule {schedule.name}",
-            _code("pp_schedule", schedule.name, axis="pp"),
-            _schedule_points(schedule),
-            f"the schedule {schedule.name}",
-        )
+    yield Mechanism(  # a block priced wrongly makes its stages the slowest
+        name="pp of unlike layers", words="a pipeline through layers of several kinds", points=0,
+        used=lambda x, s: np.asarray((x.pp > 1) & (len({*s.model.mixers}) > 1)),
+    )  # fmt: skip
+    for name, schedule in SCHEDULES.items():
+        chosen, points = _code("pp_schedule", name, axis="pp"), _schedule_points(schedule)
+        yield _layout(f"schedule {name}", chosen, points, f"the schedule {name}")
     yield Mechanism(
         name="own split", words="a layer split of its own", points=1,
         used=lambda x, s: np.asarray((x.pp > 1) & (

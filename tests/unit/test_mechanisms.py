@@ -58,6 +58,7 @@ USES: dict[str, tuple[dict, dict]] = {
         {"cp": 4, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
     "pp": ({"pp": 2}, {}),
     "pp over 16": ({"pp": 32, "num_gpus": 32}, {"pp": 16, "num_gpus": 32}),
+    "pp of unlike layers": ({"model": "nemotron-h-56b", "pp": 2}, {"model": "nemotron-h-56b"}),
     "own split": ({"pp": 2, "layers_per_stage": (20, 12)}, {"pp": 2}),
     "experts": (MIXTURE, DENSE),
     "ep": ({**MIXTURE, "ep": 8}, MIXTURE),
