@@ -117,10 +117,9 @@ def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
     assert out.tokens_per_second_per_gpu == pytest.approx(8 * 32 / 2 / out.step_seconds)
     assert out.mfu is not None
     assert [memory.rank for memory in out.memory] == [0, 1]
-    # gloo's thread lets go of a buffer sooner or later: 31 KB apart now and then
-    assert out.memory[0].peak_allocated_bytes == pytest.approx(
-        out.memory[1].peak_allocated_bytes, rel=0.03
-    )
+    # gloo's thread lets go of a buffer of 31 KB sooner or later, of three on a busy machine
+    peaks = [memory.peak_allocated_bytes for memory in out.memory]
+    assert max(peaks) - min(peaks) <= 4 * 32_768
     assert out.kernel_seconds is not None
     assert any("mm" in name for name in out.kernel_seconds)
     assert result.environment.torch is not None
