@@ -14,6 +14,7 @@ import tempfile
 import threading
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -425,13 +426,18 @@ def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
     return url
 
 
-OPENED: list[Engine] = []
+OPENED: set[Engine] = set()
+IN_MEMORY: weakref.WeakSet[Engine] = weakref.WeakSet()
 event.listen(Engine, "engine_connect", lambda connection: _opened(connection))
 
 
 def _opened(connection: Connection) -> None:
-    if connection.engine not in OPENED:
-        OPENED.append(connection.engine)
+    engine = connection.engine
+    if engine.url.database not in (None, "", ":memory:"):
+        OPENED.add(engine)
+    elif engine not in IN_MEMORY:  # other tests may go on with it
+        IN_MEMORY.add(engine)
+        weakref.finalize(engine, engine.pool.dispose)
 
 
 @pytest.fixture(autouse=True)
@@ -439,9 +445,7 @@ def databases_are_closed() -> Iterator[None]:
     """Python 3.13 complains of connections that nobody closes; an engine opens new ones."""
     yield
     while OPENED:
-        engine = OPENED.pop()
-        if engine.url.database not in (None, "", ":memory:"):
-            engine.dispose()
+        OPENED.pop().dispose()
 
 
 @pytest.fixture
