@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, Pool, event
 
 from tests import zygote
 
@@ -427,7 +427,7 @@ def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
 
 
 OPENED: set[Engine] = set()
-IN_MEMORY: weakref.WeakSet[Engine] = weakref.WeakSet()
+IN_MEMORY: weakref.WeakSet[Pool] = weakref.WeakSet()
 event.listen(Engine, "engine_connect", lambda connection: _opened(connection))
 
 
@@ -435,9 +435,11 @@ def _opened(connection: Connection) -> None:
     engine = connection.engine
     if engine.url.database not in (None, "", ":memory:"):
         OPENED.add(engine)
-    elif engine not in IN_MEMORY:  # other tests may go on with it
-        IN_MEMORY.add(engine)
-        weakref.finalize(engine, engine.pool.dispose)
+    elif engine.pool not in IN_MEMORY:  # other tests may go on with it
+        IN_MEMORY.add(engine.pool)
+        held = connection.connection.dbapi_connection
+        assert held is not None
+        weakref.finalize(engine.pool, held.close)
 
 
 @pytest.fixture(autouse=True)
