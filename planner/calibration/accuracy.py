@@ -92,7 +92,7 @@ class Row:
 
     @property
     def question(self) -> str:
-        """What its job and layout ask whatever the software, as a digest (`repeats`)."""
+        """Digest of job and layout without the software that ran them (`repeats`)."""
         request = self.job.request
         asked = [
             {key: value for key, value in (request.get(name) or {}).items() if key not in SOFTWARE}

@@ -52,7 +52,7 @@ class Compared:
     peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that
         the run reported.
     sweep: name of its job; runs of the same one differ by nothing but the layout (`sweeps`).
-    question: what its job and layout ask whatever the software (`repeats`).
+    question: digest of its job and layout without the software (`repeats`).
     rule: where its layout comes by the rule of thumb (`sweeps.rule_of_thumb`).
     """
 

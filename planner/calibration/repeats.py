@@ -1,6 +1,6 @@
-"""The same job measured again, by another release of its trainer or in another report.
+"""How far apart runs of the same job are, by other releases of its trainer or in other reports.
 
-The difference of such runs is a floor: nobody predicts both without knowing their software.
+A prediction that does not know the software cannot be closer than that to all of them.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SOFTWARE = ("trainer_version", "attention_kernel", "cuda_graphs", "overlap", "mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Runs of jobs that were measured at least twice, of one class or of all.
+    """Jobs of one class, or of all, that were measured at least twice.
 
     off: mean of |measured / geometric mean of its job - 1|.
     """
@@ -36,7 +36,7 @@ class Repeats:
 
 
 def repeats(rows: Sequence["Compared"]) -> list[Repeats]:
-    """Of all rows, then by class in their order; empty where no job was measured twice."""
+    """All rows, then each class in alphabetical order; empty where no job was measured twice."""
     jobs: dict[str, list[Compared]] = {}
     for row in rows:
         if row.measured_seconds:

@@ -162,7 +162,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         broken=_parts_hashed,
         rule=lambda x, c: (
             f"a table chooses experts by the token in {c.model.num_hash_layers} layers, which pp="
-            f"{x.pp} parts from the embedding"
+            f"{x.pp} separates from the embedding"
         ),
         remedy=lambda x, c: (
             f"give the first stage {c.model.num_hash_layers} layers in layers_per_stage, or use "

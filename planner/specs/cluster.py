@@ -39,7 +39,6 @@ from planner.specs.validation import Name
 from planner.units import GIGA, counted, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
-DEFAULT_GPUS_PER_NODE = 8
 MAX_CHOICES = 32  # each needs its own search
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 DEFAULT_MEMORY_FRACTION = 0.95
@@ -133,7 +132,7 @@ class ClusterRequest(Frozen):
     """`cluster` as typed, without the GPU; None means the GPU's default, or that of `resolve`.
 
     num_gpus: a number; for plans also a range "64..1024", which doubles, or a list [64, 96].
-    gpus_per_node: 8 unless given, or num_gpus where that is less.
+    gpus_per_node: 8 unless given (4 of GB200 and GB300), or num_gpus where that is less.
     fabric: levels from inner to outer; what a level leaves out is the GPU's default.
     power_limit: of one GPU; watts, or with a unit: "700 W".
     reserved_memory: bytes of each GPU that a plan leaves alone, or with a unit: "2 GiB".
@@ -247,7 +246,7 @@ def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) ->
 
     Raises SpecError where sizes do not divide, or where reservations leave no memory.
     """
-    typed = request.gpus_per_node or DEFAULT_GPUS_PER_NODE
+    typed = request.gpus_per_node or gpu.gpus_per_host
     per_node = min(typed, num_gpus)
     if num_gpus % per_node:
         near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})

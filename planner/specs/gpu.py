@@ -152,6 +152,7 @@ class GpuSpec(Frozen):
     nominal_power_watts: the power at which dense GEMMs hold the peaks; below it their clock drops.
         Where it is left out, that of the family's silicon (`gpu_families.SILICON`), or the board
         limit of a family that is not in the table.
+    gpus_per_host: GPUs of one operating system, unless a cluster states its own.
     boost_clock_hz: clock of the datasheet peaks.
     nvls: whether the switch reduces (NVLink SHARP).
     context_bytes: taken by the driver's context before the first tensor.
@@ -180,6 +181,7 @@ class GpuSpec(Frozen):
         default=0.0, validation_alias=either("nominal_power", "nominal_power_watts")
     )
     num_sms: Count
+    gpus_per_host: Count = 8
     boost_clock_hz: PositiveNumber | None = None
     scale_up: ScaleUp
     scale_out: ScaleOut

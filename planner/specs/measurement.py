@@ -17,6 +17,14 @@ from planner.specs.network import NETWORK_FIELDS
 # Fields that came later: at their default they do not change a hash, so that what was stored before
 # is still found.
 ADDED_LATER: Mapping[str, object] = {
+    **dict.fromkeys(
+        ("o_groups", "o_lora_rank", "compress_rate_csa", "compress_rate_hca", "num_hash_layers"), 0
+    ),
+    **dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0),
+    **dict.fromkeys(("hc_mult", "zero_expert_num", "mamba_dt_rank"), 0),
+    "hc_sinkhorn_iters": 20,
+    "use_double_wide_mlp": False,
+    "moe_shortcut": False,
     "cuda_graphs": None,
     "chunked_loss": None,
     "fused_cross_entropy": None,
@@ -131,18 +139,20 @@ def question_hash(job: Job, num_gpus: int | None = None) -> str:
     num_gpus: one size of a job that leaves its size open.
     """
     cluster = job.cluster if num_gpus is None else job.cluster.with_num_gpus(num_gpus)
+    machines = cluster.model_dump(mode="json", exclude={"request", "num_gpus_choices"})
+    del machines["gpu"]["gpus_per_host"]  # the size of a node says it
     model = {**job.model.model_dump(mode="json", exclude=set(NETWORK_FIELDS)), "name": ""}
-    asked = {
-        "model": model,
-        "cluster": cluster.model_dump(mode="json", exclude={"request", "num_gpus_choices"}),
-        "training": _asked(job.training),
+    asked = {"model": model, "cluster": machines, "training": job.training.model_dump(mode="json")}
+    return _hash(_asked(asked))
+
+
+def _asked(found: Mapping[str, object]) -> dict[str, object]:
+    """Without fields that came later and are at their default."""
+    return {
+        name: _asked(value) if isinstance(value, Mapping) else value
+        for name, value in found.items()
+        if name not in ADDED_LATER or value != ADDED_LATER[name]
     }
-    return _hash(asked)
-
-
-def _asked(spec: BaseModel) -> dict[str, object]:
-    found = spec.model_dump(mode="json").items()
-    return {k: v for k, v in found if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 
 def software_hash(software: Mapping[str, str]) -> str:
@@ -212,6 +222,6 @@ class Measurement(BaseModel):
             model=self.job.model.name,
             gpu=self.job.cluster.gpu.name,
             num_gpus=self.job.cluster.num_gpus,
-            layout_hash=_hash(None if layout is None else _asked(layout)),
+            layout_hash=_hash(None if layout is None else _asked(layout.model_dump(mode="json"))),
             software_hash=software_hash(self.software),
         )

@@ -53,6 +53,13 @@ def test_a_bare_cluster_gets_every_default_of_its_gpu():
     assert spec.num_gpus_choices == (64,)
 
 
+@pytest.mark.parametrize("gpu", ["gb200-nvl72", "gb300-nvl72"])
+def test_a_tray_of_nvl72_is_a_node_of_four(gpu):
+    assert cluster(gpu=gpu, num_gpus=72).gpus_per_node == 4
+    assert cluster(gpu=gpu, num_gpus=72, gpus_per_node=8).gpus_per_node == 8
+    assert cluster(gpu=gpu, num_gpus=2).gpus_per_node == 2
+
+
 def test_partial_levels_are_completed_and_bits_become_bytes():
     spec = cluster(
         fabric=[

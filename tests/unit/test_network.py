@@ -75,6 +75,17 @@ def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
     assert question_hash(read_job({**job, "model": other})) in hashes
 
 
+@pytest.mark.parametrize(("model", "gpu", "known"), [
+    ("llama3-8b", "h100-sxm-80gb", "067194e9ab48a262"),
+    ("deepseek-v3", "h200-sxm-141gb", "67a2a906ef76d97a"),
+])  # fmt: skip
+def test_a_question_is_found_under_the_name_it_had(model: str, gpu: str, known: str) -> None:
+    """A field that came later goes into `measurement.ADDED_LATER`: stored runs stay known."""
+    job = {"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}}
+    job["training"] = {"seq_len": 4096, "global_batch_size": 64}
+    assert question_hash(read_job(job)).startswith(known)
+
+
 def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
     model = published(hidden_act="xielu")
     assert model.hidden_act == "xielu"

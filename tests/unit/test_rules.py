@@ -108,7 +108,7 @@ CASES = [
     Case("compressed attention is not cut", {"tp": 2}, {"tp": 1},
         {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "attention whole"),
     Case("hash-routed layers stand behind the embedding", {"pp": 16}, {"pp": 8},
-        {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "parts from the embedding"),
+        {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "from the embedding"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
         {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON},

@@ -1,4 +1,4 @@
-"""What ends a step: gradient norm and clipping, the optimizer's update, new scales for the weights.
+"""The end of a step: gradient norm and clipping, the optimizer's update, new scales of weights.
 
 The update runs on the device, on the host, or in shares on both.
 Letters: N layouts, U layouts that differ in `sharding.KEY`. (K + 2, U): the model's distinct
@@ -52,7 +52,7 @@ CLIP_LAUNCHES = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """What the end of a step depends on besides layouts and shards."""
+    """Everything besides layouts and shards that the end of a step depends on."""
 
     model: ModelSpec
     cluster: ClusterSpec
