@@ -467,7 +467,9 @@ def _training(draft: Draft) -> list[str]:
             "it is the newest that is installed and the GPU has it."
         )
     arguments += _optimizer(draft)
-    arguments += ["--qk-clip"] * draft.training.qk_clip
+    if training.qk_clip:
+        arguments.append("--qk-clip")
+        draft.notes.append("--qk-clip needs Transformer Engine 2.9 or newer.")
     if fuses_cross_entropy(training, TRAINERS[training.trainer]):
         arguments += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
     if not training.overlap.pp and layout.pp > 1:

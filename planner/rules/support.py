@@ -161,6 +161,11 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if c.training.qk_clip and not trainer.clips_qk:
         rule = f"{name} scales no weights of queries and keys by their scores"
         yield "training.qk_clip", True, rule, "leave qk_clip out"
+    elif c.training.qk_clip and c.training.attention_kernel in ("flash2", "flash3"):
+        # Transformer Engine attention/dot_product_attention/utils.py ("for max_logit")
+        rule = "flash-attn does not give the largest scores, by which qk_clip scales"
+        kernel = c.training.attention_kernel
+        yield "training.attention_kernel", kernel, rule, "use cudnn, or leave qk_clip out"
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"

@@ -130,6 +130,14 @@ def test_who_scales_weights_of_queries_and_keys(
     assert [one.field for one in obstacles(context)] == found
 
 
+@pytest.mark.parametrize("kernel", ["flash2", "flash3", "flash", "cudnn"])
+def test_scores_come_from_kernels_that_give_them(kernel: str) -> None:
+    asked = job(trainer="megatron", qk_clip=True, attention_kernel=kernel)
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    refused = ["training.attention_kernel"] if kernel in ("flash2", "flash3") else []
+    assert [one.field for one in obstacles(context)] == refused
+
+
 def test_an_estimate_prices_it_and_says_so() -> None:
     asked = job("gemma2-9b")
     priced = estimate_job(read_job({**asked.request, "layout": {}}))
