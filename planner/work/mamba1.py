@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
+from planner.work.mamba2 import convolved
 from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, norm, output_projection, projection
 
@@ -54,18 +55,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     moves = once if steps else (once[0], once[1] + 6.0)
     return (
         into,
-        Elementwise(
-            name="mamba_conv",
-            dims=VALUES,
-            kernels=1,
-            forward_moves=2.0,
-            backward_moves=5.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=5.0,
-            saves=(into.output,),
-            reads=(into.output,),
-            makes=(values,),
-        ),
+        convolved(into.output, values),
         _low("mamba_x", "mamba_width", "mamba_low", values, low, values if steps else into.output),
         *((norm(model, "mamba_low_norm", low, code),) if steps else ()),
         _low("mamba_dt", "mamba_rank", "mamba_width", low, step, rank if steps else low),

@@ -51,25 +51,31 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     return (
         into,
         across_heads("mamba_in_heads", Tensor(name="mamba_sent", dims=("tokens", "mamba_in"))),
-        Elementwise(
-            name="mamba_conv",
-            dims=mixed.dims,
-            kernels=1,
-            singles=1,
-            forward_moves=2.0,
-            backward_moves=5.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=5.0,
-            saves=(into.output,),
-            reads=(into.output,),
-            makes=(mixed,),
-            products=((*mixed.dims, "mamba_taps"),),
-            backward_products=((*mixed.dims, "mamba_taps"),) * 3,
-        ),
+        convolved(into.output, mixed),
         _scan(model, mixed, scanned),
         *((_norm(code, scanned, normed),) if model.mamba_norm else ()),
         across_heads("mamba_out_heads", Tensor(name="mamba_returned", dims=VALUES)),
         out if code.own_mixers else replace(out, saves=(scanned,)),
+    )
+
+
+def convolved(source: Tensor, made: Tensor) -> Elementwise:
+    """The short convolution over tokens, one kernel; its backward makes the output again."""
+    taps = (*made.dims, "mamba_taps")
+    return Elementwise(
+        name="mamba_conv",
+        dims=made.dims,
+        kernels=1,
+        singles=1,
+        forward_moves=2.0,
+        backward_moves=5.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=5.0,
+        saves=(source,),
+        reads=(source,),
+        makes=(made,),
+        products=(taps,),
+        backward_products=(taps,) * 3,
     )
 
 
