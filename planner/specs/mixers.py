@@ -297,6 +297,16 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_LEAVE = "give such layers in mixers, or leave it out"
+# size -> the mixers that alone read it
+_OWNED: tuple[tuple[str, frozenset[Mixer], str], ...] = (
+    ("o_groups", COMPRESSED, "shared-kv, csa and hca layers"),
+    ("compress_rate_csa", frozenset({"csa"}), "csa layers"),
+    ("compress_rate_hca", frozenset({"hca"}), "hca layers"),
+    ("use_double_wide_mlp", frozenset({"attention-shared"}), "attention-shared layers"),
+)
+
+
 def mixer_checks(model: Mixers, layers: int) -> list[Check]:
     """Contradictions between fields of `Mixers`; layers: of the model."""
     used = set(model.mixers)
@@ -348,4 +358,8 @@ def mixer_checks(model: Mixers, layers: int) -> list[Check]:
             for mixer, heads, groups in pairs
         ),
         (model.hc_mult == 1, "hc_mult", "is one stream, which has no mixes", "leave it out"),
+        *(
+            (bool(getattr(model, name)) and not used & owners, name, f"is of {words} alone", _LEAVE)
+            for name, owners, words in _OWNED
+        ),
     ]

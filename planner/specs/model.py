@@ -280,6 +280,12 @@ class ModelSpec(Mixers):
                 "give num_experts, or leave it out",
             ),
             (
+                self.num_hash_layers > 0 and not moe,
+                "num_hash_layers",
+                "is of layers with experts",
+                "give num_experts, or leave it out",
+            ),
+            (
                 self.moe_shortcut and not (moe and not self.layer_kinds()[-1].moe),
                 "moe_shortcut",
                 "needs a layer without experts behind each with them",

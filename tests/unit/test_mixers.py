@@ -526,6 +526,16 @@ def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
     assert "indexer" in [op.name for op in fused]
 
 
+@pytest.mark.parametrize("field", [
+    "o_groups", "compress_rate_csa", "compress_rate_hca", "use_double_wide_mlp", "num_hash_layers",
+    "zero_expert_num",
+])  # fmt: skip
+def test_a_size_of_layers_that_a_model_has_not_is_refused(field: str) -> None:
+    value = True if field == "use_double_wide_mlp" else 4
+    with pytest.raises(SpecError, match=rf"model\.{field}=\w+: (is of|stands beside) "):
+        read_model({"base": "llama3-8b", field: value})
+
+
 def test_an_indexer_needs_a_latent_of_queries() -> None:
     keys = inline_keys(read_model(SPARSE))
     with pytest.raises(SpecError, match="reads the latent of queries"):
