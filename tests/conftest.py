@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from sqlalchemy import Connection, Engine, Pool, event
+from sqlalchemy import Pool, event
 
 from tests import zygote
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.pool import ConnectionPoolEntry
 
     from tests.slurm_cluster import SlurmCluster
 
@@ -426,28 +428,12 @@ def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
     return url
 
 
-OPENED: set[Engine] = set()
-IN_MEMORY: weakref.WeakSet[Pool] = weakref.WeakSet()
-event.listen(Engine, "engine_connect", lambda connection: _opened(connection))
+def _close_in_the_end(connection: "DBAPIConnection", record: "ConnectionPoolEntry") -> None:
+    """Python 3.13 complains of connections that go unclosed, as those of engines that go do."""
+    weakref.finalize(record, connection.close)
 
 
-def _opened(connection: Connection) -> None:
-    engine = connection.engine
-    if engine.url.database not in (None, "", ":memory:"):
-        OPENED.add(engine)
-    elif engine.pool not in IN_MEMORY:  # other tests may go on with it
-        IN_MEMORY.add(engine.pool)
-        held = connection.connection.dbapi_connection
-        assert held is not None
-        weakref.finalize(engine.pool, held.close)
-
-
-@pytest.fixture(autouse=True)
-def databases_are_closed() -> Iterator[None]:
-    """Python 3.13 complains of connections that nobody closes; an engine opens new ones."""
-    yield
-    while OPENED:
-        OPENED.pop().dispose()
+event.listen(Pool, "connect", _close_in_the_end)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 695,
     "functions that import inside": 54,
 }
-TEST_LINES = 59_361
+TEST_LINES = 59_347
 
 
 def test_the_code_weighs_no_more() -> None:
