@@ -3,15 +3,17 @@
 Each warning has the number that triggered it and its source.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import violations
 from planner.search.fit import fitting
+from planner.search.variations.sensitivity import LOADS
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
-from planner.units import counted, times_as_fast
+from planner.units import counted, format_seconds, times_as_fast
 
 # Judgement from McCandlish 2018 and the batch sizes of published runs: tokens per step beyond which
 # more data parallelism stops paying.
@@ -76,3 +78,32 @@ def _instead(pricer: Pricer, layout: Layout) -> str:
     fits = fitting(pricer, prices.least_device_bytes)[1]
     found = f"HSDP {replicas} x {shards} is {times_as_fast(1.0 / change)} here"
     return found if fits else f"{found}, but does not fit"
+
+
+def beyond_balance(pricer: Pricer, ranked: Mapping[int, Layout]) -> Iterator[str]:
+    """A warning where number 1 fits only while experts are balanced, and number 1 is in `ranked`.
+
+    A router that learns may send the busiest rank twice the mean (marin issue 7668); the fastest
+    of the others, by rank, that fits then is named. None for a job that states its load.
+    """
+    if ranked[1].ep == 1 or pricer.training.moe_imbalance is not None:
+        return
+    busiest = max(LOADS)
+    training = pricer.training.model_copy(update={"moe_imbalance": busiest})
+    learnt = replace(pricer, training=training)
+    prices = learnt.price(LayoutBatch.from_layouts(list(ranked.values())))
+    fits = dict(zip(ranked, fitting(learnt, prices.least_device_bytes), strict=True))
+    if fits[1]:
+        return
+    seconds = dict(zip(ranked, prices.step_seconds.tolist(), strict=True))
+    others = sorted((seconds[rank], rank) for rank in ranked if fits[rank])
+    found = (
+        f"number {others[0][1]} is the fastest shown that fits then, at "
+        f"{format_seconds(others[0][0])} a step"
+        if others
+        else "no layout shown fits then"
+    )
+    yield (
+        f"number 1 runs out of memory where a router sends one rank {busiest:g} times the mean "
+        f"load in every layer; {found}; training.moe_imbalance: {busiest:g} plans for it"
+    )

@@ -18,7 +18,7 @@ from planner.cost.run.goodput import run_estimate
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
-from planner.plan.advice import warnings_for
+from planner.plan.advice import beyond_balance, warnings_for
 from planner.plan.considered import (
     Fitting,
     considered,
@@ -307,7 +307,7 @@ def _plan(
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries, job.search.objective),
         warnings=[
-            *_warnings(job, winner, estimate, entries[0], sizes, near),
+            *_warnings(job, ranked, estimate, entries[0], sizes, near),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
@@ -367,18 +367,25 @@ def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched
 
 def _warnings(
     job: Job,
-    winner: PlanCandidate,
+    ranked: list[PlanCandidate],
     estimate: Estimate,
     entry: RankedLayout,
     sizes: list[OneSize],
     near: list[str],
 ) -> list[str]:
     """What to know before launching the winner; near: what `_near_batch` says."""
+    winner = ranked[0]
     pricer = winner.at_size.pricer
+    of_size = {
+        rank: one.layout
+        for rank, one in enumerate(ranked, start=1)
+        if one.at_size is winner.at_size
+    }
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
         *_about_trainer(context),
         *warnings_for(pricer, winner.layout, estimate),
+        *beyond_balance(pricer, of_size),
         *near,
         *_run_warnings(entry, sizes),
         *refused_choices(context, job.search),

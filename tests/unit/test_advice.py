@@ -7,8 +7,9 @@ import pytest
 from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
-from planner.plan.advice import warnings_for
+from planner.plan.advice import beyond_balance, warnings_for
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
 
@@ -49,3 +50,24 @@ def test_a_warning_comes_with_its_number_and_not_without(
 ) -> None:
     assert warned(words, **over)
     assert not warned(words.split(" with ")[0] if "out of memory" in words else words, **under)
+
+
+def unbalanced(layouts: dict[int, dict[str, Any]], **training: Any) -> list[str]:
+    job = read_job(job_values("mixtral-8x7b", "h100-sxm-80gb", 64, 4096, 512, **training))
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    ranked = {
+        rank: resolve_layout(layout, trainer=job.training.trainer, num_gpus=64)
+        for rank, layout in layouts.items()
+    }
+    return list(beyond_balance(pricer, ranked))
+
+
+def test_what_fits_while_experts_are_balanced_alone_names_what_fits_beside_it() -> None:
+    tight, roomy, slow = {"ep": 8, "pp": 4}, {"ep": 8, "ac": "full"}, {"ep": 4, "ac": "full"}
+    (warning,) = unbalanced({1: tight, 2: slow, 5: roomy}, trainer="megatron")
+    assert "2 times the mean load in every layer; number 5 is the fastest shown" in warning
+    (warning,) = unbalanced({1: tight}, trainer="megatron")
+    assert "no layout shown fits then" in warning
+    assert not unbalanced({1: roomy, 2: tight}, trainer="megatron")
+    assert not unbalanced({1: {"ep": 1, "dp_shard": 64}, 2: roomy}, trainer="megatron")
+    assert not unbalanced({1: tight, 2: roomy}, trainer="megatron", moe_imbalance=1.0)
