@@ -10,6 +10,7 @@ from planner.rules.base import Context, Rule, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS
 from planner.specs.mixers import LEAST_HEADS, SHARING
 from planner.specs.model import ModelSpec
+from planner.trainers.megatron_models import builds_itself, is_hybrid
 
 _CUTTERS = frozenset({"megatron", "megatron-bridge"})
 
@@ -168,6 +169,32 @@ MIXER_RULES: tuple[Rule, ...] = (
             f"give the first stage {c.model.num_hash_layers} layers in layers_per_stage, or use "
             "fewer stages"
         ),
+    ),
+    # Megatron-Bridge 0.2 to 0.6 models/mamba/mamba_provider.py, models/hybrid/hybrid_provider.py
+    Rule(
+        key="Megatron-Bridge cuts no hybrid model into chunks",
+        field="virtual_stages",
+        reads=frozenset({"pp", "virtual_stages"}),
+        applies=lambda c: is_hybrid(c.model) and builds_itself(c.release),
+        broken=lambda x, c: np.asarray((x.pp > 1) & (x.virtual_stages > 1)),
+        rule=lambda x, c: (
+            f"Megatron-Bridge gives each rank of hybrid models such as {c.model.name} one chunk, "
+            f"not {x.virtual_stages}"
+        ),
+        remedy=lambda x, c: "set virtual_stages to 1, or training.trainer to megatron",
+    ),
+    # Megatron-Bridge 0.5, 0.6 models/mimo_v2_flash/mimo_v2_flash_provider.py
+    Rule(
+        key="MiMo-V2-Flash under Megatron-Bridge",
+        field="cp",
+        reads=frozenset({"tp", "cp"}),
+        applies=lambda c: c.model.sliding_sinks and builds_itself(c.release),
+        broken=lambda x, c: np.asarray((x.cp > 1) | (x.tp > min(c.kv_heads))),
+        rule=lambda x, c: (
+            f"tp={x.tp}, cp={x.cp}: Megatron-Bridge runs {c.model.name} without CP, on as many TP "
+            f"ranks as it has groups of heads, {min(c.kv_heads)}"
+        ),
+        remedy=lambda x, c: f"set cp to 1 and tp to at most {min(c.kv_heads)}",
     ),
     # core 0.17 and 0.18 transformer/transformer_config.py (__post_init__)
     Rule(

@@ -51,7 +51,7 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
         return []
     since = DSA_SINCE if model.indexed else HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
     early = not UNKNOWN_MIXERS.isdisjoint(model.mixers) or release.before(since)
-    early_sinks = release.before(SINKS_SINCE) and not _builds_itself(release)
+    early_sinks = release.before(SINKS_SINCE) and not builds_itself(release)
     biased = model.router_bias and model.expert_bias and model.attention_output_bias
     rows = (
         (model.parallel_residual, "parallel residual"),
@@ -78,12 +78,12 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
     other = any(getattr(model, name) != value for name, value in FIXED_MAMBA.items())
     found = ["other taps or biases of Mamba-2"] * (other and "mamba2" in model.mixers)
     found += ["multi-token prediction by a pattern of letters"] * more
-    network = _network_rows(model, _builds_itself(release) or release.since(YARN_SINCE))
+    network = _network_rows(model, builds_itself(release) or release.since(YARN_SINCE))
     found += [words for broken, words in (*rows, *network) if broken]
     return found + model.unusual_weights + model.unusual_mixers * early
 
 
-def _builds_itself(release: Release) -> bool:
+def builds_itself(release: Release) -> bool:
     """Whether Megatron-Bridge builds the model (NeMo's recipes are its own), without arguments.
 
     Source: Megatron-Bridge 0.2 models/gpt_oss/gpt_oss_provider.py.

@@ -69,6 +69,12 @@ SHARED = {"model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size":
     "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "n_routed_experts": 256,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
     "index_topk_freq": 4, "index_skip_topk_offset": 3}  # fmt: skip
+MIMO = {"model_type": "mimo_v2_flash", "hidden_size": 4096, "intermediate_size": 16384,
+    "num_hidden_layers": 4, "vocab_size": 152576, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
+    "head_dim": 192, "v_head_dim": 128, "n_routed_experts": 64, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048, "moe_layer_freq": [0, 1, 1, 1], "sliding_window": 128,
+    "hybrid_layer_pattern": [0, 1, 1, 0]}  # fmt: skip
 MOE = {"model": "mixtral-8x7b"}
 MUON: dict[str, Any] = {**MEGATRON, "optimizer": "muon"}
 MEGATRON_15 = {**MEGATRON, "trainer_version": "0.15"}
@@ -105,6 +111,13 @@ CASES = [
         "read per-layer embeddings and keys and values of earlier layers"),
     Case("the trainer does not cut recurrent mixers", {"cp": 2}, {"cp": 1},
         {"model": "qwen3-next-80b-a3b", "trainer": "fsdp"}, "runs recurrent layers whole"),
+    Case("Megatron-Bridge cuts no hybrid model into chunks",
+        {"pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, {"pp": 2},
+        {"model": "nemotron-h-56b", "trainer": "megatron-bridge"}, "such as nemotron-h-56b one"),
+    Case("MiMo-V2-Flash under Megatron-Bridge", {"cp": 2}, {"cp": 1},
+        {"model": MIMO, "trainer": "megatron-bridge"}, "without CP"),
+    Case("MiMo-V2-Flash under Megatron-Bridge", {"tp": 8}, {"tp": 4},
+        {"model": MIMO, "trainer": "megatron-bridge"}, "groups of heads, 4"),
     Case("compressed attention is not cut", {"tp": 2}, {"tp": 1},
         {"model": "deepseek-v4-flash", "trainer": "megatron-bridge"}, "attention whole"),
     Case("hash-routed layers stand behind the embedding", {"pp": 16}, {"pp": 8},
@@ -583,6 +596,7 @@ def test_rules_read_what_they_say() -> None:
         or case.job.get("gpu") == "cpu"
     ]
     models += ("glm5", "gemma4-e4b", "longcat-flash", SHARED, "deepseek-v4-flash")
+    models += ("nemotron-h-56b", MIMO)
     for model, job in itertools.product(models, [*plain, *special]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):
