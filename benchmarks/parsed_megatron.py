@@ -3,9 +3,10 @@
     python benchmarks/parsed_megatron.py CHECKOUT --release 0.19 [--gpu h100-sxm-80gb]
         [--capability 9] [--layouts 1]
 
-Exports a seeded sample of legal layouts of each catalogue model on 8, 64 and 512 GPUs. CHECKOUT's
-own `parse_args`, `validate_args` and `core_transformer_config_from_args` then judge each, as
-pretrain_gpt.py does before it builds a model; triton and Transformer Engine's rope are stand-ins.
+Exports a seeded sample of legal layouts of each catalogue model on 8, 64 and 512 GPUs, under every
+kind of CUDA graphs, optimizer and overlap that the rules allow. CHECKOUT's own `parse_args`,
+`validate_args`, `core_transformer_config_from_args` and `OptimizerConfig` then judge each, as
+pretrain_gpt.py does before it builds a model; triton and Transformer Engine are stand-ins.
 Prints what is refused and which arguments are called deprecated. Exits 1 if anything is refused.
 Needs torch and what megatron/training imports: megatron-core's requirements (`make test-slow` puts
 them into `megatron` in the environment), einops, regex, six.
@@ -13,6 +14,7 @@ them into `megatron` in the environment), einops, regex, six.
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import io
 import os
@@ -28,7 +30,14 @@ from typing import Any
 from benchmarks.runnable import SIZES, Combination, reason, sample
 from planner.catalog.models import model_names
 from planner.export import export
+from planner.export.base import Export
+from planner.rules import Context
+from planner.specs.model import ModelSpec
 
+TRAININGS: tuple[dict[str, Any], ...] = (
+    {}, {"cuda_graphs": "partial"}, {"cuda_graphs": "full"}, {"optimizer": "muon"},
+    {"optimizer": "adamw-bf16-states"}, {"overlap": {"ep": True}},
+)  # fmt: skip
 ENGINE, TRITON = "2.20", "3.4.0"
 ROPE = "megatron.core.models.common.embeddings.rope_utils"
 MODULES = ("triton", "triton.language", "triton.runtime", "triton.testing")
@@ -56,6 +65,15 @@ class StandInModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return StandIn()
+
+
+class FusedAdam:
+    """Transformer Engine's, of which Megatron-LM reads the arguments."""
+
+    def __init__(
+        self, params: Any, *, use_decoupled_grad: bool = False, master_weight_dtype: Any = None,
+        exp_avg_dtype: Any = None, exp_avg_sq_dtype: Any = None,
+    ) -> None: ...  # fmt: skip
 
 
 def prepare(checkout: Path, capability: int) -> Any:
@@ -87,6 +105,9 @@ def prepare(checkout: Path, capability: int) -> Any:
     rope = importlib.import_module(ROPE)
     for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
         setattr(rope, name, lambda *_, **__: None)
+    for name in ("", ".pytorch", ".pytorch.optimizers"):
+        sys.modules[f"transformer_engine{name}"] = StandInModule(name)
+    sys.modules["transformer_engine.pytorch.optimizers"].FusedAdam = FusedAdam  # type: ignore[attr-defined]
     return arguments
 
 
@@ -105,9 +126,12 @@ def judge(arguments: Any, words: Sequence[str], ranks: int) -> tuple[str, list[s
         warnings.simplefilter("always")
         try:
             parsed = arguments.parse_args()
-            arguments.core_transformer_config_from_args(
-                arguments.validate_args(parsed, {}) or parsed
-            )
+            parsed = arguments.validate_args(parsed, {}) or parsed
+            arguments.core_transformer_config_from_args(parsed)
+            optimizer = importlib.import_module("megatron.core.optimizer.optimizer_config")
+            known = {one.name for one in dataclasses.fields(optimizer.OptimizerConfig)}
+            given = {name: value for name, value in vars(parsed).items() if name in known}
+            optimizer.OptimizerConfig(**given)  # training.py get_megatron_optimizer_config
         except (Exception, SystemExit) as error:  # whatever Megatron raises is its refusal
             said = printed.getvalue()[-200:] if isinstance(error, SystemExit) else error
             return f"{type(error).__name__}: {said}", []
@@ -116,19 +140,26 @@ def judge(arguments: Any, words: Sequence[str], ranks: int) -> tuple[str, list[s
     return "", [text for text in texts if "deprecated" in text.lower()]
 
 
-def exported(release: str, gpu: str, layouts: int) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """(name, arguments, ranks) of legal layouts of every model that the release can train."""
+def exported(
+    trainer: str, release: str, gpu: str, layouts: int, seed: int = 0
+) -> Iterator[tuple[ModelSpec, str, Export, int]]:
+    """(model, name, export, ranks) of legal layouts of every model that the release can train."""
     for model in model_names():
         for num_gpus in SIZES:
-            one = Combination(model, gpu, "megatron", release, num_gpus)
+            one = Combination(model, gpu, trainer, release, num_gpus)
             context = one.context()
             if reason(context) is not None:
                 continue
-            for layout in sample(context, layouts, one.seed()):
-                made = export(
-                    layout, context.model, context.cluster, context.training, to="megatron"
+            for place, more in enumerate(TRAININGS):
+                training = type(context.training).model_validate(
+                    {**context.training.model_dump(exclude_unset=True), **more}
                 )
-                yield f"{model} x{num_gpus} {layout.short()}", made.arguments, num_gpus
+                job = Context(model=context.model, cluster=context.cluster, training=training)
+                if reason(job) is not None:
+                    continue
+                for layout in sample(job, layouts, one.seed() + seed + place):
+                    made = export(layout, job.model, job.cluster, training, to=trainer)
+                    yield job.model, f"{model} x{num_gpus} {more} {layout.short()}", made, num_gpus
 
 
 def main() -> int:
@@ -144,8 +175,8 @@ def main() -> int:
     arguments = prepare(asked.checkout, asked.capability)
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for name, words, ranks in exported(asked.release, asked.gpu, asked.layouts):
-        refusal, deprecated = judge(arguments, words, ranks)
+    for _, name, made, ranks in exported("megatron", asked.release, asked.gpu, asked.layouts):
+        refusal, deprecated = judge(arguments, made.arguments, ranks)
         for said in (refusal or "taken", *deprecated):
             counts[said] += 1
             first.setdefault(said, name)

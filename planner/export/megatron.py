@@ -282,7 +282,8 @@ def _sharding(draft: Draft) -> list[str]:
                 "dp_replicate", layout.dp_replicate, rule, "no setting is needed", blocking=False
             )
             draft.gap("dp_shard", layout.dp_shard, rule, "no setting is needed", blocking=False)
-        return arguments
+        aware = layout.cpu_offload or draft.training.optimizer == "adamw-bf16-states"
+        return [*arguments, "--use-distributed-optimizer"] if aware else arguments
     gather = ["--overlap-param-gather"] if overlap else []
     if muon is not None and muon.named_sharded:
         return [*arguments, *gather]

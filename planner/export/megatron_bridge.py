@@ -40,6 +40,7 @@ _SAME = {
         "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "attention_backend",
         "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
         "external_cuda_graph", "moe_expert_rank_capacity_factor", "moe_paged_stash",
+        "use_transformer_engine_op_fuser",
         "cpu_offloading_num_layers", "seq_length", "hybrid_layer_pattern", "mtp_num_layers",
     ),
     "train": ("micro_batch_size", "global_batch_size"),
@@ -63,6 +64,7 @@ KEYS: Mapping[str, str] = {
     "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
     "qk_clip": "model.qk_clip",
+    "te_rng_tracker": "rng.te_rng_tracker",
     "fp8_format": "mixed_precision.fp8",
     "fp4_format": "mixed_precision.fp4",
     REDUCED[0]: "mixed_precision.grad_reduce_in_fp32",
@@ -84,6 +86,8 @@ _NULL = (
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
     "mtp_num_layers", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
 )  # fmt: skip
+# Number formats of the optimizer's states, which recipes/deepseek and recipes/nemotronh lower.
+_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Lists in TransformerConfig, of one value too. cuda_graph_scope was a text up to core 0.15.
 _LISTS = ("recompute_modules", "cuda_graph_modules", "cuda_graph_scope")
 # Defaults of recipes that Megatron-LM's differ from: recipes/common.py, perf_recipes/_common.py.
@@ -198,7 +202,10 @@ def export(
 
 def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, object]:
     """Overrides against values of a recipe that Megatron-LM's arguments have no word for."""
-    found: dict[str, object] = {}
+    # recipes/kimi has another value there than in ddp
+    found: dict[str, object] = {
+        "optimizer.use_distributed_optimizer": "use_distributed_optimizer" in words
+    }
     if is_hybrid(model):
         # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
         found["model.mtp_hybrid_override_pattern"] = None
@@ -212,8 +219,36 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if "cuda_graph_impl" in words and release.since("0.18"):
         # "full" in most recipes, which TransformerConfig refuses beside cuda_graph_modules
         found["model.cuda_graph_scope"] = None
-    if "overlap_moe_expert_parallel_comm" in words:  # TransformerConfig takes one of the two
+        if "cuda_graph_modules" not in words:  # recipes/nemotronh names some
+            found["model.cuda_graph_modules"] = []
+    if "no_check_for_nan_in_loss_and_grad" in words:
+        found["rerun_state_machine.check_for_nan_in_loss"] = False
+        found["ddp.check_for_nan_in_grad"] = False
+    if model.is_moe:  # recipes/deepseek and others; recipes/nemotronh drops tokens
         found["model.moe_shared_expert_overlap"] = False
+        found["model.moe_expert_capacity_factor"] = None
+        found["model.moe_pad_expert_input_to_capacity"] = False
+    if "moe_paged_stash" in words:  # TransformerConfig reads a list there, and finds None
+        found["model.offload_modules"] = []
+    if "use_precision_aware_optimizer" not in words:
+        found["optimizer.use_precision_aware_optimizer"] = False
+    if release.since("0.17"):  # before, a text stays a text (training/utils/omegaconf_utils.py)
+        found |= {f"optimizer.{name}": "fp32" for name in _STATES if name not in words}
+    return found | _fused(model)
+
+
+def _fused(model: ModelSpec) -> dict[str, bool]:
+    """Kernels that Megatron-LM fuses unless told otherwise; many providers of Bridge do not.
+
+    RoPE's is not for sparse attention, and for latent attention with YaRN alone (core 0.18
+    transformer_config.py).
+    """
+    yarn = model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn"
+    found = {"model.bias_dropout_fusion": True}
+    if model.mlp == "swiglu" and model.hidden_act in (None, "silu"):
+        found["model.bias_activation_fusion"] = True
+    if not model.indexed and (yarn or not model.uses_mla):
+        found["model.apply_rope_fusion"] = True
     return found
 
 

@@ -78,7 +78,8 @@ def _layers(draft: Draft, release: Release) -> list[str]:
         rule = f"excludes expandable segments of the allocator in core {release.number}"
         draft.gap(GRAPHS, "partial", rule, "set training.expandable_segments to false")
     kinds = draft.model.layer_kinds()
-    experts, dense = any(kind.moe for kind in kinds), not all(kind.moe for kind in kinds)
+    experts = any(kind.moe for kind in kinds)
+    dense = any(kind.feeds and not kind.moe for kind in kinds)
     if release.before("0.16"):
         by = (
             ["--external-cuda-graph"]
@@ -89,6 +90,7 @@ def _layers(draft: Draft, release: Release) -> list[str]:
     name = "--cuda-graph-scope" if release.before("0.18") else "--cuda-graph-modules"
     modules = [
         "attn",
+        *(["mamba"] if "mamba2" in draft.model.mixers else []),
         *(["mlp"] if dense else []),
         *(["moe_router", "moe_preprocess"] if experts else []),
     ]

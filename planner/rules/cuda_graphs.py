@@ -96,7 +96,9 @@ def _name(c: Context) -> str:
 
 
 def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray((x.ep > 1) & (x.moe_dispatcher != HYBRIDEP))
+    """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
+    waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
+    return (x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits
 
 
 CUDA_GRAPH_RULES: tuple[Rule, ...] = (
@@ -153,7 +155,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
             f"{_name(c)} captures expert parallelism only where the host does not wait for the "
             f"dispatch; {x.moe_dispatcher} makes it wait"
         ),
-        remedy=lambda x, c: f"{OFF}, or moe_dispatcher to hybridep",
+        remedy=lambda x, c: f"{OFF}, or moe_dispatcher to hybridep and ep above 1",
     ),
     Rule(
         key="CUDA graphs exclude activation offload",

@@ -145,6 +145,16 @@ EXPERT_RULES: tuple[Rule, ...] = (
         ),
         remedy=lambda x, c: f"set etp to 1 or {x.tp}",
     ),
+    # core 0.15 transformer/transformer_config.py: "Bias in Moe is only supported when ETP==1"
+    Rule(
+        key="experts with biases are not cut",
+        field="etp",
+        reads=frozenset({"etp"}),
+        applies=lambda c: c.model.expert_bias and under("megatron")(c),
+        broken=lambda x, c: np.asarray(x.etp > 1),
+        rule=lambda x, c: f"{c.trainer.title} does not cut experts with biases over etp={x.etp}",
+        remedy=lambda x, c: "set etp to 1",
+    ),
     Rule(
         key="TorchTitan 0.3 never splits experts over TP",
         field="etp",

@@ -9,7 +9,7 @@ from planner.specs.training import mean_state_bytes
 from planner.units import format_bytes
 
 HOST_TOO_SMALL = "host memory too small for CPU offload"
-_TITAN = under("torchtitan")
+_TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 # 0.3 applies FSDP2 to every layout, over replicas too (distributed/fsdp.py)
 _TITAN_02 = under("torchtitan", before="0.3")
 
@@ -58,6 +58,24 @@ SHARDING_RULES: tuple[Rule, ...] = (
             "set zero_stage to 2 or 3"
             + (f", or dp_replicate to {x.dp_degree} and dp_shard to 1" if x.cp == 1 else "")
         ),
+    ),
+    # core 0.14 optimizer/optimizer_config.py: "--use-precision-aware-optimizer only supported with
+    # distributed optimizer", which --optimizer-cpu-offload asks for too
+    Rule(
+        key="states in 16 bits or on the host are those of a distributed optimizer",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "dp_replicate", "dp_shard", "cp", "cpu_offload"}),
+        applies=_MEGATRON,
+        broken=lambda x, c: np.asarray(
+            (x.zero_stage == 0)
+            & (x.dp_replicate * x.dp_shard * x.cp > 1)
+            & (x.cpu_offload | (c.training.optimizer == "adamw-bf16-states"))
+        ),
+        rule=lambda x, c: (
+            f"{c.trainer.title} keeps states in 16 bits or on the host in its distributed "
+            "optimizer alone, which zero_stage=0 is not"
+        ),
+        remedy=lambda x, c: "set zero_stage to 1, dp_replicate to 1 and dp_shard to the ranks",
     ),
     Rule(
         key="DDP combines with no other parallelism",

@@ -362,8 +362,9 @@ def test_a_captured_step_dispatches_without_the_host(
     _, batch = job_of("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
     assert batch.row(0).moe_dispatcher == dispatcher
     found = refused("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
-    told = layout.get("moe_dispatcher") == "alltoall"
-    assert ["moe_dispatcher"] * told == [one.field for one in found if version == "0.18"]
+    waits = graphs == "full" and dispatcher == "alltoall"  # for counts of one rank as well
+    if version == "0.18":
+        assert [one.field for one in found] == ["moe_dispatcher"] * waits
 
 
 def test_what_routing_sizes_is_the_experts_path() -> None:

@@ -247,6 +247,38 @@ def test_overrides_take_back_what_a_recipe_may_have_set() -> None:
     assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
 
 
+@pytest.mark.parametrize(("name", "values", "given", "wanted"), [
+    # recipes/deepseek overlaps shared experts and keeps moments in 16 bits; refused by allgather
+    ("deepseek-v3", {"tp": 2, "pp": 8, "ep": 4, "moe_dispatcher": "allgather"}, {}, {
+        "model.moe_shared_expert_overlap=false", "model.moe_expert_capacity_factor=null",
+        "optimizer.use_precision_aware_optimizer=false", "optimizer.exp_avg_dtype=fp32",
+        "optimizer.main_grads_dtype=fp32", "model.bias_activation_fusion=true"}),
+    ("qwen3-8b", {"tp": 2}, {"cuda_graphs": "full"}, {
+        "rerun_state_machine.check_for_nan_in_loss=false", "ddp.check_for_nan_in_grad=false",
+        "rng.te_rng_tracker=true", "model.cuda_graph_modules=[]", "model.apply_rope_fusion=true",
+        "model.bias_activation_fusion=true"}),
+    ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, {"cuda_graphs": "full"}, {
+        "model.use_transformer_engine_op_fuser=true", "model.offload_modules=[]"}),
+    ("kimi-k2", {"tp": 8, "pp": 4, "ep": 2}, {"optimizer": "adamw-bf16-states"}, {
+        "optimizer.use_distributed_optimizer=true", "optimizer.exp_avg_dtype=bf16"}),
+])  # fmt: skip
+def test_what_a_recipe_sets_and_was_not_priced_is_taken_back(
+    name: str, values: dict[str, Any], given: dict[str, Any], wanted: set[str]
+) -> None:
+    """Seen by Megatron-Bridge 0.6's own recipes and validation (benchmarks/parsed_bridge.py)."""
+    arguments = made(name, 64, values, **given)[1].arguments
+    assert wanted <= set(arguments)
+
+
+def test_rope_is_fused_but_for_sparse_attention() -> None:
+    """Megatron-LM refuses it there (core 0.18 transformer_config.py)."""
+    for name, fused in (("llama3-8b", True), ("glm5.2", False)):
+        arguments = made(name, 64, {"tp": 1, "pp": 2, "ep": 8 if name == "glm5.2" else 1})[
+            1
+        ].arguments
+        assert ("model.apply_rope_fusion=true" in arguments) == fused
+
+
 def test_an_export_has_the_loss_that_was_priced() -> None:
     """Whatever its format: the job's trainer says which loss it is, unless the job does."""
     chosen = layout(8, "megatron-bridge")
