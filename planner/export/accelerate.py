@@ -12,8 +12,7 @@ Sources: accelerate 1.15 commands/config/config_args.py (ClusterConfig), utils/l
 import json
 
 from planner.catalog.models import model_entry, model_names
-from planner.export.base import Draft, Export, safe_name, train_steps
-from planner.export.commands import Launch
+from planner.export.base import Draft, Export, train_steps
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
@@ -68,16 +67,7 @@ def export(
         draft.notes.append("tp and cp are Accelerate's: your script calls Accelerator.prepare.")
     else:
         draft.files[MODULE] = _module(draft)
-        launch = Launch(
-            name=safe_name(model.name),
-            num_gpus=layout.num_gpus,
-            gpus_per_node=cluster.gpus_per_node,
-            program=(MODULE,),
-            arguments=(),
-            environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-            if training.expandable_segments
-            else {},
-        )
+        launch = draft.launch((MODULE,))
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)
@@ -86,17 +76,7 @@ def export(
             f"Every process of {MODULE} first builds the whole model in host memory, "
             f"{format_bytes(whole * launch.processes_per_node)} a node; {CONFIG} loads it once."
         )
-    return Export(
-        trainer="accelerate",
-        version=draft.version,
-        num_layers=model.num_hidden_layers,
-        num_gpus=layout.num_gpus,
-        files=draft.files,
-        command=command,
-        arguments=(),
-        notes=tuple(draft.notes),
-        gaps=tuple(draft.gaps),
-    )
+    return draft.finished("accelerate", command)
 
 
 def _passes(draft: Draft) -> int:
@@ -111,23 +91,23 @@ def _check(draft: Draft) -> None:
     for name in ("pp", "ep"):
         if getattr(layout, name) > 1:
             rule = "needs a model that is written for it, and neither FSDP2 nor Accelerate cuts one"
-            draft.gap(name, getattr(layout, name), rule, "use 1, or trainer torchtitan or megatron")
+            draft.gap(name, rule, "use 1, or trainer torchtitan or megatron")
     if kind not in _WRITTEN_AC:
-        draft.gap("ac", layout.ac, "is Megatron's", "use none, selective-op or full")
+        draft.gap("ac", "is Megatron's", "use none, selective-op or full")
     if layout.precision not in (*_FLOAT8, "bf16"):
         rule = "needs more than a conversion of the model: loss scaling, or another library"
-        draft.gap("precision", layout.precision, rule, "use bf16 or float8-rowwise")
+        draft.gap("precision", rule, "use bf16 or float8-rowwise")
     for name in ("optimizer_in_backward", "async_tp"):
         if getattr(layout, name):
-            draft.gap(name, True, "is not written: FSDP2 has no setting for it", "set it to false")
+            draft.gap(name, "is not written: FSDP2 has no setting for it", "set it to false")
     if layout.zero_stage == 1:
-        draft.gap("zero_stage", 1, "is not what FSDP2 does", "use zero_stage 2 or 3")
+        draft.gap("zero_stage", "is not what FSDP2 does", "use zero_stage 2 or 3")
     if training.optimizer not in ("adamw", "sgd"):
         rule = "is no optimizer of torch's; the module is written with AdamW"
-        draft.gap("training.optimizer", training.optimizer, rule, "put yours in", blocking=False)
+        draft.gap("training.optimizer", rule, "put yours in", blocking=False)
     if training.chunked_loss:
         rule = "is your model's own matter: liger-kernel, for example, has such a loss"
-        draft.gap("training.chunked_loss", True, rule, "put it in", blocking=False)
+        draft.gap("training.chunked_loss", rule, "put it in", blocking=False)
     if layout.dp_shard * layout.cp > 1 and layout.reduce_dtype != layout.param_dtype:
         draft.notes.append(
             f"{CONFIG} reduces gradients in {layout.param_dtype}, as Accelerate's mixed precision "
@@ -151,7 +131,7 @@ def _config(draft: Draft) -> str:
     sharded = layout.dp_shard * layout.cp > 1
     nodes = -(-layout.num_gpus // cluster.gpus_per_node)
     lines = [
-        f"# {safe_name(draft.model.name)}: {layout.short()}; Accelerate {draft.version}",
+        f"# {draft.name}: {layout.short()}; Accelerate {draft.version}",
         "# written by planner-cli export",
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {_distributed_type(layout)}",
@@ -329,7 +309,7 @@ def _module(draft: Draft) -> str:
     if layout.precision in _FLOAT8:
         imports.add("from torchao.float8 import Float8LinearConfig, convert_to_float8_training")
     head = _HEAD.format(
-        title=f"{safe_name(draft.model.name)}: {layout.short()} under PyTorch.",
+        title=f"{draft.name}: {layout.short()} under PyTorch.",
         each=min(layout.num_gpus, draft.cluster.gpus_per_node),
         module=MODULE,
         imports="".join(f"{line}\n" for line in sorted(imports)),

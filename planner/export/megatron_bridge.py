@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.catalog.bridge_recipes import YOURS, PretrainRecipe, recipe_of
-from planner.export.base import Export, safe_name
+from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
-from planner.export.commands import Launch, read_flags
 from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
-from planner.export.megatron_read import Words, plain_names
+from planner.export.megatron_read import Words, exported_words
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -132,7 +131,7 @@ def export(
     asked = version or (training.trainer_version if training.trainer == NAME else None)
     release = release_of(NAME, asked)
     core = to_megatron(layout, model, cluster, training, release.number)
-    words = plain_names(read_flags(core.arguments))
+    words = exported_words(core)
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
     if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
@@ -156,17 +155,9 @@ def export(
         # a name or null first: it removes a recipe's own configuration
         for one in ((names[key], value) if isinstance(value, Mapping) else (value,))
     )
-    launch = Launch(
-        name=safe_name(model.name),
-        num_gpus=layout.num_gpus,
-        gpus_per_node=cluster.gpus_per_node,
-        program=("scripts/training/run_recipe.py", "--recipe", name),
-        arguments=arguments,
-        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-        if training.expandable_segments
-        else {},
-        root_variable=ROOT,
-    )
+    program = ("scripts/training/run_recipe.py", "--recipe", name)
+    draft = Draft(layout, model, cluster, training, core.version)
+    launch = draft.launch(program, arguments, root_variable=ROOT)
     gaps = core.gaps
     if not lacking(model, release):
         gaps = tuple(

@@ -294,13 +294,8 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
     if flavor is not None:
         for name, words in left_out_by_shipped(model, flavor.module, line):
             rule = f"is not in TorchTitan's {flavor.module}, its own form of this model: {words}"
-            draft.gap(
-                f"model.{name}",
-                getattr(model, name),
-                rule,
-                "weights trained so are not those of transformers",
-                blocking=False,
-            )
+            remedy = "weights trained so are not those of transformers"
+            draft.gap(f"model.{name}", rule, remedy, blocking=False)
     balance = (
         "it balances experts by a bias"
         if kind != "qwen3" or line == "0.3"
@@ -368,8 +363,8 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
                 if name == "unread_keys"
                 else "no setting is needed where that is what you want"
             )
-            value = getattr(model, name)
-            draft.gap(f"model.{name}", _brief(value), rule, remedy, blocking=False)
+            shown = _brief(getattr(model, name))
+            draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
 
 
 def _brief(value: object) -> object:
@@ -397,4 +392,4 @@ def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:
     )
     shown = f"{written:g}" if isinstance(written, float) else str(written)
     remedy = f"give {name} as in the model's config.json"
-    draft.gap(f"model.{name}", None, f"{owner}: {shown} is used", remedy, blocking=False)
+    draft.gap(f"model.{name}", f"{owner}: {shown} is used", remedy, blocking=False)

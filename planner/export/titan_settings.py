@@ -63,20 +63,10 @@ def layout_settings(draft: Draft, line: str) -> Settings:
     layout = draft.layout
     settings: Settings = {key: getattr(layout, name) for name, key in SAME_KEYS.items()}
     if layout.optimizer_offload_fraction != 1.0:
-        draft.gap(
-            "optimizer_offload_fraction",
-            layout.optimizer_offload_fraction,
-            "is Megatron-LM's; TorchTitan moves all shards to the host or none",
-            "use 1",
-            blocking=layout.cpu_offload,
-        )
+        rule = "is Megatron-LM's; TorchTitan moves all shards to the host or none"
+        draft.gap("optimizer_offload_fraction", rule, "use 1", blocking=layout.cpu_offload)
     if layout.activation_offload_layers:
-        draft.gap(
-            "activation_offload_layers",
-            layout.activation_offload_layers,
-            "has no setting in TorchTitan",
-            "use 0",
-        )
+        draft.gap("activation_offload_layers", "has no setting in TorchTitan", "use 0")
     settings["compile.components"] = ["model", "loss"]
     settings[ASYNC_TP[line]] = layout.async_tp
     settings[P + "fsdp_reshard_after_forward"] = _reshard(draft)
@@ -97,7 +87,7 @@ def _reshard(draft: Draft) -> str:
             "is not what FSDP2 does where dp_shard x cp > 1: it shards gradients and parameters too"
         )
         remedy = "use zero_stage 2 or 3, or dp_replicate in place of dp_shard"
-        draft.gap("zero_stage", layout.zero_stage, rule, remedy, blocking=sharded)
+        draft.gap("zero_stage", rule, remedy, blocking=sharded)
         return "default"
     if layout.zero_stage == 0:
         return "default"
@@ -126,7 +116,7 @@ def _pipeline(draft: Draft, line: str) -> Settings:
             "is a schedule of a Megatron fork",
             "use InterleavedZeroBubble or ZBVZeroBubble",
         )
-        draft.gap("pp_schedule", layout.pp_schedule, rule, remedy, blocking=layout.pp > 1)
+        draft.gap("pp_schedule", rule, remedy, blocking=layout.pp > 1)
     if layout.pp == 1:
         return settings
     settings[P + "pipeline_parallel_microbatch_size"] = layout.micro_batch_size
@@ -156,13 +146,13 @@ def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settin
             f"makes {counted(stages, 'stage')} of {counted(layers, 'layer')}, the embedding and "
             "the head: some would be empty"
         )
-        draft.gap("virtual_stages", draft.layout.virtual_stages, rule, "use fewer stages")
+        draft.gap("virtual_stages", rule, "use fewer stages")
         return {}
     rule = (
         f"is written out: no pipeline_parallel_layers_per_stage makes {counted(stages, 'stage')} "
         f"of {counted(layers, 'layer')}"
     )
-    draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
+    draft.inert("layers_per_stage", rule)
     return {P + "module_fqns_per_model_part": module_names(split, HEAD[line])}
 
 
@@ -193,7 +183,7 @@ def dispatcher(draft: Draft, names: Collection[str]) -> str:
     else:
         rule = f"is not in TorchTitan {draft.version} for {draft.model.name}"
         able = [name for name in DISPATCHERS if name in names]
-        draft.gap("moe_dispatcher", value, rule, f"use {' or '.join(able)}")
+        draft.gap("moe_dispatcher", rule, f"use {' or '.join(able)}")
     return DISPATCHERS["alltoall"]
 
 
@@ -207,7 +197,7 @@ def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.tp > 1 and not layout.sequence_parallel:
         rule = "cannot be switched off: TorchTitan 0.2 always uses it with TP"
-        draft.gap("sequence_parallel", False, rule, "set it to true, or export for 0.3")
+        draft.gap("sequence_parallel", rule, "set it to true, or export for 0.3")
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
     backend = dispatcher(draft, _dispatchers_02(draft))
@@ -218,13 +208,8 @@ def _only_02(draft: Draft) -> Settings:
         "optimizer.early_step_in_backward": layout.optimizer_in_backward,
     }
     if layout.cp_method == "ulysses":
-        draft.gap(
-            "cp_method",
-            "ulysses",
-            "is not in TorchTitan",
-            "use allgather or alltoall",
-            blocking=layout.cp > 1,
-        )
+        remedy = "use allgather or alltoall"
+        draft.gap("cp_method", "is not in TorchTitan", remedy, blocking=layout.cp > 1)
     else:
         settings[P + "context_parallel_rotate_method"] = layout.cp_method
     kind, number = parse_ac(layout.ac)
@@ -245,49 +230,27 @@ def _only_02(draft: Draft) -> Settings:
         },
     }
     if kind not in modes:
-        draft.gap("ac", layout.ac, "is Megatron's; TorchTitan has no such mode", "use selective-op")
+        draft.gap("ac", "is Megatron's; TorchTitan has no such mode", "use selective-op")
     return {**settings, **modes.get(kind, modes["none"])}
 
 
 def _only_03(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.etp != 1:
-        rule, remedy = (
-            "has no setting in TorchTitan 0.3: experts are never split over TP",
-            "use etp 1, or export for 0.2",
-        )
-        draft.gap("etp", layout.etp, rule, remedy, blocking=layout.ep > 1)
+        rule = "has no setting in TorchTitan 0.3: experts are never split over TP"
+        draft.gap("etp", rule, "use etp 1, or export for 0.2", blocking=layout.ep > 1)
     if layout.cp_method != "allgather":
         rule = "has no setting in TorchTitan 0.3: its context parallelism gathers keys and values"
-        draft.gap(
-            "cp_method",
-            layout.cp_method,
-            rule,
-            "use allgather, or export for 0.2",
-            blocking=layout.cp > 1,
-        )
+        draft.gap("cp_method", rule, "use allgather, or export for 0.2", blocking=layout.cp > 1)
     if layout.optimizer_in_backward:
-        draft.gap(
-            "optimizer_in_backward",
-            True,
-            "is gone from TorchTitan 0.3",
-            "set it to false, or export for 0.2",
-        )
+        remedy = "set it to false, or export for 0.2"
+        draft.gap("optimizer_in_backward", "is gone from TorchTitan 0.3", remedy)
     if draft.training.vocab_parallel_loss is False and layout.tp > 1:
-        draft.gap(
-            "training.vocab_parallel_loss",
-            False,
-            "has no setting in TorchTitan 0.3",
-            "leave it out",
-            blocking=False,
-        )
+        rule = "has no setting in TorchTitan 0.3"
+        draft.gap("training.vocab_parallel_loss", rule, "leave it out", blocking=False)
     if parse_ac(layout.ac)[0] not in ("none", "full", "selective-op", "memory-budget"):
-        draft.gap(
-            "ac",
-            layout.ac,
-            "has no setting in TorchTitan 0.3",
-            "use selective-op, full or memory-budget-X",
-        )
+        remedy = "use selective-op, full or memory-budget-X"
+        draft.gap("ac", "has no setting in TorchTitan 0.3", remedy)
     _check_graphs(draft)
     return {
         P + "enable_sequence_parallel": layout.sequence_parallel,
@@ -323,16 +286,16 @@ def _check_graphs(draft: Draft) -> None:
     wanted, field = draft.training.cuda_graphs, "training.cuda_graphs"
     if wanted == "partial":
         rule = "is not in TorchTitan 0.3: it captures forward and backward of a whole step"
-        draft.gap(field, wanted, rule, "use full, or leave cuda_graphs out")
+        draft.gap(field, rule, "use full, or leave cuda_graphs out")
     elif wanted == "full":
         context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
         for one in CUDA_GRAPH_RULES:
             if one.applies(context) and one.broken(batch, context).any():
                 words = one.rule(draft.layout, context)
-                draft.gap(field, wanted, f"is refused: {words}", "leave cuda_graphs out")
+                draft.gap(field, f"is refused: {words}", "leave cuda_graphs out")
         if not captures_03(draft) and captured(batch, context)[0] == FULL:
             rule = "is not possible with varlen attention, or with this model's dispatcher"
-            draft.gap(field, wanted, rule, "leave cuda_graphs out")
+            draft.gap(field, rule, "leave cuda_graphs out")
 
 
 def backends_03(draft: Draft) -> dict[str, object]:
@@ -449,10 +412,10 @@ def _attention(draft: Draft) -> None:
     field = "training.attention_kernel"
     if kernel not in ("flash", *brought, *context.released.attention_kernels):
         rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
-        draft.gap(field, kernel, rule, "use flash")
+        draft.gap(field, rule, "use flash")
     elif kernel == "flash3" and draft.layout.cp > 1:
         rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
-        draft.gap(field, kernel, rule, "use flash, or cp 1")
+        draft.gap(field, rule, "use flash, or cp 1")
 
 
 def training_settings(draft: Draft, line: str) -> Settings:
@@ -466,15 +429,15 @@ def training_settings(draft: Draft, line: str) -> Settings:
     elif training.optimizer != "adamw":
         rule = f"is no setting of TorchTitan {line}"
         remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
-        draft.gap("training.optimizer", training.optimizer, rule, remedy)
+        draft.gap("training.optimizer", rule, remedy)
     _attention(draft)
     if training.cuda_graphs in ("partial", "full") and line == "0.2":
         rule = "is not in TorchTitan 0.2"
         remedy = "leave it out, or export for 0.3"
-        draft.gap("training.cuda_graphs", training.cuda_graphs, rule, remedy)
+        draft.gap("training.cuda_graphs", rule, remedy)
     if training.chunked_loss and line == "0.2":
         rule = "is not in TorchTitan 0.2: its loss takes whole logits"
-        draft.gap("training.chunked_loss", True, rule, "leave it out, or export for 0.3")
+        draft.gap("training.chunked_loss", rule, "leave it out, or export for 0.3")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:
@@ -486,11 +449,6 @@ def training_settings(draft: Draft, line: str) -> Settings:
         )
     off = [name for name in ("dp", "tp", "pp") if not getattr(training.overlap, name)]
     if off:
-        draft.gap(
-            "training.overlap",
-            off,
-            "cannot be switched off in TorchTitan",
-            "leave overlap out",
-            blocking=False,
-        )
+        rule, remedy = "cannot be switched off in TorchTitan", "leave overlap out"
+        draft.gap("training.overlap", rule, remedy, blocking=False, shown=off)
     return settings

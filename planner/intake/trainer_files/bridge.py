@@ -15,10 +15,9 @@ from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
-from planner.intake.trainer_files.flags import Command
+from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
-from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
@@ -96,13 +95,9 @@ def say(spec: CurrentSpec) -> StatedBridge:
     """Reads overrides. Raises SpecError for a precision that is not known."""
     if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
         return _stated(flat(yaml.safe_load(spec.text)))
-    script = read_script(spec.text)
-    commands = [
-        Command(script, tuple(fields), end)
-        for fields, end in zip(script.commands, script.ends, strict=True)
-    ]
-    command = max(commands, key=lambda one: sum("=" in field.text for field in one.fields))
-    texts = [field.text for field in command.fields]
+    commands = commands_of(spec.text)
+    command = max(commands, key=lambda one: sum("=" in text for text in one.texts))
+    texts = command.texts
     given: dict[str, object] = {}
     for text, after in pairwise([*texts, ""]):
         found = _OVERRIDE.fullmatch(text)
@@ -110,7 +105,7 @@ def say(spec: CurrentSpec) -> StatedBridge:
         if key:
             given[key] = yaml.safe_load(value)
     recipe = next((after for flag, after in pairwise(texts) if flag == "--recipe"), "")
-    return _stated(given, recipe, machine_of(script, command))
+    return _stated(given, recipe, machine_of(command))
 
 
 def flat(values: object, prefix: str = "") -> dict[str, object]:

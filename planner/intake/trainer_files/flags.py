@@ -5,10 +5,14 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.intake.trainer_files.shell import Field, Script, Span
+from planner.errors import Fault, SpecError
+from planner.intake.trainer_files.shell import Field, Script, Span, read_script
 
 Changes = Mapping[str, Sequence[str] | None]
 AC = "activation_checkpoint"
+# beginnings of torchrun's own flags
+LAUNCHER = ("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank",
+            "standalone")  # fmt: skip
 # TorchTitan 0.3 writes this word without dashes; it ends the values of the flag before it
 SUBCOMMAND = "activation-checkpoint:"
 
@@ -47,9 +51,32 @@ class Command:
     def flags(self) -> tuple[Placed, ...]:
         return tuple(_placed(self.fields))
 
+    @property
+    def texts(self) -> list[str]:
+        return [field.text for field in self.fields]
+
     def words(self) -> dict[str, list[str]]:
         """Flag -> its values. Where a flag is given twice, the last one counts."""
         return {placed.name: placed.words for placed in self.flags}
+
+
+def commands_of(text: str) -> list[Command]:
+    """Every command of a script, in order."""
+    script = read_script(text)
+    ends = zip(script.commands, script.ends, strict=True)
+    return [Command(script, tuple(fields), end) for fields, end in ends]
+
+
+def best_command(text: str, rating: Callable[[Command], int], trainer: str, remedy: str) -> Command:
+    """The command with the highest rating, the last of several.
+
+    Raises SpecError where every rating is 0.
+    """
+    rated = [(rating(command), at, command) for at, command in enumerate(commands_of(text))]
+    best = max(rated, default=(0, 0, None), key=lambda one: one[:2])
+    if best[2] is None or best[0] == 0:
+        raise SpecError(Fault("current", None, f"holds no command that starts {trainer}", remedy))
+    return best[2]
 
 
 def plain_name(flag: str) -> str:
@@ -196,20 +223,7 @@ class _Edit:
 
 
 def _is_setting(placed: Placed) -> bool:
-    return not placed.name.startswith(
-        (
-            "nproc",
-            "nnodes",
-            "rdzv",
-            "local_ranks",
-            "role",
-            "tee",
-            "master",
-            "node_rank",
-            "standalone",
-            AC,
-        )
-    )
+    return not placed.name.startswith((*LAUNCHER, AC))
 
 
 def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:

@@ -13,20 +13,20 @@ from typing import get_args
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
-from planner.export.commands import read_flags
+from planner.export.commands import spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_graphs import ARGUMENTS as GRAPH_ARGUMENTS
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import mixer_keys, with_layers
-from planner.export.megatron_read import plain_names, read_arguments, whole, word
+from planner.export.megatron_model import MLA
+from planner.export.megatron_read import DEGREES, exported_words, read_arguments, whole, word
 from planner.intake.trainer_files.canonical import canonical
-from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
+from planner.intake.trainer_files.flags import Command, best_command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions, muon_faults
 from planner.intake.trainer_files.megatron_log import dumped, words_of
 from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
-from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
@@ -39,14 +39,9 @@ from planner.trainers.registry import release_of
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
 _KNOWN = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "micro_batch_size",
-        "num_layers",
-        "hidden_size",
-    }
-)
+    {"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size",
+        "num_layers", "hidden_size"}
+)  # fmt: skip
 # `--attention-backend`; `auto` is what the release brings. Which flash-attn is installed, a script
 # does not say: 2, until somebody builds 3.
 ATTENTION_KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "unfused", "local": "unfused"}
@@ -56,11 +51,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Fields of a layout -> the arguments that set them together. Degrees come first, since the others
 # are read with them.
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("tp",), ("tensor_model_parallel_size",)),
-    (("pp",), ("pipeline_model_parallel_size",)),
-    (("cp",), ("context_parallel_size",)),
-    (("ep",), ("expert_model_parallel_size",)),
-    (("etp",), ("expert_tensor_parallel_size",)),
+    *(((name,), (argument,)) for name, argument in DEGREES.items()),
     (
         ("moe_dispatcher",),
         ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep"),
@@ -110,7 +101,7 @@ ONE_CONNECTION = (
     "--use-megatron-fsdp refuses CUDA_DEVICE_MAX_CONNECTIONS=1: take that out where it is set"
 )
 # Arguments that some layouts need beside their own.
-FOLLOWING = frozenset({GROUP, "moe_router_dtype", "ckpt_format", "use_precision_aware_optimizer"})
+FOLLOWING = (GROUP, "moe_router_dtype", "ckpt_format", "use_precision_aware_optimizer")
 _RELEVANT = (
     frozenset(name for _, names in GROUPS for name in names)
     | _KNOWN
@@ -155,10 +146,8 @@ class StatedMegatron:
         words = with_layers(self.words)
         missing = [name for name in NEEDED[:3] if word(words, name) is None]
         if missing:
-            return StatedModel(
-                value=None,
-                lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}",
-            )
+            lacking = f"it has no {', '.join(map(spelled, missing))}"
+            return StatedModel(value=None, lacking=lacking)
         keys = model_keys(words)
         null = word(self.words, "tokenizer_type") == "NullTokenizer"
         if null and "vocab_size" in keys:
@@ -180,12 +169,7 @@ class StatedMegatron:
         Raises SpecError where an argument that Megatron needs is missing or malformed.
         """
         faults = [
-            Fault(
-                f"--{name.replace('_', '-')}",
-                None,
-                "is not in the arguments",
-                "give the script that sets it",
-            )
+            Fault(spelled(name), None, "is not in the arguments", "give the script that sets it")
             for name in self.needed
             if word(self.words, name) is None
         ]
@@ -346,7 +330,8 @@ def model_keys(words: Words) -> dict[str, object]:
     if "vocab_size" in words:
         keys["vocab_size"] = whole(words, "vocab_size")
     if "multi_latent_attention" in words:
-        keys |= _mla(words)
+        keys |= {ours: whole(words, theirs, usual) for theirs, (ours, usual) in MLA.items()}
+        keys |= {"q_lora_rank": whole(words, "q_lora_rank")} if "q_lora_rank" in words else {}
     else:
         groups = (
             whole(words, "num_query_groups", heads) if "group_query_attention" in words else heads
@@ -368,29 +353,10 @@ def model_keys(words: Words) -> dict[str, object]:
     return {**keys, **mixer_keys(words, linear)}
 
 
-def _mla(words: Words) -> dict[str, object]:
-    names = (
-        ("kv_lora_rank", "kv_lora_rank", 32),
-        ("qk_head_dim", "qk_nope_head_dim", 128),
-        ("qk_pos_emb_head_dim", "qk_rope_head_dim", 64),
-        ("v_head_dim", "v_head_dim", 128),
-    )
-    found: dict[str, object] = {
-        ours: whole(words, theirs, default) for theirs, ours, default in names
-    }
-    return {
-        **found,
-        **({"q_lora_rank": whole(words, "q_lora_rank")} if "q_lora_rank" in words else {}),
-    }
-
-
 def _experts(words: Words, layers: int) -> dict[str, object]:
     places = _moe_places(word(words, "moe_layer_freq") or "1", layers)
-    width = whole(
-        words,
-        "moe_ffn_hidden_size",
-        whole(words, "ffn_hidden_size", 4 * whole(words, "hidden_size")),
-    )
+    dense_width = whole(words, "ffn_hidden_size", 4 * whole(words, "hidden_size"))
+    width = whole(words, "moe_ffn_hidden_size", dense_width)
     keys: dict[str, object] = {
         "num_experts": whole(words, "num_experts"),
         "num_experts_per_tok": whole(words, "moe_router_topk", 2),
@@ -460,7 +426,7 @@ def _placed(words: Words, name: str, layers: int) -> list[bool]:
         return [True] * layers
     if text.isdigit() and int(text) > 0:
         return [place % int(text) != 0 for place in range(1, layers + 1)]
-    return _flags_of(text, layers, f"--{name.replace('_', '-')}")
+    return _flags_of(text, layers, spelled(name))
 
 
 def _list(node: ast.expr, most: int) -> list[int]:
@@ -493,28 +459,12 @@ def find_command(text: str) -> Command:
 
     Raises SpecError where there is none.
     """
-    script = read_script(text)
-    commands = [
-        Command(script, tuple(fields), end)
-        for fields, end in zip(script.commands, script.ends, strict=True)
-    ]
-    rated = [(_rating(command), index) for index, command in enumerate(commands)]
-    best = max(rated, default=(0, 0))
-    if best[0] == 0:
-        raise SpecError(
-            Fault(
-                "current",
-                None,
-                "holds no command that starts Megatron-LM",
-                "give the script that calls pretrain_gpt.py",
-            )
-        )
-    return commands[best[1]]
+    return best_command(text, _rating, "Megatron-LM", "give the script that calls pretrain_gpt.py")
 
 
 def _rating(command: Command) -> int:
     return 2 * len(_KNOWN & set(command.words())) + any(
-        _PROGRAM.search(field.text) for field in command.fields
+        _PROGRAM.search(text) for text in command.texts
     )
 
 
@@ -535,7 +485,7 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
         words=command.words(),
         flags=_given_flags(command),
         asked=asked,
-        machine=machine_of(script, command),
+        machine=machine_of(command),
         expandable=expandable,
         skipped=skipped,
     )
@@ -554,7 +504,7 @@ def say_log(spec: CurrentSpec) -> StatedMegatron:
 
 def _given_flags(command: Command) -> GivenFlags:
     """The words after the program's name; all of them where no program is named."""
-    texts = [field.text for field in command.fields]
+    texts = command.texts
     at = next((index for index, text in enumerate(texts) if text.endswith(".py")), None)
     if at is None:
         return GivenFlags(program="", given={})
@@ -574,10 +524,18 @@ def megatron_changes(
     stated: StatedMegatron, winner: Layout, exported: Export, global_batch_size: int
 ) -> tuple[dict[str, Sequence[str] | None], list[str]]:
     """(argument -> its new values, or None to remove it; what arguments cannot express)."""
-    wanted = plain_names(read_flags(exported.arguments))
+    wanted = exported_words(exported)
     layers, goal = exported.num_layers, winner.model_dump()
     changes: dict[str, Sequence[str] | None] = {}
     words: dict[str, Sequence[str]] = dict(stated.words)
+
+    def change(name: str, new: Sequence[str] | None) -> None:
+        held = words.pop(name, None)
+        if new is not None:
+            words[name] = new
+        if (None if held is None else [*held]) != (None if new is None else [*new]):
+            changes[name] = new
+
     for fields, names in GROUPS:
         now = canonical(
             Layout.model_validate(read_arguments(words, layers, winner.num_gpus)),
@@ -588,43 +546,31 @@ def megatron_changes(
             continue
         muon = ("optimizer",) if "zero_stage" in fields and word(words, "optimizer") in MUON else ()
         for name in (*names, *muon):
-            if name in wanted and list(words.get(name, [""])) != list(wanted[name]):
-                changes[name] = words[name] = wanted[name]
-            elif name not in wanted and name in words:
-                changes[name] = None
-                del words[name]
+            change(name, wanted.get(name))
     micro = winner.micro_batch_size * winner.dp_degree
     if whole(words, "global_batch_size", micro) != global_batch_size:
-        changes["global_batch_size"] = words["global_batch_size"] = [str(global_batch_size)]
-    for name in FOLLOWING & wanted.keys():
-        if list(words.get(name, [""])) != list(wanted[name]):
-            changes[name] = words[name] = wanted[name]
-    if GROUP in words and GROUP not in wanted:
-        changes[GROUP] = None
-        del words[GROUP]
+        change("global_batch_size", [str(global_batch_size)])
+    for name in FOLLOWING:
+        if name in wanted or name == GROUP:
+            change(name, wanted.get(name))
     while contrary := _contrary(words, wanted, winner, layers, global_batch_size):
         for name in contrary:
-            changes[name] = None
-            del words[name]
+            change(name, None)
     connections = "use_megatron_fsdp" in wanted and "use_megatron_fsdp" not in stated.words
     return changes, [ONE_CONNECTION] * connections
 
 
 def _contrary(
     words: Words, wanted: Words, winner: Layout, layers: int, global_batch_size: int
-) -> set[str]:
-    """GivenFlags that Megatron would refuse beside the new layout, which does not set them."""
+) -> list[str]:
+    """Flags that Megatron would refuse beside the new layout, which does not set them."""
     refused = assertions(words, winner, layers, global_batch_size)
-    names = {plain_name(fault.field) for fault in refused}
-    return {name for name in names if name in words and name not in wanted}
+    names = dict.fromkeys(plain_name(fault.field) for fault in refused)
+    return [name for name in names if name in words and name not in wanted]
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
     """The script with these arguments changed."""
     return edit_flags(
-        spec.text,
-        find_command,
-        changes,
-        lambda name: f"--{name.replace('_', '-')}",
-        _RELEVANT.__contains__,
+        spec.text, find_command, changes, lambda name: spelled(name), _RELEVANT.__contains__
     )

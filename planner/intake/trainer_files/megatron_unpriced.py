@@ -5,6 +5,7 @@ Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py, transforme
 
 from collections.abc import Iterator, Sequence
 
+from planner.export.commands import spelled
 from planner.export.megatron_read import Words
 from planner.specs.layout import RECOMPUTE_MODULES
 
@@ -71,4 +72,4 @@ def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
 
 
 def _spelled(name: str, values: Sequence[str]) -> str:
-    return " ".join([f"--{name.replace('_', '-')}", *values])
+    return " ".join([spelled(name), *values])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from planner.export.base import Export, Value
+from planner.export.commands import spelled
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.edit_yaml import edit_yaml, leaves
@@ -70,7 +71,7 @@ def rewrite(
         words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
         files = {spec.name: megatron.edited_script(spec, words)}
         settings = {
-            f"--{name.replace('_', '-')}": (_spelled(stated.words.get(name)), _spelled(new))
+            spelled(name): (_spelled(stated.words.get(name)), _spelled(new))
             for name, new in words.items()
         }
         return Rewritten(
