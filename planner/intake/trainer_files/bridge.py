@@ -13,6 +13,7 @@ import yaml
 from planner.catalog.bridge_recipes import beginnings
 from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
+from planner.export.base import flatten
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
 from planner.intake.trainer_files.flags import commands_of
@@ -94,7 +95,8 @@ class StatedBridge(StatedMegatron):
 def say(spec: CurrentSpec) -> StatedBridge:
     """Reads overrides. Raises SpecError for a precision that is not known."""
     if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
-        return _stated(flat(yaml.safe_load(spec.text)))
+        document = yaml.safe_load(spec.text)
+        return _stated(document if isinstance(document, Mapping) else {})
     commands = commands_of(spec.text)
     command = max(commands, key=lambda one: sum("=" in text for text in one.texts))
     texts = command.texts
@@ -108,21 +110,11 @@ def say(spec: CurrentSpec) -> StatedBridge:
     return _stated(given, recipe, machine_of(command))
 
 
-def flat(values: object, prefix: str = "") -> dict[str, object]:
-    """Nested mappings with dotted keys: {"model": {"a": 1}} becomes {"model.a": 1}."""
-    if not isinstance(values, Mapping):
-        return {prefix: values}
-    found: dict[str, object] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
-
-
 def _stated(
     given: Mapping[str, object], recipe: str = "", machine: Machine | None = None
 ) -> StatedBridge:
     """The run of these overrides; those of `comm_overlap` end in the model's fields."""
-    given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flat(given).items()}
+    given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flatten(given).items()}
     words = arguments_of(given)
     preset = given.get("mixed_precision")
     if preset is not None:
