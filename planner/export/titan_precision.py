@@ -4,7 +4,7 @@ Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_
     (Quantize); 0.3.0 components/quantization/{float8,mx,nvfp4}.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from planner.export.base import Draft, Settings
 from planner.precision import PRECISIONS, bf16_tail
@@ -154,21 +154,3 @@ def read_precision_03(module: str | None) -> dict[str, object]:
         gw_hp = f'"{ROWWISE["float8-rowwise-gw-hp"]}"' in module
         name = "float8-rowwise-gw-hp" if gw_hp else "float8-rowwise"
     return {"precision": name, "float8_all_gather": False}
-
-
-def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:
-    """TorchTitan 0.3's subcommand for an activation checkpointing mode.
-
-    A mode that 0.3 does not have becomes `none`.
-    """
-    words: Mapping[str, Sequence[str]] = {
-        "none": ("activation-checkpoint:none",),
-        "full": ("activation-checkpoint:full",),
-        "selective-op": ("activation-checkpoint:selective",),
-        "memory-budget": (
-            "activation-checkpoint:memory-budget",
-            "--activation-checkpoint.memory-budget",
-            f"{number:g}",
-        ),
-    }
-    return tuple(words.get(kind, words["none"]))

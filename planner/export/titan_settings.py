@@ -16,6 +16,7 @@ from planner.rules.base import Context
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
+from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import (
     even_split,
     find_flavor,
@@ -25,15 +26,12 @@ from planner.trainers.titan_models import (
 )
 from planner.units import counted
 
-P, T, AC = "parallelism.", "training.", "activation_checkpoint."
-RESHARD, SCHEDULE, ROTATE = (
-    P + "fsdp_reshard_after_forward",
-    P + "pipeline_parallel_schedule",
-    P + "context_parallel_rotate_method",
-)
+RESHARD, SCHEDULE = P + "fsdp_reshard_after_forward", P + "pipeline_parallel_schedule"
+ROTATE = P + "context_parallel_rotate_method"
 MODULES, LAYERS = P + "module_fqns_per_model_part", P + "pipeline_parallel_layers_per_stage"
 DISPATCHER, GRAPHS_OFF = P + "expert_parallel_comm_backend", T + "disable_cuda_graphs"
 COMPONENTS, IN_BACKWARD = "compile.components", "optimizer.early_step_in_backward"
+MICRO, ETP = P + "pipeline_parallel_microbatch_size", P + "expert_tensor_parallel_degree"
 HEAD = {"0.2": "output", "0.3": "lm_head"}
 # Field of the layout -> its setting, where both lines have it with the same values.
 SAME_KEYS: Mapping[str, str] = {
@@ -56,6 +54,11 @@ _BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
 _COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'],\n")
 CHECKPOINT_MODES = {"sync": "disabled", "async": "async", "async-pinned": "async_with_pinned_mem"}
 STEP = T + "steps"
+# Kind of recomputation -> TorchTitan's mode; 0.3 has no setting for every n-th layer.
+AC_MODES = {
+    "none": "none", "full": "full", "selective-op": "selective", "selective-layer": "selective",
+    "memory-budget": "memory_budget",
+}  # fmt: skip
 
 
 def layout_settings(draft: Draft, line: str) -> Settings:
@@ -67,16 +70,15 @@ def layout_settings(draft: Draft, line: str) -> Settings:
         draft.gap("optimizer_offload_fraction", rule, "use 1", blocking=layout.cpu_offload)
     if layout.activation_offload_layers:
         draft.gap("activation_offload_layers", "has no setting in TorchTitan", "use 0")
-    settings["compile.components"] = ["model", "loss"]
-    settings[ASYNC_TP[line]] = layout.async_tp
-    settings[P + "fsdp_reshard_after_forward"] = _reshard(draft)
-    settings.update(_pipeline(draft, line))
-    settings.update(_batch(draft))
-    if line == "0.2":
-        settings.update(_only_02(draft))
-    else:
-        settings.update(_only_03(draft))
-    return settings
+    return {
+        **settings,
+        COMPONENTS: ["model", "loss"],
+        ASYNC_TP[line]: layout.async_tp,
+        RESHARD: _reshard(draft),
+        **_pipeline(draft, line),
+        **_batch(draft),
+        **(_only_02(draft) if line == "0.2" else _only_03(draft)),
+    }
 
 
 def _reshard(draft: Draft) -> str:
@@ -110,20 +112,17 @@ def _pipeline(draft: Draft, line: str) -> Settings:
     layout, layers = draft.layout, draft.model.num_hidden_layers
     settings: Settings = {}
     if layout.pp_schedule in schedules_of("torch"):
-        settings[P + "pipeline_parallel_schedule"] = layout.pp_schedule
+        settings[SCHEDULE] = layout.pp_schedule
     else:
-        rule, remedy = (
-            "is a schedule of a Megatron fork",
-            "use InterleavedZeroBubble or ZBVZeroBubble",
-        )
-        draft.gap("pp_schedule", rule, remedy, blocking=layout.pp > 1)
+        remedy, blocking = "use InterleavedZeroBubble or ZBVZeroBubble", layout.pp > 1
+        draft.gap("pp_schedule", "is a schedule of a Megatron fork", remedy, blocking=blocking)
     if layout.pp == 1:
         return settings
-    settings[P + "pipeline_parallel_microbatch_size"] = layout.micro_batch_size
+    settings[MICRO] = layout.micro_batch_size
     stages = layout.pp * layout.virtual_stages
     split = draft.layer_split
     if split is not None:
-        settings[P + "module_fqns_per_model_part"] = module_names(split, HEAD[line])
+        settings[MODULES] = module_names(split, HEAD[line])
     elif layout.layers_per_stage is None and layout.virtual_stages != _default_stages(
         layout.pp_schedule
     ):
@@ -139,7 +138,7 @@ def _default_stages(schedule: str) -> int:
 def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settings:
     uniform = uniform_layers_per_stage(layers, stages)
     if uniform is not None:
-        return {P + "pipeline_parallel_layers_per_stage": uniform}
+        return {LAYERS: uniform}
     split = even_split(layers, stages)
     if split is None:
         rule = (
@@ -153,16 +152,14 @@ def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settin
         f"of {counted(layers, 'layer')}"
     )
     draft.inert("layers_per_stage", rule)
-    return {P + "module_fqns_per_model_part": module_names(split, HEAD[line])}
+    return {MODULES: module_names(split, HEAD[line])}
 
 
 def _batch(draft: Draft) -> Settings:
     layout, training = draft.layout, draft.training
-    microbatches = (
-        max(1, layout.num_microbatches(training.global_batch_size)) if layout.pp > 1 else 1
-    )
+    count = max(1, layout.num_microbatches(training.global_batch_size))
     return {
-        T + "local_batch_size": layout.micro_batch_size * microbatches,
+        T + "local_batch_size": layout.micro_batch_size * (count if layout.pp > 1 else 1),
         T + "global_batch_size": training.global_batch_size,
         T + "seq_len": training.seq_len,
         STEP: train_steps(training),
@@ -203,35 +200,25 @@ def _only_02(draft: Draft) -> Settings:
     backend = dispatcher(draft, _dispatchers_02(draft))
     settings: Settings = {
         **({DISPATCHER: backend} if draft.version != "0.2.0" else {}),
-        P + "expert_tensor_parallel_degree": layout.etp,
+        ETP: layout.etp,
         P + "disable_loss_parallel": draft.training.vocab_parallel_loss is False,
-        "optimizer.early_step_in_backward": layout.optimizer_in_backward,
+        IN_BACKWARD: layout.optimizer_in_backward,
     }
     if layout.cp_method == "ulysses":
         remedy = "use allgather or alltoall"
         draft.gap("cp_method", "is not in TorchTitan", remedy, blocking=layout.cp > 1)
     else:
-        settings[P + "context_parallel_rotate_method"] = layout.cp_method
+        settings[ROTATE] = layout.cp_method
     kind, number = parse_ac(layout.ac)
-    modes: dict[str, Settings] = {
-        "none": {"activation_checkpoint.mode": "none"},
-        "full": {"activation_checkpoint.mode": "full"},
-        "selective-op": {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": "op",
-        },
-        "selective-layer": {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": str(int(number)),
-        },
-        "memory-budget": {
-            "activation_checkpoint.mode": "memory_budget",
-            "activation_checkpoint.memory_budget": number,
-        },
-    }
-    if kind not in modes:
+    if kind not in AC_MODES:
         draft.gap("ac", "is Megatron's; TorchTitan has no such mode", "use selective-op")
-    return {**settings, **modes.get(kind, modes["none"])}
+    settings[AC + "mode"] = mode = AC_MODES.get(kind, "none")
+    if mode == "selective":
+        layers = "op" if kind == "selective-op" else str(int(number))
+        settings[AC + "selective_ac_option"] = layers
+    if mode == "memory_budget":
+        settings[AC + "memory_budget"] = number
+    return settings
 
 
 def _only_03(draft: Draft) -> Settings:
@@ -248,7 +235,7 @@ def _only_03(draft: Draft) -> Settings:
     if draft.training.vocab_parallel_loss is False and layout.tp > 1:
         rule = "has no setting in TorchTitan 0.3"
         draft.gap("training.vocab_parallel_loss", rule, "leave it out", blocking=False)
-    if parse_ac(layout.ac)[0] not in ("none", "full", "selective-op", "memory-budget"):
+    if parse_ac(layout.ac)[0] not in {*AC_MODES} - {"selective-layer"}:
         remedy = "use selective-op, full or memory-budget-X"
         draft.gap("ac", "has no setting in TorchTitan 0.3", remedy)
     _check_graphs(draft)
@@ -340,9 +327,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
     values["zero_stage"] = read_reshard(settings[RESHARD], pp, dp_shard * cp > 1)
     schedule = schedule_name(str(settings[SCHEDULE]))
     values["pp_schedule"] = schedule
-    values["micro_batch_size"] = settings[
-        (P + "pipeline_parallel_microbatch_size") if pp > 1 else (T + "local_batch_size")
-    ]
+    values["micro_batch_size"] = settings[MICRO if pp > 1 else (T + "local_batch_size")]
     values.update(read_stages(settings, pp, schedule, num_layers))
     values.update(_read_ac(settings, line))
     if line == "0.3":
@@ -350,7 +335,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
         return {**values, **rest, "sequence_parallel": settings[P + "enable_sequence_parallel"]}
     return {
         **values,
-        "etp": settings[P + "expert_tensor_parallel_degree"],
+        "etp": settings[ETP],
         "sequence_parallel": tp > 1,
         "cp_method": settings[ROTATE],
         "moe_dispatcher": _BACKENDS.get(str(settings[DISPATCHER]), "alltoall"),
@@ -452,3 +437,15 @@ def training_settings(draft: Draft, line: str) -> Settings:
         rule, remedy = "cannot be switched off in TorchTitan", "leave overlap out"
         draft.gap("training.overlap", rule, remedy, blocking=False, shown=off)
     return settings
+
+
+def ac_subcommand(ac: str) -> tuple[str, ...]:
+    """TorchTitan 0.3's subcommand for a layout's `ac`.
+
+    A mode that 0.3 does not have becomes `none`.
+    """
+    kind, number = parse_ac(ac)
+    mode = "none" if kind == "selective-layer" else AC_MODES.get(kind, "none")
+    words = (f"activation-checkpoint:{mode.replace('_', '-')}",)
+    budget = ("--activation-checkpoint.memory-budget", f"{number:g}")
+    return (*words, *budget) if mode == "memory_budget" else words

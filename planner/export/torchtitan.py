@@ -24,14 +24,13 @@ from planner.export.titan_modules import (
 )
 from planner.export.titan_network import name_what_is_left_out
 from planner.export.titan_precision import (
-    ac_subcommand,
     precision_02,
     precision_03,
     read_precision_02,
     read_precision_03,
 )
 from planner.export.titan_settings import (
-    AC,
+    ac_subcommand,
     backends_03,
     layout_settings,
     read_dispatcher_03,
@@ -39,12 +38,12 @@ from planner.export.titan_settings import (
     training_settings,
 )
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import Layout, parse_ac
+from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
-from planner.trainers.titan_defaults import DEFAULTS
+from planner.trainers.titan_defaults import AC, DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
 from planner.units import counted
@@ -239,7 +238,7 @@ def _can_register(draft: Draft, line: str) -> bool:
 def _export_03(draft: Draft) -> Export:
     settings = {**training_settings(draft, "0.3"), **layout_settings(draft, "0.3")}
     module, config = _job_03(draft)
-    subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
+    subcommand = ac_subcommand(draft.layout.ac)
     arguments = ("--module", module, "--config", config, *flag_words(settings))
     return _finish(draft, arguments=arguments, subcommand=subcommand)
 

@@ -8,7 +8,6 @@ from planner.export.base import Export, Value
 from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE, REPLACES_FLEX
 from planner.export.titan_precision import FLOAT8, MX
 from planner.export.titan_settings import (
-    AC,
     COMPONENTS,
     IN_BACKWARD,
     LAYERS,
@@ -17,8 +16,6 @@ from planner.export.titan_settings import (
     ROTATE,
     SAME_KEYS,
     SCHEDULE,
-    P,
-    T,
     read_reshard,
     read_stages,
     schedule_name,
@@ -27,6 +24,7 @@ from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan
 from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
+from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_keys import BY_TOKENS
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"

@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Value
-from planner.export.titan_settings import AC
 from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
 from planner.intake.trainer_files.flags import Command, best_command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
@@ -19,7 +18,7 @@ from planner.intake.trainer_files.titan_registry import config_names, only, read
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03
+from planner.trainers.titan_defaults import AC, CONFIGS_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(

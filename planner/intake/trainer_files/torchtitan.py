@@ -19,8 +19,6 @@ from planner.export.titan_settings import (
     GRAPHS_OFF,
     LAYERS,
     SAME_KEYS,
-    P,
-    T,
     read_dispatcher_03,
     read_settings,
 )
@@ -29,7 +27,7 @@ from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES
+from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES, P, T
 from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
 
 SHARD = SAME_KEYS["dp_shard"]
