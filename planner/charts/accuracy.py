@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, by_name, spec_of
 from planner.units import counted
 
 BAND = 0.10
@@ -48,11 +48,6 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
     x = {"type": "quantitative", "scale": log, "axis": axis, "title": "measured seconds of a step"}
     y = {"type": "quantitative", "scale": log, "axis": axis, "title": "predicted seconds"}
 
-    def by_trainer(values: Sequence[str]) -> Spec:
-        chosen = [values[place % len(values)] for place in range(len(trainers))]
-        scale = {"domain": trainers, "range": chosen}
-        return {"field": "trainer", "type": "nominal", "scale": scale, "title": None}
-
     body = {
         "datasets": {"runs": rows, "band": band},
         "layer": [
@@ -73,7 +68,7 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
                 "mark": {"type": "rule", "opacity": 0.3},
                 "encoding": {"x": {"field": "measured_seconds", **x},
                              "y": {"field": "low_seconds", **y}, "y2": {"field": "high_seconds"},
-                             "color": by_trainer(PALETTE)},
+                             "color": by_name("trainer", trainers, PALETTE)},
             },
             {
                 "data": {"name": "runs"},
@@ -81,8 +76,8 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
                 "encoding": {
                     "x": {"field": "measured_seconds", **x},
                     "y": {"field": "predicted_seconds", **y},
-                    "color": by_trainer(PALETTE),
-                    "shape": by_trainer(SHAPES),
+                    "color": by_name("trainer", trainers, PALETTE),
+                    "shape": by_name("trainer", trainers, SHAPES),
                     "tooltip": [
                         {"field": "id"}, {"field": "model"}, {"field": "gpu", "title": "GPU"},
                         {"field": "trainer"}, {"field": "layout"},

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, spec_of
+from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, by_name, spec_of
 from planner.units import GIB, counted, format_bytes
 
 Axis = Callable[[str], Spec]
@@ -183,18 +183,14 @@ def _interval(encoding: Spec, drawn: str) -> Spec:
 
 
 def _marks(data: str, encoding: Spec, series: Sequence[str]) -> Spec:
-    def told_by(values: dict[str, str]) -> Spec:
-        scale = {"domain": list(series), "range": [values[name] for name in series]}
-        return {"field": "series", "type": "nominal", "scale": scale, "title": None}
-
     ranked = {"test": "datum.rank != null", "value": 90}
     return {
         "data": {"name": data},
         "mark": {"type": "point", "filled": True, "opacity": 0.9},
         "encoding": {
             "y": encoding,
-            "color": told_by(COLOURS),
-            "shape": told_by(SHAPES),
+            "color": by_name("series", series, [COLOURS[name] for name in series]),
+            "shape": by_name("series", series, [SHAPES[name] for name in series]),
             "size": {"condition": ranked, "value": 36},
             "tooltip": [
                 {"field": "rank", "title": "number"},

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, by_name, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,9 @@ def over_time(
     ]
     names = list(first)
 
-    def by_series(values: Sequence[str]) -> Spec:
-        chosen = [values[place % len(values)] for place in range(len(names))]
-        legend = {"columns": 1, "labelLimit": 680}
-        scale = {"domain": names, "range": chosen}
-        return {"field": "series", "type": "nominal", "scale": scale, "legend": legend}
-
+    legend = {"columns": 1, "labelLimit": 680}
+    colour = by_name("series", names, PALETTE, legend=legend)
+    shape = by_name("series", names, SHAPES, legend=legend)
     x = {"field": "at", "type": "temporal", "title": "run of the sweep"}
     y = {
         "field": "relative", "type": "quantitative", "title": "step time over its first",
@@ -97,13 +94,13 @@ def over_time(
             {
                 "data": {"name": "points"},
                 "mark": {"type": "line"},
-                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
+                "encoding": {"x": x, "y": y, "color": colour},
             },
             {
                 "data": {"name": "points"},
                 "mark": {"type": "point", "filled": True, "size": 60},
                 "encoding": {
-                    "x": x, "y": y, "color": by_series(PALETTE), "shape": by_series(SHAPES),
+                    "x": x, "y": y, "color": colour, "shape": shape,
                     "tooltip": tooltip,
                 },
             },
@@ -111,7 +108,7 @@ def over_time(
                 "data": {"name": "points"},
                 "transform": [{"filter": "datum.versions != ''"}],
                 "mark": {"type": "point", "size": 220, "strokeWidth": 1.5},
-                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
+                "encoding": {"x": x, "y": y, "color": colour},
             },
         ],
     }  # fmt: skip

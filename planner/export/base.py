@@ -224,6 +224,13 @@ class Draft:
             self.gap("cluster.rank_order", rule, remedy, blocking=False, shown=order)
 
 
+def unstated(model: ModelSpec) -> list[str]:
+    """Fields that every network of this kind has but that nothing states for this one."""
+    wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
+    wanted += ["scoring_func", "norm_topk_prob"] * model.is_moe
+    return [field for field in wanted if getattr(model, field) is None]
+
+
 def train_steps(training: TrainingSpec) -> int:
     """Steps for `total_tokens`; DEFAULT_STEPS where the job does not state them."""
     if training.total_tokens is None:

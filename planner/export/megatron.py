@@ -17,13 +17,13 @@ from planner.export.megatron_graphs import environment, graph_settings
 from planner.export.megatron_mixers import pattern
 from planner.export.megatron_model import dispatcher_settings, model_settings
 from planner.export.megatron_read import (
-    DEGREES,
     FP4_RECIPES,
     FP8_RECIPES,
     SHARDING,
     exported_words,
     read_arguments,
 )
+from planner.export.megatron_settings import DEGREES
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec

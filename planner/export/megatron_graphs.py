@@ -15,12 +15,6 @@ from planner.specs.training import CUDA_GRAPHS, CudaGraphs
 from planner.trainers.release import Release
 
 WHOLE_STEP = "full_iteration"
-ARGUMENTS = frozenset(
-    {
-        "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
-        "external_cuda_graph",
-    }
-)  # fmt: skip
 # Room for the rows of experts over a balanced load; judgement. A step that needs more runs again.
 RANK_CAPACITY = 1.5
 

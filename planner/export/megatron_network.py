@@ -6,9 +6,9 @@ Sources: Megatron-LM core 0.14 megatron/training/arguments.py; megatron/core/tra
     (_apply_scaling).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from planner.export.base import Draft, Settings, Value
+from planner.export.base import Draft, Settings, Value, unstated
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 from planner.trainers.megatron_models import YARN_SINCE
@@ -162,41 +162,33 @@ def name_what_is_left_out(draft: Draft) -> None:
     Each is another constant, loss or regulariser; none is another operation.
     """
     model = draft.model
-    wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
-    if model.is_moe:
-        wanted += ["scoring_func", "norm_topk_prob"]
-        wanted += ["router_aux_loss_coef"] * (not model.router_correction_bias)
+    wanted = unstated(model)
+    if model.is_moe and not model.router_correction_bias and model.router_aux_loss_coef is None:
+        wanted.append("router_aux_loss_coef")
     for name in wanted:
-        if getattr(model, name) is None:
-            remedy = f"give {name} as in the model's config.json"
-            rule = "is unknown: Megatron-LM's own default is used"
-            draft.gap(f"model.{name}", rule, remedy, blocking=False)
-    rows: Sequence[tuple[bool, str, str]] = (
-        (
-            model.num_nextn_predict_layers > model.mtp_num_layers,
-            "num_nextn_predict_layers",
-            "is left out: set mtp_num_layers of the model to train and price it",
-        ),
-        (
-            model.attn_temperature_tuning and draft.training.seq_len > TEMPERATURE_FROM,
-            "attn_temperature_tuning",
-            f"is not in Megatron-LM: it begins at position {TEMPERATURE_FROM}",
-        ),
-        (
-            model.dropout > model.residual_dropout,
-            "dropout",
-            "of attention and embedding is left out: none is priced",
-        ),
-        (
-            model.n_group > 1 and model.topk_method == "group_limited_greedy",
-            "topk_method",
-            "is not in Megatron-LM, which ranks groups by the sum of their best experts",
-        ),
-        (bool(model.unread_keys), "unread_keys", "are keys of the config.json that we do not know"),
-    )
-    for broken, name, rule in rows:
-        if broken:
-            value = getattr(model, name)
-            shown = list(value) if isinstance(value, tuple) else value
-            remedy = "check whether you want it"
-            draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
+        rule = "is unknown: Megatron-LM's own default is used"
+        remedy = f"give {name} as in the model's config.json"
+        draft.gap(f"model.{name}", rule, remedy, blocking=False)
+    for name, rule in _left_out(draft):
+        value = getattr(model, name)
+        shown = list(value) if isinstance(value, tuple) else value
+        remedy = "check whether you want it"
+        draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
+
+
+def _left_out(draft: Draft) -> Iterator[tuple[str, str]]:
+    """(field of the model, what becomes of it)."""
+    model = draft.model
+    if model.num_nextn_predict_layers > model.mtp_num_layers:
+        rule = "is left out: set mtp_num_layers of the model to train and price it"
+        yield "num_nextn_predict_layers", rule
+    if model.attn_temperature_tuning and draft.training.seq_len > TEMPERATURE_FROM:
+        rule = f"is not in Megatron-LM: it begins at position {TEMPERATURE_FROM}"
+        yield "attn_temperature_tuning", rule
+    if model.dropout > model.residual_dropout:
+        yield "dropout", "of attention and embedding is left out: none is priced"
+    if model.n_group > 1 and model.topk_method == "group_limited_greedy":
+        rule = "is not in Megatron-LM, which ranks groups by the sum of their best experts"
+        yield "topk_method", rule
+    if model.unread_keys:
+        yield "unread_keys", "are keys of the config.json that we do not know"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags, spelled
+from planner.export.megatron_settings import DEGREES
 from planner.precision import PRECISIONS
 from planner.specs.layout import RECOMPUTE_MODULES
 from planner.trainers.megatron import CP_TYPES
@@ -24,12 +25,6 @@ FP8_RECIPES, FP4_RECIPES = (
     }
     for recipe in ("fp8_recipe", "fp4_recipe")
 )
-# field of a layout -> the argument that sets it, where that is a number with the same default of 1
-DEGREES: Mapping[str, str] = {
-    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size", "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}  # fmt: skip
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000
 # of --hybrid-layer-pattern: ends of a stage, and of the main model

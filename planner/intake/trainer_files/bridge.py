@@ -16,6 +16,7 @@ from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
+from planner.export.megatron_settings import DEGREES, KEYS
 from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
@@ -27,23 +28,15 @@ SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", 
             "checkpoint")  # fmt: skip
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
-# short option of run_recipe.py -> override
-SHORT = {
-    "-gb": "train.global_batch_size", "--global_batch_size": "train.global_batch_size",
-    "-mb": "train.micro_batch_size", "--micro_batch_size": "train.micro_batch_size",
-    "-sl": "dataset.seq_length", "--seq_length": "dataset.seq_length",
-    "-tp": "model.tensor_model_parallel_size",
-    "--tensor_model_parallel_size": "model.tensor_model_parallel_size",
-    "-pp": "model.pipeline_model_parallel_size",
-    "--pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
-    "-cp": "model.context_parallel_size", "--context_parallel_size": "model.context_parallel_size",
+# short option of run_recipe.py and its long one -> override
+_OPTIONS = {
+    "-gb": "train.global_batch_size", "-mb": "train.micro_batch_size", "-sl": "dataset.seq_length",
     "-vp": "model.virtual_pipeline_model_parallel_size",
-    "--virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
-    "-ep": "model.expert_model_parallel_size",
-    "--expert_model_parallel_size": "model.expert_model_parallel_size",
-    "-etp": "model.expert_tensor_parallel_size",
-    "--expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+    **{f"-{degree}": KEYS[name] for degree, name in DEGREES.items()},
 }  # fmt: skip
+SHORT = {
+    name: key for short, key in _OPTIONS.items() for name in (short, f"--{key.partition('.')[2]}")
+}
 # part of a preset's name (MIXED_PRECISION_RECIPES) -> our precision
 _PRESETS = (
     ("fp8_current", "float8-tensorwise"), ("fp8_delayed", "float8-delayed"),

@@ -54,8 +54,8 @@ def fuses_cross_entropy(words: Words) -> bool:
     return "cross_entropy_loss_fusion" in words and list(kinds) == ["te"]
 
 
-def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
-    """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
+def unpriced(words: Words) -> Iterator[str]:
+    """Sentences on what a script asks for and the figures leave out."""
     sparse = list(words.get("experimental_attention_variant", ())) == ["dsa"]
     found = [
         _spelled(name, values)
@@ -64,11 +64,13 @@ def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
         and not (values and set(values) <= USUAL.get(name, set()))
         and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
-    yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
-    plain = sparse and list(words.get("dsa_kernel_backend", ["none"])) == ["none"]
-    yield plain, "sparse attention without --dsa-kernel-backend scores all tokens in fp32, unpriced"
+    if found:
+        yield f"changes time or memory and is not priced: {', '.join(found)}"
+    if sparse and list(words.get("dsa_kernel_backend", ["none"])) == ["none"]:
+        yield "sparse attention without --dsa-kernel-backend scores all tokens in fp32, unpriced"
     other = [one for one in words.get("recompute_modules", ()) if one not in RECOMPUTE_MODULES]
-    yield bool(other), f"recomputing {', '.join(other)} is not priced"
+    if other:
+        yield f"recomputing {', '.join(other)} is not priced"
 
 
 def _spelled(name: str, values: Sequence[str]) -> str:

@@ -572,8 +572,10 @@ def _sum(words: str) -> int | None:
     """The value of integer arithmetic as the shell computes it; None for anything else."""
     if not _SUMS.fullmatch(words) or "**" in words:
         return None
+    # the first of three brackets that end "$(((1 + 1)))" was taken for the end
+    whole = words + ")" * (words.count("(") - words.count(")"))
     try:
-        return _value(ast.parse(re.sub(r"\b0+(?=\d)", "", words).strip(), mode="eval").body)
+        return _value(ast.parse(re.sub(r"\b0+(?=\d)", "", whole).strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return None
 
