@@ -12,7 +12,7 @@ from planner.export.base import Draft, unstated
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 from planner.trainers.titan_models import Flavor
-from planner.trainers.titan_networks import left_out_by_shipped, shipped_facts, softmax_mscale
+from planner.trainers.titan_networks import OWN_WAY, lacks, shipped_facts, softmax_mscale
 
 # Default of transformers and of TorchTitan's classes; written where the model states none.
 UNKNOWN_THETA = 10_000.0
@@ -287,10 +287,11 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
     for name in unstated(model):
         _unknown(draft, name, kind, flavor)
     if flavor is not None:
-        for name, words in left_out_by_shipped(model, flavor.module, line):
+        for name, words in lacks(model, flavor.module, line):
             rule = f"is not in TorchTitan's {flavor.module}, its own form of this model: {words}"
             remedy = "weights trained so are not those of transformers"
-            draft.gap(f"model.{name}", rule, remedy, blocking=False)
+            if name in OWN_WAY.get(flavor.module, ()):
+                draft.gap(f"model.{name}", rule, remedy, blocking=False)
     for name, rule in _left_out(draft, kind, line):
         remedy = "no setting is needed where that is what you want"
         if name == "unread_keys":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
-from planner.trainers.titan_networks import lacks, shipped_lacks
+from planner.trainers.titan_networks import OWN_WAY, lacks
 
 # (hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
 # experts per token, expert width, shared width, first dense layers, n where every n-th layer is
@@ -149,7 +149,8 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
     line: "0.2" or "0.3".
     Its other numbers may differ (`titan_networks.differences`), and in 0.2 the layers of some
     (`SHIPPED_ALONE`); an export then changes them. It does not count where the given model has
-    something that no setting can express (`titan_networks.shipped_lacks`).
+    something that no setting can express (`titan_networks.lacks`), unless TorchTitan's own form of
+    it lacks that too (`OWN_WAY`).
     """
     shape = shape_of(model)
     flavor = FLAVORS.get(shape)
@@ -163,7 +164,9 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
         or model.norm != "rmsnorm"
         or bool(model.unusual)
     )
-    return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
+    own = OWN_WAY.get(flavor.module, frozenset())
+    lost = any(field not in own for field, _ in lacks(model, flavor.module, line))
+    return None if exotic or lost else flavor
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
