@@ -177,7 +177,7 @@ def name_what_is_left_out(draft: Draft) -> None:
 
 
 def _left_out(draft: Draft) -> Iterator[tuple[str, str]]:
-    """(field of the model, what becomes of it)."""
+    """Fields of the model that are left out, each with the reason."""
     model = draft.model
     if model.num_nextn_predict_layers > model.mtp_num_layers:
         rule = "is left out: set mtp_num_layers of the model to train and price it"

@@ -301,7 +301,7 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
 
 
 def _left_out(draft: Draft, kind: str, line: str) -> Iterator[tuple[str, str]]:
-    """(field of the model, what becomes of it)."""
+    """Fields of the model that are left out, each with the reason."""
     model, seq_len = draft.model, draft.training.seq_len
     if model.num_nextn_predict_layers > 0:
         yield "num_nextn_predict_layers", "is left out: multi-token prediction is not priced"

@@ -54,6 +54,7 @@ _BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
 _COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'],\n")
 CHECKPOINT_MODES = {"sync": "disabled", "async": "async", "async-pinned": "async_with_pinned_mem"}
 STEP = T + "steps"
+AC_COMMAND, BUDGET = "activation-checkpoint:", "--activation-checkpoint.memory-budget"
 # Kind of recomputation -> TorchTitan's mode; 0.3 has no setting for every n-th layer.
 AC_MODES = {
     "none": "none", "full": "full", "selective-op": "selective", "selective-layer": "selective",
@@ -317,7 +318,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
     """
     values: dict[str, object] = {name: settings[key] for name, key in SAME_KEYS.items()}
     tp, pp, cp, dp_shard = (
-        _int(settings[SAME_KEYS[name]]) for name in ("tp", "pp", "cp", "dp_shard")
+        as_int(settings[SAME_KEYS[name]]) for name in ("tp", "pp", "cp", "dp_shard")
     )
     components = settings[COMPONENTS]
     values["compile"] = (
@@ -369,19 +370,19 @@ def read_stages(
         split = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
         return {"virtual_stages": max(1, len(parts) // pp), "layers_per_stage": split}
     first, last = (
-        _int(settings[P + f"pipeline_parallel_{end}_stage_less_layers"])
+        as_int(settings[P + f"pipeline_parallel_{end}_stage_less_layers"])
         for end in ("first", "last")
     )
     stages = (
         pp * _default_stages(schedule)
         if uniform is None
-        else -(-(num_layers + first + last) // _int(uniform))
+        else -(-(num_layers + first + last) // as_int(uniform))
     )
     own = None if (first, last) == (1, 1) else even_split(num_layers, stages, first, last)
     return {"virtual_stages": max(1, stages // pp), "layers_per_stage": own}
 
 
-def _int(value: object) -> int:
+def as_int(value: object) -> int:
     assert isinstance(value, int)
     return value
 
@@ -446,6 +447,10 @@ def ac_subcommand(ac: str) -> tuple[str, ...]:
     """
     kind, number = parse_ac(ac)
     mode = "none" if kind == "selective-layer" else AC_MODES.get(kind, "none")
-    words = (f"activation-checkpoint:{mode.replace('_', '-')}",)
-    budget = ("--activation-checkpoint.memory-budget", f"{number:g}")
-    return (*words, *budget) if mode == "memory_budget" else words
+    return mode_words(mode, f"{number:g}")
+
+
+def mode_words(mode: str, budget: object) -> tuple[str, ...]:
+    """The subcommand of 0.3 for one of AC_MODES; budget: of the memory-budget mode."""
+    words = (f"{AC_COMMAND}{mode.replace('_', '-')}",)
+    return (*words, BUDGET, str(budget)) if mode == "memory_budget" else words

@@ -30,6 +30,7 @@ from planner.export.titan_precision import (
     read_precision_03,
 )
 from planner.export.titan_settings import (
+    AC_COMMAND,
     ac_subcommand,
     backends_03,
     layout_settings,
@@ -58,7 +59,10 @@ WRITTEN = tuple(
 PYTHON_CONFIGS = Releases(since="0.3", since_day="2026-03-01")
 """With configurations in Python: pull request 2207 of February 2026 edits config/configs.py."""
 CONFIG_FILE = "train.toml"
-AC_COMMAND = "activation-checkpoint:"
+TABLES = (
+    *("job", "model", "optimizer", "training", "parallelism", "activation_checkpoint", "compile"),
+    "checkpoint",
+)
 LIST_FLAGS = frozenset(
     {"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"}
 )
@@ -142,18 +146,8 @@ def _export_02(draft: Draft) -> Export:
 
 def _by_table(item: tuple[str, Value]) -> str:
     """Order of tables in the file; within a table, the order in which settings were given."""
-    tables = (
-        "job",
-        "model",
-        "optimizer",
-        "training",
-        "parallelism",
-        "activation_checkpoint",
-        "compile",
-        "checkpoint",
-    )
     table = item[0].rpartition(".")[0]
-    return f"{tables.index(table) if table in tables else len(tables)} {table}"
+    return f"{TABLES.index(table) if table in TABLES else len(TABLES)} {table}"
 
 
 def _model_02(draft: Draft) -> Settings:
@@ -165,16 +159,9 @@ def _model_02(draft: Draft) -> Settings:
         name_what_is_left_out(draft, flavor.module, "0.2", flavor)
         changes = _changes(draft, flavor)
         plain = flavor.flex and layout.cp > 1
-        windowed = (
-            model.sliding_layers
-            and draft.training.seq_len > model.sliding_window
-            and layout.cp == 1
-        )
-        shipped = (
-            replace(flavor, flavor=flavor.long_context)
-            if windowed and flavor.long_context
-            else flavor
-        )
+        shipped, long = flavor, draft.training.seq_len > model.sliding_window and layout.cp == 1
+        if model.sliding_layers and long and flavor.long_context:
+            shipped = replace(flavor, flavor=flavor.long_context)
         if not changes and not plain:
             return {"model.name": shipped.module, "model.flavor": shipped.flavor, **assets}
         draft.files[f"{MODEL_MODULE}.py"] = changed_flavor_02(
@@ -194,11 +181,8 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
     """Fields in which the model differs from the one TorchTitan ships; a note names them."""
     changes = differences(draft.model, flavor.module, flavor.flavor)
     if draft.version == "0.2.0":
-        changes = {
-            field: value
-            for field, value in changes.items()
-            if field not in ("n_group", "topk_group")
-        }
+        for field in ("n_group", "topk_group"):
+            changes.pop(field, None)
     if flavor.num_layers is not None:
         changes["num_hidden_layers"] = flavor.num_layers
     if changes:
@@ -264,29 +248,17 @@ def _job_03(draft: Draft) -> tuple[str, str]:
     converters, backends = precision_03(draft), backends_03(draft)
     chunked = draft.training.chunked_loss is not False
     wide_reduce = draft.layout.reduce_dtype != "float32"
+    family, name, custom, config = "", "custom", "", None
     if flavor is not None:
         _check_flavor(draft, flavor, "0.3")
-    changes: dict[str, object] = {}
-    if flavor is not None:
         name_what_is_left_out(draft, flavor.module, "0.3", flavor)
-        changes = _changes(draft, flavor)
-    if (
-        flavor is not None
-        and flavor.config is not None
-        and not converters
-        and not backends
-        and chunked
-        and not wide_reduce
-        and not changes
-    ):
-        return flavor.module, flavor.config
-    family, name, custom = (
-        ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
-    )
-    if flavor is not None and changes:
-        name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
-    if flavor is None and _can_register(draft, "0.3"):
+        family, name, config = flavor.module, flavor.flavor, flavor.config
+        if changes := _changes(draft, flavor):
+            name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
+    elif _can_register(draft, "0.3"):
         family, custom = model_03(draft.model)
+    if config is not None and chunked and not (converters or backends or wide_reduce or custom):
+        return family, config
     if not family:
         lost = ["moe_dispatcher"] * ("moe_comm_backend" in backends)
         for field in lost + ["precision"] * bool(converters):

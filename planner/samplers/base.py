@@ -16,7 +16,7 @@ STARTUP_TRIALS = 8  # trials at random before a sampler follows its model
 def of_optuna(
     kind: str, startup: str = "", **options: object
 ) -> "Callable[[int, int], BaseSampler]":
-    """What makes a sampler of Optuna's from a seed and a number of startup trials.
+    """Maker of one of Optuna's samplers, from a seed and a number of startup trials.
 
     kind: its class.
     startup: its argument for the number of startup trials; "" where it has none.

@@ -24,18 +24,9 @@ FIXED_MAMBA: Mapping[str, object] = {
 }  # fmt: skip
 MAMBA_CHUNK = 128
 # Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
-UNKNOWN_MIXERS = frozenset(
-    {
-        "kimi-delta",
-        "lightning",
-        "attention-mamba2",
-        "attention-shared",
-        "mamba",
-        "short-conv",
-        "msa",
-        *COMPRESSED,
-    }
-)
+UNKNOWN_MIXERS = COMPRESSED | {
+    "kimi-delta", "lightning", "attention-mamba2", "attention-shared", "mamba", "short-conv", "msa",
+}  # fmt: skip
 
 
 def is_hybrid(model: ModelSpec) -> bool:

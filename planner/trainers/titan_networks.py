@@ -59,7 +59,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 
 def lacks(model: ModelSpec, kind: str, line: str) -> Iterator[tuple[str, str]]:
-    """(field, what it is) for all about the network that TorchTitan's class cannot express.
+    """(field, its words) for all about the network that TorchTitan's class cannot express.
 
     kind: the class.
     line: "0.2" or "0.3".
@@ -115,25 +115,21 @@ def _yarn(mscale: float) -> RopeScaling:
     )
 
 
-_LLAMA31 = RopeScaling(
-    rope_type="llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
-)
-_SCOUT = RopeScaling(
-    rope_type="llama3",
-    factor=16.0,
-    low_freq_factor=1.0,
-    high_freq_factor=1.0,
-    original_max_position_embeddings=8192,
-)
+def _llama(factor: float, high: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="llama3",
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=high,
+        original_max_position_embeddings=8192,
+    )
+
+
 _OSS = RopeScaling(
     rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
 )
 Facts = Mapping[str, object]
-_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _LLAMA31, "norm_eps": 1e-5}
+_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _llama(8.0, 4.0), "norm_eps": 1e-5}
 _QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
 _QWEN3_MOE: Facts = {
     **_QWEN3,
@@ -190,7 +186,7 @@ _SHIPPED: Mapping[tuple[str, str], Facts] = MappingProxyType(
             "topk_group": 4,
             "routed_scaling_factor": 2.5,
         },
-        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _SCOUT},
+        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _llama(16.0, 1.0)},
         ("llama4", "17bx128e"): {**_LLAMA4, "rope_scaling": None},
         ("gpt_oss", "20b"): _GPT_OSS,
         ("gpt_oss", "120b"): _GPT_OSS,

@@ -1,4 +1,4 @@
-"""What few models have beside an ordinary transformer, in the words of every trainer's messages."""
+"""Parts that few models have, in the words of every trainer's messages."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ WORDS: Mapping[str, str] = {
 
 
 def uncommon(model: ModelSpec, *fields: str) -> list[tuple[str, str]]:
-    """(field, what it is) for those of these fields in which the model is no ordinary one."""
+    """(field, its words) for every field here in which the model is no ordinary one."""
     usual = ModelSpec.model_fields
     return [(one, WORDS[one]) for one in fields if getattr(model, one) != usual[one].default]
 

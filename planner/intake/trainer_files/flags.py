@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import Fault, SpecError
+from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Field, Script, Span, read_script
+from planner.trainers.titan_defaults import AC
 
 Changes = Mapping[str, Sequence[str] | None]
-AC = "activation_checkpoint"
 # beginnings of torchrun's own flags
 LAUNCHER = ("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank",
             "standalone")  # fmt: skip
-# TorchTitan 0.3 writes this word without dashes; it ends the values of the flag before it
-SUBCOMMAND = "activation-checkpoint:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +86,8 @@ def plain_name(flag: str) -> str:
 def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
     groups: list[list[Field]] = []
     for field in fields:
-        if (field.text.startswith("--") and len(field.text) > 2) or field.text.startswith(
-            SUBCOMMAND
-        ):
+        # TorchTitan 0.3 writes its subcommand without dashes
+        if field.text[2:] and field.text.startswith(("--", AC_COMMAND)):
             groups.append([field])
         elif groups:
             groups[-1].append(field)
@@ -202,7 +200,7 @@ class _Edit:
                 (
                     field.outer[0]
                     for field in self.command.fields
-                    if field.text.startswith(SUBCOMMAND) and field.outer
+                    if field.text.startswith(AC_COMMAND) and field.outer
                 ),
                 None,
             )
@@ -223,7 +221,7 @@ class _Edit:
 
 
 def _is_setting(placed: Placed) -> bool:
-    return not placed.name.startswith((*LAUNCHER, AC))
+    return not placed.name.startswith((*LAUNCHER, AC[:-1]))
 
 
 def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:

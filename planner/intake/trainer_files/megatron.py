@@ -124,9 +124,8 @@ class StatedMegatron:
         if faults:
             raise SpecError(faults)
         layout = read_arguments(self.words, model.num_hidden_layers, num_gpus)
-        micro, ranks = whole(self.words, "micro_batch_size"), _ranks(layout)
-        batch = whole(self.words, "global_batch_size", micro * ranks)
         read = Layout.model_validate(layout)
+        batch = whole(self.words, "global_batch_size", read.micro_batch_size * read.dp_degree)
         release = release_of("megatron", self.asked or self.version)
         refused, foreign = self.flags.judged(release)
         if not self.ran:
@@ -149,14 +148,10 @@ class StatedMegatron:
         }
         if "seq_length" in words:
             training["seq_len"] = whole(words, "seq_length")
-        sharded = (
-            "use_megatron_fsdp" in words or "use_custom_fsdp" in words or "use_torch_fsdp2" in words
-        )
-        overlap = {
-            "dp": "overlap_grad_reduce" in words or sharded,
-            "pp": "no_overlap_p2p_communication" not in words,
-        }
-        changed = {name: False for name, on in overlap.items() if not on}
+        hidden = {"overlap_grad_reduce", "use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2"}
+        changed = {"dp": False} if hidden.isdisjoint(words) else {}
+        if "no_overlap_p2p_communication" in words:
+            changed["pp"] = False
         if "overlap_moe_expert_parallel_comm" in words:
             changed["ep"] = True
         if changed:
@@ -173,12 +168,12 @@ class StatedMegatron:
                 training["muon_tp_mode"] = mode
         elif word(words, "exp_avg_dtype") == "bf16":
             training["optimizer"] = "adamw-bf16-states"
-        if "qk_clip" in words:
-            training["qk_clip"] = True
-        if fuses_cross_entropy(words):
-            training["fused_cross_entropy"] = True
-        if self.expandable:
-            training["expandable_segments"] = True
+        switches = {
+            "qk_clip": "qk_clip" in words,
+            "fused_cross_entropy": fuses_cross_entropy(words),
+            "expandable_segments": self.expandable,
+        }
+        training |= {name: True for name, on in switches.items() if on}
         graphs = read_graphs(words)
         if graphs is not None:
             training["cuda_graphs"] = graphs
@@ -216,13 +211,6 @@ class StatedMegatron:
         if latent and "tp_comm_overlap" in words:
             yield "--tp-comm-overlap is switched off by Megatron-LM for multi-latent attention"
         yield from unpriced(words)
-
-
-def _ranks(layout: Mapping[str, object]) -> int:
-    replicate, shard = layout["dp_replicate"], layout["dp_shard"]
-    assert isinstance(replicate, int)
-    assert isinstance(shard, int)
-    return replicate * shard
 
 
 def find_command(text: str) -> Command:

@@ -16,6 +16,7 @@ from planner.export.titan_settings import (
     ROTATE,
     SAME_KEYS,
     SCHEDULE,
+    as_int,
     read_reshard,
     read_stages,
     schedule_name,
@@ -89,11 +90,11 @@ def _in_tokens(
     _, tokens, whole, passes = BY_TOKENS
     for key in BY_TOKENS.values():
         changes.pop(key, None)
-    seq_len = _number(stated.settings[T + "seq_len"])
-    local = _number(wanted[T + "local_batch_size"])
+    seq_len = as_int(stated.settings[T + "seq_len"])
+    local = as_int(wanted[T + "local_batch_size"])
     goal = {
         tokens: winner.micro_batch_size * seq_len,
-        whole: _number(wanted[T + "global_batch_size"]) * seq_len,
+        whole: as_int(wanted[T + "global_batch_size"]) * seq_len,
     }
     if winner.pp > 1:
         goal[passes] = local // winner.micro_batch_size
@@ -134,7 +135,7 @@ def _means(
     if key == RESHARD:
         return read_reshard(held, winner.pp, winner.dp_shard * winner.cp > 1) == winner.zero_stage
     if key == T + "global_batch_size" and isinstance(held, int) and held < 0:
-        return value == _number(wanted[T + "local_batch_size"]) * winner.dp_degree
+        return value == as_int(wanted[T + "local_batch_size"]) * winner.dp_degree
     if key == SCHEDULE:
         return schedule_name(str(held)) == value
     if key == COMPONENTS:
@@ -147,11 +148,6 @@ def _means(
     return held == value
 
 
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
 def _stages(
     stated: StatedTitan,
     changes: dict[str, Value | None],
@@ -160,7 +156,7 @@ def _stages(
 ) -> None:
     """Sets the split, unless the file's own settings give the same split with the new degrees."""
     now = {**stated.settings, **{key: value for key, value in changes.items() if value is not None}}
-    degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
+    degree, schedule = as_int(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
     means = read_stages(now, degree, schedule, num_layers)
     bare = {key: value for key, value in now.items() if key not in (MODULES, LAYERS)}
     goal = {

@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Value
-from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
+from planner.export.titan_settings import AC_COMMAND, mode_words
+from planner.export.torchtitan import flag_words, read_titan_flags
 from planner.intake.trainer_files.flags import Command, best_command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
@@ -233,7 +234,6 @@ def _with_flags(
 ) -> str:
     held = found.command.words()
     words: dict[str, Sequence[str] | None] = {}
-    subcommand: list[str] = []
     for key, value in changes.items():
         if line == "0.3" and key.startswith(AC):
             continue
@@ -253,19 +253,9 @@ def _with_flags(
         else text
     )
     if line == "0.3" and any(key.startswith(AC) for key in changes):
-        mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace(
-            "_", "-"
-        )
-        budget = changes.get(AC + "memory_budget", found.given.get(AC + "memory_budget"))
-        subcommand = [
-            f"{AC_COMMAND}{mode}",
-            *(
-                ["--activation-checkpoint.memory-budget", f"{budget}"]
-                if mode == "memory-budget"
-                else []
-            ),
-        ]
-        new = _with_subcommand(new, subcommand)
+        now = {**found.given, **{key: value for key, value in changes.items() if value is not None}}
+        mode = str(now.get(AC + "mode", "selective"))
+        new = _with_subcommand(new, mode_words(mode, now.get(AC + "memory_budget")))
     return new
 
 

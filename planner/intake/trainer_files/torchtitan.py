@@ -48,7 +48,7 @@ class StatedTitan:
     registered: dotted settings of the user's own function that `--config` names; None for one of
         TorchTitan's.
     spelling: current name -> name in the text, where they differ.
-    said_version: the release, where the text names it.
+    stated_version: the release, where the text names it.
     skipped: parts of a script that are only known once it runs.
     """
 
@@ -224,7 +224,7 @@ class StatedTitan:
         return training
 
     def _refusals(self, settings: Mapping[str, object]) -> Iterator[Fault]:
-        """What the trainer refuses, in its words."""
+        """Refusals of the trainer, in its words."""
         local, micro = _int(settings, T + "local_batch_size"), _int(settings, MICRO)
         if _int(settings, SAME_KEYS["pp"]) > 1 and local % micro:
             rule = (
@@ -237,7 +237,7 @@ class StatedTitan:
             yield Fault(GRAPHS_OFF, False, rule, "set it to true")
 
     def _notes(self, settings: Mapping[str, object], layout: Mapping[str, object]) -> Iterator[str]:
-        """What is priced differently from the file."""
+        """Sentences on settings that are priced differently from the file."""
         former, old_line = sorted(self.spelling.values()), self.line == "0.2"
         if self.skipped:
             yield f"not read, since only running it tells: {'; '.join(self.skipped)}"
