@@ -146,7 +146,7 @@ def _config(draft: Draft) -> str:
         lines += [
             "fp8_config:",
             "  fp8_backend: AO",
-            f"  fp8_enable_fsdp_float8_all_gather: {_yes(layout.float8_all_gather)}",
+            f"  fp8_enable_fsdp_float8_all_gather: {json.dumps(layout.float8_all_gather)}",
         ]
     if sharded:
         recomputes = parse_ac(layout.ac)[0] not in ("none", "memory-budget")
@@ -154,9 +154,9 @@ def _config(draft: Draft) -> str:
             "fsdp_config:",
             "  fsdp_version: 2",
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-            f"  fsdp_reshard_after_forward: {_yes(layout.zero_stage == 3)}",
-            f"  fsdp_activation_checkpointing: {_yes(recomputes)}",
-            f"  fsdp_offload_params: {_yes(layout.cpu_offload)}",
+            f"  fsdp_reshard_after_forward: {json.dumps(layout.zero_stage == 3)}",
+            f"  fsdp_activation_checkpointing: {json.dumps(recomputes)}",
+            f"  fsdp_offload_params: {json.dumps(layout.cpu_offload)}",
             "  fsdp_cpu_ram_efficient_loading: true",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         ]
@@ -187,10 +187,6 @@ def _mixed_precision(layout: Layout) -> str:
     if layout.param_dtype == layout.master_dtype == "float32":
         return "'no'"
     return _MIXED.get(layout.precision, "bf16")
-
-
-def _yes(value: bool) -> str:
-    return "true" if value else "false"
 
 
 # ---- the module ----------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def export(
     arguments = (
         *("--deepspeed", CONFIG, "--per_device_train_batch_size", str(layout.micro_batch_size)),
         *("--gradient_accumulation_steps", str(passes), "--max_steps", str(train_steps(training))),
-        *("--gradient_checkpointing", _yes(parse_ac(layout.ac)[0] == "full")),
-        *("--torch_compile", _yes(layout.compile)),
+        *("--gradient_checkpointing", json.dumps(parse_ac(layout.ac)[0] == "full")),
+        *("--torch_compile", json.dumps(layout.compile)),
         *("--max_grad_norm", f"{training.max_grad_norm or 0:g}"),
         *((f"--{_sixteen(layout)}", "true") if _sixteen(layout) else ()),
     )
@@ -126,7 +126,3 @@ def _sixteen(layout: Layout) -> str:
     return (
         "" if layout.param_dtype == "float32" else "fp16" if layout.precision == "fp16" else "bf16"
     )
-
-
-def _yes(value: bool) -> str:
-    return "true" if value else "false"

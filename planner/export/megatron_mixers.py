@@ -7,8 +7,8 @@ Source: Megatron-LM core 0.18 megatron/training/arguments.py, models/hybrid/
     hybrid_layer_allocation.py, models/gpt/experimental_attention_variant_module_specs.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 
 from planner.export.base import Draft, Settings
 from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole, word
@@ -51,11 +51,17 @@ _OWN: Mapping[str, Mapping[str, tuple[str, int]]] = {
 }  # fmt: skip
 
 
-def mixer_settings(draft: Draft, release: Release, list_of: Callable[[list[int]], str]) -> Settings:
-    """Settings of gated DeltaNet and of Mamba-2, and where their layers are.
+def list_of(flags: list[int]) -> str:
+    """One flag per layer as the list expression that Megatron evaluates.
 
-    list_of: one flag a layer as the expression that Megatron evaluates.
+    [0, 0, 1] becomes "([0]*2+[1]*1)".
     """
+    runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
+    return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
+
+
+def mixer_settings(draft: Draft, release: Release) -> Settings:
+    """Settings of gated DeltaNet and of Mamba-2, and where their layers are."""
     model = draft.model
     settings: Settings = {
         "attention_output_gate": model.attention_output_gate,

@@ -5,10 +5,9 @@ Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
 """
 
 from collections.abc import Mapping
-from itertools import groupby
 
 from planner.export.base import Draft, Settings
-from planner.export.megatron_mixers import mixer_settings
+from planner.export.megatron_mixers import list_of, mixer_settings
 from planner.export.megatron_network import (
     activation_settings,
     name_what_is_left_out,
@@ -60,7 +59,7 @@ def model_settings(draft: Draft, release: Release) -> Settings:
         # with MLA it norms the latent q and kv
         "qk_layernorm": model.qk_norm == "head" or model.uses_mla,
         **(_mla(model) if model.uses_mla else _attention(draft, release)),
-        **mixer_settings(draft, release, _pattern),
+        **mixer_settings(draft, release),
         **({**_experts(model), **router_settings(draft)} if model.is_moe else {}),
         "moe_grouped_gemm": model.is_moe and grouped,  # it refuses any other dtype
     }
@@ -95,7 +94,7 @@ def _window(draft: Draft, release: Release) -> Settings:
     if all(mask) and release.since(SOME_WINDOWS):
         return size
     if release.since(SOME_WINDOWS) and not model.attn_temperature_tuning:
-        return {**size, "window_attn_skip_freq": _pattern([int(one) for one in mask])}
+        return {**size, "window_attn_skip_freq": list_of([int(one) for one in mask])}
     rule = (
         "is of chunks (Llama 4), which Megatron-LM has no argument for"
         if model.attn_temperature_tuning
@@ -149,17 +148,8 @@ def _experts(model: ModelSpec) -> Settings:
         "moe_shared_expert_intermediate_size": shared and model.shared_expert_intermediate_size,
         "moe_shared_expert_gate": shared and model.shared_expert_gate,
         "moe_latent_size": model.moe_latent_size or False,
-        "moe_layer_freq": not all(places) and not is_hybrid(model) and _pattern(places),
+        "moe_layer_freq": not all(places) and not is_hybrid(model) and list_of(places),
     }
-
-
-def _pattern(flags: list[int]) -> str:
-    """One flag per layer as the list expression that Megatron evaluates.
-
-    [0, 0, 1] becomes "([0]*2+[1]*1)".
-    """
-    runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
-    return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
 
 
 def _check(draft: Draft, release: Release) -> None:

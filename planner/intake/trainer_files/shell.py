@@ -126,10 +126,9 @@ class Script:
         return None if found is None else " ".join(part.text for part in found)
 
 
-def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """Reads a script.
+def read_script(text: str) -> Script:
+    """Reads a script; #SBATCH lines set Slurm's own variables.
 
-    environment: variables that are set before it starts. #SBATCH lines set Slurm's own variables.
     Raises SpecError where the text is too long or too deeply nested for a launch script.
     """
     if len(text) > MAX_SCRIPT:
@@ -139,7 +138,7 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
     gpus = re.search(r"(\d+)$", per_node) if per_node else None
-    known = {**(environment or {})}
+    known: dict[str, str] = {}
     if nodes and nodes.isdigit():
         known |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
     if gpus:
