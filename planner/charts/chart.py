@@ -48,6 +48,12 @@ def spec_of(title: str, subtitle: str, body: Mapping[str, Any], *, height: objec
     }
 
 
+def layer(data: str, mark: Spec, encoding: Spec, *, only: str = "") -> Spec:
+    """A layer of one data set; only: Vega's expression for the rows that it draws."""
+    chosen = {"transform": [{"filter": only}]} if only else {}
+    return {"data": {"name": data}, **chosen, "mark": mark, "encoding": encoding}
+
+
 def by_name(field: str, names: Sequence[str], values: Sequence[str], **more: object) -> Spec:
     """An encoding of a field by a colour or shape for each name; over again where they run out."""
     chosen = [values[place % len(values)] for place in range(len(names))]
