@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from planner.errors import Fault, SpecError
 from planner.export.commands import EXPANDABLE, Launch
@@ -89,13 +89,7 @@ class Export:
             "files": dict(self.files),
             "notes": [*self.notes, *(str(gap) for gap in self.gaps if not gap.blocking)],
             "blockers": [
-                {
-                    "field": fault.field,
-                    "value": _plain(fault.value),
-                    "rule": fault.rule,
-                    "remedy": fault.remedy,
-                }
-                for fault in self.blockers
+                {**asdict(fault), "value": _plain(fault.value)} for fault in self.blockers
             ],
         }
 

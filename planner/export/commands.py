@@ -152,8 +152,13 @@ def read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
     return {group[0]: group[1:] for group in flag_groups(arguments)}
 
 
+def plain_name(flag: str) -> str:
+    """--tensor-model-parallel-size -> tensor_model_parallel_size."""
+    return flag.lstrip("-").partition("=")[0].replace("-", "_")
+
+
 def spelled(name: str) -> str:
-    """tensor_model_parallel_size -> --tensor-model-parallel-size."""
+    """tensor_model_parallel_size -> --tensor-model-parallel-size; inverse of `plain_name`."""
     return f"--{name.replace('_', '-')}"
 
 

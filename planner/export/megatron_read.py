@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
-from planner.export.commands import read_flags, spelled
+from planner.export.commands import plain_name, read_flags, spelled
 from planner.export.megatron_settings import DEGREES
 from planner.precision import PRECISIONS
 from planner.specs.layout import RECOMPUTE_MODULES
@@ -33,7 +33,7 @@ NEXT_STAGE, MORE = "|", "/"
 
 def plain_names(flags: Words) -> dict[str, Sequence[str]]:
     """The flags without dashes: --tensor-model-parallel-size becomes tensor_model_parallel_size."""
-    return {flag.lstrip("-").replace("-", "_"): words for flag, words in flags.items()}
+    return {plain_name(flag): words for flag, words in flags.items()}
 
 
 def exported_words(exported: Export) -> dict[str, Sequence[str]]:

@@ -65,12 +65,9 @@ def model_args_02(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTH
 
 def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
     if kind == "llama3":  # its class always scales; a factor of 1 changes nothing
-        return [
-            (
-                "rope_scaling_args",
-                _llama3_02(scaling) if scaling and scaling.rope_type == "llama3" else _unscaled(),
-            )
-        ]
+        if scaling is None or scaling.rope_type != "llama3":
+            return [("rope_scaling_args", Source("RoPEScalingArgs(scaling_factor=1.0)"))]
+        return [("rope_scaling_args", _llama3_02(scaling))]
     if kind == "llama4":
         return [("rope_scaling_args", _llama3_02(scaling) if scaling else None)]
     if kind == "deepseek_v3":
@@ -95,10 +92,6 @@ def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
 
 def _whole(value: float) -> float | int:
     return int(value) if value == int(value) else value
-
-
-def _unscaled() -> Source:
-    return Source("RoPEScalingArgs(scaling_factor=1.0)")
 
 
 def _llama3_02(scaling: RopeScaling) -> Source:

@@ -51,12 +51,9 @@ class StatedBridge(StatedMegatron):
     recipe: the recipe that they override, "" where the text names none.
     """
 
+    trainer: str = NAME
     recipe: str = ""
     needed: tuple[str, ...] = ()
-
-    @property
-    def trainer(self) -> str:
-        return NAME
 
     @property
     def model(self) -> StatedModel:

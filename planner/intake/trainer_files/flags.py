@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import Fault, SpecError
+from planner.export.commands import plain_name
 from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Field, Script, Span, read_script
 from planner.trainers.titan_defaults import AC
@@ -76,11 +77,6 @@ def best_command(text: str, rating: Callable[[Command], int], trainer: str, reme
     if best[2] is None or best[0] == 0:
         raise SpecError(Fault("current", None, f"holds no command that starts {trainer}", remedy))
     return best[2]
-
-
-def plain_name(flag: str) -> str:
-    """--tensor-model-parallel-size -> tensor_model_parallel_size."""
-    return flag.lstrip("-").partition("=")[0].replace("-", "_")
 
 
 def _placed(fields: Sequence[Field]) -> Iterator[Placed]:

@@ -11,14 +11,14 @@ from typing import get_args
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
-from planner.export.commands import spelled
+from planner.export.commands import plain_name, spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import with_layers
 from planner.export.megatron_read import exported_words, read_arguments, whole, word
 from planner.export.megatron_settings import GRAPH_ARGUMENTS, GROUPS
 from planner.intake.trainer_files.canonical import canonical
-from planner.intake.trainer_files.flags import Command, best_command, edit_flags, plain_name
+from planner.intake.trainer_files.flags import Command, best_command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions, muon_faults
 from planner.intake.trainer_files.megatron_log import dumped, words_of
@@ -71,6 +71,7 @@ class StatedMegatron:
     """
 
     words: Words
+    trainer: str = "megatron"
     flags: GivenFlags = field(default_factory=lambda: GivenFlags(program="", given={}))
     asked: str | None = None
     machine: Machine = field(default_factory=Machine)
@@ -78,10 +79,6 @@ class StatedMegatron:
     ran: bool = False
     skipped: tuple[str, ...] = ()
     needed: tuple[str, ...] = NEEDED[3:]
-
-    @property
-    def trainer(self) -> str:
-        return "megatron"
 
     @property
     def version(self) -> str | None:

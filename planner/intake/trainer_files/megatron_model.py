@@ -70,16 +70,16 @@ def model_keys(words: Words) -> dict[str, object]:
         keys["sliding_window"] = int(window.partition(",")[0].strip("( "))
         kinds = {True: "sliding_attention", False: "full_attention"}
         keys["layer_types"] = [
-            kinds[one] for one in _placed(words, "window_attn_skip_freq", layers)
+            kinds[one] for one in _placed(words, "window_attn_skip_freq", layers, skips=True)
         ]
     keys |= _experts(words, layers) if "num_experts" in words else {}
     variant = "experimental_attention_variant" in words
-    linear = _placed(words, "linear_attention_freq", layers) if variant else []
+    linear = _placed(words, "linear_attention_freq", layers, skips=True) if variant else []
     return {**keys, **mixer_keys(words, linear)}
 
 
 def _experts(words: Words, layers: int) -> dict[str, object]:
-    places = _moe_places(word(words, "moe_layer_freq") or "1", layers)
+    places = _placed(words, "moe_layer_freq", layers, skips=False)
     dense_width = whole(words, "ffn_hidden_size", 4 * whole(words, "hidden_size"))
     width = whole(words, "moe_ffn_hidden_size", dense_width)
     keys: dict[str, object] = {
@@ -121,17 +121,19 @@ def _regular(places: Sequence[bool], dense: list[int]) -> dict[str, object]:
 _PATTERN = re.compile(r"[\[\]\d\s,*+()]+")
 
 
-def _moe_places(text: str, layers: int) -> list[bool]:
-    """Which layers are MoE: every n-th, or a list such as ([0]*3+[1]*58), as Megatron evaluates it.
+def _placed(words: Words, name: str, layers: int, *, skips: bool) -> list[bool]:
+    """The layers that an argument chooses: all, every n-th, or a list.
 
+    A list such as ([0]*3+[1]*58) is evaluated as Megatron does.
+    skips: whether all but every n-th are chosen.
     Raises SpecError for any other text.
     """
+    text = word(words, name)
+    if not text:
+        return [True] * layers
     if text.isdigit() and int(text) > 0:
-        return [place % int(text) == 0 for place in range(layers)]
-    return _flags_of(text, layers, "--moe-layer-freq")
-
-
-def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
+        first = 1 if skips else 0
+        return [(place % int(text) == 0) != skips for place in range(first, layers + first)]
     try:
         flags = (
             _list(ast.parse(text, mode="eval").body, layers) if _PATTERN.fullmatch(text) else None
@@ -140,18 +142,8 @@ def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
         flags = None
     if flags is None or len(flags) != layers:
         remedy = "write for example ([0]*3+[1]*58)"
-        raise SpecError(Fault(flag, text, f"is no pattern of {layers} layers", remedy))
+        raise SpecError(Fault(spelled(name), text, f"is no pattern of {layers} layers", remedy))
     return [bool(flag) for flag in flags]
-
-
-def _placed(words: Words, name: str, layers: int) -> list[bool]:
-    """The layers that an argument chooses: all, all but every n-th, or a list."""
-    text = word(words, name)
-    if text is None:
-        return [True] * layers
-    if text.isdigit() and int(text) > 0:
-        return [place % int(text) != 0 for place in range(1, layers + 1)]
-    return _flags_of(text, layers, spelled(name))
 
 
 def _list(node: ast.expr, most: int) -> list[int]:

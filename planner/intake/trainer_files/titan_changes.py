@@ -63,11 +63,8 @@ def titan_changes(
     changes, notes = _modules(stated, winner, wanted, exported)
     now = replace(stated, given={**stated.given, **changes}).settings
     for key, value in wanted.items():
-        if (
-            _is_layout(key)
-            and not _inert(key, winner)
-            and not _means(key, now, value, winner, wanted)
-        ):
+        of_layout = (key.startswith(P) and key not in STAGES) or key in _OTHERS
+        if of_layout and not (_inert(key, winner) or _means(key, now, value, winner, wanted)):
             changes[key] = value
     if winner.pp > 1:
         _stages(stated, changes, wanted, exported.num_layers)
@@ -104,10 +101,6 @@ def _in_tokens(
 def _value(value: object) -> Value:
     assert isinstance(value, bool | int | float | str | list), "an export writes nothing else"
     return value
-
-
-def _is_layout(key: str) -> bool:
-    return (key.startswith(P) and key not in STAGES) or key in _OTHERS
 
 
 def _inert(key: str, winner: Layout) -> bool:

@@ -52,13 +52,7 @@ def read_module(source: str) -> StatedModel:
 
 
 def _called(call: ast.Call) -> str:
-    return (
-        call.func.attr
-        if isinstance(call.func, ast.Attribute)
-        else call.func.id
-        if isinstance(call.func, ast.Name)
-        else ""
-    )
+    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def _literals(call: ast.Call) -> dict[str, object]:

@@ -53,6 +53,7 @@ class StatedTitan:
     """
 
     line: str
+    trainer: str = "torchtitan"
     given: Mapping[str, object]
     machine: Machine = field(default_factory=Machine)
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -60,10 +61,6 @@ class StatedTitan:
     spelling: Mapping[str, str] = field(default_factory=dict)
     stated_version: str | None = None
     skipped: tuple[str, ...] = ()
-
-    @property
-    def trainer(self) -> str:
-        return "torchtitan"
 
     @property
     def version(self) -> str | None:
