@@ -54,14 +54,13 @@ def export(
         )
     draft.check_common()
     _check(draft)
-    split = layout.tp * layout.cp > 1
     draft.files[CONFIG] = _config(draft)
     draft.notes.append(
         f"With a script of your own that uses Accelerate: accelerate launch --config_file {CONFIG} "
-        f"YOUR_SCRIPT.py, with Accelerator(gradient_accumulation_steps={_passes(draft)}) and "
+        f"YOUR_SCRIPT.py, with Accelerator(gradient_accumulation_steps={draft.passes}) and "
         f"{counted(layout.micro_batch_size, 'sequence')} a batch."
     )
-    if split:
+    if layout.tp * layout.cp > 1:
         command: tuple[str, ...] = (
             "accelerate", "launch", "--config_file", CONFIG, "YOUR_SCRIPT.py")  # fmt: skip
         draft.notes.append("tp and cp are Accelerate's: your script calls Accelerator.prepare.")
@@ -77,11 +76,6 @@ def export(
             f"{format_bytes(whole * launch.processes_per_node)} a node; {CONFIG} loads it once."
         )
     return draft.finished("accelerate", command)
-
-
-def _passes(draft: Draft) -> int:
-    """Microbatches of a step on a data-parallel rank."""
-    return max(1, draft.layout.num_microbatches(draft.training.global_batch_size))
 
 
 def _check(draft: Draft) -> None:
@@ -130,12 +124,15 @@ def _config(draft: Draft) -> str:
     layout, cluster = draft.layout, draft.cluster
     sharded = layout.dp_shard * layout.cp > 1
     nodes = -(-layout.num_gpus // cluster.gpus_per_node)
+    kind = "FSDP" if sharded else "MULTI_GPU" if layout.num_gpus > 1 else "'NO'"
+    whole = layout.param_dtype == layout.master_dtype == "float32"
+    mixed = "'no'" if whole else _MIXED.get(layout.precision, "bf16")
     lines = [
         f"# {draft.name}: {layout.short()}; Accelerate {draft.version}",
         "# written by planner-cli export",
         "compute_environment: LOCAL_MACHINE",
-        f"distributed_type: {_distributed_type(layout)}",
-        f"mixed_precision: {_mixed_precision(layout)}",
+        f"distributed_type: {kind}",
+        f"mixed_precision: {mixed}",
         f"num_machines: {nodes}",
         f"num_processes: {layout.num_gpus}",
         "machine_rank: 0",
@@ -175,18 +172,6 @@ def _config(draft: Draft) -> str:
             "  dynamo_use_regional_compilation: true",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _distributed_type(layout: Layout) -> str:
-    if layout.dp_shard * layout.cp > 1:
-        return "FSDP"
-    return "MULTI_GPU" if layout.num_gpus > 1 else "'NO'"
-
-
-def _mixed_precision(layout: Layout) -> str:
-    if layout.param_dtype == layout.master_dtype == "float32":
-        return "'no'"
-    return _MIXED.get(layout.precision, "bf16")
 
 
 # ---- the module ----------------------------------------------------------------------------------
@@ -312,17 +297,14 @@ def _module(draft: Draft) -> str:
         model=json.dumps(_hugging_face(draft.model.name)),
         seq_len=training.seq_len,
         micro=layout.micro_batch_size,
-        passes=_passes(draft),
+        passes=draft.passes,
         steps=train_steps(training),
     )
     norm = training.max_grad_norm
-    mixed = layout.param_dtype != layout.master_dtype
-    casts = mixed and not sharded
     forward = "loss = model(input_ids=tokens, labels=tokens).loss"
-    if casts:
-        forward = f"with torch.autocast(DEVICE, torch.{layout.param_dtype}):\n" + (
-            f"                {forward}"
-        )
+    if layout.param_dtype != layout.master_dtype and not sharded:  # FSDP casts by itself
+        casts = f"with torch.autocast(DEVICE, torch.{layout.param_dtype}):"
+        forward = f"{casts}\n                {forward}"
     clip = f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm:g})\n" if norm else ""
     loop = _LOOP.format(
         optimizer=(

@@ -119,6 +119,11 @@ class Draft:
         return safe_name(self.model.name)
 
     @property
+    def passes(self) -> int:
+        """Microbatches of a step on a data-parallel rank."""
+        return max(1, self.layout.num_microbatches(self.training.global_batch_size))
+
+    @property
     def allocator(self) -> Mapping[str, str]:
         """Variables of torch's allocator that the job asks for."""
         return EXPANDABLE if self.training.expandable_segments else {}

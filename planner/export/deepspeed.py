@@ -39,16 +39,18 @@ def export(
         )
     draft.check_common()
     _check(draft)
-    passes = max(1, layout.num_microbatches(training.global_batch_size))
-    draft.files[CONFIG] = json.dumps(_config(draft, passes), indent=2) + "\n"
-    arguments = (
-        *("--deepspeed", CONFIG, "--per_device_train_batch_size", str(layout.micro_batch_size)),
-        *("--gradient_accumulation_steps", str(passes), "--max_steps", str(train_steps(training))),
-        *("--gradient_checkpointing", json.dumps(parse_ac(layout.ac)[0] == "full")),
-        *("--torch_compile", json.dumps(layout.compile)),
-        *("--max_grad_norm", f"{training.max_grad_norm or 0:g}"),
-        *((f"--{_sixteen(layout)}", "true") if _sixteen(layout) else ()),
-    )
+    draft.files[CONFIG] = json.dumps(_config(draft), indent=2) + "\n"
+    settings = {
+        "deepspeed": CONFIG,
+        "per_device_train_batch_size": str(layout.micro_batch_size),
+        "gradient_accumulation_steps": str(draft.passes),
+        "max_steps": str(train_steps(training)),
+        "gradient_checkpointing": json.dumps(parse_ac(layout.ac)[0] == "full"),
+        "torch_compile": json.dumps(layout.compile),
+        "max_grad_norm": f"{training.max_grad_norm or 0:g}",
+        **({_sixteen(layout): "true"} if _sixteen(layout) else {}),
+    }
+    arguments = tuple(word for name, value in settings.items() for word in (f"--{name}", value))
     launch = draft.launch((SCRIPT,), arguments)
     draft.files.update(launch.files())
     draft.notes.append(
@@ -94,7 +96,7 @@ def _check(draft: Draft) -> None:
         draft.gap("training.chunked_loss", rule, "put it in", blocking=False)
 
 
-def _config(draft: Draft, passes: int) -> dict[str, object]:
+def _config(draft: Draft) -> dict[str, object]:
     layout, training = draft.layout, draft.training
     stage = layout.zero_stage if layout.dp_shard > 1 else 0
     zero: dict[str, object] = {"stage": stage}
@@ -111,7 +113,7 @@ def _config(draft: Draft, passes: int) -> dict[str, object]:
     return {
         "train_batch_size": training.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": passes,
+        "gradient_accumulation_steps": draft.passes,
         "gradient_clipping": training.max_grad_norm or 0.0,
         **({sixteen: {"enabled": True, **own}} if sixteen else {}),
         "communication_data_type": _WORDS[layout.reduce_dtype],

@@ -29,13 +29,12 @@ from planner.export.titan_precision import (
     read_precision_02,
     read_precision_03,
 )
+from planner.export.titan_read import read_dispatcher_03, read_settings
 from planner.export.titan_settings import (
     AC_COMMAND,
     ac_subcommand,
     backends_03,
     layout_settings,
-    read_dispatcher_03,
-    read_settings,
     training_settings,
 )
 from planner.specs.cluster import ClusterSpec

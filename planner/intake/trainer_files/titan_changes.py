@@ -7,6 +7,7 @@ from dataclasses import replace
 from planner.export.base import Export, Value
 from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE, REPLACES_FLEX
 from planner.export.titan_precision import FLOAT8, MX
+from planner.export.titan_read import as_int, read_reshard, read_stages, schedule_name
 from planner.export.titan_settings import (
     COMPONENTS,
     IN_BACKWARD,
@@ -16,10 +17,6 @@ from planner.export.titan_settings import (
     ROTATE,
     SAME_KEYS,
     SCHEDULE,
-    as_int,
-    read_reshard,
-    read_stages,
-    schedule_name,
 )
 from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan

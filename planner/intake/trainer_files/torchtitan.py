@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
-from planner.export.titan_settings import (
-    CHECKPOINT_MODES,
-    GRAPHS_OFF,
-    LAYERS,
-    MICRO,
-    SAME_KEYS,
-    read_dispatcher_03,
-    read_settings,
-)
+from planner.export.titan_read import read_dispatcher_03, read_settings
+from planner.export.titan_settings import CHECKPOINT_MODES, GRAPHS_OFF, LAYERS, MICRO, SAME_KEYS
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
