@@ -4,9 +4,9 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_869,
-    "code lines": 71_999,
-    "files over 400 lines": 28,
+    "lines": 100_782,
+    "code lines": 71_917,
+    "files over 400 lines": 26,
     "classes over 250 lines": 10,
     "p95 of function lines": 33,
     "longest function": 147,
