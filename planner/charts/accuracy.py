@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, by_name, layer, spec_of
 from planner.units import counted
 
 BAND = 0.10
@@ -48,50 +48,30 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
     x = {"type": "quantitative", "scale": log, "axis": axis, "title": "measured seconds of a step"}
     y = {"type": "quantitative", "scale": log, "axis": axis, "title": "predicted seconds"}
 
-    def by_trainer(values: Sequence[str]) -> Spec:
-        chosen = [values[place % len(values)] for place in range(len(trainers))]
-        scale = {"domain": trainers, "range": chosen}
-        return {"field": "trainer", "type": "nominal", "scale": scale, "title": None}
-
+    measured = {"field": "measured_seconds", **x}
+    colour = by_name("trainer", trainers, PALETTE)
+    tooltip = [
+        {"field": "id"}, {"field": "model"}, {"field": "gpu", "title": "GPU"},
+        {"field": "trainer"}, {"field": "layout"},
+        {"field": "measured_seconds", "title": "measured, s", "format": ".4g"},
+        {"field": "predicted_seconds", "title": "predicted, s", "format": ".4g"},
+        {"field": "error", "format": "+.1%"},
+    ]  # fmt: skip
     body = {
         "datasets": {"runs": rows, "band": band},
         "layer": [
-            {
-                "data": {"name": "band"},
-                "mark": {"type": "area", "opacity": 0.18, "color": GREY},
-                "encoding": {"x": {"field": "at", **x}, "y": {"field": "below", **y},
-                             "y2": {"field": "above"}},
-            },
-            {
-                "data": {"name": "band"},
-                "mark": {"type": "line", "color": GREY, "strokeWidth": 1},
-                "encoding": {"x": {"field": "at", **x}, "y": {"field": "at", **y}},
-            },
-            {
-                "data": {"name": "runs"},
-                "transform": [{"filter": "datum.low_seconds != null"}],
-                "mark": {"type": "rule", "opacity": 0.3},
-                "encoding": {"x": {"field": "measured_seconds", **x},
-                             "y": {"field": "low_seconds", **y}, "y2": {"field": "high_seconds"},
-                             "color": by_trainer(PALETTE)},
-            },
-            {
-                "data": {"name": "runs"},
-                "mark": {"type": "point", "filled": True, "opacity": 0.75, "size": 34},
-                "encoding": {
-                    "x": {"field": "measured_seconds", **x},
-                    "y": {"field": "predicted_seconds", **y},
-                    "color": by_trainer(PALETTE),
-                    "shape": by_trainer(SHAPES),
-                    "tooltip": [
-                        {"field": "id"}, {"field": "model"}, {"field": "gpu", "title": "GPU"},
-                        {"field": "trainer"}, {"field": "layout"},
-                        {"field": "measured_seconds", "title": "measured, s", "format": ".4g"},
-                        {"field": "predicted_seconds", "title": "predicted, s", "format": ".4g"},
-                        {"field": "error", "format": "+.1%"},
-                    ],
-                },
-            },
+            layer("band", {"type": "area", "opacity": 0.18, "color": GREY},
+                  {"x": {"field": "at", **x}, "y": {"field": "below", **y},
+                   "y2": {"field": "above"}}),
+            layer("band", {"type": "line", "color": GREY, "strokeWidth": 1},
+                  {"x": {"field": "at", **x}, "y": {"field": "at", **y}}),
+            layer("runs", {"type": "rule", "opacity": 0.3},
+                  {"x": measured, "y": {"field": "low_seconds", **y},
+                   "y2": {"field": "high_seconds"}, "color": colour},
+                  only="datum.low_seconds != null"),
+            layer("runs", {"type": "point", "filled": True, "opacity": 0.75, "size": 34},
+                  {"x": measured, "y": {"field": "predicted_seconds", **y}, "color": colour,
+                   "shape": by_name("trainer", trainers, SHAPES), "tooltip": tooltip}),
         ],
     }  # fmt: skip
     return spec_of(title, subtitle, body)

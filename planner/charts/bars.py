@@ -15,6 +15,8 @@ from planner.charts.chart import (
     VERMILION,
     YELLOW,
     Spec,
+    by_name,
+    present,
     spec_of,
 )
 from planner.units import GIB, format_bytes
@@ -80,8 +82,7 @@ def time(bars: Sequence[Bar], *, title: str) -> Spec:
 def _bars(
     rows: list[dict[str, Any]], field: str, title: str, colours: Mapping[str, str], shown: str
 ) -> Spec:
-    present = [name for name in colours if any(row["part"] == name for row in rows)]
-    scale = {"domain": present, "range": [colours[name] for name in present]}
+    drawn = present(colours, (row["part"] for row in rows))
     y = {"field": "number", "type": "nominal", "sort": None, "title": None}
     mark = {
         "mark": {"type": "bar"},
@@ -89,7 +90,7 @@ def _bars(
         "encoding": {
             "y": y,
             "x": {"field": field, "type": "quantitative", "title": title, "stack": "zero"},
-            "color": {"field": "part", "type": "nominal", "scale": scale, "title": None},
+            "color": by_name("part", [*drawn], [*drawn.values()]),
             "order": {"field": "order"},
             "tooltip": [
                 {"field": "number", "title": "number"},

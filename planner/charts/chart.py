@@ -3,7 +3,7 @@
 Source: https://vega.github.io/vega-lite/docs/
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -46,6 +46,25 @@ def spec_of(title: str, subtitle: str, body: Mapping[str, Any], *, height: objec
         "config": CONFIG,
         **body,
     }
+
+
+def layer(data: str, mark: Spec, encoding: Spec, *, only: str = "") -> Spec:
+    """A layer of one data set; only: Vega's expression for the rows that it draws."""
+    chosen = {"transform": [{"filter": only}]} if only else {}
+    return {"data": {"name": data}, **chosen, "mark": mark, "encoding": encoding}
+
+
+def by_name(field: str, names: Sequence[str], values: Sequence[str], **more: object) -> Spec:
+    """An encoding of a field by a colour or shape for each name; over again where they run out."""
+    chosen = [values[place % len(values)] for place in range(len(names))]
+    scale = {"domain": list(names), "range": chosen}
+    return {"field": field, "type": "nominal", "scale": scale, **(more or {"title": None})}
+
+
+def present(colours: Mapping[str, str], found: Iterable[str]) -> dict[str, str]:
+    """The names among those found, in the order of their colours."""
+    known = set(found)
+    return {name: colour for name, colour in colours.items() if name in known}
 
 
 @dataclass(frozen=True, slots=True)

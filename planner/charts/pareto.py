@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, spec_of
+from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, by_name, layer, spec_of
 from planner.units import GIB, counted, format_bytes
 
 Axis = Callable[[str], Spec]
@@ -116,12 +116,12 @@ def pareto(
             _interval({"x": x("low_gib"), "x2": {"field": "high_gib"}}, "datum.low_gib != null"),
             _marks("points", y("tokens_per_second_per_gpu"), series),
             _marks("measured", y("measured_tokens_per_second_per_gpu"), series),
-            {
-                "data": {"name": "points"},
-                "transform": [{"filter": "datum.rank != null"}],
-                "mark": {"type": "text", "dx": 10, "dy": -8, "fontSize": 11},
-                "encoding": {"text": {"field": "rank", "type": "quantitative"}},
-            },
+            layer(
+                "points",
+                {"type": "text", "dx": 10, "dy": -8, "fontSize": 11},
+                {"text": {"field": "rank", "type": "quantitative"}},
+                only="datum.rank != null",
+            ),
         ],
     }
     return spec_of(title, subtitle, body)
@@ -163,49 +163,34 @@ def _axes(points: Sequence[Point], usable_bytes: float | None) -> tuple[Axis, Ax
 def _limit() -> list[Spec]:
     text = {"type": "text", "align": "right", "baseline": "top", "dx": -5, "fontSize": 11}
     at_top = {"y": {"value": 0}, "text": {"field": "text"}}
-    return [
-        {
-            "data": {"name": "limit"},
-            "mark": {"type": "rule", "color": VERMILION, "strokeDash": [2, 2]},
-            "encoding": {"y": None},
-        },
-        {"data": {"name": "limit"}, "mark": text, "encoding": at_top},
-    ]
+    rule = {"type": "rule", "color": VERMILION, "strokeDash": [2, 2]}
+    return [layer("limit", rule, {"y": None}), layer("limit", text, at_top)]
 
 
 def _interval(encoding: Spec, drawn: str) -> Spec:
-    return {
-        "data": {"name": "points"},
-        "transform": [{"filter": f"datum.rank != null && {drawn}"}],
-        "mark": {"type": "rule", "opacity": 0.5, "strokeWidth": 1, "clip": True},
-        "encoding": {**encoding, "color": {"field": "series", "type": "nominal"}},
-    }
+    mark = {"type": "rule", "opacity": 0.5, "strokeWidth": 1, "clip": True}
+    series = {"field": "series", "type": "nominal"}
+    return layer(
+        "points", mark, {**encoding, "color": series}, only=f"datum.rank != null && {drawn}"
+    )
 
 
 def _marks(data: str, encoding: Spec, series: Sequence[str]) -> Spec:
-    def told_by(values: dict[str, str]) -> Spec:
-        scale = {"domain": list(series), "range": [values[name] for name in series]}
-        return {"field": "series", "type": "nominal", "scale": scale, "title": None}
-
     ranked = {"test": "datum.rank != null", "value": 90}
-    return {
-        "data": {"name": data},
-        "mark": {"type": "point", "filled": True, "opacity": 0.9},
-        "encoding": {
-            "y": encoding,
-            "color": told_by(COLOURS),
-            "shape": told_by(SHAPES),
-            "size": {"condition": ranked, "value": 36},
-            "tooltip": [
-                {"field": "rank", "title": "number"},
-                {"field": "layout"},
-                {"field": "num_gpus", "title": "GPUs", "format": ","},
-                {"field": "tokens_per_second_per_gpu", "title": "tokens/s/GPU", "format": ",.0f"},
-                {"field": "low", "title": "at least, 90%", "format": ",.0f"},
-                {"field": "high", "title": "at most, 90%", "format": ",.0f"},
-                {"field": "measured_tokens_per_second_per_gpu", "title": "measured",
-                 "format": ",.0f"},
-                {"field": "gib", "title": "memory, GiB", "format": ".1f"},
-            ],
-        },
-    }  # fmt: skip
+    return layer(data, {"type": "point", "filled": True, "opacity": 0.9}, {
+        "y": encoding,
+        "color": by_name("series", series, [COLOURS[name] for name in series]),
+        "shape": by_name("series", series, [SHAPES[name] for name in series]),
+        "size": {"condition": ranked, "value": 36},
+        "tooltip": [
+            {"field": "rank", "title": "number"},
+            {"field": "layout"},
+            {"field": "num_gpus", "title": "GPUs", "format": ","},
+            {"field": "tokens_per_second_per_gpu", "title": "tokens/s/GPU", "format": ",.0f"},
+            {"field": "low", "title": "at least, 90%", "format": ",.0f"},
+            {"field": "high", "title": "at most, 90%", "format": ",.0f"},
+            {"field": "measured_tokens_per_second_per_gpu", "title": "measured",
+             "format": ",.0f"},
+            {"field": "gib", "title": "memory, GiB", "format": ".1f"},
+        ],
+    })  # fmt: skip

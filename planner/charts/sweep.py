@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, by_name, layer, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,9 @@ def over_time(
     ]
     names = list(first)
 
-    def by_series(values: Sequence[str]) -> Spec:
-        chosen = [values[place % len(values)] for place in range(len(names))]
-        legend = {"columns": 1, "labelLimit": 680}
-        scale = {"domain": names, "range": chosen}
-        return {"field": "series", "type": "nominal", "scale": scale, "legend": legend}
-
+    legend = {"columns": 1, "labelLimit": 680}
+    colour = by_name("series", names, PALETTE, legend=legend)
+    shape = by_name("series", names, SHAPES, legend=legend)
     x = {"field": "at", "type": "temporal", "title": "run of the sweep"}
     y = {
         "field": "relative", "type": "quantitative", "title": "step time over its first",
@@ -77,42 +74,18 @@ def over_time(
         "datasets": {"points": rows, "base": [{"relative": 1.0}],
                      "changes": [asdict(change) for change in changes]},
         "layer": [
-            {
-                "data": {"name": "base"},
-                "mark": {"type": "rule", "color": GREY, "strokeDash": [3, 3]},
-                "encoding": {"y": y},
-            },
-            {
-                "data": {"name": "changes"},
-                "mark": {"type": "rule", "color": VERMILION, "strokeWidth": 2},
-                "encoding": {
-                    "x": x,
-                    "tooltip": [
-                        {"field": "at", "type": "temporal", "title": "changed",
-                         "format": "%Y-%m-%d %H:%M"},
-                        {"field": "statement", "title": "by"},
-                    ],
-                },
-            },
-            {
-                "data": {"name": "points"},
-                "mark": {"type": "line"},
-                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
-            },
-            {
-                "data": {"name": "points"},
-                "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {
-                    "x": x, "y": y, "color": by_series(PALETTE), "shape": by_series(SHAPES),
-                    "tooltip": tooltip,
-                },
-            },
-            {
-                "data": {"name": "points"},
-                "transform": [{"filter": "datum.versions != ''"}],
-                "mark": {"type": "point", "size": 220, "strokeWidth": 1.5},
-                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
-            },
+            layer("base", {"type": "rule", "color": GREY, "strokeDash": [3, 3]}, {"y": y}),
+            layer("changes", {"type": "rule", "color": VERMILION, "strokeWidth": 2},
+                  {"x": x, "tooltip": [
+                      {"field": "at", "type": "temporal", "title": "changed",
+                       "format": "%Y-%m-%d %H:%M"},
+                      {"field": "statement", "title": "by"},
+                  ]}),
+            layer("points", {"type": "line"}, {"x": x, "y": y, "color": colour}),
+            layer("points", {"type": "point", "filled": True, "size": 60},
+                  {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip}),
+            layer("points", {"type": "point", "size": 220, "strokeWidth": 1.5},
+                  {"x": x, "y": y, "color": colour}, only="datum.versions != ''"),
         ],
     }  # fmt: skip
     marks = "a ring marks a change of software versions"

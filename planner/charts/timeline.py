@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import BLUE, GREEN, ORANGE, PURPLE, Spec, spec_of
+from planner.charts.chart import BLUE, GREEN, ORANGE, PURPLE, Spec, by_name, present, spec_of
 from planner.units import format_seconds
 
 ROW_STEP = 24
@@ -31,8 +31,7 @@ def timeline(spans: Sequence[Span], *, title: str, subtitle: str = "") -> Spec:
         until = format_seconds(drawn[-1].end_seconds)
         whole = format_seconds(max(span.end_seconds for span in spans))
         subtitle = f"{subtitle}; the first {until} of {whole}".removeprefix("; ")
-    present = [name for name in COLOURS if any(span.kind == name for span in drawn)]
-    scale = {"domain": present, "range": [COLOURS[name] for name in present]}
+    kinds = present(COLOURS, (span.kind for span in drawn))
     body = {
         "datasets": {"spans": [asdict(span) for span in drawn]},
         "data": {"name": "spans"},
@@ -42,7 +41,7 @@ def timeline(spans: Sequence[Span], *, title: str, subtitle: str = "") -> Spec:
             "x": {"field": "start_seconds", "type": "quantitative", "title": "seconds",
                   "scale": {"nice": False}},
             "x2": {"field": "end_seconds"},
-            "color": {"field": "kind", "type": "nominal", "scale": scale, "title": None},
+            "color": by_name("kind", [*kinds], [*kinds.values()]),
             "tooltip": [
                 {"field": "action"}, {"field": "kind"}, {"field": "rank"}, {"field": "stage"},
                 {"field": "microbatch"},

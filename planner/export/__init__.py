@@ -6,12 +6,13 @@ JSON.
 The scripts that start the trainer come with them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from planner.errors import Fault, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from planner.export.base import Export
     from planner.specs.cluster import ClusterSpec
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
+    Writer = Callable[[Layout, ModelSpec, ClusterSpec, TrainingSpec, str | None], Export]
+
 FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed")
+"""Each is a module here, whose `export` writes it."""
 OF_FSDP = ("accelerate", "deepspeed")  # formats of trainer fsdp
 
 
@@ -51,24 +55,13 @@ def exports(
 ) -> "list[Export]":
     """`export` of several layouts; the rules are asked of all at once."""
     from planner.columns import LayoutBatch
-    from planner.export.accelerate import export as to_accelerate
-    from planner.export.deepspeed import export as to_deepspeed
-    from planner.export.megatron import export as to_megatron
-    from planner.export.megatron_bridge import export as to_bridge
-    from planner.export.torchtitan import export as to_torchtitan
     from planner.rules import Context, violations_of
     from planner.rules.support import obstacles
     from planner.trainers.registry import version_under
 
-    writers = {
-        "torchtitan": to_torchtitan,
-        "megatron": to_megatron,
-        "megatron-bridge": to_bridge,
-        "accelerate": to_accelerate,
-        "deepspeed": to_deepspeed,
-    }
-    if to not in writers:
+    if to not in FORMATS:
         raise UnknownNameError("format", to, FORMATS, "export format")
+    write: Writer = import_module(f"planner.export.{to.replace('-', '_')}").export
     runs = "fsdp" if to in OF_FSDP else to  # whose rules hold
     asked = version if runs == to else None  # a release of Accelerate is none of the trainer's
     own = asked or version_under(training, runs)
@@ -77,7 +70,7 @@ def exports(
     of_job = obstacles(context)
     of_each = violations_of(layouts, LayoutBatch.from_layouts(layouts), context)
     return [
-        writers[to](layout, model, cluster, training, version).refused(
+        write(layout, model, cluster, training, version).refused(
             [Fault(one.field, one.value, one.rule, one.remedy) for one in (*of_job, *broken)]
         )
         for layout, broken in zip(layouts, of_each, strict=True)

@@ -12,8 +12,7 @@ Sources: accelerate 1.15 commands/config/config_args.py (ClusterConfig), utils/l
 import json
 
 from planner.catalog.models import model_entry, model_names
-from planner.export.base import Draft, Export, safe_name, train_steps
-from planner.export.commands import Launch
+from planner.export.base import Draft, Export, train_steps
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
@@ -55,29 +54,19 @@ def export(
         )
     draft.check_common()
     _check(draft)
-    split = layout.tp * layout.cp > 1
     draft.files[CONFIG] = _config(draft)
     draft.notes.append(
         f"With a script of your own that uses Accelerate: accelerate launch --config_file {CONFIG} "
-        f"YOUR_SCRIPT.py, with Accelerator(gradient_accumulation_steps={_passes(draft)}) and "
+        f"YOUR_SCRIPT.py, with Accelerator(gradient_accumulation_steps={draft.passes}) and "
         f"{counted(layout.micro_batch_size, 'sequence')} a batch."
     )
-    if split:
+    if layout.tp * layout.cp > 1:
         command: tuple[str, ...] = (
             "accelerate", "launch", "--config_file", CONFIG, "YOUR_SCRIPT.py")  # fmt: skip
         draft.notes.append("tp and cp are Accelerate's: your script calls Accelerator.prepare.")
     else:
         draft.files[MODULE] = _module(draft)
-        launch = Launch(
-            name=safe_name(model.name),
-            num_gpus=layout.num_gpus,
-            gpus_per_node=cluster.gpus_per_node,
-            program=(MODULE,),
-            arguments=(),
-            environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-            if training.expandable_segments
-            else {},
-        )
+        launch = draft.launch((MODULE,))
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)
@@ -86,22 +75,7 @@ def export(
             f"Every process of {MODULE} first builds the whole model in host memory, "
             f"{format_bytes(whole * launch.processes_per_node)} a node; {CONFIG} loads it once."
         )
-    return Export(
-        trainer="accelerate",
-        version=draft.version,
-        num_layers=model.num_hidden_layers,
-        num_gpus=layout.num_gpus,
-        files=draft.files,
-        command=command,
-        arguments=(),
-        notes=tuple(draft.notes),
-        gaps=tuple(draft.gaps),
-    )
-
-
-def _passes(draft: Draft) -> int:
-    """Microbatches of a step on a data-parallel rank."""
-    return max(1, draft.layout.num_microbatches(draft.training.global_batch_size))
+    return draft.finished("accelerate", command)
 
 
 def _check(draft: Draft) -> None:
@@ -111,23 +85,23 @@ def _check(draft: Draft) -> None:
     for name in ("pp", "ep"):
         if getattr(layout, name) > 1:
             rule = "needs a model that is written for it, and neither FSDP2 nor Accelerate cuts one"
-            draft.gap(name, getattr(layout, name), rule, "use 1, or trainer torchtitan or megatron")
+            draft.gap(name, rule, "use 1, or trainer torchtitan or megatron")
     if kind not in _WRITTEN_AC:
-        draft.gap("ac", layout.ac, "is Megatron's", "use none, selective-op or full")
+        draft.gap("ac", "is Megatron's", "use none, selective-op or full")
     if layout.precision not in (*_FLOAT8, "bf16"):
         rule = "needs more than a conversion of the model: loss scaling, or another library"
-        draft.gap("precision", layout.precision, rule, "use bf16 or float8-rowwise")
+        draft.gap("precision", rule, "use bf16 or float8-rowwise")
     for name in ("optimizer_in_backward", "async_tp"):
         if getattr(layout, name):
-            draft.gap(name, True, "is not written: FSDP2 has no setting for it", "set it to false")
+            draft.gap(name, "is not written: FSDP2 has no setting for it", "set it to false")
     if layout.zero_stage == 1:
-        draft.gap("zero_stage", 1, "is not what FSDP2 does", "use zero_stage 2 or 3")
+        draft.gap("zero_stage", "is not what FSDP2 does", "use zero_stage 2 or 3")
     if training.optimizer not in ("adamw", "sgd"):
         rule = "is no optimizer of torch's; the module is written with AdamW"
-        draft.gap("training.optimizer", training.optimizer, rule, "put yours in", blocking=False)
+        draft.gap("training.optimizer", rule, "put yours in", blocking=False)
     if training.chunked_loss:
         rule = "is your model's own matter: liger-kernel, for example, has such a loss"
-        draft.gap("training.chunked_loss", True, rule, "put it in", blocking=False)
+        draft.gap("training.chunked_loss", rule, "put it in", blocking=False)
     if layout.dp_shard * layout.cp > 1 and layout.reduce_dtype != layout.param_dtype:
         draft.notes.append(
             f"{CONFIG} reduces gradients in {layout.param_dtype}, as Accelerate's mixed precision "
@@ -150,12 +124,15 @@ def _config(draft: Draft) -> str:
     layout, cluster = draft.layout, draft.cluster
     sharded = layout.dp_shard * layout.cp > 1
     nodes = -(-layout.num_gpus // cluster.gpus_per_node)
+    kind = "FSDP" if sharded else "MULTI_GPU" if layout.num_gpus > 1 else "'NO'"
+    whole = layout.param_dtype == layout.master_dtype == "float32"
+    mixed = "'no'" if whole else _MIXED.get(layout.precision, "bf16")
     lines = [
-        f"# {safe_name(draft.model.name)}: {layout.short()}; Accelerate {draft.version}",
+        f"# {draft.name}: {layout.short()}; Accelerate {draft.version}",
         "# written by planner-cli export",
         "compute_environment: LOCAL_MACHINE",
-        f"distributed_type: {_distributed_type(layout)}",
-        f"mixed_precision: {_mixed_precision(layout)}",
+        f"distributed_type: {kind}",
+        f"mixed_precision: {mixed}",
         f"num_machines: {nodes}",
         f"num_processes: {layout.num_gpus}",
         "machine_rank: 0",
@@ -166,7 +143,7 @@ def _config(draft: Draft) -> str:
         lines += [
             "fp8_config:",
             "  fp8_backend: AO",
-            f"  fp8_enable_fsdp_float8_all_gather: {_yes(layout.float8_all_gather)}",
+            f"  fp8_enable_fsdp_float8_all_gather: {json.dumps(layout.float8_all_gather)}",
         ]
     if sharded:
         recomputes = parse_ac(layout.ac)[0] not in ("none", "memory-budget")
@@ -174,9 +151,9 @@ def _config(draft: Draft) -> str:
             "fsdp_config:",
             "  fsdp_version: 2",
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-            f"  fsdp_reshard_after_forward: {_yes(layout.zero_stage == 3)}",
-            f"  fsdp_activation_checkpointing: {_yes(recomputes)}",
-            f"  fsdp_offload_params: {_yes(layout.cpu_offload)}",
+            f"  fsdp_reshard_after_forward: {json.dumps(layout.zero_stage == 3)}",
+            f"  fsdp_activation_checkpointing: {json.dumps(recomputes)}",
+            f"  fsdp_offload_params: {json.dumps(layout.cpu_offload)}",
             "  fsdp_cpu_ram_efficient_loading: true",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         ]
@@ -195,22 +172,6 @@ def _config(draft: Draft) -> str:
             "  dynamo_use_regional_compilation: true",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _distributed_type(layout: Layout) -> str:
-    if layout.dp_shard * layout.cp > 1:
-        return "FSDP"
-    return "MULTI_GPU" if layout.num_gpus > 1 else "'NO'"
-
-
-def _mixed_precision(layout: Layout) -> str:
-    if layout.param_dtype == layout.master_dtype == "float32":
-        return "'no'"
-    return _MIXED.get(layout.precision, "bf16")
-
-
-def _yes(value: bool) -> str:
-    return "true" if value else "false"
 
 
 # ---- the module ----------------------------------------------------------------------------------
@@ -329,24 +290,21 @@ def _module(draft: Draft) -> str:
     if layout.precision in _FLOAT8:
         imports.add("from torchao.float8 import Float8LinearConfig, convert_to_float8_training")
     head = _HEAD.format(
-        title=f"{safe_name(draft.model.name)}: {layout.short()} under PyTorch.",
+        title=f"{draft.name}: {layout.short()} under PyTorch.",
         each=min(layout.num_gpus, draft.cluster.gpus_per_node),
         module=MODULE,
         imports="".join(f"{line}\n" for line in sorted(imports)),
         model=json.dumps(_hugging_face(draft.model.name)),
         seq_len=training.seq_len,
         micro=layout.micro_batch_size,
-        passes=_passes(draft),
+        passes=draft.passes,
         steps=train_steps(training),
     )
     norm = training.max_grad_norm
-    mixed = layout.param_dtype != layout.master_dtype
-    casts = mixed and not sharded
     forward = "loss = model(input_ids=tokens, labels=tokens).loss"
-    if casts:
-        forward = f"with torch.autocast(DEVICE, torch.{layout.param_dtype}):\n" + (
-            f"                {forward}"
-        )
+    if layout.param_dtype != layout.master_dtype and not sharded:  # FSDP casts by itself
+        casts = f"with torch.autocast(DEVICE, torch.{layout.param_dtype}):"
+        forward = f"{casts}\n                {forward}"
     clip = f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm:g})\n" if norm else ""
     loop = _LOOP.format(
         optimizer=(

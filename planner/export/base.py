@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from planner.errors import Fault, SpecError
+from planner.export.commands import EXPANDABLE, Launch
 from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -88,13 +89,7 @@ class Export:
             "files": dict(self.files),
             "notes": [*self.notes, *(str(gap) for gap in self.gaps if not gap.blocking)],
             "blockers": [
-                {
-                    "field": fault.field,
-                    "value": _plain(fault.value),
-                    "rule": fault.rule,
-                    "remedy": fault.remedy,
-                }
-                for fault in self.blockers
+                {**asdict(fault), "value": _plain(fault.value)} for fault in self.blockers
             ],
         }
 
@@ -118,15 +113,74 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """The model's name as one word."""
+        return safe_name(self.model.name)
+
+    @property
+    def passes(self) -> int:
+        """Microbatches of a step on a data-parallel rank."""
+        return max(1, self.layout.num_microbatches(self.training.global_batch_size))
+
+    @property
+    def allocator(self) -> Mapping[str, str]:
+        """Variables of torch's allocator that the job asks for."""
+        return EXPANDABLE if self.training.expandable_segments else {}
+
+    def launch(
+        self,
+        program: tuple[str, ...],
+        arguments: tuple[str, ...] = (),
+        *,
+        subcommand: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        root_variable: str = "",
+    ) -> Launch:
+        """The run of this layout; its environment is the allocator's unless given."""
+        return Launch(
+            name=self.name,
+            num_gpus=self.layout.num_gpus,
+            gpus_per_node=self.cluster.gpus_per_node,
+            program=program,
+            arguments=arguments,
+            subcommand=subcommand,
+            environment=self.allocator if environment is None else environment,
+            own_modules=any(name.endswith(".py") for name in {*self.files}.difference(program)),
+            root_variable=root_variable,
+        )
+
+    def finished(
+        self, trainer: str, command: tuple[str, ...], arguments: tuple[str, ...] = ()
+    ) -> Export:
+        """The export with the files, notes and gaps that were collected."""
+        return Export(
+            trainer=trainer,
+            version=self.version,
+            num_layers=self.model.num_hidden_layers,
+            num_gpus=self.layout.num_gpus,
+            files=self.files,
+            command=command,
+            arguments=arguments,
+            notes=tuple(self.notes),
+            gaps=tuple(self.gaps),
+        )
+
     def gap(
-        self, name: str, value: object, rule: str, remedy: str, *, blocking: bool = True
+        self, name: str, rule: str, remedy: str, *, blocking: bool = True, shown: object = None
     ) -> None:
-        """Records a value that no setting expresses."""
+        """Records a value that no setting expresses.
+
+        name: a field of the layout, or a dotted one of the job.
+        shown: the value, where it is not the field's own.
+        """
+        owner, _, field = name.rpartition(".")
+        value = getattr(getattr(self, owner or "layout"), field) if shown is None else shown
         self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
 
     def inert(self, name: str, rule: str) -> None:
         """Records a field that has no setting because it has no effect in this layout."""
-        self.gap(name, getattr(self.layout, name), rule, "no setting is needed", blocking=False)
+        self.gap(name, rule, "no setting is needed", blocking=False)
 
     @property
     def layer_split(self) -> tuple[int, ...] | None:
@@ -151,31 +205,29 @@ class Draft:
         elif split is not None and self.layer_split is None:
             stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
             rule = f"must give {counted(stages, 'stage')} together {counted(layers, 'layer')}"
-            self.gap("layers_per_stage", split, rule, "leave it out for the trainer's own split")
-            self.gap(
-                "virtual_stages",
-                layout.virtual_stages,
-                "does not agree with layers_per_stage",
-                "correct layers_per_stage",
-            )
-        if self.training.global_batch_size % (layout.micro_batch_size * layout.dp_degree):
-            per_step = layout.micro_batch_size * layout.dp_degree
+            self.gap("layers_per_stage", rule, "leave it out for the trainer's own split")
+            rule = "does not agree with layers_per_stage"
+            self.gap("virtual_stages", rule, "correct layers_per_stage")
+        per_step = layout.micro_batch_size * layout.dp_degree
+        if self.training.global_batch_size % per_step:
             rule = (
                 f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size "
                 f"{self.training.global_batch_size}"
             )
-            self.gap(
-                "micro_batch_size",
-                layout.micro_batch_size,
-                rule,
-                f"use a global batch that is a multiple of {per_step}",
-            )
-        if tuple(self.cluster.rank_order) != RANK_ORDER:
+            remedy = f"use a global batch that is a multiple of {per_step}"
+            self.gap("micro_batch_size", rule, remedy)
+        order = list(self.cluster.rank_order)
+        if order != list(RANK_ORDER):
             rule = f"is not the trainer's own placement {', '.join(RANK_ORDER)}"
             remedy = "renumber the hosts, or price the default order"
-            self.gap(
-                "cluster.rank_order", list(self.cluster.rank_order), rule, remedy, blocking=False
-            )
+            self.gap("cluster.rank_order", rule, remedy, blocking=False, shown=order)
+
+
+def unstated(model: ModelSpec) -> list[str]:
+    """Fields that every network of this kind has but that nothing states for this one."""
+    wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
+    wanted += ["scoring_func", "norm_topk_prob"] * model.is_moe
+    return [field for field in wanted if getattr(model, field) is None]
 
 
 def train_steps(training: TrainingSpec) -> int:

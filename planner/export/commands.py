@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from planner.units import counted
 
 RENDEZVOUS_PORT = 29500
+EXPANDABLE: Mapping[str, str] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +150,23 @@ def flag_groups(arguments: Sequence[str]) -> list[list[str]]:
 def read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
     """Flag -> its values, from arguments as `flag_groups` groups them."""
     return {group[0]: group[1:] for group in flag_groups(arguments)}
+
+
+def plain_name(flag: str) -> str:
+    """--tensor-model-parallel-size -> tensor_model_parallel_size."""
+    return flag.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def spelled(name: str) -> str:
+    """tensor_model_parallel_size -> --tensor-model-parallel-size; inverse of `plain_name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def written_flags(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Settings, named with _, as arguments: True is a flag without values, False is not written."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if value is not False:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            words += [spelled(name), *map(str, values)]
+    return tuple(words)

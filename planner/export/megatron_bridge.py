@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.catalog.bridge_recipes import YOURS, PretrainRecipe, recipe_of
-from planner.export.base import Export, safe_name
+from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
-from planner.export.commands import Launch, read_flags
 from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
-from planner.export.megatron_read import Words, plain_names
+from planner.export.megatron_read import Words, exported_words
+from planner.export.megatron_settings import KEYS, TAKEN_BACK
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -28,64 +28,10 @@ from planner.trainers.release import Release
 Overrides = Mapping[str, object]
 NAME, ROOT = "megatron-bridge", "MEGATRON_BRIDGE_PATH"
 REDUCED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
-_SAME = {
-    "model": (
-        "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-        "expert_model_parallel_size", "expert_tensor_parallel_size", "cp_comm_type",
-        "sequence_parallel", "tp_comm_overlap", "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split", "pipeline_model_parallel_layout",
-        "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-        "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep",
-        "moe_router_dtype", "moe_grouped_gemm", "overlap_moe_expert_parallel_comm",
-        "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "attention_backend",
-        "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
-        "external_cuda_graph", "moe_expert_rank_capacity_factor", "moe_paged_stash",
-        "use_transformer_engine_op_fuser",
-        "cpu_offloading_num_layers", "seq_length", "hybrid_layer_pattern", "mtp_num_layers",
-    ),
-    "train": ("micro_batch_size", "global_batch_size"),
-    "ddp": (
-        "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
-        "num_distributed_optimizer_instances", "use_megatron_fsdp",
-        "data_parallel_sharding_strategy",
-    ),
-    "optimizer": (
-        "optimizer", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction",
-        "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype",
-        "muon_tp_mode",
-    ),
-    "mixed_precision": ("bf16", "fp16", "fp8_recipe", "fp8_param_gather", "fp4_recipe"),
-    "checkpoint": ("save_interval", "async_save", "ckpt_format"),
-}  # fmt: skip
-KEYS: Mapping[str, str] = {
-    **{name: f"{section}.{name}" for section, names in _SAME.items() for name in names},
-    "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
-    "microbatch_group_size_per_virtual_pipeline_stage": "model.microbatch_group_size_per_vp_stage",
-    "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
-    "qk_clip": "model.qk_clip",
-    "te_rng_tracker": "rng.te_rng_tracker",
-    "fp8_format": "mixed_precision.fp8",
-    "fp4_format": "mixed_precision.fp4",
-    REDUCED[0]: "mixed_precision.grad_reduce_in_fp32",
-}
-"""Argument of Megatron-LM, named with _ -> the override that says the same."""
-# What a recipe may have set, and the layout has not: a flag is switched off, a value is taken back.
-_OFF = (
-    "sequence_parallel", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-    "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
-    "use_megatron_fsdp", "optimizer_cpu_offload",
-)  # fmt: skip
 # comm_overlap of a recipe is None or a configuration, which overwrites model's and ddp's fields.
 _OVERLAPS = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_grad_reduce",
              "overlap_param_gather")  # fmt: skip
 _OVERLAP_CLASS = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
-_NULL = (
-    "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
-    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-    "mtp_num_layers", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-)  # fmt: skip
 # Number formats of the optimizer's states, which recipes/deepseek and recipes/nemotronh lower.
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Lists in TransformerConfig, of one value too. cuda_graph_scope was a text up to core 0.15.
@@ -136,7 +82,7 @@ def export(
     asked = version or (training.trainer_version if training.trainer == NAME else None)
     release = release_of(NAME, asked)
     core = to_megatron(layout, model, cluster, training, release.number)
-    words = plain_names(read_flags(core.arguments))
+    words = exported_words(core)
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
     if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
@@ -160,17 +106,9 @@ def export(
         # a name or null first: it removes a recipe's own configuration
         for one in ((names[key], value) if isinstance(value, Mapping) else (value,))
     )
-    launch = Launch(
-        name=safe_name(model.name),
-        num_gpus=layout.num_gpus,
-        gpus_per_node=cluster.gpus_per_node,
-        program=("scripts/training/run_recipe.py", "--recipe", name),
-        arguments=arguments,
-        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-        if training.expandable_segments
-        else {},
-        root_variable=ROOT,
-    )
+    program = ("scripts/training/run_recipe.py", "--recipe", name)
+    draft = Draft(layout, model, cluster, training, core.version)
+    launch = draft.launch(program, arguments, root_variable=ROOT)
     gaps = core.gaps
     if not lacking(model, release):
         gaps = tuple(
@@ -230,17 +168,15 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
         found["model.moe_pad_expert_input_to_capacity"] = False
     if "moe_paged_stash" in words:  # TransformerConfig reads a list there, and finds None
         found["model.offload_modules"] = []
-    if "use_precision_aware_optimizer" not in words:
-        found["optimizer.use_precision_aware_optimizer"] = False
     if release.since("0.17"):  # before, a text stays a text (training/utils/omegaconf_utils.py)
         found |= {f"optimizer.{name}": "fp32" for name in _STATES if name not in words}
     return found | _fused(model)
 
 
 def _fused(model: ModelSpec) -> dict[str, bool]:
-    """Kernels that Megatron-LM fuses unless told otherwise; many providers of Bridge do not.
+    """Kernels that Megatron-LM fuses by default; many providers of Bridge do not.
 
-    RoPE's is not for sparse attention, and for latent attention with YaRN alone (core 0.18
+    RoPE's is not for sparse attention, and only with YaRN for latent attention (core 0.18
     transformer_config.py).
     """
     yarn = model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn"
@@ -268,10 +204,8 @@ def overrides(
         if name in words:
             value = _value(words[name])
             found[key] = [value] if name in lists and not isinstance(value, list) else value
-        elif name in _OFF:
-            found[key] = False
-        elif name in _NULL:
-            found[key] = None
+        elif name in TAKEN_BACK:
+            found[key] = TAKEN_BACK[name]
     if "cpu_offloading_num_layers" in words:
         found["model.cpu_offloading"] = True
     precision = precision or mixed_precision(words)

@@ -7,33 +7,25 @@ Sources: megatron/training/arguments.py and megatron/core/transformer/transforme
 """
 
 from planner.columns import LayoutBatch
-from planner.export.base import Draft
+from planner.export.base import Draft, Settings
 from planner.export.megatron_read import Words, word
 from planner.rules import Context
 from planner.rules.cuda_graphs import captured
 from planner.specs.training import CUDA_GRAPHS, CudaGraphs
 from planner.trainers.release import Release
 
-GRAPHS = "training.cuda_graphs"
 WHOLE_STEP = "full_iteration"
-ARGUMENTS = frozenset(
-    {
-        "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
-        "external_cuda_graph",
-    }
-)  # fmt: skip
 # Room for the rows of experts over a balanced load; judgement. A step that needs more runs again.
 RANK_CAPACITY = 1.5
 
 
-def graph_arguments(draft: Draft, release: Release) -> list[str]:
-    """The arguments for the graphs that were priced; none without any."""
+def graph_settings(draft: Draft, release: Release) -> Settings:
+    """The settings for the graphs that were priced; none without any."""
     graphs = _graphs(draft)
     if graphs == "none":
-        return []
-    if graphs == "full":
-        return [*_step(draft, release), "--te-rng-tracker"]
-    return [*_layers(draft, release), "--te-rng-tracker"]
+        return {}
+    own = _step(draft, release) if graphs == "full" else _layers(draft, release)
+    return {**own, "te_rng_tracker": True}
 
 
 def environment(draft: Draft) -> dict[str, str]:
@@ -48,53 +40,46 @@ def _graphs(draft: Draft) -> CudaGraphs:
     return CUDA_GRAPHS[int(captured(LayoutBatch.from_layouts([draft.layout]), job)[0])]
 
 
-def _step(draft: Draft, release: Release) -> list[str]:
+def _step(draft: Draft, release: Release) -> Settings:
     """A graph of the forward and backward of a step. NaN checks read the device."""
-    unchecked = "--no-check-for-nan-in-loss-and-grad"
+    unchecked: Settings = {"no_check_for_nan_in_loss_and_grad": True}
     if release.before("0.15"):
-        return ["--enable-cuda-graph", "--cuda-graph-scope", WHOLE_STEP, unchecked]
+        return {"enable_cuda_graph": True, "cuda_graph_scope": WHOLE_STEP, **unchecked}
     if release.before("0.18"):
-        return ["--cuda-graph-impl", "local", "--cuda-graph-scope", WHOLE_STEP, unchecked]
-    arguments = ["--cuda-graph-impl", WHOLE_STEP, unchecked]
+        return {"cuda_graph_impl": "local", "cuda_graph_scope": WHOLE_STEP, **unchecked}
+    settings: Settings = {"cuda_graph_impl": WHOLE_STEP, **unchecked}
     if not draft.model.is_moe:
-        return arguments
-    capacity = draft.training.moe_imbalance or RANK_CAPACITY
+        return settings
+    capacity = f"{draft.training.moe_imbalance or RANK_CAPACITY:g}"
     draft.notes.append(
-        f"--moe-expert-rank-capacity-factor {capacity:g} makes room for so many times the rows of "
+        f"--moe-expert-rank-capacity-factor {capacity} makes room for so many times the rows of "
         "a balanced load; a step that needs more runs twice."
     )
-    return [
-        *arguments,
-        "--use-transformer-engine-op-fuser",
-        "--moe-expert-rank-capacity-factor",
-        f"{capacity:g}",
-        "--moe-paged-stash",
-    ]
+    return {
+        **settings,
+        "use_transformer_engine_op_fuser": True,
+        "moe_expert_rank_capacity_factor": capacity,
+        "moe_paged_stash": True,
+    }
 
 
-def _layers(draft: Draft, release: Release) -> list[str]:
+def _layers(draft: Draft, release: Release) -> Settings:
     """Graphs of layers: all of a dense one, and of one with experts what comes before them."""
     if draft.training.expandable_segments and release.before("0.16"):
         rule = f"excludes expandable segments of the allocator in core {release.number}"
-        draft.gap(GRAPHS, "partial", rule, "set training.expandable_segments to false")
+        remedy = "set training.expandable_segments to false"
+        draft.gap("training.cuda_graphs", rule, remedy, shown="partial")
     kinds = draft.model.layer_kinds()
     experts = any(kind.moe for kind in kinds)
     dense = any(kind.feeds and not kind.moe for kind in kinds)
+    scans = "mamba2" in draft.model.mixers
+    engine: Settings = {"cuda_graph_impl": "transformer_engine"}
     if release.before("0.16"):
-        by = (
-            ["--external-cuda-graph"]
-            if release.before("0.15")
-            else ["--cuda-graph-impl", "transformer_engine"]
-        )
-        return [*by, "--cuda-graph-scope", "attn" if experts else "full"]
-    name = "--cuda-graph-scope" if release.before("0.18") else "--cuda-graph-modules"
-    modules = [
-        "attn",
-        *(["mamba"] if "mamba2" in draft.model.mixers else []),
-        *(["mlp"] if dense else []),
-        *(["moe_router", "moe_preprocess"] if experts else []),
-    ]
-    return ["--cuda-graph-impl", "transformer_engine", name, *modules]
+        by: Settings = {"external_cuda_graph": True} if release.before("0.15") else engine
+        return {**by, "cuda_graph_scope": "attn" if experts else "full"}
+    name = "cuda_graph_scope" if release.before("0.18") else "cuda_graph_modules"
+    routed = ["moe_router", "moe_preprocess"] * experts
+    return {**engine, name: ["attn", *["mamba"] * scans, *["mlp"] * dense, *routed]}
 
 
 def read_graphs(words: Words) -> CudaGraphs | None:

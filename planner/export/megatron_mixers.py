@@ -7,10 +7,10 @@ Source: Megatron-LM core 0.18 megatron/training/arguments.py, models/hybrid/
     hybrid_layer_allocation.py, models/gpt/experimental_attention_variant_module_specs.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 
-from planner.export.base import Draft
+from planner.export.base import Draft, Settings
 from planner.export.megatron_read import NEXT_STAGE, Words, pattern_of, whole, word
 from planner.specs.mixers import SHARING, Mixer
 from planner.specs.model import LayerKind, ModelSpec
@@ -36,63 +36,69 @@ _DSA: Mapping[str, tuple[str, int]] = {
 }
 # Fused kernels, and the loss by which an indexer learns, as Megatron-Bridge 0.6 has it for GLM-5
 # (models/glm_moe_dsa/glm5_bridge.py, perf_recipes/glm_moe_dsa); RoPE's fusion excludes them.
-_DSA_FIXED = (
-    "--experimental-attention-variant", "dsa", "--dsa-kernel-backend", "cudnn", "--no-rope-fusion",
-    "--dsa-indexer-loss-coeff", "0.001", "--dsa-indexer-use-sparse-loss",
-)  # fmt: skip
+_DSA_FIXED: Settings = {
+    "experimental_attention_variant": "dsa", "dsa_kernel_backend": "cudnn", "no_rope_fusion": True,
+    "dsa_indexer_loss_coeff": "0.001", "dsa_indexer_use_sparse_loss": True,
+}  # fmt: skip
 _MAMBA: Mapping[str, tuple[str, int]] = {
     "mamba_num_heads": ("mamba_num_heads", 0),
     "mamba_head_dim": ("mamba_head_dim", 64),
     "mamba_state_dim": ("ssm_state_size", 128),
     "mamba_num_groups": ("mamba_n_groups", 8),
 }
+_OWN: Mapping[str, Mapping[str, tuple[str, int]]] = {
+    "dsa": _DSA, "gated-delta": _DELTA, "mamba2": _MAMBA,
+}  # fmt: skip
 
 
-def mixer_arguments(
-    draft: Draft, release: Release, list_of: Callable[[list[int]], str]
-) -> list[str]:
-    """Arguments of gated DeltaNet and of Mamba-2, and where their layers are.
+def list_of(flags: list[int]) -> str:
+    """One flag per layer as the list expression that Megatron evaluates.
 
-    list_of: one flag a layer as the expression that Megatron evaluates.
+    [0, 0, 1] becomes "([0]*2+[1]*1)".
     """
+    runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
+    return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
+
+
+def mixer_settings(draft: Draft, release: Release) -> Settings:
+    """Settings of gated DeltaNet and of Mamba-2, and where their layers are."""
     model = draft.model
-    arguments = ["--attention-output-gate"] * model.attention_output_gate
-    if model.mtp_num_layers:
-        arguments += ["--mtp-num-layers", str(model.mtp_num_layers)]
+    settings: Settings = {
+        "attention_output_gate": model.attention_output_gate,
+        "mtp_num_layers": model.mtp_num_layers or False,
+    }
     if is_hybrid(model):
-        arguments += ["--spec", *STACK]
+        settings["spec"] = [*STACK]
     elif "gated-delta" in model.mixers:
         places = [int(mixer == "gated-delta") for mixer in model.mixers]
         name = "gated_delta_net" if release.before(RENAMED) else "gdn"
-        arguments += ["--experimental-attention-variant", name]
-        arguments += ["--linear-attention-freq", list_of(places)]
+        settings |= {"experimental_attention_variant": name}
+        settings |= {"linear_attention_freq": list_of(places)}
     if model.indexed:
-        arguments += [*_DSA_FIXED, *_sharing(draft)]
+        settings |= {**_DSA_FIXED, **_sharing(draft)}
         rule = "has kernels that need flash_mla and nvidia-cudnn-frontend[cutedsl]"
         remedy = "install both, or Megatron-LM does not start"
-        draft.gap("model.mixers", model.name, rule, remedy, blocking=False)
-    for mixer, names in (("dsa", _DSA), ("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+        draft.gap("model.mixers", rule, remedy, blocking=False, shown=model.name)
+    for mixer, names in _OWN.items():
         if mixer in model.mixers:
-            for name, (field, _) in names.items():
-                arguments += [f"--{name.replace('_', '-')}", str(getattr(model, field))]
+            settings |= {name: getattr(model, field) for name, (field, _) in names.items()}
     if "mamba2" in model.mixers and model.mamba_chunk_size != MAMBA_CHUNK:
         rule = f"is {MAMBA_CHUNK} in Megatron-LM, which has no argument for it"
-        value = model.mamba_chunk_size
-        draft.gap("model.mamba_chunk_size", value, rule, "no setting is needed", blocking=False)
-    return arguments
+        draft.gap("model.mamba_chunk_size", rule, "no setting is needed", blocking=False)
+    return settings
 
 
-def _sharing(draft: Draft) -> list[str]:
+def _sharing(draft: Draft) -> Settings:
     """Which layers share chosen tokens: all but one in a number, from an offset on."""
     mixers = draft.model.mixers
     if not SHARING & {*mixers}:
-        return []
+        return {}
     first = mixers.index("dsa-shared")
     every = next((i for i in range(1, len(mixers) - first) if mixers[first + i] == "dsa"), 0) + 1
     if mixers != _shared(len(mixers), every, first):
         rule = "shares chosen tokens by no one number and offset"
-        draft.gap("model.mixers", draft.model.name, rule, "write the layer spec")
-    return ["--dsa-indexer-topk-freq", str(every), "--dsa-indexer-skip-topk-offset", str(first)]
+        draft.gap("model.mixers", rule, "write the layer spec", shown=draft.model.name)
+    return {"dsa_indexer_topk_freq": every, "dsa_indexer_skip_topk_offset": first}
 
 
 def _shared(layers: int, every: int, offset: int) -> tuple[Mixer, ...]:
@@ -137,7 +143,7 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
         keys["mtp_num_layers"] = whole(words, "mtp_num_layers")
     if "attention_output_gate" in words:
         keys["attention_output_gate"] = True
-    for mixer, names in (("dsa", _DSA), ("gated-delta", _DELTA), ("mamba2", _MAMBA)):
+    for mixer, names in _OWN.items():
         if mixer in mixers:
             keys |= {
                 field: whole(words, name, default or None)

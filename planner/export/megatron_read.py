@@ -8,22 +8,23 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
+from planner.export.base import Export
+from planner.export.commands import plain_name, read_flags, spelled
+from planner.export.megatron_settings import DEGREES
 from planner.precision import PRECISIONS
 from planner.specs.layout import RECOMPUTE_MODULES
 from planner.trainers.megatron import CP_TYPES
 
 Words = Mapping[str, Sequence[str]]
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-FP8_RECIPES = {
-    precision.name: precision.megatron_arguments[-1]
-    for precision in PRECISIONS.values()
-    if "--fp8-recipe" in precision.megatron_arguments
-}
-FP4_RECIPES = {
-    precision.name: precision.megatron_arguments[-1]
-    for precision in PRECISIONS.values()
-    if "--fp4-recipe" in precision.megatron_arguments
-}
+FP8_RECIPES, FP4_RECIPES = (
+    {
+        precision.name: precision.megatron_settings[recipe]
+        for precision in PRECISIONS.values()
+        if recipe in precision.megatron_settings
+    }
+    for recipe in ("fp8_recipe", "fp4_recipe")
+)
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000
 # of --hybrid-layer-pattern: ends of a stage, and of the main model
@@ -32,7 +33,12 @@ NEXT_STAGE, MORE = "|", "/"
 
 def plain_names(flags: Words) -> dict[str, Sequence[str]]:
     """The flags without dashes: --tensor-model-parallel-size becomes tensor_model_parallel_size."""
-    return {flag.lstrip("-").replace("-", "_"): words for flag, words in flags.items()}
+    return {plain_name(flag): words for flag, words in flags.items()}
+
+
+def exported_words(exported: Export) -> dict[str, Sequence[str]]:
+    """The arguments of an export, named with _ -> their values."""
+    return plain_names(read_flags(exported.arguments))
 
 
 def whole(words: Words, name: str, default: int | None = None) -> int:
@@ -45,14 +51,8 @@ def whole(words: Words, name: str, default: int | None = None) -> int:
         return default
     text = given[0] if given else None
     if text is None or not text.lstrip("-").isdigit():
-        raise SpecError(
-            Fault(
-                f"--{name.replace('_', '-')}",
-                text,
-                "is not a whole number",
-                "correct the arguments",
-            )
-        )
+        rule = "is not a whole number"
+        raise SpecError(Fault(spelled(name), text, rule, "correct the arguments"))
     return int(text)
 
 
@@ -67,14 +67,12 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
 
     words: argument, named with _ -> its values.
     """
-    tp, kind = whole(words, "tensor_model_parallel_size", 1), word(words, "cp_comm_type") or "p2p"
-    experts_over_tp = tp if "num_experts" in words else 1
+    kind = word(words, "cp_comm_type") or "p2p"
+    degrees = {name: whole(words, argument, 1) for name, argument in DEGREES.items()}
+    if "num_experts" in words:  # split over TP unless the arguments say otherwise
+        degrees["etp"] = whole(words, DEGREES["etp"], degrees["tp"])
     values: dict[str, object] = {
-        "tp": tp,
-        "pp": whole(words, "pipeline_model_parallel_size", 1),
-        "cp": whole(words, "context_parallel_size", 1),
-        "ep": whole(words, "expert_model_parallel_size", 1),
-        "etp": whole(words, "expert_tensor_parallel_size", experts_over_tp),
+        **degrees,
         "moe_dispatcher": _dispatcher(words),
         "micro_batch_size": whole(words, "micro_batch_size"),
         "cp_method": next((name for name, known in CP_TYPES.items() if known == kind), "ulysses"),
@@ -88,9 +86,9 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "master_dtype": "float32",
         "reduce_dtype": "bfloat16" if "grad_reduce_in_bf16" in words else "float32",
     }
-    values |= _data_parallel(words, num_gpus)
     return {
         **values,
+        **_data_parallel(words, num_gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])),
         **_stages(words, num_layers),
         **_recompute(words, num_layers),
         **_precision(words),
@@ -107,14 +105,8 @@ def _offload(words: Words) -> dict[str, object]:
     except ValueError:
         share = -1.0
     if not 0.0 <= share <= 1.0:
-        raise SpecError(
-            Fault(
-                "--optimizer-offload-fraction",
-                text,
-                "is no share from 0 to 1",
-                "correct the arguments",
-            )
-        )
+        rule = "is no share from 0 to 1"
+        raise SpecError(Fault("--optimizer-offload-fraction", text, rule, "correct the arguments"))
     return {"cpu_offload": share > 0.0, "optimizer_offload_fraction": share or 1.0}
 
 
@@ -130,11 +122,7 @@ def _dispatcher(words: Words) -> str:
     return backend if kind == "flex" else "alltoall" if kind == "alltoall_seq" else kind
 
 
-def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
-    axes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    held = 1
-    for axis in axes:
-        held *= whole(words, axis, 1)
+def _data_parallel(words: Words, ranks: int) -> dict[str, object]:
     replicas = whole(words, "num_distributed_optimizer_instances", 1)
     strategy = word(words, "data_parallel_sharding_strategy")
     stage = next(
@@ -142,11 +130,9 @@ def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
         int("use_distributed_optimizer" in words or word(words, "optimizer") == "dist_muon"),
     )
     stage = 3 if "use_torch_fsdp2" in words else stage
-    return {
-        "dp_replicate": replicas,
-        "dp_shard": max(1, num_gpus // held // replicas),
-        "zero_stage": stage,
-    }
+    if ranks == 1 and "num_distributed_optimizer_instances" not in words:
+        stage = 0 if stage == 1 else stage  # a distributed optimizer of one rank
+    return {"dp_replicate": replicas, "dp_shard": max(1, ranks // replicas), "zero_stage": stage}
 
 
 def _stages(words: Words, num_layers: int) -> dict[str, object]:
@@ -194,23 +180,18 @@ def pattern_split(words: Words, num_layers: int) -> tuple[int, ...] | None:
 
 def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | None:
     """Layers per stage where the first or last stage has another number; None for an even split."""
-    embedding, loss = (
-        "account_for_embedding_in_pipeline_split" in words,
-        "account_for_loss_in_pipeline_split" in words,
-    )
+    embedding = "account_for_embedding_in_pipeline_split" in words
+    loss = "account_for_loss_in_pipeline_split" in words
     if embedding or loss:
         each, left = divmod(num_layers + embedding + loss, stages)
         split = [each] * stages
         split[0] -= embedding
         split[-1] -= loss
         return tuple(split) if not left else None
-    first, last = (
-        word(words, "decoder_first_pipeline_num_layers"),
-        word(words, "decoder_last_pipeline_num_layers"),
-    )
-    if first is None and last is None:
+    given = [word(words, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    if given == [None, None]:
         return None
-    ends = [int(end) if end is not None and end.isdigit() else None for end in (first, last)]
+    ends = [int(end) if end is not None and end.isdigit() else None for end in given]
     inner = stages - sum(end is not None for end in ends)
     rest = num_layers - sum(end for end in ends if end is not None)
     each, left = divmod(rest, inner) if inner > 0 else (0, rest)
@@ -226,14 +207,8 @@ def read_layout(text: str) -> tuple[int, ...]:
     for pattern in (_GROUP, _ONE):
         while (found := pattern.search(text)) is not None:
             if len(found[1]) * int(found[2]) + len(text) > MOST_STAGES:
-                raise SpecError(
-                    Fault(
-                        "--pipeline-model-parallel-layout",
-                        text[:80],
-                        "is longer than any pipeline",
-                        "correct it",
-                    )
-                )
+                flag, rule = "--pipeline-model-parallel-layout", "is longer than any pipeline"
+                raise SpecError(Fault(flag, text[:80], rule, "correct it"))
             text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
     return tuple(stage.count("t") for stage in text.replace(",", "").split("|"))
 

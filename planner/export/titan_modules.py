@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from planner.export.titan_network import (
     IMPORTS_03,
     UNKNOWN_THETA,
+    Pairs,
     adjusted_03,
     divides_scores,
     model_args_02,
@@ -22,7 +23,7 @@ from planner.export.titan_network import (
 )
 from planner.specs.model import ModelSpec
 from planner.trainers.titan_models import Flavor, class_for
-from planner.trainers.titan_networks import softmax_mscale
+from planner.trainers.titan_networks import ARGUMENTS, softmax_mscale
 
 # written in the first line of a module that replaces FlexAttention
 REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"
@@ -66,40 +67,36 @@ def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:
     return "\n".join(f"{' ' * indent}{name}={value!r}," for name, value in arguments)
 
 
-def _moe_args(model: ModelSpec) -> str:
-    shared = model.shared_expert_intermediate_size // model.moe_intermediate_size
-    pairs = [
-        ("num_experts", model.num_experts),
-        ("num_shared_experts", shared),
-        ("top_k", model.num_experts_per_tok),
-        *moe_args_02(model),
+def _pairs(model: ModelSpec, names: str, **own: object) -> Pairs:
+    """Arguments for shapes, by TorchTitan's names: those given, else the model's fields."""
+    return [
+        (name, own[name] if name in own else getattr(model, ARGUMENTS[name]))
+        for name in names.split()
     ]
+
+
+def _shared(model: ModelSpec) -> int:
+    """Shared experts as wide as a routed one."""
+    return model.shared_expert_intermediate_size // model.moe_intermediate_size
+
+
+def _moe_args(model: ModelSpec) -> str:
+    names = "num_experts num_shared_experts top_k"
+    pairs = _pairs(model, names, num_shared_experts=_shared(model)) + moe_args_02(model)
     return f"    moe_args=MoEArgs(\n{_lines(pairs, 8)}\n    ),\n"
 
 
-def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
+_LATENT = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+
+
+def _shape_args(model: ModelSpec) -> Pairs:
     """Constructor arguments of the 0.2 model class."""
-    kind = class_for(model)
-    pairs: list[tuple[str, object]] = [
-        ("dim", model.hidden_size),
-        ("n_layers", model.num_hidden_layers),
-        ("n_heads", model.num_attention_heads),
-        ("vocab_size", model.vocab_size),
-        *model_args_02(model, kind),
-    ]
+    kind, wide = class_for(model), model.intermediate_size or model.moe_intermediate_size
+    pairs = _pairs(model, "dim n_layers n_heads vocab_size") + model_args_02(model, kind)
     if kind == "deepseek_v3":
-        return [
-            *pairs,
-            ("inter_dim", model.intermediate_size or model.moe_intermediate_size),
-            ("moe_inter_dim", model.moe_intermediate_size),
-            ("n_dense_layers", model.first_k_dense_replace),
-            ("q_lora_rank", model.q_lora_rank),
-            ("kv_lora_rank", model.kv_lora_rank),
-            ("qk_nope_head_dim", model.qk_nope_head_dim),
-            ("qk_rope_head_dim", model.qk_rope_head_dim),
-            ("v_head_dim", model.v_head_dim),
-        ]
-    pairs.append(("n_kv_heads", model.num_key_value_heads))
+        names = f"inter_dim moe_inter_dim n_dense_layers {_LATENT}"
+        return pairs + _pairs(model, names, inter_dim=wide)
+    pairs += _pairs(model, "n_kv_heads")
     # TorchTitan's width is int(multiplier * int(8 dim / 3)), rounded up to a multiple of
     # multiple_of. This multiplier gives one less than the wanted width, which is multiple_of.
     if kind == "llama3":
@@ -109,14 +106,10 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
             ("ffn_dim_multiplier", multiplier),
             ("multiple_of", model.intermediate_size),
         ]
-    pairs += [
-        ("head_dim", model.head_dim),
-        ("hidden_dim", model.intermediate_size or model.moe_intermediate_size),
-        ("qk_norm", model.qk_norm == "head"),
-        ("enable_weight_tying", model.tie_word_embeddings),
-        ("moe_enabled", model.is_moe),
-    ]
-    return [*pairs, ("moe_inter_dim", model.moe_intermediate_size)] if model.is_moe else pairs
+    names = "head_dim hidden_dim qk_norm enable_weight_tying moe_enabled"
+    normed, moe = model.qk_norm == "head", model.is_moe
+    pairs += _pairs(model, names, hidden_dim=wide, qk_norm=normed, moe_enabled=moe)
+    return pairs + _pairs(model, "moe_inter_dim" * moe)
 
 
 def register_02(model: ModelSpec, name: str) -> str:
@@ -218,45 +211,32 @@ _NORM_03 = {"qwen3": "family._qwen3_norm({dim})"}
 _HEAD_INIT_03 = {"qwen3": "family._LINEAR_INIT"}
 
 
-def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, object]]]:
+def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, Pairs]:
     """(0.3's function that builds the family's layers, its arguments for shapes)."""
-    pairs: list[tuple[str, object]] = [
-        ("n_layers", model.num_hidden_layers),
-        ("dim", model.hidden_size),
-        ("n_heads", model.num_attention_heads),
-    ]
+    names = "n_layers dim n_heads"
     if kind == "deepseek_v3":
-        shared = model.shared_expert_intermediate_size // model.moe_intermediate_size
-        return "_build_dsv3_layers", [
-            *pairs,
-            ("n_dense_layers", model.first_k_dense_replace),
-            ("q_lora_rank", model.q_lora_rank),
-            ("kv_lora_rank", model.kv_lora_rank),
-            ("qk_nope_head_dim", model.qk_nope_head_dim),
-            ("qk_rope_head_dim", model.qk_rope_head_dim),
-            ("v_head_dim", model.v_head_dim),
-            ("mscale", 1.0 if model.rope_scaling is None else softmax_mscale(model.rope_scaling)),
-            ("dense_hidden_dim", model.intermediate_size or model.moe_intermediate_size),
-            ("moe_hidden_dim", model.moe_intermediate_size),
-            ("num_experts", model.num_experts),
-            ("num_shared_experts", shared),
-            ("router_top_k", model.num_experts_per_tok),
-            ("router_route_norm", divides_scores(model)),
-            ("router_score_func", scores(model)),
-            ("non_blocking_capacity_factor", None),
-        ]
-    pairs.append(("n_kv_heads", model.num_key_value_heads))
+        names += (
+            f" n_dense_layers {_LATENT} mscale dense_hidden_dim moe_hidden_dim num_experts "
+            "num_shared_experts router_top_k router_route_norm router_score_func "
+            "non_blocking_capacity_factor"
+        )
+        scaling = model.rope_scaling
+        return "_build_dsv3_layers", _pairs(
+            model,
+            names,
+            mscale=1.0 if scaling is None else softmax_mscale(scaling),
+            dense_hidden_dim=model.intermediate_size or model.moe_intermediate_size,
+            num_shared_experts=_shared(model),
+            router_route_norm=divides_scores(model),
+            router_score_func=scores(model),
+            non_blocking_capacity_factor=None,
+        )
     if kind == "llama3":
-        return "_build_llama3_layers", [*pairs, ("hidden_dim", model.intermediate_size)]
-    pairs.append(("head_dim", model.head_dim))
+        return "_build_llama3_layers", _pairs(model, f"{names} n_kv_heads hidden_dim")
+    names += " n_kv_heads head_dim"
     if not model.is_moe:
-        return "_build_qwen3_layers", [*pairs, ("hidden_dim", model.intermediate_size)]
-    moe = [
-        ("moe_hidden_dim", model.moe_intermediate_size),
-        ("num_experts", model.num_experts),
-        ("top_k", model.num_experts_per_tok),
-    ]
-    return "_build_qwen3_moe_layers", [*pairs, *moe]
+        return "_build_qwen3_layers", _pairs(model, f"{names} hidden_dim")
+    return "_build_qwen3_moe_layers", _pairs(model, f"{names} moe_hidden_dim num_experts top_k")
 
 
 def model_03(model: ModelSpec) -> tuple[str, str]:

@@ -6,18 +6,13 @@ Sources: torchtitan 0.2.2 models/*/model/args.py, models/moe/moe.py (MoEArgs); 0
     config/configurable.py (traverse).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from planner.export.base import Draft
+from planner.export.base import Draft, unstated
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 from planner.trainers.titan_models import Flavor
-from planner.trainers.titan_networks import (
-    left_out_by_shipped,
-    shipped_facts,
-    softmax_mscale,
-    unknown,
-)
+from planner.trainers.titan_networks import OWN_WAY, lacks, shipped_facts, softmax_mscale
 
 # Default of transformers and of TorchTitan's classes; written where the model states none.
 UNKNOWN_THETA = 10_000.0
@@ -70,12 +65,9 @@ def model_args_02(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTH
 
 def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
     if kind == "llama3":  # its class always scales; a factor of 1 changes nothing
-        return [
-            (
-                "rope_scaling_args",
-                _llama3_02(scaling) if scaling and scaling.rope_type == "llama3" else _unscaled(),
-            )
-        ]
+        if scaling is None or scaling.rope_type != "llama3":
+            return [("rope_scaling_args", Source("RoPEScalingArgs(scaling_factor=1.0)"))]
+        return [("rope_scaling_args", _llama3_02(scaling))]
     if kind == "llama4":
         return [("rope_scaling_args", _llama3_02(scaling) if scaling else None)]
     if kind == "deepseek_v3":
@@ -100,10 +92,6 @@ def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
 
 def _whole(value: float) -> float | int:
     return int(value) if value == int(value) else value
-
-
-def _unscaled() -> Source:
-    return Source("RoPEScalingArgs(scaling_factor=1.0)")
 
 
 def _llama3_02(scaling: RopeScaling) -> Source:
@@ -289,87 +277,56 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
     it ships as this model.
     """
     model = draft.model
-    for name in unknown(model):
+    for name in unstated(model):
         _unknown(draft, name, kind, flavor)
     if flavor is not None:
-        for name, words in left_out_by_shipped(model, flavor.module, line):
+        for name, words in lacks(model, flavor.module, line):
             rule = f"is not in TorchTitan's {flavor.module}, its own form of this model: {words}"
-            draft.gap(
-                f"model.{name}",
-                getattr(model, name),
-                rule,
-                "weights trained so are not those of transformers",
-                blocking=False,
-            )
-    balance = (
-        "it balances experts by a bias"
-        if kind != "qwen3" or line == "0.3"
-        else "and qwen3 is not balanced"
-    )
-    scaling, seq_len = model.rope_scaling, draft.training.seq_len
+            remedy = "weights trained so are not those of transformers"
+            if name in OWN_WAY.get(flavor.module, ()):
+                draft.gap(f"model.{name}", rule, remedy, blocking=False)
+    for name, rule in _left_out(draft, kind, line):
+        remedy = "no setting is needed where that is what you want"
+        if name == "unread_keys":
+            remedy = "check that none changes the network"
+        shown = _brief(getattr(model, name))
+        draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
+
+
+def _left_out(draft: Draft, kind: str, line: str) -> Iterator[tuple[str, str]]:
+    """Fields of the model that are left out, each with the reason."""
+    model, seq_len = draft.model, draft.training.seq_len
+    if model.num_nextn_predict_layers > 0:
+        yield "num_nextn_predict_layers", "is left out: multi-token prediction is not priced"
+    if model.router_aux_loss_coef:
+        unbalanced = kind == "qwen3" and line == "0.2"
+        balance = "and qwen3 is not balanced" if unbalanced else "it balances experts by a bias"
+        yield ("router_aux_loss_coef", f"is left out: TorchTitan has no auxiliary loss, {balance}")
+    if model.router_z_loss_coef:
+        yield "router_z_loss_coef", "is left out: TorchTitan has no z-loss"
+    if model.router_jitter_noise > 0:
+        yield "router_jitter_noise", "is left out: TorchTitan has no router noise"
+    if model.dropout > 0:
+        yield "dropout", "is left out: TorchTitan has no dropout, and none is priced"
+    if model.n_group > 1 and model.topk_method == "group_limited_greedy":
+        rule = "is not in TorchTitan, which ranks groups by their two best experts"
+        yield "topk_method", rule
+    if model.n_group > 1 and draft.version == "0.2.0":
+        rule = f"is not in TorchTitan {draft.version}: a token chooses among all experts"
+        yield "n_group", rule
+    old = kind == "deepseek_v3" and line == "0.2"
+    scaling = model.rope_scaling
     before = 0 if scaling is None else scaling.original_max_position_embeddings
-    rows: tuple[tuple[bool, str, str], ...] = (
-        (
-            model.num_nextn_predict_layers > 0,
-            "num_nextn_predict_layers",
-            "is left out: multi-token prediction is not priced",
-        ),
-        (
-            bool(model.router_aux_loss_coef),
-            "router_aux_loss_coef",
-            f"is left out: TorchTitan has no auxiliary loss, {balance}",
-        ),
-        (
-            bool(model.router_z_loss_coef),
-            "router_z_loss_coef",
-            "is left out: TorchTitan has no z-loss",
-        ),
-        (
-            model.router_jitter_noise > 0,
-            "router_jitter_noise",
-            "is left out: TorchTitan has no router noise",
-        ),
-        (
-            model.dropout > 0,
-            "dropout",
-            "is left out: TorchTitan has no dropout, and none is priced",
-        ),
-        (
-            model.n_group > 1 and model.topk_method == "group_limited_greedy",
-            "topk_method",
-            "is not in TorchTitan, which ranks groups by their two best experts",
-        ),
-        (
-            model.n_group > 1 and draft.version in ("0.2.0",),
-            "n_group",
-            f"is not in TorchTitan {draft.version}: a token chooses among all experts",
-        ),
-        (
-            kind == "deepseek_v3" and line == "0.2" and 0 < seq_len <= before,
-            "rope_scaling",
-            f"holds in TorchTitan beyond {before} tokens only, and here sequences have {seq_len}",
-        ),
-        (
-            kind == "deepseek_v3" and line == "0.2" and model.norm_eps is not None,
-            "norm_eps",
-            "holds for every norm but the last, which has torch's own epsilon in TorchTitan 0.2",
-        ),
-        (
-            model.norm_plus_one,
-            "norm_plus_one",
-            "is not in TorchTitan: its norms hold 1 + weight as the weight",
-        ),
-        (bool(model.unread_keys), "unread_keys", "are keys of the config.json that we do not know"),
-    )
-    for broken, name, rule in rows:
-        if broken:
-            remedy = (
-                "check that none changes the network"
-                if name == "unread_keys"
-                else "no setting is needed where that is what you want"
-            )
-            value = getattr(model, name)
-            draft.gap(f"model.{name}", _brief(value), rule, remedy, blocking=False)
+    if old and 0 < seq_len <= before:
+        rule = f"holds in TorchTitan beyond {before} tokens only, and here sequences have {seq_len}"
+        yield "rope_scaling", rule
+    if old and model.norm_eps is not None:
+        rule = "holds for every norm but the last, which has torch's own epsilon in TorchTitan 0.2"
+        yield "norm_eps", rule
+    if model.norm_plus_one:
+        yield "norm_plus_one", "is not in TorchTitan: its norms hold 1 + weight as the weight"
+    if model.unread_keys:
+        yield "unread_keys", "are keys of the config.json that we do not know"
 
 
 def _brief(value: object) -> object:
@@ -397,4 +354,4 @@ def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:
     )
     shown = f"{written:g}" if isinstance(written, float) else str(written)
     remedy = f"give {name} as in the model's config.json"
-    draft.gap(f"model.{name}", None, f"{owner}: {shown} is used", remedy, blocking=False)
+    draft.gap(f"model.{name}", f"{owner}: {shown} is used", remedy, blocking=False)

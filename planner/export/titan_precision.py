@@ -4,7 +4,7 @@ Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_
     (Quantize); 0.3.0 components/quantization/{float8,mx,nvfp4}.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from planner.export.base import Draft, Settings
 from planner.precision import PRECISIONS, bf16_tail
@@ -23,18 +23,12 @@ def precision_02(draft: Draft) -> Settings:
     precision = PRECISIONS[layout.precision]
     converter = precision.titan_converters.get("0.2")
     if converter is None and layout.precision != "bf16":
-        draft.gap(
-            "precision",
-            layout.precision,
-            "is not in TorchTitan 0.2",
-            "use bf16, float8-tensorwise, float8-rowwise, float8-rowwise-gw-hp or mxfp8",
-        )
+        remedy = "use bf16, float8-tensorwise, float8-rowwise, float8-rowwise-gw-hp or mxfp8"
+        draft.gap("precision", "is not in TorchTitan 0.2", remedy)
     tensorwise = layout.precision == "float8-tensorwise"
     if layout.float8_all_gather and not tensorwise:
-        rule = "goes with float8-tensorwise only"
-        draft.gap(
-            "float8_all_gather", True, rule, "set it to false", blocking=layout.precision in ROWWISE
-        )
+        rule, blocking = "goes with float8-tensorwise only", layout.precision in ROWWISE
+        draft.gap("float8_all_gather", rule, "set it to false", blocking=blocking)
     if converter is None:
         return {"model.converters": []}
     skipped = [
@@ -71,12 +65,8 @@ def _notes_02(draft: Draft, converter: str, tensorwise: bool) -> None:
             "Low precision without torch.compile is slower than bf16: its casts are not fused."
         )
     if converter == MX and layout.compile and layout.tp > 1:
-        draft.gap(
-            "precision",
-            "mxfp8",
-            "excludes torch.compile together with TP in TorchTitan 0.2",
-            "switch off one of them",
-        )
+        rule = "excludes torch.compile together with TP in TorchTitan 0.2"
+        draft.gap("precision", rule, "switch off one of them")
     if tensorwise and layout.tp > 1:
         draft.notes.append(
             "TorchTitan 0.2.2 looks for a converter named `float8` when it plans TP, so TP's "
@@ -111,19 +101,15 @@ def precision_03(draft: Draft) -> list[str]:
     """Converters of the model as Python expressions; a gap where 0.3 has none."""
     layout, moe, name = draft.layout, draft.model.is_moe, draft.layout.precision
     if layout.float8_all_gather:
-        rule, remedy = (
-            "is gone from TorchTitan 0.3 with float8-tensorwise",
-            "set it to false, or export for 0.2",
-        )
-        draft.gap("float8_all_gather", True, rule, remedy, blocking=name.startswith("float8"))
+        rule = "is gone from TorchTitan 0.3 with float8-tensorwise"
+        remedy, blocking = "set it to false, or export for 0.2", name.startswith("float8")
+        draft.gap("float8_all_gather", rule, remedy, blocking=blocking)
     precision = PRECISIONS[name]
     converter = precision.titan_converters.get("0.3")
     if converter is None or (precision.torchao.dense_only and moe):
         if name != "bf16":
             rule = "is not in TorchTitan 0.3" + (" for experts" if converter else "")
-            draft.gap(
-                "precision", name, rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2"
-            )
+            draft.gap("precision", rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2")
         return []
     compiled = f"model_compile_enabled={layout.compile}"
     skipped = '["lm_head", "router.gate"]' if moe else '["lm_head"]'
@@ -149,12 +135,8 @@ def _nvfp4_layers(draft: Draft) -> str:
     recipe = TRAINERS["torchtitan"].recipes("0.3")[PRECISIONS.names.index("nvfp4")]
     layers = draft.model.num_hidden_layers
     if bf16_tail(recipe, layers) >= layers:
-        draft.gap(
-            "precision",
-            "nvfp4",
-            f"converts none of {counted(layers, 'layer')}: TorchTitan keeps the last in bf16",
-            "use bf16 or mxfp8",
-        )
+        rule = f"converts none of {counted(layers, 'layer')}: TorchTitan keeps the last in bf16"
+        draft.gap("precision", rule, "use bf16 or mxfp8")
     return f"nvfp4_bf16_tail_fqns({layers}, {recipe.bf16_layers})"
 
 
@@ -172,21 +154,3 @@ def read_precision_03(module: str | None) -> dict[str, object]:
         gw_hp = f'"{ROWWISE["float8-rowwise-gw-hp"]}"' in module
         name = "float8-rowwise-gw-hp" if gw_hp else "float8-rowwise"
     return {"precision": name, "float8_all_gather": False}
-
-
-def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:
-    """TorchTitan 0.3's subcommand for an activation checkpointing mode.
-
-    A mode that 0.3 does not have becomes `none`.
-    """
-    words: Mapping[str, Sequence[str]] = {
-        "none": ("activation-checkpoint:none",),
-        "full": ("activation-checkpoint:full",),
-        "selective-op": ("activation-checkpoint:selective",),
-        "memory-budget": (
-            "activation-checkpoint:memory-budget",
-            "--activation-checkpoint.memory-budget",
-            f"{number:g}",
-        ),
-    }
-    return tuple(words.get(kind, words["none"]))

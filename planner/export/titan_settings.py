@@ -1,4 +1,4 @@
-"""A layout as TorchTitan's dotted settings, and back. `line` is "0.2" or "0.3".
+"""A layout as TorchTitan's dotted settings. `line` is "0.2" or "0.3"; `titan_read` is the way back.
 
 Sources: torchtitan 0.2.2 config/job_config.py,
     distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py,
@@ -7,7 +7,6 @@ Sources: torchtitan 0.2.2 config/job_config.py,
 """
 
 import math
-import re
 from collections.abc import Collection, Mapping
 
 from planner.columns import LayoutBatch
@@ -16,6 +15,7 @@ from planner.rules.base import Context
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
+from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import (
     even_split,
     find_flavor,
@@ -25,15 +25,12 @@ from planner.trainers.titan_models import (
 )
 from planner.units import counted
 
-P, T, AC = "parallelism.", "training.", "activation_checkpoint."
-RESHARD, SCHEDULE, ROTATE = (
-    P + "fsdp_reshard_after_forward",
-    P + "pipeline_parallel_schedule",
-    P + "context_parallel_rotate_method",
-)
+RESHARD, SCHEDULE = P + "fsdp_reshard_after_forward", P + "pipeline_parallel_schedule"
+ROTATE = P + "context_parallel_rotate_method"
 MODULES, LAYERS = P + "module_fqns_per_model_part", P + "pipeline_parallel_layers_per_stage"
 DISPATCHER, GRAPHS_OFF = P + "expert_parallel_comm_backend", T + "disable_cuda_graphs"
 COMPONENTS, IN_BACKWARD = "compile.components", "optimizer.early_step_in_backward"
+MICRO, ETP = P + "pipeline_parallel_microbatch_size", P + "expert_tensor_parallel_degree"
 HEAD = {"0.2": "output", "0.3": "lm_head"}
 # Field of the layout -> its setting, where both lines have it with the same values.
 SAME_KEYS: Mapping[str, str] = {
@@ -52,10 +49,14 @@ ASYNC_TP = {
 }
 # Dispatcher of routed tokens -> TorchTitan's name of it.
 DISPATCHERS = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
-_BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
-_COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'],\n")
 CHECKPOINT_MODES = {"sync": "disabled", "async": "async", "async-pinned": "async_with_pinned_mem"}
 STEP = T + "steps"
+AC_COMMAND, BUDGET = "activation-checkpoint:", "--activation-checkpoint.memory-budget"
+# Kind of recomputation -> TorchTitan's mode; 0.3 has no setting for every n-th layer.
+AC_MODES = {
+    "none": "none", "full": "full", "selective-op": "selective", "selective-layer": "selective",
+    "memory-budget": "memory_budget",
+}  # fmt: skip
 
 
 def layout_settings(draft: Draft, line: str) -> Settings:
@@ -63,30 +64,19 @@ def layout_settings(draft: Draft, line: str) -> Settings:
     layout = draft.layout
     settings: Settings = {key: getattr(layout, name) for name, key in SAME_KEYS.items()}
     if layout.optimizer_offload_fraction != 1.0:
-        draft.gap(
-            "optimizer_offload_fraction",
-            layout.optimizer_offload_fraction,
-            "is Megatron-LM's; TorchTitan moves all shards to the host or none",
-            "use 1",
-            blocking=layout.cpu_offload,
-        )
+        rule = "is Megatron-LM's; TorchTitan moves all shards to the host or none"
+        draft.gap("optimizer_offload_fraction", rule, "use 1", blocking=layout.cpu_offload)
     if layout.activation_offload_layers:
-        draft.gap(
-            "activation_offload_layers",
-            layout.activation_offload_layers,
-            "has no setting in TorchTitan",
-            "use 0",
-        )
-    settings["compile.components"] = ["model", "loss"]
-    settings[ASYNC_TP[line]] = layout.async_tp
-    settings[P + "fsdp_reshard_after_forward"] = _reshard(draft)
-    settings.update(_pipeline(draft, line))
-    settings.update(_batch(draft))
-    if line == "0.2":
-        settings.update(_only_02(draft))
-    else:
-        settings.update(_only_03(draft))
-    return settings
+        draft.gap("activation_offload_layers", "has no setting in TorchTitan", "use 0")
+    return {
+        **settings,
+        COMPONENTS: ["model", "loss"],
+        ASYNC_TP[line]: layout.async_tp,
+        RESHARD: _reshard(draft),
+        **_pipeline(draft, line),
+        **_batch(draft),
+        **(_only_02(draft) if line == "0.2" else _only_03(draft)),
+    }
 
 
 def _reshard(draft: Draft) -> str:
@@ -97,7 +87,7 @@ def _reshard(draft: Draft) -> str:
             "is not what FSDP2 does where dp_shard x cp > 1: it shards gradients and parameters too"
         )
         remedy = "use zero_stage 2 or 3, or dp_replicate in place of dp_shard"
-        draft.gap("zero_stage", layout.zero_stage, rule, remedy, blocking=sharded)
+        draft.gap("zero_stage", rule, remedy, blocking=sharded)
         return "default"
     if layout.zero_stage == 0:
         return "default"
@@ -106,42 +96,29 @@ def _reshard(draft: Draft) -> str:
     return "default" if layout.pp == 1 and sharded else "always"
 
 
-def read_reshard(policy: object, pp: int, sharded: bool) -> int:
-    """The zero_stage that a policy stands for.
-
-    sharded: whether parameters are sharded at all (dp_shard x cp > 1).
-    """
-    if policy == "default":
-        return (3 if pp == 1 else 2) if sharded else 0
-    return 3 if policy == "always" else 2
-
-
 def _pipeline(draft: Draft, line: str) -> Settings:
     layout, layers = draft.layout, draft.model.num_hidden_layers
     settings: Settings = {}
     if layout.pp_schedule in schedules_of("torch"):
-        settings[P + "pipeline_parallel_schedule"] = layout.pp_schedule
+        settings[SCHEDULE] = layout.pp_schedule
     else:
-        rule, remedy = (
-            "is a schedule of a Megatron fork",
-            "use InterleavedZeroBubble or ZBVZeroBubble",
-        )
-        draft.gap("pp_schedule", layout.pp_schedule, rule, remedy, blocking=layout.pp > 1)
+        remedy, blocking = "use InterleavedZeroBubble or ZBVZeroBubble", layout.pp > 1
+        draft.gap("pp_schedule", "is a schedule of a Megatron fork", remedy, blocking=blocking)
     if layout.pp == 1:
         return settings
-    settings[P + "pipeline_parallel_microbatch_size"] = layout.micro_batch_size
+    settings[MICRO] = layout.micro_batch_size
     stages = layout.pp * layout.virtual_stages
     split = draft.layer_split
     if split is not None:
-        settings[P + "module_fqns_per_model_part"] = module_names(split, HEAD[line])
-    elif layout.layers_per_stage is None and layout.virtual_stages != _default_stages(
+        settings[MODULES] = module_names(split, HEAD[line])
+    elif layout.layers_per_stage is None and layout.virtual_stages != default_stages(
         layout.pp_schedule
     ):
         settings.update(_virtual_stages(draft, layers, stages, line))
     return settings
 
 
-def _default_stages(schedule: str) -> int:
+def default_stages(schedule: str) -> int:
     """Stages per rank where no setting says how many."""
     return 1 if SCHEDULES[schedule].single_stage else 2
 
@@ -149,30 +126,27 @@ def _default_stages(schedule: str) -> int:
 def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settings:
     uniform = uniform_layers_per_stage(layers, stages)
     if uniform is not None:
-        return {P + "pipeline_parallel_layers_per_stage": uniform}
+        return {LAYERS: uniform}
     split = even_split(layers, stages)
     if split is None:
         rule = (
             f"makes {counted(stages, 'stage')} of {counted(layers, 'layer')}, the embedding and "
             "the head: some would be empty"
         )
-        draft.gap("virtual_stages", draft.layout.virtual_stages, rule, "use fewer stages")
+        draft.gap("virtual_stages", rule, "use fewer stages")
         return {}
     rule = (
         f"is written out: no pipeline_parallel_layers_per_stage makes {counted(stages, 'stage')} "
         f"of {counted(layers, 'layer')}"
     )
-    draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
-    return {P + "module_fqns_per_model_part": module_names(split, HEAD[line])}
+    draft.inert("layers_per_stage", rule)
+    return {MODULES: module_names(split, HEAD[line])}
 
 
 def _batch(draft: Draft) -> Settings:
     layout, training = draft.layout, draft.training
-    microbatches = (
-        max(1, layout.num_microbatches(training.global_batch_size)) if layout.pp > 1 else 1
-    )
     return {
-        T + "local_batch_size": layout.micro_batch_size * microbatches,
+        T + "local_batch_size": layout.micro_batch_size * (draft.passes if layout.pp > 1 else 1),
         T + "global_batch_size": training.global_batch_size,
         T + "seq_len": training.seq_len,
         STEP: train_steps(training),
@@ -193,7 +167,7 @@ def dispatcher(draft: Draft, names: Collection[str]) -> str:
     else:
         rule = f"is not in TorchTitan {draft.version} for {draft.model.name}"
         able = [name for name in DISPATCHERS if name in names]
-        draft.gap("moe_dispatcher", value, rule, f"use {' or '.join(able)}")
+        draft.gap("moe_dispatcher", rule, f"use {' or '.join(able)}")
     return DISPATCHERS["alltoall"]
 
 
@@ -207,87 +181,50 @@ def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.tp > 1 and not layout.sequence_parallel:
         rule = "cannot be switched off: TorchTitan 0.2 always uses it with TP"
-        draft.gap("sequence_parallel", False, rule, "set it to true, or export for 0.3")
+        draft.gap("sequence_parallel", rule, "set it to true, or export for 0.3")
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
     backend = dispatcher(draft, _dispatchers_02(draft))
     settings: Settings = {
         **({DISPATCHER: backend} if draft.version != "0.2.0" else {}),
-        P + "expert_tensor_parallel_degree": layout.etp,
+        ETP: layout.etp,
         P + "disable_loss_parallel": draft.training.vocab_parallel_loss is False,
-        "optimizer.early_step_in_backward": layout.optimizer_in_backward,
+        IN_BACKWARD: layout.optimizer_in_backward,
     }
     if layout.cp_method == "ulysses":
-        draft.gap(
-            "cp_method",
-            "ulysses",
-            "is not in TorchTitan",
-            "use allgather or alltoall",
-            blocking=layout.cp > 1,
-        )
+        remedy = "use allgather or alltoall"
+        draft.gap("cp_method", "is not in TorchTitan", remedy, blocking=layout.cp > 1)
     else:
-        settings[P + "context_parallel_rotate_method"] = layout.cp_method
+        settings[ROTATE] = layout.cp_method
     kind, number = parse_ac(layout.ac)
-    modes: dict[str, Settings] = {
-        "none": {"activation_checkpoint.mode": "none"},
-        "full": {"activation_checkpoint.mode": "full"},
-        "selective-op": {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": "op",
-        },
-        "selective-layer": {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": str(int(number)),
-        },
-        "memory-budget": {
-            "activation_checkpoint.mode": "memory_budget",
-            "activation_checkpoint.memory_budget": number,
-        },
-    }
-    if kind not in modes:
-        draft.gap("ac", layout.ac, "is Megatron's; TorchTitan has no such mode", "use selective-op")
-    return {**settings, **modes.get(kind, modes["none"])}
+    if kind not in AC_MODES:
+        draft.gap("ac", "is Megatron's; TorchTitan has no such mode", "use selective-op")
+    settings[AC + "mode"] = mode = AC_MODES.get(kind, "none")
+    if mode == "selective":
+        layers = "op" if kind == "selective-op" else str(int(number))
+        settings[AC + "selective_ac_option"] = layers
+    if mode == "memory_budget":
+        settings[AC + "memory_budget"] = number
+    return settings
 
 
 def _only_03(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.etp != 1:
-        rule, remedy = (
-            "has no setting in TorchTitan 0.3: experts are never split over TP",
-            "use etp 1, or export for 0.2",
-        )
-        draft.gap("etp", layout.etp, rule, remedy, blocking=layout.ep > 1)
+        rule = "has no setting in TorchTitan 0.3: experts are never split over TP"
+        draft.gap("etp", rule, "use etp 1, or export for 0.2", blocking=layout.ep > 1)
     if layout.cp_method != "allgather":
         rule = "has no setting in TorchTitan 0.3: its context parallelism gathers keys and values"
-        draft.gap(
-            "cp_method",
-            layout.cp_method,
-            rule,
-            "use allgather, or export for 0.2",
-            blocking=layout.cp > 1,
-        )
+        draft.gap("cp_method", rule, "use allgather, or export for 0.2", blocking=layout.cp > 1)
     if layout.optimizer_in_backward:
-        draft.gap(
-            "optimizer_in_backward",
-            True,
-            "is gone from TorchTitan 0.3",
-            "set it to false, or export for 0.2",
-        )
+        remedy = "set it to false, or export for 0.2"
+        draft.gap("optimizer_in_backward", "is gone from TorchTitan 0.3", remedy)
     if draft.training.vocab_parallel_loss is False and layout.tp > 1:
-        draft.gap(
-            "training.vocab_parallel_loss",
-            False,
-            "has no setting in TorchTitan 0.3",
-            "leave it out",
-            blocking=False,
-        )
-    if parse_ac(layout.ac)[0] not in ("none", "full", "selective-op", "memory-budget"):
-        draft.gap(
-            "ac",
-            layout.ac,
-            "has no setting in TorchTitan 0.3",
-            "use selective-op, full or memory-budget-X",
-        )
+        rule = "has no setting in TorchTitan 0.3"
+        draft.gap("training.vocab_parallel_loss", rule, "leave it out", blocking=False)
+    if parse_ac(layout.ac)[0] not in {*AC_MODES} - {"selective-layer"}:
+        remedy = "use selective-op, full or memory-budget-X"
+        draft.gap("ac", "has no setting in TorchTitan 0.3", remedy)
     _check_graphs(draft)
     return {
         P + "enable_sequence_parallel": layout.sequence_parallel,
@@ -323,16 +260,16 @@ def _check_graphs(draft: Draft) -> None:
     wanted, field = draft.training.cuda_graphs, "training.cuda_graphs"
     if wanted == "partial":
         rule = "is not in TorchTitan 0.3: it captures forward and backward of a whole step"
-        draft.gap(field, wanted, rule, "use full, or leave cuda_graphs out")
+        draft.gap(field, rule, "use full, or leave cuda_graphs out")
     elif wanted == "full":
         context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
         for one in CUDA_GRAPH_RULES:
             if one.applies(context) and one.broken(batch, context).any():
                 words = one.rule(draft.layout, context)
-                draft.gap(field, wanted, f"is refused: {words}", "leave cuda_graphs out")
+                draft.gap(field, f"is refused: {words}", "leave cuda_graphs out")
         if not captures_03(draft) and captured(batch, context)[0] == FULL:
             rule = "is not possible with varlen attention, or with this model's dispatcher"
-            draft.gap(field, wanted, rule, "leave cuda_graphs out")
+            draft.gap(field, rule, "leave cuda_graphs out")
 
 
 def backends_03(draft: Draft) -> dict[str, object]:
@@ -353,91 +290,6 @@ def backends_03(draft: Draft) -> dict[str, object]:
     return arguments
 
 
-def read_dispatcher_03(module: str | None) -> dict[str, object]:
-    """The dispatcher in the job's module; inverse of `backends_03`."""
-    found = None if module is None else _COMM_BACKEND.search(module)
-    return {"moe_dispatcher": _BACKENDS.get(found[1], "alltoall") if found else "alltoall"}
-
-
-def read_settings(settings: Mapping[str, object], line: str, num_layers: int) -> dict[str, object]:
-    """Fields of the layout that these settings give; inverse of `layout_settings`.
-
-    settings: those of a file, completed by `titan_defaults.DEFAULTS`, with dp_shard as a number.
-    Precision is read elsewhere.
-    """
-    values: dict[str, object] = {name: settings[key] for name, key in SAME_KEYS.items()}
-    tp, pp, cp, dp_shard = (
-        _int(settings[SAME_KEYS[name]]) for name in ("tp", "pp", "cp", "dp_shard")
-    )
-    components = settings[COMPONENTS]
-    values["compile"] = (
-        bool(values["compile"]) and isinstance(components, list) and "model" in components
-    )
-    values["async_tp"] = settings[ASYNC_TP[line]]
-    values["zero_stage"] = read_reshard(settings[RESHARD], pp, dp_shard * cp > 1)
-    schedule = schedule_name(str(settings[SCHEDULE]))
-    values["pp_schedule"] = schedule
-    values["micro_batch_size"] = settings[
-        (P + "pipeline_parallel_microbatch_size") if pp > 1 else (T + "local_batch_size")
-    ]
-    values.update(read_stages(settings, pp, schedule, num_layers))
-    values.update(_read_ac(settings, line))
-    if line == "0.3":
-        rest = {"etp": 1, "cp_method": "allgather", "optimizer_in_backward": False}
-        return {**values, **rest, "sequence_parallel": settings[P + "enable_sequence_parallel"]}
-    return {
-        **values,
-        "etp": settings[P + "expert_tensor_parallel_degree"],
-        "sequence_parallel": tp > 1,
-        "cp_method": settings[ROTATE],
-        "moe_dispatcher": _BACKENDS.get(str(settings[DISPATCHER]), "alltoall"),
-        "optimizer_in_backward": settings[IN_BACKWARD],
-    }
-
-
-def schedule_name(text: str) -> str:
-    """The schedule's own spelling; TorchTitan takes a name in any case, as torch does."""
-    return next((name for name in schedules_of("torch") if name.lower() == text.lower()), text)
-
-
-def _read_ac(settings: Mapping[str, object], line: str) -> dict[str, object]:
-    mode = settings[AC + "mode"]
-    if mode == "memory_budget":
-        return {"ac": f"memory-budget-{settings[AC + 'memory_budget']}"}
-    if mode != "selective":
-        return {"ac": mode}
-    option = "op" if line == "0.3" else settings[AC + "selective_ac_option"]
-    return {"ac": "selective-op" if option == "op" else f"selective-layer-{option}"}
-
-
-def read_stages(
-    settings: Mapping[str, object], pp: int, schedule: str, num_layers: int
-) -> dict[str, object]:
-    """virtual_stages and layers_per_stage that TorchTitan derives from its settings."""
-    if pp == 1:
-        return {"virtual_stages": 1, "layers_per_stage": None}
-    parts, uniform = settings.get(MODULES), settings.get(LAYERS)
-    if isinstance(parts, list):
-        split = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
-        return {"virtual_stages": max(1, len(parts) // pp), "layers_per_stage": split}
-    first, last = (
-        _int(settings[P + f"pipeline_parallel_{end}_stage_less_layers"])
-        for end in ("first", "last")
-    )
-    stages = (
-        pp * _default_stages(schedule)
-        if uniform is None
-        else -(-(num_layers + first + last) // _int(uniform))
-    )
-    own = None if (first, last) == (1, 1) else even_split(num_layers, stages, first, last)
-    return {"virtual_stages": max(1, stages // pp), "layers_per_stage": own}
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
 def _attention(draft: Draft) -> None:
     """Gaps where the release neither attends with this kernel by itself nor can be told to."""
     kernel, context = draft.training.attention_kernel, _as_written(draft)
@@ -449,10 +301,10 @@ def _attention(draft: Draft) -> None:
     field = "training.attention_kernel"
     if kernel not in ("flash", *brought, *context.released.attention_kernels):
         rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
-        draft.gap(field, kernel, rule, "use flash")
+        draft.gap(field, rule, "use flash")
     elif kernel == "flash3" and draft.layout.cp > 1:
         rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
-        draft.gap(field, kernel, rule, "use flash, or cp 1")
+        draft.gap(field, rule, "use flash, or cp 1")
 
 
 def training_settings(draft: Draft, line: str) -> Settings:
@@ -466,15 +318,15 @@ def training_settings(draft: Draft, line: str) -> Settings:
     elif training.optimizer != "adamw":
         rule = f"is no setting of TorchTitan {line}"
         remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
-        draft.gap("training.optimizer", training.optimizer, rule, remedy)
+        draft.gap("training.optimizer", rule, remedy)
     _attention(draft)
     if training.cuda_graphs in ("partial", "full") and line == "0.2":
         rule = "is not in TorchTitan 0.2"
         remedy = "leave it out, or export for 0.3"
-        draft.gap("training.cuda_graphs", training.cuda_graphs, rule, remedy)
+        draft.gap("training.cuda_graphs", rule, remedy)
     if training.chunked_loss and line == "0.2":
         rule = "is not in TorchTitan 0.2: its loss takes whole logits"
-        draft.gap("training.chunked_loss", True, rule, "leave it out, or export for 0.3")
+        draft.gap("training.chunked_loss", rule, "leave it out, or export for 0.3")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:
@@ -486,11 +338,22 @@ def training_settings(draft: Draft, line: str) -> Settings:
         )
     off = [name for name in ("dp", "tp", "pp") if not getattr(training.overlap, name)]
     if off:
-        draft.gap(
-            "training.overlap",
-            off,
-            "cannot be switched off in TorchTitan",
-            "leave overlap out",
-            blocking=False,
-        )
+        rule, remedy = "cannot be switched off in TorchTitan", "leave overlap out"
+        draft.gap("training.overlap", rule, remedy, blocking=False, shown=off)
     return settings
+
+
+def ac_subcommand(ac: str) -> tuple[str, ...]:
+    """TorchTitan 0.3's subcommand for a layout's `ac`.
+
+    A mode that 0.3 does not have becomes `none`.
+    """
+    kind, number = parse_ac(ac)
+    mode = "none" if kind == "selective-layer" else AC_MODES.get(kind, "none")
+    return mode_words(mode, f"{number:g}")
+
+
+def mode_words(mode: str, budget: object) -> tuple[str, ...]:
+    """The subcommand of 0.3 for one of AC_MODES; budget: of the memory-budget mode."""
+    words = (f"{AC_COMMAND}{mode.replace('_', '-')}",)
+    return (*words, BUDGET, str(budget)) if mode == "memory_budget" else words

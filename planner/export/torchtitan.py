@@ -9,17 +9,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from planner.export.base import (
-    Draft,
-    Export,
-    Settings,
-    Value,
-    flatten,
-    overlay_gaps,
-    safe_name,
-    write_toml,
-)
-from planner.export.commands import Launch
+from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, write_toml
+from planner.export.commands import EXPANDABLE
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -33,27 +24,26 @@ from planner.export.titan_modules import (
 )
 from planner.export.titan_network import name_what_is_left_out
 from planner.export.titan_precision import (
-    ac_subcommand,
     precision_02,
     precision_03,
     read_precision_02,
     read_precision_03,
 )
+from planner.export.titan_read import read_dispatcher_03, read_settings
 from planner.export.titan_settings import (
-    AC,
+    AC_COMMAND,
+    ac_subcommand,
     backends_03,
     layout_settings,
-    read_dispatcher_03,
-    read_settings,
     training_settings,
 )
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import Layout, parse_ac
+from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
-from planner.trainers.titan_defaults import DEFAULTS
+from planner.trainers.titan_defaults import AC, DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
 from planner.units import counted
@@ -68,7 +58,10 @@ WRITTEN = tuple(
 PYTHON_CONFIGS = Releases(since="0.3", since_day="2026-03-01")
 """With configurations in Python: pull request 2207 of February 2026 edits config/configs.py."""
 CONFIG_FILE = "train.toml"
-AC_COMMAND = "activation-checkpoint:"
+TABLES = (
+    *("job", "model", "optimizer", "training", "parallelism", "activation_checkpoint", "compile"),
+    "checkpoint",
+)
 LIST_FLAGS = frozenset(
     {"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"}
 )
@@ -113,14 +106,13 @@ def export(
             "with the reference program."
         )
     if release.named.distribution == GRAPH_TRAINER:
-        draft.gap(
-            "training.trainer_version",
-            release.named.text,
+        rule = (
             "is written for the core trainer: experiments/graph_trainer takes --module "
             "graph_trainer.MODEL --config graph_trainer_CONFIG with the same flags for "
-            "parallelism, and --compile.memory_policy for recomputation",
-            "change these two by hand, or leave graph_trainer out of trainer_version",
+            "parallelism, and --compile.memory_policy for recomputation"
         )
+        remedy = "change these two by hand, or leave graph_trainer out of trainer_version"
+        draft.gap("training.trainer_version", rule, remedy, shown=release.named.text)
     draft.check_common()
     draft.notes.append(YOURS)
     return _export_02(draft) if _line(draft.version) == "0.2" else _export_03(draft)
@@ -132,7 +124,7 @@ def _line(version: str) -> str:
 
 def _export_02(draft: Draft) -> Export:
     settings: Settings = {
-        "job.description": f"{safe_name(draft.model.name)}: {draft.layout.short()}",
+        "job.description": f"{draft.name}: {draft.layout.short()}",
         "job.dump_folder": "./outputs",
     }
     if draft.layout.reduce_dtype != "float32":
@@ -144,8 +136,7 @@ def _export_02(draft: Draft) -> Export:
     settings["training.dataset"] = "c4"
     settings.update(layout_settings(draft, "0.2"))
     header = (
-        f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on "
-        f"{counted(draft.layout.num_gpus, 'GPU')}",
+        f"TorchTitan {draft.version}: {draft.name} on {counted(draft.layout.num_gpus, 'GPU')}",
         "written by planner-cli export",
     )
     draft.files[CONFIG_FILE] = write_toml(dict(sorted(settings.items(), key=_by_table)), header)
@@ -154,46 +145,29 @@ def _export_02(draft: Draft) -> Export:
 
 def _by_table(item: tuple[str, Value]) -> str:
     """Order of tables in the file; within a table, the order in which settings were given."""
-    tables = (
-        "job",
-        "model",
-        "optimizer",
-        "training",
-        "parallelism",
-        "activation_checkpoint",
-        "compile",
-        "checkpoint",
-    )
     table = item[0].rpartition(".")[0]
-    return f"{tables.index(table) if table in tables else len(tables)} {table}"
+    return f"{TABLES.index(table) if table in TABLES else len(TABLES)} {table}"
 
 
 def _model_02(draft: Draft) -> Settings:
     layout, model = draft.layout, draft.model
     flavor = find_flavor(model, "0.2")
-    assets: Settings = {"model.hf_assets_path": f"./assets/hf/{safe_name(model.name)}"}
+    assets: Settings = {"model.hf_assets_path": f"./assets/hf/{draft.name}"}
     if flavor is not None:
         _check_flavor(draft, flavor, "0.2")
         name_what_is_left_out(draft, flavor.module, "0.2", flavor)
         changes = _changes(draft, flavor)
         plain = flavor.flex and layout.cp > 1
-        windowed = (
-            model.sliding_layers
-            and draft.training.seq_len > model.sliding_window
-            and layout.cp == 1
-        )
-        shipped = (
-            replace(flavor, flavor=flavor.long_context)
-            if windowed and flavor.long_context
-            else flavor
-        )
+        shipped, long = flavor, draft.training.seq_len > model.sliding_window and layout.cp == 1
+        if model.sliding_layers and long and flavor.long_context:
+            shipped = replace(flavor, flavor=flavor.long_context)
         if not changes and not plain:
             return {"model.name": shipped.module, "model.flavor": shipped.flavor, **assets}
         draft.files[f"{MODEL_MODULE}.py"] = changed_flavor_02(
-            model, safe_name(model.name), shipped, changes, draft.version, plain_attention=plain
+            model, draft.name, shipped, changes, draft.version, plain_attention=plain
         )
     elif _can_register(draft, "0.2"):
-        draft.files[f"{MODEL_MODULE}.py"] = register_02(model, safe_name(model.name))
+        draft.files[f"{MODEL_MODULE}.py"] = register_02(model, draft.name)
     return {
         "model.name": MODEL_MODULE,
         "model.flavor": "custom",
@@ -206,11 +180,8 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
     """Fields in which the model differs from the one TorchTitan ships; a note names them."""
     changes = differences(draft.model, flavor.module, flavor.flavor)
     if draft.version == "0.2.0":
-        changes = {
-            field: value
-            for field, value in changes.items()
-            if field not in ("n_group", "topk_group")
-        }
+        for field in ("n_group", "topk_group"):
+            changes.pop(field, None)
     if flavor.num_layers is not None:
         changes["num_hidden_layers"] = flavor.num_layers
     if changes:
@@ -224,11 +195,8 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
 
 def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
     if draft.layout.pp > 1 and flavor.module not in WITH_PIPELINE[line]:
-        rule, remedy = (
-            f"is not possible with TorchTitan {line}'s {flavor.module}",
-            "use pp 1" + (", or export for 0.3" * (line == "0.2")),
-        )
-        draft.gap("pp", draft.layout.pp, rule, remedy)
+        rule = f"is not possible with TorchTitan {line}'s {flavor.module}"
+        draft.gap("pp", rule, "use pp 1" + ", or export for 0.3" * (line == "0.2"))
 
 
 def _can_register(draft: Draft, line: str) -> bool:
@@ -236,27 +204,24 @@ def _can_register(draft: Draft, line: str) -> bool:
     model = draft.model
     words = lacking(model, line)
     if words:
-        rule, remedy = (
-            f"has what TorchTitan {line} has no model class for: {', '.join(words)}",
-            "write the model, or export for megatron",
-        )
-        draft.gap("model", model.name, rule, remedy)
+        rule = f"has what TorchTitan {line} has no model class for: {', '.join(words)}"
+        draft.gap("model", rule, "write the model, or export for megatron", shown=model.name)
         return False
     kind = class_for(model)
     _check_flavor(draft, Flavor(module=kind, flavor="custom"), line)
-    name = safe_name(model.name)
+    name = draft.name
     draft.notes.append(f"TorchTitan ships no {name}: it is registered with the class of {kind}.")
     name_what_is_left_out(draft, kind, line, None)
     if model.sliding_layers and model.sliding_window < draft.training.seq_len:
         rule, remedy = f"is not in TorchTitan's {kind}", "expect the time of full attention"
-        draft.gap("model.sliding_window", model.sliding_window, rule, remedy, blocking=False)
+        draft.gap("model.sliding_window", rule, remedy, blocking=False)
     return True
 
 
 def _export_03(draft: Draft) -> Export:
     settings = {**training_settings(draft, "0.3"), **layout_settings(draft, "0.3")}
     module, config = _job_03(draft)
-    subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
+    subcommand = ac_subcommand(draft.layout.ac)
     arguments = ("--module", module, "--config", config, *flag_words(settings))
     return _finish(draft, arguments=arguments, subcommand=subcommand)
 
@@ -282,46 +247,25 @@ def _job_03(draft: Draft) -> tuple[str, str]:
     converters, backends = precision_03(draft), backends_03(draft)
     chunked = draft.training.chunked_loss is not False
     wide_reduce = draft.layout.reduce_dtype != "float32"
+    family, name, custom, config = "", "custom", "", None
     if flavor is not None:
         _check_flavor(draft, flavor, "0.3")
-    changes: dict[str, object] = {}
-    if flavor is not None:
         name_what_is_left_out(draft, flavor.module, "0.3", flavor)
-        changes = _changes(draft, flavor)
-    if (
-        flavor is not None
-        and flavor.config is not None
-        and not converters
-        and not backends
-        and chunked
-        and not wide_reduce
-        and not changes
-    ):
-        return flavor.module, flavor.config
-    family, name, custom = (
-        ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
-    )
-    if flavor is not None and changes:
-        name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
-    if flavor is None and _can_register(draft, "0.3"):
+        family, name, config = flavor.module, flavor.flavor, flavor.config
+        if changes := _changes(draft, flavor):
+            name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
+    elif _can_register(draft, "0.3"):
         family, custom = model_03(draft.model)
-    if not family and "moe_comm_backend" in backends:
-        draft.gap(
-            "moe_dispatcher",
-            draft.layout.moe_dispatcher,
-            "is part of a model's module, and this model has none",
-            "see the fault of the model",
-        )
-    if not family and converters:
-        draft.gap(
-            "precision",
-            draft.layout.precision,
-            "is part of a model's module, and this model has none",
-            "see the fault of the model",
-        )
-    if family:
+    if config is not None and chunked and not (converters or backends or wide_reduce or custom):
+        return family, config
+    if not family:
+        lost = ["moe_dispatcher"] * ("moe_comm_backend" in backends)
+        for field in lost + ["precision"] * bool(converters):
+            rule = "is part of a model's module, and this model has none"
+            draft.gap(field, rule, "see the fault of the model")
+    else:
         draft.files[f"{JOB_MODULE}.py"] = job_03(
-            safe_name(draft.model.name),
+            draft.name,
             family,
             name,
             converters,
@@ -337,28 +281,11 @@ def _finish(
     draft: Draft, *, arguments: tuple[str, ...], subcommand: tuple[str, ...] = ()
 ) -> Export:
     expandable = draft.training.expandable_segments is not False
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
-    launch = Launch(
-        name=safe_name(draft.model.name),
-        num_gpus=draft.layout.num_gpus,
-        gpus_per_node=draft.cluster.gpus_per_node,
-        program=("-m", "torchtitan.train"),
-        arguments=arguments,
-        subcommand=subcommand,
-        environment=environment,
-        own_modules=any(name.endswith(".py") for name in draft.files),
-    )
-    return Export(
-        trainer="torchtitan",
-        version=draft.version,
-        num_layers=draft.model.num_hidden_layers,
-        num_gpus=draft.layout.num_gpus,
-        files={**draft.files, **launch.files()},
-        command=launch.command(),
-        arguments=(*arguments, *subcommand),
-        notes=tuple(draft.notes),
-        gaps=tuple(draft.gaps),
-    )
+    environment = EXPANDABLE if expandable else {}
+    program = ("-m", "torchtitan.train")
+    launch = draft.launch(program, arguments, subcommand=subcommand, environment=environment)
+    draft.files.update(launch.files())
+    return draft.finished("torchtitan", launch.command(), (*arguments, *subcommand))
 
 
 def parse_back(exported: Export) -> Layout:

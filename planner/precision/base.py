@@ -139,7 +139,7 @@ class Precision:
         None for all.
     vendors: whose GPUs have kernels for it; None for all.
     titan_converters, titan_expert_converters: TorchTitan's converter by line of releases.
-    megatron_arguments: Megatron-LM's arguments, besides those of the 16-bit format.
+    megatron_settings: Megatron-LM's, named with _, besides those of the 16-bit format.
     """
 
     torchao: Recipe
@@ -149,7 +149,7 @@ class Precision:
     vendors: frozenset[str] | None = None
     titan_converters: Mapping[str, str] = field(default_factory=dict)
     titan_expert_converters: Mapping[str, str] = field(default_factory=dict)
-    megatron_arguments: tuple[str, ...] = ()
+    megatron_settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -168,7 +168,7 @@ TENSORWISE = Precision(
     kernel_rows=_FP8,
     titan_converters={"0.2": "quantize.linear.float8"},
     titan_expert_converters={"0.2": "quantize.grouped_mm.float8"},
-    megatron_arguments=("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"),
+    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
 )
 ROWWISE = Precision(
     torchao=_ROWWISE,
@@ -186,14 +186,14 @@ DELAYED = Precision(
     transformer_engine=_DELAYED,
     needs=("fp8",),
     kernel_rows=_FP8,
-    megatron_arguments=("--fp8-format", "hybrid", "--fp8-recipe", "delayed"),
+    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "delayed"},
 )
 BLOCKWISE = Precision(
     torchao=_BLOCKWISE,
     transformer_engine=_TE_BLOCKWISE,
     needs=("fp8",),
     kernel_rows=_FP8 - {"ada"},
-    megatron_arguments=("--fp8-format", "hybrid", "--fp8-recipe", "blockwise"),
+    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
 )
 MXFP8 = Precision(
     torchao=_MXFP8,
@@ -205,7 +205,7 @@ MXFP8 = Precision(
         "0.2": "quantize.grouped_mm.mx",
         "0.3": "MXFP8GroupedExpertsConverter",
     },
-    megatron_arguments=("--fp8-format", "hybrid", "--fp8-recipe", "mxfp8"),
+    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
 )
 NVFP4 = Precision(
     torchao=_NVFP4,
@@ -214,7 +214,7 @@ NVFP4 = Precision(
     kernel_rows=frozenset({"blackwell"}),
     vendors=frozenset({"nvidia"}),
     titan_converters={"0.3": "NVFP4LinearConverter"},
-    megatron_arguments=("--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"),
+    megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 )
 MXFP4 = Precision(
     torchao=_MXFP4,
@@ -222,5 +222,5 @@ MXFP4 = Precision(
     needs=("fp4",),
     kernel_rows=frozenset({"cdna4"}),
     vendors=frozenset({"amd"}),
-    megatron_arguments=("--fp4-format", "e2m1", "--fp4-recipe", "mxfp4"),
+    megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "mxfp4"},
 )

@@ -64,18 +64,16 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="states in 16 bits or on the host are those of a distributed optimizer",
         field="zero_stage",
-        reads=frozenset({"zero_stage", "dp_replicate", "dp_shard", "cp", "cpu_offload"}),
+        reads=frozenset({"zero_stage", "cpu_offload"}),
         applies=_MEGATRON,
         broken=lambda x, c: np.asarray(
-            (x.zero_stage == 0)
-            & (x.dp_replicate * x.dp_shard * x.cp > 1)
-            & (x.cpu_offload | (c.training.optimizer == "adamw-bf16-states"))
+            (x.zero_stage == 0) & (x.cpu_offload | (c.training.optimizer == "adamw-bf16-states"))
         ),
         rule=lambda x, c: (
-            f"{c.trainer.title} keeps states in 16 bits or on the host in its distributed "
-            "optimizer alone, which zero_stage=0 is not"
+            f"{c.trainer.title} keeps states in 16 bits or on the host only in its distributed "
+            "optimizer, which zero_stage=0 is not"
         ),
-        remedy=lambda x, c: "set zero_stage to 1, dp_replicate to 1 and dp_shard to the ranks",
+        remedy=lambda x, c: "set zero_stage to 1",
     ),
     Rule(
         key="DDP combines with no other parallelism",

@@ -13,6 +13,24 @@ if TYPE_CHECKING:  # Optuna is imported where a sampler is made
 STARTUP_TRIALS = 8  # trials at random before a sampler follows its model
 
 
+def of_optuna(
+    kind: str, startup: str = "", **options: object
+) -> "Callable[[int, int], BaseSampler]":
+    """Maker of one of Optuna's samplers, from a seed and a number of startup trials.
+
+    kind: its class.
+    startup: its argument for the number of startup trials; "" where it has none.
+    """
+
+    def make(seed: int, trials: int) -> "BaseSampler":
+        made: BaseSampler = getattr(importlib.import_module("optuna.samplers"), kind)(
+            seed=seed, **({startup: trials} if startup else {}), **options
+        )
+        return made
+
+    return make
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """A sampler that `search.sampler` can name.

@@ -65,18 +65,7 @@ FSDP = replace(
     layout_defaults=COMMON,
     vocab_parallel_loss=False,
     expandable_segments=False,
-    precisions=frozenset(
-        {
-            "bf16",
-            "fp16",
-            "float8-tensorwise",
-            "float8-rowwise",
-            "float8-rowwise-gw-hp",
-            "float8-delayed",
-            "float8-blockwise",
-            "mxfp8",
-        }
-    ),
+    precisions=TORCHTITAN.precisions | {"fp16", "float8-delayed", "float8-blockwise"},
     ac_kinds=frozenset(AC_KINDS) - {"uniform", "modules"},
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     seq_divisor_always=False,

@@ -24,17 +24,9 @@ CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # -
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
 PRECISIONS = frozenset(
-    {
-        "bf16",
-        "fp16",
-        "float8-tensorwise",
-        "float8-delayed",
-        "float8-blockwise",
-        "mxfp8",
-        "nvfp4",
-        "mxfp4",
-    }
-)
+    {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4",
+        "mxfp4"}
+)  # fmt: skip
 OPTIMIZERS = ("adamw", "adamw-bf16-states", "sgd")
 # Months of its tags (github.com/NVIDIA/Megatron-LM/releases: v2.x to v3.0, then core_v0.2 on); from
 # 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements, where only their order

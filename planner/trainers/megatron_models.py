@@ -5,11 +5,12 @@ Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py,
     megatron/core/transformer/transformer_config.py; ssm/ and models/hybrid/ for mixers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from planner.specs.mixers import COMPRESSED
 from planner.specs.model import ModelSpec
 from planner.trainers.release import NEMO, Release
+from planner.trainers.uncommon import other_rope_base, uncommon
 
 DELTA_SINCE = "0.16"  # --experimental-attention-variant, --attention-output-gate
 DSA_SINCE = "0.19"  # dsa_cudnn_kernels.py; before, scores of the whole square in fp32
@@ -23,18 +24,9 @@ FIXED_MAMBA: Mapping[str, object] = {
 }  # fmt: skip
 MAMBA_CHUNK = 128
 # Megatron-Bridge has a model of its own for Falcon H1, of which nothing here was tried.
-UNKNOWN_MIXERS = frozenset(
-    {
-        "kimi-delta",
-        "lightning",
-        "attention-mamba2",
-        "attention-shared",
-        "mamba",
-        "short-conv",
-        "msa",
-        *COMPRESSED,
-    }
-)
+UNKNOWN_MIXERS = COMPRESSED | {
+    "kimi-delta", "lightning", "attention-mamba2", "attention-shared", "mamba", "short-conv", "msa",
+}  # fmt: skip
 
 
 def is_hybrid(model: ModelSpec) -> bool:
@@ -78,8 +70,8 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
     other = any(getattr(model, name) != value for name, value in FIXED_MAMBA.items())
     found = ["other taps or biases of Mamba-2"] * (other and "mamba2" in model.mixers)
     found += ["multi-token prediction by a pattern of letters"] * more
-    network = _network_rows(model, builds_itself(release) or release.since(YARN_SINCE))
-    found += [words for broken, words in (*rows, *network) if broken]
+    found += [words for broken, words in rows if broken]
+    found += _network(model, builds_itself(release) or release.since(YARN_SINCE))
     return found + model.unusual_weights + model.unusual_mixers * early
 
 
@@ -119,7 +111,7 @@ def _some_biases(model: ModelSpec) -> bool:
 _ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")
 
 
-def _network_rows(model: ModelSpec, yarn: bool) -> list[tuple[bool, str]]:
+def _network(model: ModelSpec, yarn: bool) -> Iterator[str]:
     """Operations of the network that Megatron-LM does not have.
 
     The export names the numbers that it has no argument for.
@@ -127,47 +119,36 @@ def _network_rows(model: ModelSpec, yarn: bool) -> list[tuple[bool, str]]:
     """
     scaling, router = model.rope_scaling, model.scoring_func
     types = {"yarn"} if model.uses_mla else {"llama3", "linear", *(["yarn"] * yarn)}
-    gated = model.mlp == "swiglu" and model.hidden_act not in (None, "silu")
-    sums = model.scoring_func == "sigmoid" and model.norm_topk_prob is False
-    return [
-        (
-            scaling is not None and scaling.rope_type not in types,
-            f"{scaling and scaling.rope_type} scaling of RoPE",
-        ),
-        (
-            scaling is not None
-            and scaling.rope_type == "linear"
-            and not float(scaling.factor or 1).is_integer(),
-            "linear scaling of RoPE by a broken factor",
-        ),
-        (
-            model.rope_local_base_freq not in (None, model.rope_theta) and bool(model.sliding_mask),
-            "another RoPE base in windowed layers",
-        ),
-        (
-            model.uses_mla and (model.partial_rotary_factor != 1 or bool(model.rope_mask)),
-            "MLA with a part of RoPE",
-        ),
-        (model.alibi, "ALiBi"),
-        (model.post_norm, "norms after attention and MLP"),
-        (gated, f"a gate with {model.hidden_act}"),
-        (model.hidden_act not in _ACTIVATIONS, f"{model.hidden_act} activation"),
-        (model.attention_multiplier is not None, "its own scale of attention scores"),
-        (model.attn_logit_softcapping is not None, "soft cap on attention scores"),
-        (model.final_logit_softcapping is not None, "soft cap on logits"),
-        (model.clip_qkv is not None, "clamped queries, keys and values"),
-        (model.embedding_multiplier != 1, "scaled embedding"),
-        (
-            model.residual_multiplier != 1 or model.logits_multiplier != 1,
-            "scaled residual or logits",
-        ),
-        (router not in (None, "softmax", "sigmoid"), f"{router} router"),
-        (router == "softmax" and model.router_correction_bias, "a bias on softmax scores"),
-        (
-            sums and model.num_experts_per_tok > 1,
-            "sigmoid scores that are not divided by their sum",
-        ),
-    ]
+    if scaling is not None and scaling.rope_type not in types:
+        yield f"{scaling.rope_type} scaling of RoPE"
+    factor = scaling.factor if scaling is not None and scaling.rope_type == "linear" else 1
+    if not float(factor or 1).is_integer():
+        yield "linear scaling of RoPE by a broken factor"
+    if other_rope_base(model):
+        yield "another RoPE base in windowed layers"
+    if model.uses_mla and (model.partial_rotary_factor != 1 or model.rope_mask):
+        yield "MLA with a part of RoPE"
+    yield from _words(model, "alibi", "post_norm")
+    if model.mlp == "swiglu" and model.hidden_act not in (None, "silu"):
+        yield f"a gate with {model.hidden_act}"
+    if model.hidden_act not in _ACTIVATIONS:
+        yield f"{model.hidden_act} activation"
+    yield from _words(
+        model, "attention_multiplier", "attn_logit_softcapping", "final_logit_softcapping",
+        "clip_qkv", "embedding_multiplier",
+    )  # fmt: skip
+    if model.residual_multiplier != 1 or model.logits_multiplier != 1:
+        yield "scaled residual or logits"
+    if router not in (None, "softmax", "sigmoid"):
+        yield f"{router} router"
+    if router == "softmax" and model.router_correction_bias:
+        yield "a bias on softmax scores"
+    if router == "sigmoid" and model.norm_topk_prob is False and model.num_experts_per_tok > 1:
+        yield "sigmoid scores that are not divided by their sum"
+
+
+def _words(model: ModelSpec, *fields: str) -> list[str]:
+    return [words for _, words in uncommon(model, *fields)]
 
 
 def adds_a_token(release: Release) -> bool:

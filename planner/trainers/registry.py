@@ -3,7 +3,7 @@
 `planner-cli catalog defaults` prints what each assumes when a layout leaves a field unset.
 """
 
-from collections.abc import Mapping
+import math
 
 from planner.errors import Fault, SpecError
 from planner.registry import Registry
@@ -62,11 +62,6 @@ def version_under(training: TrainingSpec, trainer: str) -> str | None:
     return training.trainer_version if same else None
 
 
-def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:
-    """Layout defaults that a distribution of the trainer changes; empty for the trainer itself."""
-    return TRAINERS[trainer].distributions.get(named(trainer_version).distribution, {})
-
-
 def layout_line(layout: Layout, trainer: str) -> str:
     """A layout in one line, with the trainer's own words."""
     return layout.short(TRAINERS[trainer].cp_words)
@@ -90,20 +85,15 @@ def resolve_layout(
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]
-    layout: dict[str, object] = {
-        **rules.layout_defaults,
-        **version_defaults(trainer, trainer_version),
-    }
-    layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
-    layout.update(given)
+    distribution = rules.distributions.get(named(trainer_version).distribution, {})
+    degrees = dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1)
+    layout: dict[str, object] = {**rules.layout_defaults, **distribution, **degrees, **given}
     if cuda_graphs == "full" and _integer(layout["ep"]) > 1 and "moe_dispatcher" not in given:
         released = rules.at(rules.release(trainer_version))
         static = "hybridep" in released.moe_dispatchers
         layout["moe_dispatcher"] = "hybridep" if static else layout["moe_dispatcher"]
-    held = 1
-    for axis in ("dp_replicate", "cp", "tp", "pp"):
-        held *= _integer(layout[axis])
-    layout.setdefault("dp_shard", max(1, num_gpus // held))
+    others = math.prod(_integer(layout[axis]) for axis in ("dp_replicate", "cp", "tp", "pp"))
+    layout.setdefault("dp_shard", max(1, num_gpus // others))
     sharding_ranks = _integer(layout["dp_shard"]) * _integer(layout["cp"])
     stage = rules.zero_stage_under_pp if _integer(layout["pp"]) > 1 else rules.zero_stage
     stage_asked = layout.get("zero_stage", 0)

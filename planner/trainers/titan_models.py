@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
-from planner.trainers.titan_networks import lacks, shipped_lacks
+from planner.trainers.titan_networks import OWN_WAY, lacks
 
 # (hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
 # experts per token, expert width, shared width, first dense layers, n where every n-th layer is
@@ -149,7 +149,8 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
     line: "0.2" or "0.3".
     Its other numbers may differ (`titan_networks.differences`), and in 0.2 the layers of some
     (`SHIPPED_ALONE`); an export then changes them. It does not count where the given model has
-    something that no setting can express (`titan_networks.shipped_lacks`).
+    something that no setting can express (`titan_networks.lacks`), unless TorchTitan's own form of
+    it lacks that too (`OWN_WAY`).
     """
     shape = shape_of(model)
     flavor = FLAVORS.get(shape)
@@ -163,7 +164,9 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
         or model.norm != "rmsnorm"
         or bool(model.unusual)
     )
-    return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
+    own = OWN_WAY.get(flavor.module, frozenset())
+    lost = any(field not in own for field, _ in lacks(model, flavor.module, line))
+    return None if exotic or lost else flavor
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
@@ -171,16 +174,13 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
 
     line: "0.2" or "0.3".
     """
+    biases = (model.attention_bias, model.attention_output_bias, model.mlp_bias, model.lm_head_bias)
+    between = model.moe_layer_freq != 1 or bool(model.dense_layers)
+    leading = model.first_k_dense_replace > 0
     rows = (
         (model.mlp != "swiglu", f"{model.mlp} MLP"),
         (model.norm != "rmsnorm", "LayerNorm"),
-        (
-            model.attention_bias
-            or model.attention_output_bias
-            or model.mlp_bias
-            or model.lm_head_bias,
-            "biases",
-        ),
+        (any(biases), "biases"),
         (model.parallel_residual, "parallel residual"),
         (model.position_embedding != "rope", f"{model.position_embedding} positions"),
         (model.norms_per_layer != 2 or model.embedding_norm, "other norms than two a layer"),
@@ -190,14 +190,8 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
         (model.router_bias or model.expert_bias, "biased router or experts"),
         (model.uses_mla and not model.is_moe, "MLA without experts"),
         (model.uses_mla and model.tie_word_embeddings, "tied embedding with MLA"),
-        (
-            model.is_moe and (model.moe_layer_freq != 1 or bool(model.dense_layers)),
-            "dense layers between MoE layers",
-        ),
-        (
-            model.is_moe and not model.uses_mla and model.first_k_dense_replace > 0,
-            "leading dense layers without MLA",
-        ),
+        (model.is_moe and between, "dense layers between MoE layers"),
+        (model.is_moe and leading and not model.uses_mla, "leading dense layers without MLA"),
     )
     found = [words for broken, words in rows if broken] + model.unusual
     return found + [words for _, words in lacks(model, class_for(model), line)]
@@ -226,20 +220,10 @@ def lacking(model: ModelSpec, line: str) -> list[str]:
     if find_flavor(model, line) is not None:
         return []
     words = unsupported(model, line)
-    if words or line == "0.2":
+    if words or line == "0.2" or class_for(model) != "qwen3":
         return words
-    kind = class_for(model)
-    rows = (
-        (
-            kind == "qwen3" and model.qk_norm != "head",
-            "this head width, tying or experts without query-key norm",
-        ),
-        (
-            kind == "qwen3" and model.shared_expert_intermediate_size > 0,
-            "shared experts without MLA",
-        ),
-    )
-    return [text for broken, text in rows if broken]
+    found = ["this head width, tying or experts without query-key norm"] * (model.qk_norm != "head")
+    return found + ["shared experts without MLA"] * (model.shared_expert_intermediate_size > 0)
 
 
 def module_of(model: ModelSpec, line: str) -> str:

@@ -5,11 +5,12 @@ Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model
     models/common/{rope,moe,nn_modules}.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling, yarn_mscale
+from planner.trainers.uncommon import other_rope_base, uncommon
 
 # Scalings of rotary frequencies that a class can have. TorchTitan's qwen3 has none, and llama3 has
 # no linear one: an export for 0.2 computes these itself.
@@ -26,15 +27,39 @@ SCALINGS_03: Mapping[str, frozenset[str]] = {
     "qwen3": frozenset(),
 }
 # Models that TorchTitan ships under their publisher's name differ from the published config in
-# these fields; see `shipped_lacks`.
+# these fields. The export names them; they are no reason to refuse the model.
 OWN_WAY: Mapping[str, frozenset[str]] = {
     "llama4": frozenset({"qk_l2_norm", "attn_temperature_tuning", "rope_mask"}),
     "gpt_oss": frozenset({"swiglu_limit"}),
 }
 
 
-def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
-    """(field, what it is) for all about the network that TorchTitan's class cannot express.
+# Argument of 0.2's ModelArgs or of 0.3's builders -> field of a model, which is Hugging Face's key.
+ARGUMENTS: Mapping[str, str] = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
+    "inter_dim": "intermediate_size",
+    "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size",
+    "moe_hidden_dim": "moe_intermediate_size",
+    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts",
+    "top_k": "num_experts_per_tok",
+    "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
+    "rope_theta": "rope_theta",
+    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob",
+    "score_func": "scoring_func",
+    "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor",
+    "num_expert_groups": "n_group",
+    "num_limited_groups": "topk_group",
+}  # fmt: skip
+
+
+def lacks(model: ModelSpec, kind: str, line: str) -> Iterator[tuple[str, str]]:
+    """(field, its words) for all about the network that TorchTitan's class cannot express.
 
     kind: the class.
     line: "0.2" or "0.3".
@@ -42,76 +67,29 @@ def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
     """
     scaling = model.rope_scaling
     types = (SCALINGS if line == "0.2" else SCALINGS_03).get(kind, frozenset())
-    unlike = model.rope_local_base_freq not in (None, model.rope_theta)
-    rows = (
-        (
-            scaling is not None and scaling.rope_type not in types,
-            "rope_scaling",
-            f"{scaling and scaling.rope_type} scaling of RoPE",
-        ),
-        (
-            kind == "deepseek_v3"
-            and scaling is not None
-            and scaling.rope_type == "yarn"
-            and not _one_mscale(scaling),
-            "rope_scaling",
-            "YaRN with an mscale that differs from mscale_all_dim",
-        ),
-        (
-            model.partial_rotary_factor != 1,
-            "partial_rotary_factor",
-            f"RoPE on {model.partial_rotary_factor:.0%} of each head",
-        ),
-        (bool(model.rope_mask), "rope_mask", "layers without RoPE"),
-        (
-            unlike and bool(model.sliding_mask),
-            "rope_local_base_freq",
-            "another RoPE base in windowed layers",
-        ),
-        (model.alibi, "alibi", "ALiBi"),
-        (model.post_norm, "post_norm", "norms after attention and MLP"),
-        (model.qk_l2_norm, "qk_l2_norm", "query-key norm without weights"),
-        (model.qk_norm_after_rope, "qk_norm_after_rope", "query-key norm after RoPE"),
-        (model.hidden_act not in (None, "silu"), "hidden_act", f"{model.hidden_act} activation"),
-        (model.swiglu_limit is not None, "swiglu_limit", "clamped SwiGLU"),
-        (bool(model.swiglu_limits), "swiglu_limits", "clamped SwiGLU in some layers"),
-        (
-            model.attention_multiplier is not None,
-            "attention_multiplier",
-            "its own scale of attention scores",
-        ),
-        (
-            model.attn_logit_softcapping is not None,
-            "attn_logit_softcapping",
-            "soft cap on attention scores",
-        ),
-        (
-            model.final_logit_softcapping is not None,
-            "final_logit_softcapping",
-            "soft cap on logits",
-        ),
-        (model.clip_qkv is not None, "clip_qkv", "clamped queries, keys and values"),
-        (model.attn_temperature_tuning, "attn_temperature_tuning", "attention temperature"),
-        (model.embedding_multiplier != 1, "embedding_multiplier", "scaled embedding"),
-        (model.residual_multiplier != 1, "residual_multiplier", "scaled residual"),
-        (model.logits_multiplier != 1, "logits_multiplier", "scaled logits"),
-        (
-            model.scoring_func not in (None, "softmax", "sigmoid"),
-            "scoring_func",
-            f"{model.scoring_func} router",
-        ),
-        (
-            model.moe_apply_router_weight_on_input and kind != "llama4" and line == "0.3",
-            "moe_apply_router_weight_on_input",
-            "router scores on the experts' input",
-        ),
-        (
-            line == "0.3" and kind == "qwen3" and model.is_moe and model.n_group > 1,
-            "n_group",
-            "groups of experts without MLA",
-        ),
-    )
-    return [(field, words) for broken, field, words in rows if broken]
+    if scaling is not None and scaling.rope_type not in types:
+        yield "rope_scaling", f"{scaling.rope_type} scaling of RoPE"
+    elif scaling is not None and kind == "deepseek_v3" and not _one_mscale(scaling):
+        yield "rope_scaling", "YaRN with an mscale that differs from mscale_all_dim"
+    if model.partial_rotary_factor != 1:
+        yield "partial_rotary_factor", f"RoPE on {model.partial_rotary_factor:.0%} of each head"
+    yield from uncommon(model, "rope_mask")
+    if other_rope_base(model):
+        yield "rope_local_base_freq", "another RoPE base in windowed layers"
+    yield from uncommon(model, "alibi", "post_norm", "qk_l2_norm", "qk_norm_after_rope")
+    if model.hidden_act not in (None, "silu"):
+        yield "hidden_act", f"{model.hidden_act} activation"
+    yield from uncommon(
+        model, "swiglu_limit", "swiglu_limits", "attention_multiplier", "attn_logit_softcapping",
+        "final_logit_softcapping", "clip_qkv", "attn_temperature_tuning", "embedding_multiplier",
+        "residual_multiplier", "logits_multiplier",
+    )  # fmt: skip
+    if model.scoring_func not in (None, "softmax", "sigmoid"):
+        yield "scoring_func", f"{model.scoring_func} router"
+    if line == "0.3" and kind != "llama4" and model.moe_apply_router_weight_on_input:
+        yield "moe_apply_router_weight_on_input", "router scores on the experts' input"
+    if line == "0.3" and kind == "qwen3" and model.is_moe and model.n_group > 1:
+        yield "n_group", "groups of experts without MLA"
 
 
 def _one_mscale(scaling: RopeScaling) -> bool:
@@ -127,30 +105,6 @@ def softmax_mscale(scaling: RopeScaling) -> float:
     return float(scaling.mscale_all_dim or 0.0)
 
 
-def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """The same as `lacks` for a model that TorchTitan ships.
-
-    Fields that its own version of that model is known to leave out do not count.
-    """
-    return [
-        (field, words)
-        for field, words in lacks(model, module, line)
-        if field not in OWN_WAY.get(module, ())
-    ]
-
-
-def left_out_by_shipped(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """What TorchTitan's own version of a published model leaves out.
-
-    The export names it; it is no reason to refuse the model.
-    """
-    return [
-        (field, words)
-        for field, words in lacks(model, module, line)
-        if field in OWN_WAY.get(module, ())
-    ]
-
-
 def _yarn(mscale: float) -> RopeScaling:
     return RopeScaling(
         rope_type="yarn",
@@ -161,25 +115,21 @@ def _yarn(mscale: float) -> RopeScaling:
     )
 
 
-_LLAMA31 = RopeScaling(
-    rope_type="llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
-)
-_SCOUT = RopeScaling(
-    rope_type="llama3",
-    factor=16.0,
-    low_freq_factor=1.0,
-    high_freq_factor=1.0,
-    original_max_position_embeddings=8192,
-)
+def _llama(factor: float, high: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="llama3",
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=high,
+        original_max_position_embeddings=8192,
+    )
+
+
 _OSS = RopeScaling(
     rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
 )
 Facts = Mapping[str, object]
-_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _LLAMA31, "norm_eps": 1e-5}
+_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _llama(8.0, 4.0), "norm_eps": 1e-5}
 _QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
 _QWEN3_MOE: Facts = {
     **_QWEN3,
@@ -236,7 +186,7 @@ _SHIPPED: Mapping[tuple[str, str], Facts] = MappingProxyType(
             "topk_group": 4,
             "routed_scaling_factor": 2.5,
         },
-        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _SCOUT},
+        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _llama(16.0, 1.0)},
         ("llama4", "17bx128e"): {**_LLAMA4, "rope_scaling": None},
         ("gpt_oss", "20b"): _GPT_OSS,
         ("gpt_oss", "120b"): _GPT_OSS,
@@ -290,10 +240,3 @@ def rope_numbers(scaling: RopeScaling | None) -> tuple[object, ...]:
             scaling.attention_factor,
         )
     return (*common, scaling.short_factor, scaling.long_factor, scaling.attention_factor)
-
-
-def unknown(model: ModelSpec) -> list[str]:
-    """Fields that every network of this kind has but that nothing states for this one."""
-    wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
-    wanted += ["scoring_func", "norm_topk_prob"] * model.is_moe
-    return [field for field in wanted if getattr(model, field) is None]

@@ -21,11 +21,11 @@ from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.base import Export
-from planner.export.megatron_bridge import KEYS, arguments_of, overrides, recipe_for
+from planner.export.megatron_bridge import arguments_of, overrides, recipe_for
+from planner.export.megatron_settings import GROUPS, KEYS
 from planner.intake.current import complete
 from planner.intake.jobs import read_job, read_training
 from planner.intake.trainer_files.canonical import canonical
-from planner.intake.trainer_files.megatron import GROUPS
 from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -231,7 +231,7 @@ def test_every_setting_of_a_layout_has_an_override() -> None:
     without = {"enable_zero_bubble", "zero_bubble_max_pending_backward", "use_torch_fsdp2",
                "use_custom_fsdp", "no_gradient_accumulation_fusion", "recompute_activations",
                "num_layers_per_virtual_pipeline_stage", "fp8"}  # fmt: skip
-    assert {name for _, names in GROUPS for name in names} - KEYS.keys() - without == {
+    assert {name for names in GROUPS.values() for name in names} - KEYS.keys() - without == {
         "grad_reduce_in_bf16"  # the other value of a flag
     }
 

@@ -17,8 +17,8 @@ from planner.export.megatron_read import plain_names
 from planner.intake.current import read_again
 from planner.intake.models import read_model
 from planner.intake.trainer_files.canonical import canonical
-from planner.intake.trainer_files.megatron import model_keys
 from planner.intake.trainer_files.megatron_judge import assertions
+from planner.intake.trainer_files.megatron_model import model_keys
 from planner.intake.trainer_files.rewrite import rewrite
 from planner.rules import violations
 from planner.specs.job import Job

@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_689,
-    "code lines": 72_865,
-    "files over 400 lines": 32,
+    "lines": 100_930,
+    "code lines": 72_040,
+    "files over 400 lines": 26,
     "classes over 250 lines": 10,
-    "p95 of function lines": 34,
+    "p95 of function lines": 33,
     "longest function": 147,
     "public classes": 695,
-    "functions that import inside": 54,
+    "functions that import inside": 50,
 }
-TEST_LINES = 59_347
+TEST_LINES = 59_430
 
 
 def test_the_code_weighs_no_more() -> None:

@@ -13,12 +13,13 @@ import yaml
 from planner.catalog.bridge_recipes import beginnings
 from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
+from planner.export.base import flatten
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
-from planner.intake.trainer_files.flags import Command
+from planner.export.megatron_settings import DEGREES, KEYS
+from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
-from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
@@ -27,23 +28,15 @@ SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", 
             "checkpoint")  # fmt: skip
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
-# short option of run_recipe.py -> override
-SHORT = {
-    "-gb": "train.global_batch_size", "--global_batch_size": "train.global_batch_size",
-    "-mb": "train.micro_batch_size", "--micro_batch_size": "train.micro_batch_size",
-    "-sl": "dataset.seq_length", "--seq_length": "dataset.seq_length",
-    "-tp": "model.tensor_model_parallel_size",
-    "--tensor_model_parallel_size": "model.tensor_model_parallel_size",
-    "-pp": "model.pipeline_model_parallel_size",
-    "--pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
-    "-cp": "model.context_parallel_size", "--context_parallel_size": "model.context_parallel_size",
+# short option of run_recipe.py and its long one -> override
+_OPTIONS = {
+    "-gb": "train.global_batch_size", "-mb": "train.micro_batch_size", "-sl": "dataset.seq_length",
     "-vp": "model.virtual_pipeline_model_parallel_size",
-    "--virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
-    "-ep": "model.expert_model_parallel_size",
-    "--expert_model_parallel_size": "model.expert_model_parallel_size",
-    "-etp": "model.expert_tensor_parallel_size",
-    "--expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+    **{f"-{degree}": KEYS[name] for degree, name in DEGREES.items()},
 }  # fmt: skip
+SHORT = {
+    name: key for short, key in _OPTIONS.items() for name in (short, f"--{key.partition('.')[2]}")
+}
 # part of a preset's name (MIXED_PRECISION_RECIPES) -> our precision
 _PRESETS = (
     ("fp8_current", "float8-tensorwise"), ("fp8_delayed", "float8-delayed"),
@@ -58,12 +51,9 @@ class StatedBridge(StatedMegatron):
     recipe: the recipe that they override, "" where the text names none.
     """
 
+    trainer: str = NAME
     recipe: str = ""
     needed: tuple[str, ...] = ()
-
-    @property
-    def trainer(self) -> str:
-        return NAME
 
     @property
     def model(self) -> StatedModel:
@@ -95,14 +85,11 @@ class StatedBridge(StatedMegatron):
 def say(spec: CurrentSpec) -> StatedBridge:
     """Reads overrides. Raises SpecError for a precision that is not known."""
     if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
-        return _stated(flat(yaml.safe_load(spec.text)))
-    script = read_script(spec.text)
-    commands = [
-        Command(script, tuple(fields), end)
-        for fields, end in zip(script.commands, script.ends, strict=True)
-    ]
-    command = max(commands, key=lambda one: sum("=" in field.text for field in one.fields))
-    texts = [field.text for field in command.fields]
+        document = yaml.safe_load(spec.text)
+        return _stated(document if isinstance(document, Mapping) else {})
+    commands = commands_of(spec.text)
+    command = max(commands, key=lambda one: sum("=" in text for text in one.texts))
+    texts = command.texts
     given: dict[str, object] = {}
     for text, after in pairwise([*texts, ""]):
         found = _OVERRIDE.fullmatch(text)
@@ -110,24 +97,14 @@ def say(spec: CurrentSpec) -> StatedBridge:
         if key:
             given[key] = yaml.safe_load(value)
     recipe = next((after for flag, after in pairwise(texts) if flag == "--recipe"), "")
-    return _stated(given, recipe, machine_of(script, command))
-
-
-def flat(values: object, prefix: str = "") -> dict[str, object]:
-    """Nested mappings with dotted keys: {"model": {"a": 1}} becomes {"model.a": 1}."""
-    if not isinstance(values, Mapping):
-        return {prefix: values}
-    found: dict[str, object] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
+    return _stated(given, recipe, machine_of(command))
 
 
 def _stated(
     given: Mapping[str, object], recipe: str = "", machine: Machine | None = None
 ) -> StatedBridge:
     """The run of these overrides; those of `comm_overlap` end in the model's fields."""
-    given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flat(given).items()}
+    given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flatten(given).items()}
     words = arguments_of(given)
     preset = given.get("mixed_precision")
     if preset is not None:

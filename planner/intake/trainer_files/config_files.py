@@ -14,6 +14,11 @@ from planner.errors import Fault, SpecError
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
+# key of Axolotl -> field of a layout
+AXOLOTL = {
+    "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
+    "dp_replicate_size": "dp_replicate", "micro_batch_size": "micro_batch_size",
+}  # fmt: skip
 GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Axolotl or DeepSpeed"
 
 
@@ -158,14 +163,8 @@ def _axolotl(values: Values, found: Read) -> None:
         raise _unread("adapter", values["adapter"], "train all weights: adapters are not priced")
     found.model = _model(values.get("base_model"), found)
     found.training["trainer"] = "fsdp"
-    names = {
-        "tensor_parallel_size": "tp",
-        "context_parallel_size": "cp",
-        "dp_shard_size": "dp_shard",
-        "dp_replicate_size": "dp_replicate",
-        "micro_batch_size": "micro_batch_size",
-    }
-    found.layout.update({ours: _whole(values, key) for key, ours in names.items() if key in values})
+    sizes = {ours: _whole(values, key) for key, ours in AXOLOTL.items() if key in values}
+    found.layout.update(sizes)
     if _part(values, "fsdp_config"):
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
     _batch(values, found, _whole(values, "micro_batch_size"))

@@ -5,12 +5,16 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.intake.trainer_files.shell import Field, Script, Span
+from planner.errors import Fault, SpecError
+from planner.export.commands import plain_name
+from planner.export.titan_settings import AC_COMMAND
+from planner.intake.trainer_files.shell import Field, Script, Span, read_script
+from planner.trainers.titan_defaults import AC
 
 Changes = Mapping[str, Sequence[str] | None]
-AC = "activation_checkpoint"
-# TorchTitan 0.3 writes this word without dashes; it ends the values of the flag before it
-SUBCOMMAND = "activation-checkpoint:"
+# beginnings of torchrun's own flags
+LAUNCHER = ("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank",
+            "standalone")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +51,39 @@ class Command:
     def flags(self) -> tuple[Placed, ...]:
         return tuple(_placed(self.fields))
 
+    @property
+    def texts(self) -> list[str]:
+        return [field.text for field in self.fields]
+
     def words(self) -> dict[str, list[str]]:
         """Flag -> its values. Where a flag is given twice, the last one counts."""
         return {placed.name: placed.words for placed in self.flags}
 
 
-def plain_name(flag: str) -> str:
-    """--tensor-model-parallel-size -> tensor_model_parallel_size."""
-    return flag.lstrip("-").partition("=")[0].replace("-", "_")
+def commands_of(text: str) -> list[Command]:
+    """Every command of a script, in order."""
+    script = read_script(text)
+    ends = zip(script.commands, script.ends, strict=True)
+    return [Command(script, tuple(fields), end) for fields, end in ends]
+
+
+def best_command(text: str, rating: Callable[[Command], int], trainer: str, remedy: str) -> Command:
+    """The command with the highest rating, the last of several.
+
+    Raises SpecError where every rating is 0.
+    """
+    rated = [(rating(command), at, command) for at, command in enumerate(commands_of(text))]
+    best = max(rated, default=(0, 0, None), key=lambda one: one[:2])
+    if best[2] is None or best[0] == 0:
+        raise SpecError(Fault("current", None, f"holds no command that starts {trainer}", remedy))
+    return best[2]
 
 
 def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
     groups: list[list[Field]] = []
     for field in fields:
-        if (field.text.startswith("--") and len(field.text) > 2) or field.text.startswith(
-            SUBCOMMAND
-        ):
+        # TorchTitan 0.3 writes its subcommand without dashes
+        if field.text[2:] and field.text.startswith(("--", AC_COMMAND)):
             groups.append([field])
         elif groups:
             groups[-1].append(field)
@@ -175,7 +196,7 @@ class _Edit:
                 (
                     field.outer[0]
                     for field in self.command.fields
-                    if field.text.startswith(SUBCOMMAND) and field.outer
+                    if field.text.startswith(AC_COMMAND) and field.outer
                 ),
                 None,
             )
@@ -196,20 +217,7 @@ class _Edit:
 
 
 def _is_setting(placed: Placed) -> bool:
-    return not placed.name.startswith(
-        (
-            "nproc",
-            "nnodes",
-            "rdzv",
-            "local_ranks",
-            "role",
-            "tee",
-            "master",
-            "node_rank",
-            "standalone",
-            AC,
-        )
-    )
+    return not placed.name.startswith((*LAUNCHER, AC[:-1]))
 
 
 def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:

@@ -11,12 +11,12 @@ from planner.intake.trainer_files.statement import Machine
 _KIND = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)$")
 
 
-def machine_of(script: Script, command: Command) -> Machine:
+def machine_of(command: Command) -> Machine:
     """The machine that a command's launcher asks for.
 
     What it takes from variables that nobody sets is None.
     """
-    words = command.words()
+    words, script = command.words(), command.script
     kind, per_node = _slurm_gpus(script)
     started = _first(words, "nproc_per_node", "gpus_per_node", "ntasks_per_node")
     if started is None and script.value("NGPU"):

@@ -7,11 +7,12 @@ Sources: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py (validate_
     megatron/core/pipeline_parallel/schedules.py (forward_backward_pipelining_with_interleaving).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.catalog.megatron_arguments import TABLES, alike, argument, arguments, releases_of
 from planner.errors import Fault
+from planner.export.commands import spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_read import Words, whole, word
 from planner.schedules.depth_first import microbatches_per_round
@@ -26,7 +27,15 @@ GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EACH, STAGES = "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"
 LAYOUT_TEXT = "pipeline_model_parallel_layout"
-CORRECT = "correct it"
+CORRECT, OUT, ONE_OUT = "correct it", "take it out", "take one of them out"
+SAVED = "distribute_saved_activations"
+METHOD = "give --recompute-method uniform --recompute-num-layers 1"
+MODULES = frozenset(
+    {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+        "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
+)  # fmt: skip
+Broken = tuple[str, str, str]
+"""Flag that an assertion is about, which a rewritten script may do without; rule; remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,235 +153,101 @@ class ScriptRun:
         return self.layers + sum(self.has(end) for end in ends)
 
 
-Broken = Callable[[ScriptRun], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Assertion:
-    """One assertion of Megatron's.
-
-    name: the flag that it is about, which a rewritten script may do without.
-    """
-
-    name: str
-    broken: Broken
-    rule: str
-    remedy: str
-
-
-def _exchange_hidden(broken: Broken) -> Broken:
-    return lambda r: r.has("overlap_moe_expert_parallel_comm") and broken(r)
-
-
-EXCHANGE = "overlap_moe_expert_parallel_comm"
-SAVED = "distribute_saved_activations"
-METHOD = "give --recompute-method uniform --recompute-num-layers 1"
-MODULES = frozenset(
-    {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
-        "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
-)  # fmt: skip
-ASSERTIONS: tuple[Assertion, ...] = (
-    Assertion(
-        "recompute_granularity",
-        lambda r: r.granularity == "full" and not r.has("recompute_method"),
-        "is full recomputation, which needs a method",
-        METHOD,
-    ),
-    Assertion(
-        "recompute_method",
-        lambda r: (
-            r.granularity == "full"
-            and r.has("recompute_method")
-            and not r.has("recompute_num_layers")
-        ),
-        "needs --recompute-num-layers",
-        "give --recompute-num-layers 1",
-    ),
-    Assertion(
-        "recompute_method",
-        lambda r: r.granularity == "selective" and r.has("recompute_method"),
-        "is of full recomputation, and the granularity is selective",
-        "take it out",
-    ),
-    Assertion(
-        "recompute_num_layers",
-        lambda r: r.granularity == "selective" and r.has("recompute_num_layers"),
-        "is of full recomputation, and the granularity is selective",
-        "take it out",
-    ),
-    Assertion(
-        "recompute_modules",
-        lambda r: r.granularity == "selective" and not MODULES.issuperset(r.modules),
-        f"knows only {', '.join(sorted(MODULES))}",
-        CORRECT,
-    ),
-    Assertion(
-        "recompute_modules",
-        lambda r: (
-            r.granularity == "selective"
-            and "moe_act" in r.modules
-            and not r.has("moe_grouped_gemm")
-        ),
-        "recomputes moe_act, which needs --moe-grouped-gemm",
-        "add --moe-grouped-gemm",
-    ),
-    Assertion(
-        "moe_layer_recompute",
-        lambda r: r.has("moe_layer_recompute") and r.granularity == "full",
-        "excludes full recomputation",
-        "take it out",
-    ),
-    Assertion(
-        SAVED,
-        lambda r: r.has(SAVED) and r.layout.tp == 1,
-        "cuts saved activations over TP ranks, and tp is 1",
-        "take it out",
-    ),
-    Assertion(
-        SAVED,
-        lambda r: r.has(SAVED) and r.granularity != "full",
-        "needs full recomputation",
-        "take it out",
-    ),
-    Assertion(
-        SAVED,
-        lambda r: r.has(SAVED, "sequence_parallel") and r.granularity is not None,
-        "excludes --sequence-parallel, which cuts them already",
-        "take it out",
-    ),
-    Assertion(
-        "moe_shared_expert_overlap",
-        lambda r: (
-            r.has("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size")
-            and r.dispatcher not in ("alltoall", "flex")
-        ),
-        "works with the dispatchers alltoall and flex alone",
-        "take it out, or set --moe-token-dispatcher-type alltoall",
-    ),
-    Assertion(
-        "moe_shared_expert_overlap",
-        lambda r: r.has("moe_shared_expert_overlap") and "shared_experts" in r.modules,
-        "excludes recomputing shared_experts",
-        "take it out",
-    ),
-    Assertion(
-        "moe_shared_expert_overlap",
-        _exchange_hidden(lambda r: r.has("moe_shared_expert_overlap")),
-        "excludes --overlap-moe-expert-parallel-comm",
-        "take one of them out",
-    ),
-    Assertion(
-        EXCHANGE,
-        _exchange_hidden(lambda r: r.layout.ep == 1),
-        "needs --expert-model-parallel-size above 1",
-        "take it out",
-    ),
-    Assertion(
-        EXCHANGE,
-        _exchange_hidden(lambda r: r.granularity != "full" and "moe" in r.modules),
-        "excludes recomputing moe",
-        "take moe out of --recompute-modules",
-    ),
-    Assertion(
-        "delay_wgrad_compute",
-        lambda r: r.has("delay_wgrad_compute") and not r.has(EXCHANGE),
-        "needs --overlap-moe-expert-parallel-comm",
-        "take it out",
-    ),
-    Assertion(
-        "overlap_param_gather",
-        lambda r: (
-            r.has("overlap_param_gather")
-            and not r.has("use_distributed_optimizer")
-            and not r.has("use_megatron_fsdp")
-            and r.word("optimizer") != "dist_muon"
-        ),
-        "needs --use-distributed-optimizer",
-        "add --use-distributed-optimizer",
-    ),
-    Assertion(
-        "overlap_param_gather",
-        lambda r: r.has("overlap_param_gather") and not r.has("overlap_grad_reduce"),
-        "needs --overlap-grad-reduce",
-        "add --overlap-grad-reduce",
-    ),
-    Assertion(
-        "overlap_param_gather_with_optimizer_step",
-        lambda r: (
-            r.has("overlap_param_gather_with_optimizer_step")
-            and (not r.has("overlap_param_gather") or r.layout.virtual_stages == 1)
-        ),
-        "needs --overlap-param-gather and interleaved stages",
-        "take it out",
-    ),
-    Assertion(
-        "optimizer_cpu_offload",
-        lambda r: r.has("optimizer_cpu_offload") and not r.has("use_precision_aware_optimizer"),
-        "needs --use-precision-aware-optimizer",
-        "add --use-precision-aware-optimizer",
-    ),
-    Assertion(
-        "cpu_offloading_num_layers",
-        lambda r: (
-            r.number("cpu_offloading_num_layers") > 0
-            and (r.layout.pp > 1 or r.granularity is not None)
-        ),
-        "excludes pipelines and recomputation",
-        "take it out",
-    ),
-    Assertion(
-        "ckpt_format",
-        lambda r: r.word("ckpt_format") == "fsdp_dtensor" and not r.has("use_megatron_fsdp"),
-        "writes fsdp_dtensor, which --use-megatron-fsdp alone has",
-        "set --ckpt-format torch_dist",
-    ),
-    Assertion(
-        "use_torch_fsdp2",
-        lambda r: (
-            r.has("use_torch_fsdp2")
-            and (r.layout.pp * r.layout.ep > 1 or r.has("use_distributed_optimizer"))
-        ),
-        "excludes pipelines, expert parallelism and --use-distributed-optimizer",
-        "take one of them out",
-    ),
-    Assertion(
-        "group_query_attention",
-        lambda r: r.has("group_query_attention", "multi_latent_attention"),
-        "excludes --multi-latent-attention",
-        "take one of them out",
-    ),
-    Assertion(
-        "hidden_size",
-        lambda r: (
-            not r.has("kv_channels")
-            and not r.has("multi_latent_attention")
-            and r.number("hidden_size") % r.number("num_attention_heads", 1) != 0
-        ),
-        "does not divide by --num-attention-heads",
-        "give --kv-channels",
-    ),
-    Assertion(
-        "max_position_embeddings",
-        lambda r: (
-            r.has("max_position_embeddings")
-            and r.number("max_position_embeddings") < r.number("seq_length")
-        ),
-        "is less than --seq-length",
-        "set it to --seq-length or more",
-    ),
-    Assertion("fp16", lambda r: r.has("fp16", "bf16"), "excludes --bf16", "take one of them out"),
-)
-
-
 def assertions(words: Words, layout: Layout, layers: int, global_batch_size: int) -> list[Fault]:
     """Assertions of Megatron that the flags of a script break, each once."""
     run = ScriptRun(words, layout, layers, layout.num_microbatches(global_batch_size))
-    found = [
-        Fault(f"--{one.name.replace('_', '-')}", run.word(one.name), one.rule, one.remedy)
-        for one in ASSERTIONS
-        if one.broken(run)
-    ]
+    broken = (*_recomputation(run), *_experts(run), *_optimizer(run), *_rest(run))
+    found = [Fault(spelled(name), run.word(name), rule, remedy) for name, rule, remedy in broken]
     return [*found, *_stages(run), *_rounds(run)]
+
+
+def _recomputation(run: ScriptRun) -> Iterator[Broken]:
+    full, selective = run.granularity == "full", run.granularity == "selective"
+    method, layers = "recompute_method", "recompute_num_layers"
+    if full and not run.has(method):
+        yield "recompute_granularity", "is full recomputation, which needs a method", METHOD
+    if full and run.has(method) and not run.has(layers):
+        yield method, "needs --recompute-num-layers", "give --recompute-num-layers 1"
+    for name in (method, layers):
+        if selective and run.has(name):
+            yield name, "is of full recomputation, and the granularity is selective", OUT
+    if selective and not MODULES.issuperset(run.modules):
+        yield "recompute_modules", f"knows only {', '.join(sorted(MODULES))}", CORRECT
+    if selective and "moe_act" in run.modules and not run.has("moe_grouped_gemm"):
+        rule = "recomputes moe_act, which needs --moe-grouped-gemm"
+        yield "recompute_modules", rule, "add --moe-grouped-gemm"
+    if run.has("moe_layer_recompute") and full:
+        yield "moe_layer_recompute", "excludes full recomputation", OUT
+    if run.has(SAVED):
+        if run.layout.tp == 1:
+            yield SAVED, "cuts saved activations over TP ranks, and tp is 1", OUT
+        if not full:
+            yield SAVED, "needs full recomputation", OUT
+        if run.has("sequence_parallel") and run.granularity is not None:
+            yield SAVED, "excludes --sequence-parallel, which cuts them already", OUT
+
+
+def _experts(run: ScriptRun) -> Iterator[Broken]:
+    shared, exchange = "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm"
+    if run.has(shared):
+        usual = run.dispatcher in ("alltoall", "flex")
+        if run.has("moe_shared_expert_intermediate_size") and not usual:
+            rule = "works with the dispatchers alltoall and flex alone"
+            yield shared, rule, "take it out, or set --moe-token-dispatcher-type alltoall"
+        if "shared_experts" in run.modules:
+            yield shared, "excludes recomputing shared_experts", OUT
+        if run.has(exchange):
+            yield shared, "excludes --overlap-moe-expert-parallel-comm", ONE_OUT
+    if run.has(exchange):
+        if run.layout.ep == 1:
+            yield exchange, "needs --expert-model-parallel-size above 1", OUT
+        if run.granularity != "full" and "moe" in run.modules:
+            yield exchange, "excludes recomputing moe", "take moe out of --recompute-modules"
+    if run.has("delay_wgrad_compute") and not run.has(exchange):
+        yield "delay_wgrad_compute", "needs --overlap-moe-expert-parallel-comm", OUT
+
+
+def _optimizer(run: ScriptRun) -> Iterator[Broken]:
+    gather, with_step = "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
+    sharded = (
+        run.has("use_distributed_optimizer")
+        or run.has("use_megatron_fsdp")
+        or run.word("optimizer") == "dist_muon"
+    )
+    if run.has(gather) and not sharded:
+        yield gather, "needs --use-distributed-optimizer", "add --use-distributed-optimizer"
+    if run.has(gather) and not run.has("overlap_grad_reduce"):
+        yield gather, "needs --overlap-grad-reduce", "add --overlap-grad-reduce"
+    if run.has(with_step) and (not run.has(gather) or run.layout.virtual_stages == 1):
+        yield with_step, "needs --overlap-param-gather and interleaved stages", OUT
+    if run.has("optimizer_cpu_offload") and not run.has("use_precision_aware_optimizer"):
+        rule = "needs --use-precision-aware-optimizer"
+        yield "optimizer_cpu_offload", rule, "add --use-precision-aware-optimizer"
+    recomputes = run.granularity is not None
+    if run.number("cpu_offloading_num_layers") > 0 and (run.layout.pp > 1 or recomputes):
+        yield "cpu_offloading_num_layers", "excludes pipelines and recomputation", OUT
+    if run.word("ckpt_format") == "fsdp_dtensor" and not run.has("use_megatron_fsdp"):
+        rule = "writes fsdp_dtensor, which --use-megatron-fsdp alone has"
+        yield "ckpt_format", rule, "set --ckpt-format torch_dist"
+    if run.has("use_torch_fsdp2") and (
+        run.layout.pp * run.layout.ep > 1 or run.has("use_distributed_optimizer")
+    ):
+        rule = "excludes pipelines, expert parallelism and --use-distributed-optimizer"
+        yield "use_torch_fsdp2", rule, ONE_OUT
+
+
+def _rest(run: ScriptRun) -> Iterator[Broken]:
+    latent = run.has("multi_latent_attention")
+    if run.has("group_query_attention") and latent:
+        yield "group_query_attention", "excludes --multi-latent-attention", ONE_OUT
+    unsplit = not run.has("kv_channels") and not latent
+    if unsplit and run.number("hidden_size") % run.number("num_attention_heads", 1):
+        yield "hidden_size", "does not divide by --num-attention-heads", "give --kv-channels"
+    positions = "max_position_embeddings"
+    if run.has(positions) and run.number(positions) < run.number("seq_length"):
+        yield positions, "is less than --seq-length", "set it to --seq-length or more"
+    if run.has("fp16", "bf16"):
+        yield "fp16", "excludes --bf16", ONE_OUT
 
 
 def muon_faults(words: Words, release: Release) -> Iterator[Fault]:
@@ -386,7 +261,7 @@ def muon_faults(words: Words, release: Release) -> Iterator[Fault]:
         yield Fault("--use-distributed-optimizer", None, rule, remedy)
     if not (muon.hides_whole if given == MUON[0] else muon.hides_sharded):
         for name in {"overlap_grad_reduce", "overlap_param_gather"} & words.keys():
-            yield Fault(f"--{name.replace('_', '-')}", None, rule, "take it out")
+            yield Fault(spelled(name), None, rule, OUT)
 
 
 def _rounds(run: ScriptRun) -> Iterator[Fault]:
@@ -394,7 +269,7 @@ def _rounds(run: ScriptRun) -> Iterator[Fault]:
     pp, count = run.layout.pp, run.microbatches
     if pp == 1 or run.layout.virtual_stages == 1 or count < pp:
         return  # fewer microbatches than pp are a rule's concern
-    size, flag = run.number(GROUP, pp), f"--{GROUP.replace('_', '-')}"
+    size, flag = run.number(GROUP, pp), spelled(GROUP)
     fitting = microbatches_per_round(pp, count)
     remedy = (
         f"set it to {fitting}"
@@ -417,7 +292,7 @@ def _stages(run: ScriptRun) -> Iterator[Fault]:
     pp, layers = run.layout.pp, run.rank_layers
     said = [name for name in (EACH, STAGES, LAYOUT_TEXT) if run.has(name)]
     if len(said) > 1:
-        one, other = (f"--{name.replace('_', '-')}" for name in said[:2])
+        one, other = (spelled(name) for name in said[:2])
         yield Fault(other, run.word(said[1]), f"excludes {one}", "keep one of them")
         return
     if said == [LAYOUT_TEXT]:
@@ -442,8 +317,8 @@ def _stages(run: ScriptRun) -> Iterator[Fault]:
         virtual = layers // pp // each
     if virtual > 1 and pp == 1:
         rule = "makes interleaved stages, and --pipeline-model-parallel-size is 1"
-        flag = f"--{said[0].replace('_', '-')}"
-        yield Fault(flag, run.word(said[0]), rule, "take it out")
+        flag = spelled(said[0])
+        yield Fault(flag, run.word(said[0]), rule, OUT)
     elif ends:
         yield from _uneven(run, virtual)
     elif layers % (pp * virtual):
@@ -463,7 +338,7 @@ def _uneven(run: ScriptRun, virtual: int) -> Iterator[Fault]:
             own = run.number(name)
             if own < 1 or own % virtual:
                 rule = f"is no multiple of {virtual} stages a rank" if own > 0 else "is below 1"
-                yield Fault(f"--{name.replace('_', '-')}", own, rule, CORRECT)
+                yield Fault(spelled(name), own, rule, CORRECT)
                 return
             ranks, left = ranks - 1, left - own
     if bool(left) != bool(ranks) or (ranks > 0 and left % (ranks * virtual)):
@@ -473,4 +348,4 @@ def _uneven(run: ScriptRun, virtual: int) -> Iterator[Fault]:
             f"{f' of {virtual} stages' * (virtual > 1)}"
         )
         remedy = "choose both so that the rest divides, or give --pipeline-model-parallel-layout"
-        yield Fault(f"--{name.replace('_', '-')}", run.number(name), rule, remedy)
+        yield Fault(spelled(name), run.number(name), rule, remedy)

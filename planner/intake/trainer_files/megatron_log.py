@@ -14,6 +14,7 @@ _LINE = re.compile(r"(\w+) \.{2,} (.*)$", re.MULTILINE)
 _STEP = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 # values as they are kept -> the flags that set them
 RENAMED = {
+    "fp4": "fp4_format",
     "padded_vocab_size": "vocab_size",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",

@@ -5,7 +5,8 @@ Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py, transforme
 
 from collections.abc import Iterator, Sequence
 
-from planner.export.megatron_read import Words
+from planner.export.commands import spelled
+from planner.export.megatron_read import Words, word
 from planner.specs.layout import RECOMPUTE_MODULES
 
 FLAGS = frozenset(
@@ -53,22 +54,25 @@ def fuses_cross_entropy(words: Words) -> bool:
     return "cross_entropy_loss_fusion" in words and list(kinds) == ["te"]
 
 
-def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
-    """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
+def unpriced(words: Words) -> Iterator[str]:
+    """Sentences on what a script asks for and the figures leave out."""
     sparse = list(words.get("experimental_attention_variant", ())) == ["dsa"]
+    unfused = sparse or ("multi_latent_attention" in words and word(words, "rope_type") == "rope")
     found = [
         _spelled(name, values)
         for name, values in words.items()
-        if name in FLAGS - ({"no_rope_fusion"} if sparse else set())  # its kernels exclude it
+        if name in FLAGS - ({"no_rope_fusion"} if unfused else set())  # their kernels exclude it
         and not (values and set(values) <= USUAL.get(name, set()))
         and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
-    yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
-    plain = sparse and list(words.get("dsa_kernel_backend", ["none"])) == ["none"]
-    yield plain, "sparse attention without --dsa-kernel-backend scores all tokens in fp32, unpriced"
+    if found:
+        yield f"changes time or memory and is not priced: {', '.join(found)}"
+    if sparse and list(words.get("dsa_kernel_backend", ["none"])) == ["none"]:
+        yield "sparse attention without --dsa-kernel-backend scores all tokens in fp32, unpriced"
     other = [one for one in words.get("recompute_modules", ()) if one not in RECOMPUTE_MODULES]
-    yield bool(other), f"recomputing {', '.join(other)} is not priced"
+    if other:
+        yield f"recomputing {', '.join(other)} is not priced"
 
 
 def _spelled(name: str, values: Sequence[str]) -> str:
-    return " ".join([f"--{name.replace('_', '-')}", *values])
+    return " ".join([spelled(name), *values])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from planner.export.base import Export, Value
+from planner.export.commands import spelled
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.edit_yaml import edit_yaml, leaves
@@ -44,33 +45,27 @@ def rewrite(
     """
     from planner.intake.trainer_files.edit_toml import edit_toml
 
-    stated, spec = current.stated, current.spec
-    if isinstance(stated, StatedTitan) and current.format == "torchtitan-toml":
+    stated, spec, kind = current.stated, current.spec, current.format
+    if isinstance(stated, StatedTitan) and kind in ("torchtitan-toml", "torchtitan-command"):
         changes, notes = titan_changes(stated, winner, exported)
-        text = edit_toml(
-            spec.text, {former_name(key, stated.spelling): value for key, value in changes.items()}
-        )
-        files = {spec.name: text}
+        if kind == "torchtitan-toml":
+            before = {**spec.files, spec.name: spec.text}
+            named = {former_name(key, stated.spelling): value for key, value in changes.items()}
+            files = {spec.name: edit_toml(spec.text, named)}
+        else:
+            before = titan_command.before(spec)
+            files = titan_command.edited_command(spec, changes, stated.spelling, stated.line)
         return Rewritten(
             files={**files, **_modules(exported, stated, changes, spec.files)},
-            diff=_diffs({**spec.files, spec.name: spec.text}, files),
+            diff=_diffs(before, files),
             settings={key: (stated.given.get(key), value) for key, value in changes.items()},
             notes=tuple(notes),
         )
-    if isinstance(stated, StatedTitan) and current.format == "torchtitan-command":
-        changes, notes = titan_changes(stated, winner, exported)
-        files = titan_command.edited_command(spec, changes, stated.spelling, stated.line)
-        return Rewritten(
-            files={**files, **_modules(exported, stated, changes, spec.files)},
-            diff=_diffs(titan_command.before(spec), files),
-            settings={key: (stated.given.get(key), value) for key, value in changes.items()},
-            notes=tuple(notes),
-        )
-    if isinstance(stated, megatron.StatedMegatron) and current.format == "megatron-arguments":
+    if isinstance(stated, megatron.StatedMegatron) and kind == "megatron-arguments":
         words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
         files = {spec.name: megatron.edited_script(spec, words)}
         settings = {
-            f"--{name.replace('_', '-')}": (_spelled(stated.words.get(name)), _spelled(new))
+            spelled(name): (_spelled(stated.words.get(name)), _spelled(new))
             for name, new in words.items()
         }
         return Rewritten(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from planner.export.base import Export
+from planner.intake.trainer_files.config_files import AXOLOTL
 from planner.intake.trainer_files.edit_yaml import Path, changed_leaves, leaves
 from planner.specs.layout import Layout, parse_ac
 
@@ -22,19 +23,12 @@ DEGREES: Mapping[Path, str] = {
     ("parallelism_config", f"parallelism_config_{name}_size"): name
     for name in ("dp_replicate", "dp_shard", "cp", "tp")
 }
-# key of Axolotl -> field of a layout; its FSDP keys as accelerate's
-_AXOLOTL = {
-    "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
-    "dp_replicate_size": "dp_replicate", "micro_batch_size": "micro_batch_size",
-    "torch_compile": "compile",
-}  # fmt: skip
 _MARKS = {
     "distributed_type": "accelerate", "base_model": "axolotl", "zero_optimization": "deepspeed",
     "model_name_or_path": "llama-factory", "model": "megatron-bridge",
 }  # fmt: skip
 STRATEGY: Path = ("fsdp_config", "fsdp_sharding_strategy")
 RESHARDS: Path = ("fsdp_config", "fsdp_reshard_after_forward")
-_FACTORY = {"per_device_train_batch_size": "micro_batch_size", "torch_compile": "compile"}
 RECOMPUTES = ("accelerate", "axolotl", "llama-factory")  # whole layers or none
 _CONVERTED = ("precision", "master_dtype", "optimizer_in_backward", "reduce_dtype")
 # fields of a layout that a configuration has no setting for; and ac, but for "none" and "full"
@@ -111,7 +105,8 @@ def _passes(layout: Layout, global_batch_size: int) -> int:
 
 def _axolotl(layout: Layout, global_batch_size: int) -> dict[Path, object]:
     return {
-        **{(key,): getattr(layout, field) for key, field in _AXOLOTL.items()},
+        **{(key,): getattr(layout, field) for key, field in AXOLOTL.items()},
+        ("torch_compile",): layout.compile,
         ("gradient_accumulation_steps",): _passes(layout, global_batch_size),
         ("gradient_checkpointing",): parse_ac(layout.ac)[0] != "none",
         ("fsdp_config", "reshard_after_forward"): layout.zero_stage == 3,
@@ -121,7 +116,8 @@ def _axolotl(layout: Layout, global_batch_size: int) -> dict[Path, object]:
 
 def _factory(layout: Layout, global_batch_size: int) -> dict[Path, object]:
     return {
-        **{(key,): getattr(layout, field) for key, field in _FACTORY.items()},
+        ("per_device_train_batch_size",): layout.micro_batch_size,
+        ("torch_compile",): layout.compile,
         ("gradient_accumulation_steps",): _passes(layout, global_batch_size),
         ("disable_gradient_checkpointing",): parse_ac(layout.ac)[0] == "none",
     }

@@ -5,8 +5,10 @@ can be changed where it was written. What only a running shell knows (the output
 variable that nobody sets) reads as empty; the names of such variables are listed in `unset`.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,10 +21,26 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?=)")
 BRACED = re.compile(r"\{([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]+\])?(?:(:?[-=?+])(.*))?\}", re.DOTALL)
 DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset", "env"})
+PREFIXES = frozenset({"then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"})
+PASSED_OVER = frozenset(
+    {"for", "while", "until", "done", "}", "function", "set", "cd", "echo", "[", "[[", "source",
+        "."}
+)  # fmt: skip
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
+}
+_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 _BREAKS = " \t\n;&|()<>"
 _RUN, _QUOTED_RUN = re.compile(r"[^ \t\n;&|()<>'\"\\$`]+"), re.compile(r"[^\"\\$`]+")
 _SUMS = re.compile(r"[\d+\-*/%() ]+")
+
+
+def _refused(rule: str) -> SpecError:
+    return SpecError(Fault("current", None, rule, "give a plain launch script"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +57,7 @@ class Chars:
 
     def __add__(self, other: "Chars") -> "Chars":
         if len(self.text) + len(other.text) > MAX_SCRIPT:
-            raise SpecError(
-                Fault(
-                    "current",
-                    None,
-                    "holds a variable that grows without end",
-                    "give a plain launch script",
-                )
-            )
+            raise _refused("holds a variable that grows without end")
         return Chars(self.text + other.text, self.at + other.at, self.ref + other.ref)
 
     def cut(self, start: int, end: int) -> "Chars":
@@ -115,26 +126,19 @@ class Script:
         return None if found is None else " ".join(part.text for part in found)
 
 
-def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """Reads a script.
+def read_script(text: str) -> Script:
+    """Reads a script; #SBATCH lines set Slurm's own variables.
 
-    environment: variables that are set before it starts. #SBATCH lines set Slurm's own variables.
     Raises SpecError where the text is too long or too deeply nested for a launch script.
     """
     if len(text) > MAX_SCRIPT:
-        raise SpecError(
-            Fault(
-                "current",
-                None,
-                f"is longer than {MAX_SCRIPT:,} characters",
-                "give the launch script alone",
-            )
-        )
+        rule = f"is longer than {MAX_SCRIPT:,} characters"
+        raise SpecError(Fault("current", None, rule, "give the launch script alone"))
     script = Script(text, batch=_batch(text))
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
     gpus = re.search(r"(\d+)$", per_node) if per_node else None
-    known = {**(environment or {})}
+    known: dict[str, str] = {}
     if nodes and nodes.isdigit():
         known |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
     if gpus:
@@ -146,9 +150,7 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
     try:
         _Reader(script).statements()
     except RecursionError:
-        raise SpecError(
-            Fault("current", None, "is nested too deeply", "give a plain launch script")
-        ) from None
+        raise _refused("is nested too deeply") from None
     return script
 
 
@@ -199,17 +201,7 @@ class _Reader:
     # ---- control words ---------------------------------------------------------------------------
 
     def control(self, words: list[Field]) -> None:
-        while words and words[0].text in (
-            "then",
-            "do",
-            "{",
-            "(",
-            "!",
-            "time",
-            "exec",
-            "sudo",
-            "nohup",
-        ):
+        while words and words[0].text in PREFIXES:
             words = words[1:]
         if not words:
             return
@@ -230,21 +222,7 @@ class _Reader:
             self.branches.append(_Branch(False, True))
         elif first in ("fi", "esac") and self.branches:
             self.branches.pop()
-        elif first in (
-            "for",
-            "while",
-            "until",
-            "done",
-            "}",
-            "function",
-            "set",
-            "cd",
-            "echo",
-            "[",
-            "[[",
-            "source",
-            ".",
-        ):
+        elif first in PASSED_OVER:
             if first == "for" and len(words) > 3 and words[2].text == "in" and self.reading:
                 self.script.variables[words[1].text] = [words[3]]
         elif self.reading:
@@ -274,12 +252,8 @@ class _Reader:
             return left == right
         if test == "!=":
             return left != right
-        numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-ge": ">=", "-lt": "<", "-le": "<="}
-        if test in numbers and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
-            a, b = int(left), int(right)
-            return {"==": a == b, "!=": a != b, ">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[
-                numbers[test]
-            ]
+        if test in COMPARISONS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
+            return COMPARISONS[test](int(left), int(right))
         return False
 
     # ---- one command -----------------------------------------------------------------------------
@@ -324,8 +298,7 @@ class _Reader:
             elif self.text.startswith("\\\n", self.here):
                 self.here += 2
             elif char == "#" and (self.here == 0 or self.text[self.here - 1] in " \t\n;"):
-                end = self.text.find("\n", self.here)
-                self.here = len(self.text) if end < 0 else end
+                self.here = self.found("\n")
             elif char in "<>" or (
                 char.isdigit() and self.text[self.here + 1 : self.here + 2] in (">", "<")
             ):
@@ -370,14 +343,7 @@ class _Reader:
         else:
             self.script.variables[name] = [*before, *value] if adding else value
         if len(self.script.variables[name]) > MAX_WORDS:
-            raise SpecError(
-                Fault(
-                    "current",
-                    None,
-                    "holds an array that grows without end",
-                    "give a plain launch script",
-                )
-            )
+            raise _refused("holds an array that grows without end")
 
     def array(self) -> Iterator[Field]:
         """Words up to the closing bracket, over several lines if need be."""
@@ -391,8 +357,7 @@ class _Reader:
             elif self.text.startswith("\\\n", self.here):
                 self.here += 2
             elif char == "#":
-                end = self.text.find("\n", self.here)
-                self.here = len(self.text) if end < 0 else end
+                self.here = self.found("\n")
             else:
                 place = self.here
                 yield from self.word()
@@ -455,22 +420,23 @@ class _Reader:
             return [(chars, True) for chars in self.expansion()]
         return [(self.run(_RUN), False)]
 
+    def found(self, sign: str, start: int | None = None) -> int:
+        """Where the next such sign is, from here or `start` on; the end of the text without one."""
+        at = self.text.find(sign, self.here if start is None else start)
+        return len(self.text) if at < 0 else at
+
     def literal(self, start: int, end: int) -> Chars:
         return Chars(self.text[start:end], tuple(range(start, end)), (None,) * (end - start))
 
     def run(self, pattern: re.Pattern[str]) -> Chars:
         """The characters here that stand for themselves, at least one."""
-        start, found = (
-            self.here,
-            pattern.match(self.text, self.here, len(self.text) if self.stop is None else self.stop),
-        )
+        start, stop = self.here, len(self.text) if self.stop is None else self.stop
+        found = pattern.match(self.text, start, stop)
         self.here = max(start + 1, start if found is None else found.end())
         return self.literal(start, self.here)
 
     def until(self, sign: str) -> Chars:
-        start = self.here + 1
-        end = self.text.find(sign, start)
-        end = len(self.text) if end < 0 else end
+        start, end = self.here + 1, self.found(sign, self.here + 1)
         self.here = end + 1
         return self.literal(start, end)
 
@@ -565,8 +531,7 @@ class _Reader:
         return [part.chars.through(span) for part in found] or [Chars()]
 
     def arithmetic(self, start: int) -> Chars:
-        end = self.text.find("))", start)
-        end = len(self.text) if end < 0 else end
+        end = self.found("))", start)
         self.here = end + 2
         words = re.sub(
             r"\$?\{?([A-Za-z_]\w*)\}?",
@@ -580,8 +545,7 @@ class _Reader:
     def skip_command(self, start: int) -> None:
         """Skips `$(...)` or a text in backquotes."""
         if self.text[start] == "`":
-            end = self.text.find("`", start + 1)
-            self.here = len(self.text) if end < 0 else end + 1
+            self.here = min(self.found("`", start + 1) + 1, len(self.text))
             return
         depth, self.here = 0, start + 1
         while self.here < len(self.text):
@@ -607,37 +571,19 @@ def _sum(words: str) -> int | None:
     """The value of integer arithmetic as the shell computes it; None for anything else."""
     if not _SUMS.fullmatch(words) or "**" in words:
         return None
-    tokens = re.findall(r"\d+|[+\-*/%()]", words)
+    # the first of three brackets that end "$(((1 + 1)))" was taken for the end
+    whole = words + ")" * (words.count("(") - words.count(")"))
     try:
-        value, rest = _terms(tokens)
-    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return _value(ast.parse(re.sub(r"\b0+(?=\d)", "", whole).strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return None
-    return value if not rest else None
 
 
-def _terms(tokens: list[str]) -> tuple[int, list[str]]:
-    value, tokens = _factors(tokens)
-    while tokens and tokens[0] in "+-":
-        sign, tokens = tokens[0], tokens[1:]
-        more, tokens = _factors(tokens)
-        value = value + more if sign == "+" else value - more
-    return value, tokens
-
-
-def _factors(tokens: list[str]) -> tuple[int, list[str]]:
-    value, tokens = _factor(tokens)
-    while tokens and tokens[0] in "*/%":
-        sign, tokens = tokens[0], tokens[1:]
-        more, tokens = _factor(tokens)
-        value = value * more if sign == "*" else value // more if sign == "/" else value % more
-    return value, tokens
-
-
-def _factor(tokens: list[str]) -> tuple[int, list[str]]:
-    if tokens[0] == "(":
-        value, rest = _terms(tokens[1:])
-        return value, rest[1:]
-    if tokens[0] == "-":
-        value, rest = _factor(tokens[1:])
-        return -value, rest
-    return int(tokens[0]), tokens[1:]
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("no arithmetic of whole numbers")

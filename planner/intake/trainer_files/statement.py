@@ -1,7 +1,7 @@
 """What one text says about a run, before anything else completes it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from planner.errors import Fault
@@ -36,18 +36,13 @@ class Run:
 class Machine:
     """What a launcher says about the machine; None where it says nothing."""
 
+    gpu: str | None = None
     num_gpus: int | None = None
     gpus_per_node: int | None = None
-    gpu: str | None = None
 
     def keys(self) -> dict[str, object]:
-        """The same as keys of a job's `cluster`."""
-        pairs = (
-            ("gpu", self.gpu),
-            ("num_gpus", self.num_gpus),
-            ("gpus_per_node", self.gpus_per_node),
-        )
-        return {name: value for name, value in pairs if value is not None}
+        """Keys of a job's `cluster`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from planner.export.base import Export, Value
 from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE, REPLACES_FLEX
 from planner.export.titan_precision import FLOAT8, MX
+from planner.export.titan_read import as_int, read_reshard, read_stages, schedule_name
 from planner.export.titan_settings import (
-    AC,
     COMPONENTS,
     IN_BACKWARD,
     LAYERS,
@@ -17,16 +17,12 @@ from planner.export.titan_settings import (
     ROTATE,
     SAME_KEYS,
     SCHEDULE,
-    P,
-    T,
-    read_reshard,
-    read_stages,
-    schedule_name,
 )
 from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan
 from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
+from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_keys import BY_TOKENS
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"
@@ -64,11 +60,8 @@ def titan_changes(
     changes, notes = _modules(stated, winner, wanted, exported)
     now = replace(stated, given={**stated.given, **changes}).settings
     for key, value in wanted.items():
-        if (
-            _is_layout(key)
-            and not _inert(key, winner)
-            and not _means(key, now, value, winner, wanted)
-        ):
+        of_layout = (key.startswith(P) and key not in STAGES) or key in _OTHERS
+        if of_layout and not (_inert(key, winner) or _means(key, now, value, winner, wanted)):
             changes[key] = value
     if winner.pp > 1:
         _stages(stated, changes, wanted, exported.num_layers)
@@ -91,11 +84,11 @@ def _in_tokens(
     _, tokens, whole, passes = BY_TOKENS
     for key in BY_TOKENS.values():
         changes.pop(key, None)
-    seq_len = _number(stated.settings[T + "seq_len"])
-    local = _number(wanted[T + "local_batch_size"])
+    seq_len = as_int(stated.settings[T + "seq_len"])
+    local = as_int(wanted[T + "local_batch_size"])
     goal = {
         tokens: winner.micro_batch_size * seq_len,
-        whole: _number(wanted[T + "global_batch_size"]) * seq_len,
+        whole: as_int(wanted[T + "global_batch_size"]) * seq_len,
     }
     if winner.pp > 1:
         goal[passes] = local // winner.micro_batch_size
@@ -105,10 +98,6 @@ def _in_tokens(
 def _value(value: object) -> Value:
     assert isinstance(value, bool | int | float | str | list), "an export writes nothing else"
     return value
-
-
-def _is_layout(key: str) -> bool:
-    return (key.startswith(P) and key not in STAGES) or key in _OTHERS
 
 
 def _inert(key: str, winner: Layout) -> bool:
@@ -136,7 +125,7 @@ def _means(
     if key == RESHARD:
         return read_reshard(held, winner.pp, winner.dp_shard * winner.cp > 1) == winner.zero_stage
     if key == T + "global_batch_size" and isinstance(held, int) and held < 0:
-        return value == _number(wanted[T + "local_batch_size"]) * winner.dp_degree
+        return value == as_int(wanted[T + "local_batch_size"]) * winner.dp_degree
     if key == SCHEDULE:
         return schedule_name(str(held)) == value
     if key == COMPONENTS:
@@ -149,11 +138,6 @@ def _means(
     return held == value
 
 
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
 def _stages(
     stated: StatedTitan,
     changes: dict[str, Value | None],
@@ -162,7 +146,7 @@ def _stages(
 ) -> None:
     """Sets the split, unless the file's own settings give the same split with the new degrees."""
     now = {**stated.settings, **{key: value for key, value in changes.items() if value is not None}}
-    degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
+    degree, schedule = as_int(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
     means = read_stages(now, degree, schedule, num_layers)
     bare = {key: value for key, value in now.items() if key not in (MODULES, LAYERS)}
     goal = {

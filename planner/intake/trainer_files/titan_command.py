@@ -11,16 +11,15 @@ from pathlib import PurePosixPath
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Value
-from planner.export.titan_settings import AC
-from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
-from planner.intake.trainer_files.flags import Command, edit_flags
+from planner.export.titan_settings import AC_COMMAND, mode_words
+from planner.export.torchtitan import flag_words, read_titan_flags
+from planner.intake.trainer_files.flags import Command, best_command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
-from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03
+from planner.trainers.titan_defaults import AC, CONFIGS_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(
@@ -49,19 +48,12 @@ def find_command(text: str) -> Command:
 
     Raises SpecError where there is none.
     """
-    script = read_script(text)
-    rated = [
-        (_rating([field.text for field in fields]), index)
-        for index, fields in enumerate(script.commands)
-    ]
-    best = max(rated, default=(0, 0))
-    if best[0] == 0:
-        remedy = "give the script or the line that starts torchtitan.train"
-        raise SpecError(Fault("current", None, "holds no command that starts TorchTitan", remedy))
-    return Command(script, tuple(script.commands[best[1]]), script.ends[best[1]])
+    remedy = "give the script or the line that starts torchtitan.train"
+    return best_command(text, _rating, "TorchTitan", remedy)
 
 
-def _rating(words: Sequence[str]) -> int:
+def _rating(command: Command) -> int:
+    words = command.texts
     programs = sum(bool(_PROGRAM.search(word)) for word in words if not word.startswith("--"))
     return programs + sum(bool(_SETTING.match(word)) for word in words)
 
@@ -72,7 +64,7 @@ def config_file(command: Command) -> str | None:
     named = words.get("job.config_file")
     if named:
         return named[0]
-    starts_script = any("run_train.sh" in field.text for field in command.fields)
+    starts_script = any("run_train.sh" in text for text in command.texts)
     return command.script.value("CONFIG_FILE") if starts_script else None
 
 
@@ -92,7 +84,7 @@ def _named_03(command: Command) -> dict[str, str]:
     words = command.words()
     if words.keys() & {"module", "config"} or config_file(command):
         return {key: words[key][0] for key in ("module", "config") if words.get(key)}
-    if not any("run_train.sh" in field.text for field in command.fields):
+    if not any("run_train.sh" in text for text in command.texts):
         return {}
     variables = {key: command.script.value(key.upper()) for key in ("module", "config")}
     return {key: value for key, value in variables.items() if value is not None}
@@ -118,15 +110,9 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
 
 def _titan_words(command: Command) -> list[str]:
     """The part of the command that TorchTitan receives: everything after the program."""
-    words = [field.text for field in command.fields]
-    start = next(
-        (
-            index
-            for index, word in enumerate(words)
-            if _PROGRAM.search(word) and not word.startswith("--")
-        ),
-        -1,
-    )
+    words = command.texts
+    named = (_PROGRAM.search(word) and not word.startswith("--") for word in words)
+    start = next((index for index, names in enumerate(named) if names), -1)
     return words[start + 1 :]
 
 
@@ -161,7 +147,7 @@ def say(spec: CurrentSpec) -> StatedTitan:
         registered=registered,
         spelling=spelling,
         modules=modules,
-        machine=machine_of(found.command.script, found.command),
+        machine=machine_of(found.command),
         skipped=skipped,
     )
 
@@ -248,7 +234,6 @@ def _with_flags(
 ) -> str:
     held = found.command.words()
     words: dict[str, Sequence[str] | None] = {}
-    subcommand: list[str] = []
     for key, value in changes.items():
         if line == "0.3" and key.startswith(AC):
             continue
@@ -268,19 +253,9 @@ def _with_flags(
         else text
     )
     if line == "0.3" and any(key.startswith(AC) for key in changes):
-        mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace(
-            "_", "-"
-        )
-        budget = changes.get(AC + "memory_budget", found.given.get(AC + "memory_budget"))
-        subcommand = [
-            f"{AC_COMMAND}{mode}",
-            *(
-                ["--activation-checkpoint.memory-budget", f"{budget}"]
-                if mode == "memory-budget"
-                else []
-            ),
-        ]
-        new = _with_subcommand(new, subcommand)
+        now = {**found.given, **{key: value for key, value in changes.items() if value is not None}}
+        mode = str(now.get(AC + "mode", "selective"))
+        new = _with_subcommand(new, mode_words(mode, now.get(AC + "memory_budget")))
     return new
 
 

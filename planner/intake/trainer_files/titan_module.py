@@ -7,36 +7,15 @@ It reads calls with literal arguments. In 0.2: `...ModelArgs(dim=4096, ...)` and
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 from planner.errors import SpecError
 from planner.intake.trainer_files.shapes import named
 from planner.intake.trainer_files.statement import StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
+from planner.trainers.titan_networks import ARGUMENTS
 
-# TorchTitan's name of a shape -> Hugging Face's. 0.2's ModelArgs and 0.3's builders use the same
-# name where both have it.
-_KEYS: Mapping[str, str] = {
-    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
-    "inter_dim": "intermediate_size",
-    "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size",
-    "moe_hidden_dim": "moe_intermediate_size",
-    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim",
-    "v_head_dim": "v_head_dim",
-    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts",
-    "top_k": "num_experts_per_tok",
-    "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
-    "rope_theta": "rope_theta",
-    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob",
-    "score_func": "scoring_func",
-    "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor",
-    "num_expert_groups": "n_group",
-    "num_limited_groups": "topk_group",
-}  # fmt: skip
 _FAMILY = re.compile(
     r"(?:from torchtitan\.models\.(\w+) import|from torchtitan\.models import (\w+))"
 )
@@ -73,26 +52,16 @@ def read_module(source: str) -> StatedModel:
 
 
 def _called(call: ast.Call) -> str:
-    return (
-        call.func.attr
-        if isinstance(call.func, ast.Attribute)
-        else call.func.id
-        if isinstance(call.func, ast.Name)
-        else ""
-    )
+    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def _literals(call: ast.Call) -> dict[str, object]:
-    return dict(_pairs(call))
-
-
-def _pairs(call: ast.Call) -> Iterator[tuple[str, object]]:
+    found: dict[str, object] = {}
     for keyword in call.keywords:
-        if keyword.arg is not None:
-            try:
-                yield keyword.arg, ast.literal_eval(keyword.value)
-            except (ValueError, SyntaxError):
-                continue
+        with suppress(ValueError, SyntaxError):
+            if keyword.arg is not None:
+                found[keyword.arg] = ast.literal_eval(keyword.value)
+    return found
 
 
 def _flavor(call: ast.Call) -> str | None:
@@ -120,7 +89,9 @@ def _flavor(call: ast.Call) -> str | None:
 
 def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
     """TorchTitan's shapes as Hugging Face keys."""
-    found = {ours: keys[theirs] for theirs, ours in _KEYS.items() if keys.get(theirs) is not None}
+    found = {
+        ours: keys[theirs] for theirs, ours in ARGUMENTS.items() if keys.get(theirs) is not None
+    }
     width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
     if (
         family == "llama3"

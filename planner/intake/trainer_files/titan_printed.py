@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from planner.errors import PlannerError
 from planner.export.base import flatten
-from planner.export.titan_settings import AC
 from planner.intake.models import read_model
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.torchtitan import StatedTitan
+from planner.trainers.titan_defaults import AC
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")
 _PREFIX = re.compile(r"^\[[A-Za-z_]+\d+\]:", re.MULTILINE)

@@ -8,35 +8,27 @@ Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes),
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
-from planner.export.titan_settings import (
-    CHECKPOINT_MODES,
-    GRAPHS_OFF,
-    LAYERS,
-    SAME_KEYS,
-    P,
-    T,
-    read_dispatcher_03,
-    read_settings,
-)
+from planner.export.titan_read import read_dispatcher_03, read_settings
+from planner.export.titan_settings import CHECKPOINT_MODES, GRAPHS_OFF, LAYERS, MICRO, SAME_KEYS
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES
+from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES, P, T
 from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
 EXTENDED = frozenset({"job.custom_config_module", "experimental.custom_args_module"})
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
-OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
+OPTIMIZERS = frozenset({"adamw", "adam"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +41,12 @@ class StatedTitan:
     registered: dotted settings of the user's own function that `--config` names; None for one of
         TorchTitan's.
     spelling: current name -> name in the text, where they differ.
-    said_version: the release, where the text names it.
+    stated_version: the release, where the text names it.
     skipped: parts of a script that are only known once it runs.
     """
 
     line: str
+    trainer: str = "torchtitan"
     given: Mapping[str, object]
     machine: Machine = field(default_factory=Machine)
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -61,10 +54,6 @@ class StatedTitan:
     spelling: Mapping[str, str] = field(default_factory=dict)
     stated_version: str | None = None
     skipped: tuple[str, ...] = ()
-
-    @property
-    def trainer(self) -> str:
-        return "torchtitan"
 
     @property
     def version(self) -> str | None:
@@ -133,7 +122,7 @@ class StatedTitan:
         if self._graph:  # experiments/graph_trainer/configs.py: it always compiles
             policy = settings.get("compile.memory_policy", "default")
             layout |= {"compile": True, "ac": "full" if policy == "full" else "selective-op"}
-        notes, refusals = self._aside(settings, layout)
+        notes, refusals = [*self._notes(settings, layout)], [*self._refusals(settings)]
         ranks = {name: _int(settings, key) for name, key in SAME_KEYS.items() if name in AXES}
         sharded = ranks["dp_shard"] * ranks["cp"] > 1
         if self.line == "0.2" and not sharded and ranks["tp"] * ranks["pp"] > 1:
@@ -145,10 +134,8 @@ class StatedTitan:
                     f"FSDP alone, so TP or PP without it computes in {kept}; priced so"
                 )
                 layout["param_dtype"] = kept
-        local, asked = (
-            _int(settings, T + "local_batch_size"),
-            _int(settings, T + "global_batch_size"),
-        )
+        local = _int(settings, T + "local_batch_size")
+        asked = _int(settings, T + "global_batch_size")
         width = ranks["dp_shard"] * ranks["dp_replicate"]
         batch = local * width if asked < 0 else asked
         if batch % (local * width):
@@ -220,75 +207,54 @@ class StatedTitan:
         if settings.get(P + "disable_loss_parallel"):
             training["vocab_parallel_loss"] = False
         if settings["checkpoint.enable"]:
-            mode = next(
-                (
-                    name
-                    for name, word in CHECKPOINT_MODES.items()
-                    if word == settings["checkpoint.async_mode"]
-                ),
-                "sync",
-            )
-            training["checkpoint"] = {
-                "interval_steps": settings["checkpoint.interval"],
-                "mode": mode,
-            }
+            modes = {word: name for name, word in CHECKPOINT_MODES.items()}
+            mode = modes.get(str(settings["checkpoint.async_mode"]), "sync")
+            interval = settings["checkpoint.interval"]
+            training["checkpoint"] = {"interval_steps": interval, "mode": mode}
         return training
 
-    def _aside(
-        self, settings: Mapping[str, object], layout: dict[str, object]
-    ) -> tuple[list[str], list[Fault]]:
-        """(what is priced differently from the file, what the trainer refuses), in its words."""
-        refusals = []
-        local, micro = (
-            _int(settings, T + "local_batch_size"),
-            _int(settings, P + "pipeline_parallel_microbatch_size"),
-        )
+    def _refusals(self, settings: Mapping[str, object]) -> Iterator[Fault]:
+        """Refusals of the trainer, in its words."""
+        local, micro = _int(settings, T + "local_batch_size"), _int(settings, MICRO)
         if _int(settings, SAME_KEYS["pp"]) > 1 and local % micro:
             rule = (
                 f"is no multiple of pipeline_parallel_microbatch_size {micro}, where TorchTitan "
                 "stops"
             )
-            refusals.append(Fault(T + "local_batch_size", local, rule, "correct one of them"))
+            yield Fault(T + "local_batch_size", local, rule, "correct one of them")
         if self.line == "0.3" and not settings[GRAPHS_OFF] and settings[SAME_KEYS["pp"]] != 1:
             rule = "is not set, and TorchTitan stops: no CUDA graphs under pipeline parallelism"
-            refusals.append(Fault(GRAPHS_OFF, False, rule, "set it to true"))
-        rowwise = str(layout["precision"]).startswith("float8-rowwise")
-        only_loss = bool(settings["compile.enable"]) and not layout["compile"]
-        former = sorted(self.spelling.values())
-        own = unknown(self.given, "0.2")
+            yield Fault(GRAPHS_OFF, False, rule, "set it to true")
+
+    def _notes(self, settings: Mapping[str, object], layout: Mapping[str, object]) -> Iterator[str]:
+        """Sentences on settings that are priced differently from the file."""
+        former, old_line = sorted(self.spelling.values()), self.line == "0.2"
+        if self.skipped:
+            yield f"not read, since only running it tells: {'; '.join(self.skipped)}"
+        if former:
+            yield f"{', '.join(former)}: names from before 0.2, read as 0.2's"
+        if old_line and (own := unknown(self.given, "0.2")):
+            yield f"{', '.join(own)}: of your own configuration module, not priced"
         old = sorted(self.given.keys() & (BEFORE_02 - KEYS["0.2"]) - self.spelling.keys())
-        rows = (
-            (
-                bool(self.skipped),
-                f"not read, since only running it tells: {'; '.join(self.skipped)}",
-            ),
-            (bool(former), f"{', '.join(former)}: names from before 0.2, read as 0.2's"),
-            (
-                self.line == "0.2" and bool(own),
-                f"{', '.join(own)}: of your own configuration module, not priced",
-            ),
-            (bool(old) and self.line == "0.2", f"{', '.join(old)}: from before 0.2, not priced"),
-            (
-                self.counts_tokens,
+        if old_line and old:
+            yield f"{', '.join(old)}: from before 0.2, not priced"
+        if self.counts_tokens:
+            yield (
                 "batches in tokens are settings of the repository since 20 August 2026, priced by "
-                "the rules of 0.3.0",
-            ),
-            (
-                str(settings["optimizer.name"]).lower() not in OPTIMIZERS,
-                f"optimizer {settings['optimizer.name']} is priced as AdamW",
-            ),
-            (
-                bool(settings.get(P + "pipeline_parallel_schedule_csv")),
-                "the schedule in pipeline_parallel_schedule_csv is not read",
-            ),
-            (
-                self.line == "0.2" and rowwise and _int(settings, SAME_KEYS["tp"]) > 1,
+                "the rules of 0.3.0"
+            )
+        if str(settings["optimizer.name"]).lower() not in OPTIMIZERS:
+            yield f"optimizer {settings['optimizer.name']} is priced as AdamW"
+        if settings.get(P + "pipeline_parallel_schedule_csv"):
+            yield "the schedule in pipeline_parallel_schedule_csv is not read"
+        rowwise = str(layout["precision"]).startswith("float8-rowwise")
+        if old_line and rowwise and _int(settings, SAME_KEYS["tp"]) > 1:
+            yield (
                 f"{layout['precision']} with TP gained nothing where it was measured (torchtitan "
-                "issue 1207: 0.965 of bf16's speed on 4 H100): measure it against bf16",
-            ),
-            (only_loss, "only the loss is compiled; priced without torch.compile"),
-        )
-        return [words for holds, words in rows if holds], refusals
+                "issue 1207: 0.965 of bf16's speed on 4 H100): measure it against bf16"
+            )
+        if settings["compile.enable"] and not layout["compile"]:
+            yield "only the loss is compiled; priced without torch.compile"
 
 
 def _could_capture(settings: Mapping[str, object]) -> bool:
