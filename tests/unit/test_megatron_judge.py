@@ -10,7 +10,7 @@ from planner.api.render.estimate import verdict
 from planner.catalog.megatron_arguments import alike, argument, arguments
 from planner.errors import SpecError
 from planner.estimates import estimate_job
-from planner.intake.trainer_files.megatron_log import measured_by
+from planner.intake.trainer_files.megatron_log import measured_by, words_of
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
@@ -276,3 +276,4 @@ def test_a_log_is_read_with_what_it_measured() -> None:
     assert measured_by(text)["step_seconds"] == pytest.approx(5.53)
     assert measured_by(text)["tokens_per_second_per_gpu"] == pytest.approx(128 * 4096 / 16 / 5.53)
     assert estimate_job(job).valid
+    assert words_of({"fp4": "e2m1", "fp8": "None"}) == {"fp4_format": ["e2m1"]}
