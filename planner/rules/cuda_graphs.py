@@ -98,7 +98,7 @@ def _name(c: Context) -> str:
 def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
     waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
-    return (x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits
+    return np.asarray((x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits)
 
 
 CUDA_GRAPH_RULES: tuple[Rule, ...] = (
