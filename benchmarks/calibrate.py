@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--afresh", action="store_true", help="begin at the priors, not at what ships"
     )
-    parser.add_argument("--id", default="public-2026-11-27", help="name of the calibration")
+    parser.add_argument("--id", default="public-2026-11-28", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
