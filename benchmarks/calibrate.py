@@ -1,6 +1,7 @@
 """Fits the shipped calibration to the measured runs.
 
     python benchmarks/calibrate.py [--write]      writes planner/catalog/calibrations/shipped.json
+    python benchmarks/calibrate.py --keep-knobs [--write]    with the knobs that ship
 
 Prints how the calibration moved, the scales of misses that it found, and its errors on runs that it
 has not seen. Takes some ten minutes.
@@ -40,11 +41,18 @@ def main() -> None:
     parser.add_argument(
         "--afresh", action="store_true", help="begin at the priors, not at what ships"
     )
-    parser.add_argument("--id", default="public-2026-11-27", help="name of the calibration")
+    parser.add_argument(
+        "--keep-knobs", action="store_true", help="fit no knob, only the factors on intervals"
+    )
+    parser.add_argument("--id", default="public-2026-11-28", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
     peaks = [Row.build(job, estimate_job(job)) for job in jobs]
+    if options.keep_knobs:
+        document = json.loads(SHIPPED.read_text(encoding="utf-8"))
+        _write({**document, "id": options.id}, peaks, options.write)
+        return
     timed = [(row.job, row.measured_seconds) for row in peaks if row.valid and row.measured_seconds]
     data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
     calibration, linear = fit(data, begin=None if options.afresh else shipped_calibration())
@@ -57,8 +65,6 @@ def main() -> None:
         "seen": sorted(list(triple) for triple in seen(jobs)),
         "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
     }
-    again = Fitted.find(peaks, from_document(shipped))
-    shipped["interval_factors"] = {} if again is None else again.interval_factors()
     for knob in KNOBS:
         found = zip(calibration.keys, calibration.shifts, strict=True)
         moved = {
@@ -71,12 +77,19 @@ def main() -> None:
         f"{calibration.run_sd:.3f}, stack {calibration.stack_sd:.3f}, unit "
         f"{calibration.unit_sd:.3f}"
     )
-    print(f"factors on intervals {shipped['interval_factors']}")
     print(
         f"memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB, where those of other "
         f"sources hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"
     )
-    if options.write:
+    _write(shipped, peaks, options.write)
+
+
+def _write(shipped: dict, peaks: list[Row], write: bool) -> None:
+    """Adds the factors on intervals, and writes what ships if asked."""
+    again = Fitted.find(peaks, from_document(shipped))
+    shipped["interval_factors"] = {} if again is None else dict(again.interval_factors())
+    print(f"factors on intervals {shipped['interval_factors']}")
+    if write:
         SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from planner.calibration import student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER
-from planner.calibration.classes import Misses, class_of
+from planner.calibration.classes import UNMEASURED, Misses, class_of
 from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fingerprint, linearise
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
 from planner.calibration.mechanisms import used_by
@@ -103,8 +103,9 @@ class Fitted:
         Their step time and its interval are predicted by the runs of other folds.
         """
         folds = self.folds(by)
-        log_seconds, scale, _ = self._unseen(folds)
-        scale = scale * self._misses(log_seconds, scale).factors_elsewhere(folds)
+        misses, _ = self._unseen(folds)
+        log_seconds = self.linear.measured - misses.log_seconds
+        scale = misses.scales * misses.factors_elsewhere(folds)
         out = list(rows)
         for place, log_second, sd in zip(self.places, log_seconds, scale, strict=True):
             out[place] = _with_time(rows[place], float(log_second), float(sd))
@@ -113,27 +114,27 @@ class Fitted:
     def interval_factors(self) -> Mapping[str, float]:
         """Factor on intervals of each class that keeps one (`classes`)."""
         folds = self.folds("group")
-        log_seconds, scale, _ = self._unseen(folds)
-        misses = self._misses(log_seconds, scale)
+        misses, _ = self._unseen(folds)
         return misses.take(misses.factors_elsewhere(folds) != 1.0).factors()
 
-    def _misses(self, log_seconds: FloatColumn, scale: FloatColumn) -> Misses:
-        return Misses(
-            log_seconds=self.linear.measured - log_seconds,
-            scales=scale,
-            classes=[class_of(row.job.model, row.job.cluster.gpu.family) for row in self.rows],
-            units=self.data.units,
-        )
-
-    def _unseen(
-        self, folds: Sequence[BoolColumn]
-    ) -> tuple[FloatColumn, FloatColumn, list[Solution]]:
-        """`Linear.left_out`, the scale widened but before the class's factor."""
+    def _unseen(self, folds: Sequence[BoolColumn]) -> tuple[Misses, list[Solution]]:
+        """`Linear.left_out`, the scales widened but before the factors of their classes."""
         log_seconds, scale, solutions = self.linear.left_out(folds, self.scales)
+        wider = np.ones(len(scale))
         for fold in folds:
             doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
-            scale[fold] = self._wider(fold, ~fold) * np.hypot(scale[fold], doubt)
-        return log_seconds, scale, solutions
+            wider[fold] = self._wider(fold, ~fold)
+            scale[fold] = wider[fold] * np.hypot(scale[fold], doubt)
+        classes = [class_of(row.job.model, row.job.cluster.gpu.family) for row in self.rows]
+        misses = Misses(
+            log_seconds=self.linear.measured - log_seconds,
+            scales=scale,
+            classes=[
+                name + UNMEASURED * bool(w > 1) for name, w in zip(classes, wider, strict=True)
+            ],
+            units=self.data.units,
+        )
+        return misses, solutions
 
     def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:
         """By number of own runs, by unit: how the rest of the unit is predicted after them.
@@ -145,8 +146,8 @@ class Fitted:
         stands for its unit (`own_runs.stands_for`).
         """
         folds = self.folds("group")
-        log_seconds, scale, solutions = self._unseen(folds)
-        factor = self._misses(log_seconds, scale).factors_elsewhere(folds)
+        misses, solutions = self._unseen(folds)
+        factor = misses.factors_elsewhere(folds)
         chance = np.random.default_rng(SEED)
         found: dict[int, dict[str, list[OwnRuns]]] = {count: {} for count in (0, *OWN_RUNS)}
         for out, solution in zip(folds, solutions, strict=True):

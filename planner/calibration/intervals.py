@@ -89,9 +89,14 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
     """
     spread = time_spread(pricer, batch, prices)
     wider = widening(batch, pricer, pricer.calibration)
-    wider = np.where(hidden_share(prices) > MOSTLY_HIDDEN, np.maximum(wider, WIDER), wider)
+    hidden = hidden_share(prices) > MOSTLY_HIDDEN
     shared = in_order(spread.loadings**2)
-    factor = factor_of(pricer.calibration, pricer.model, pricer.cluster.gpu.family)
+    measured, unmeasured = (
+        factor_of(pricer.calibration, pricer.model, pricer.cluster.gpu.family, unmeasured=beyond)
+        for beyond in (False, True)
+    )
+    factor = np.where((wider > 1.0) & ~hidden, unmeasured, measured)
+    wider = np.where(hidden, WIDER, wider)
     return np.asarray(factor * np.sqrt(wider**2 * shared + spread.own_sd**2))
 
 

@@ -58,6 +58,8 @@ class Recipe:
     padding: moved per element to pad the groups of grouped products, and again to unpad their
         result.
     fused_kernels, eager_kernels: launches to quantise one operand.
+    expert_launches: launches from Python that take as long as quantising one expert's rows, where a
+        loop in C++ casts one expert after the other.
     weight_once: weights are quantised once a step, not once a microbatch.
     column_amax, row_amax: all-reduces of scales over the TP group for a column- or row-parallel
         layer.
@@ -100,6 +102,7 @@ class Recipe:
     padding: float = 0.0
     fused_kernels: float = 0.0
     eager_kernels: float = 0.0
+    expert_launches: float = 0.0
     weight_once: bool = False
     column_amax: Operands = NOTHING
     row_amax: Operands = NOTHING

@@ -69,12 +69,13 @@ def recipe_line(release: Release) -> str:
 def _recipes(release: Release) -> tuple[Recipe, ...]:
     """Torchao's recipes as the release uses them.
 
-    0.1 plans TP with torchao's Float8ColwiseParallel, which all-gathers tensorwise inputs in
-    float8. Since 0.2 the plan looks for a converter that no longer has that name, and gathers in 16
-    bits. 0.2 filters small layers, as our export asks it to, and computes the scales of all weights
-    in one all-reduce; plain torch does neither. It refuses float8 experts under PP and CP. 0.3
-    hands its filters descriptions of layers, and torchao's filter for small layers declines all of
-    them, so the export does not ask for it.
+    0.1 plans TP with torchao's Float8ColwiseParallel and Float8RowwiseParallel, which all-gather
+    tensorwise inputs and, backward, gradients of outputs in float8. Since 0.2 the plan looks for a
+    converter that no longer has that name, and gathers in 16 bits. 0.2 filters small layers, as our
+    export asks it to, and computes the scales of all weights in one all-reduce; plain torch does
+    neither. It refuses float8 experts under PP and CP. 0.3 hands its filters descriptions of
+    layers, and torchao's filter for small layers declines all of them, so the export does not ask
+    for it.
     """
     return _in_line(recipe_line(release), torchao())
 
@@ -83,7 +84,13 @@ def _recipes(release: Release) -> tuple[Recipe, ...]:
 def _in_line(line: str, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     if line == "0.1":
         return tuple(
-            replace(recipe, small=(), tp_wire_bytes=recipe.wire_bytes, experts="")
+            replace(
+                recipe,
+                small=(),
+                tp_wire_bytes=recipe.wire_bytes,
+                tp_gradient_wire_bytes=recipe.wire_bytes,
+                experts="",
+            )
             for recipe in recipes
         )
     if line == "0.3":

@@ -12,6 +12,10 @@ element of a routed row, kernel by kernel, from the trainer's source. Four place
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.specs.model import ModelSpec
+from planner.work.ops import Elementwise
+from planner.work.pieces import Code
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
@@ -65,3 +69,19 @@ PATHS: Mapping[str, Mapping[str, Moves]] = {
     "torch-scores-first": _TORCH_SCORES_FIRST,
     "fused": _MEGATRON,
 }
+
+
+def weighed_biases(model: ModelSpec, code: Code) -> tuple[Elementwise, ...]:
+    """Biases of the experts' outputs times the rows' scores, which Megatron adds expert by expert.
+
+    Forward, scores being fp32, which counts twice: product 2, sum 5, rows of all experts joined 4,
+    cast 3. Backward: cast 3, cast of each expert's 3, joined 2, gradients of biases and of scores 6
+    each. An expert takes 2 launches forward and 6 backward.
+    Source: Megatron-LM core transformer/moe/experts.py (TEGroupedMLP._apply_bias).
+    """
+    op = Elementwise(
+        name="expert_bias", dims=("tokens_grouped", "expert_hidden"), kernels=4, singles=4,
+        each=("experts_local",), forward_moves=14.0, fused_forward_moves=14.0,
+        backward_moves=20.0, fused_backward_moves=20.0,
+    )  # fmt: skip
+    return (op,) * (model.expert_bias and code.expert_path == "fused")

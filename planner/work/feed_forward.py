@@ -6,7 +6,7 @@ A mixture has a router, permutation, exchange, grouped experts and shared expert
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
-from planner.work.expert_path import PATHS
+from planner.work.expert_path import PATHS, weighed_biases
 from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
@@ -198,6 +198,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             output=routed_out,
             reads=(Tensor(name="expert_act", dims=inner),),
         ),
+        *weighed_biases(model, code),
         _moved("ungroup", code),
         *_over_cut_experts("etp_exit", code),
         Collective(

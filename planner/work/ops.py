@@ -101,6 +101,7 @@ class Elementwise:
     products, backward_products: small matrix products that its kernels make, each by the dimensions
         whose product are its multiply-adds.
     as_attention: their tiles are as large as in fused attention, and as fast.
+    each: dimensions along which `singles` are launched one by one.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Elementwise:
     products: tuple[Dims, ...] = ()
     backward_products: tuple[Dims, ...] = ()
     as_attention: bool = False
+    each: Dims = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,15 @@
 """Published figures that today's physics and calibration miss: known, listed, to be mended.
 
-They are strict: whoever mends one has to take it off the list. Where to look first: products of
-`tt` in float8-tensorwise reach 1.6 times those of bf16, ours 1.4 (Transformer Engine's runs hold
-the knob `low_precision` down); bf16 products of `smx` on B200.
+They are strict: whoever mends one has to take it off the list. Where to look first: bf16 products
+of `smx` on B200.
 """
 
 import pytest
 
-TITAN_FLOAT8 = (
-    "TorchTitan's float8 on H100 is predicted 10 to 15% slow since calibration 2026-11-22"
-)
 SLOWDOWN = "47% instead of 42% since calibration 2026-11-27, whose overlapped compute is slower"
 DENSE = "since the clock, stragglers and the calibration moved: slightly beyond what stood before"
 KNOWN = {
     "test_fact[effect-bf16-communication]": SLOWDOWN,
-    "test_fact[measured-70b-256-float8]": TITAN_FLOAT8,
     "test_fact[rule-tp-across-nodes]": DENSE,
     "test_products_alone_are_met_within_their_deviation[A100-SXM-80GB]": DENSE,
     "test_the_mean_error_is_no_worse_than_calculons": DENSE,

@@ -20,7 +20,7 @@ from planner.cost.machine.device import (
     relative_clock,
 )
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.profile import KERNELS, kernel_profile, software_profile
+from planner.cost.machine.profile import KERNELS, Profile, kernel_profile, software_profile
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_cluster
@@ -170,9 +170,11 @@ def test_a_power_limit_slows_compute_and_leaves_memory_alone() -> None:
     )
     assert capped.memory_rate == full.memory_rate
     flops, context = np.array([1e15]), np.array([4096.0])
-    assert capped.attention_seconds(flops, context, backward=False) > full.attention_seconds(
-        flops, context, backward=False
+    attention, lower, most = (
+        on.attention_seconds(flops, context, backward=False)
+        for on in (capped, device(power_limit="300 W"), full)
     )
+    assert lower > attention == most, "FlashAttention-2 draws less than a GEMM"
 
 
 def test_more_power_helps_until_the_clock_is_full() -> None:
@@ -246,6 +248,20 @@ def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
     """FINDINGS: 0.79 of nominal clocks fitted its rows."""
     share = device("h100-sxm-96gb-hbm2e").linear_rate[0] / device("h100-sxm-80gb").linear_rate[0]
     assert share == pytest.approx(0.79, abs=0.02)
+
+
+@pytest.mark.parametrize(("kernel", "share"), [("flash2", 1.0), ("cudnn", 0.87)])
+def test_attention_holds_more_of_its_clock_than_products_do(kernel: str, share: float) -> None:
+    """A kernel of 0.36 / 0.84 of a GEMM's products a second draws as much less: (0.55 / 0.43) > 1;
+    cuDNN's 0.60 / 0.84 leaves (0.55 / 0.71)^0.53."""
+    clusters = [
+        read_cluster({"gpu": f"h100-sxm-{name}", "num_gpus": 8}) for name in ("96gb-hbm2e", "80gb")
+    ]
+    slow, fast = (
+        Device.build(c, kernel_profile(c.gpu), Profile(), kernel).attention_forward_rate
+        for c in clusters
+    )
+    assert slow / fast == pytest.approx(share, abs=0.01)
 
 
 # ---- dtypes --------------------------------------------------------------------------------------

@@ -113,6 +113,14 @@ def test_torch_compile_leaves_the_exchange_alone_where_the_release_does() -> Non
     assert all(moved("qwen3-30b-a3b")[place].compiles for place in PATHS["torch"])
 
 
+def test_megatron_adds_biases_of_experts_outputs_one_by_one() -> None:
+    """b * p, t + bp, cat and to() of fp32 rows; only where experts have biases."""
+    op = moved("gpt-oss-20b", path="fused")["expert_bias"]
+    assert op.forward_moves == op.fused_forward_moves == 2 + (1 + 2 + 2) + (2 + 2) + (2 + 1)
+    assert op.each == ("experts_local",)
+    assert "expert_bias" not in moved("gpt-oss-20b").keys() | moved("qwen3-30b-a3b", path="fused")
+
+
 def test_borders_of_tp() -> None:
     """TorchTitan's block gathers and scatters once; a shared expert's borders are the same ones."""
     assert {"experts_tp_enter", "experts_tp_exit"} <= moved("qwen3-30b-a3b").keys()

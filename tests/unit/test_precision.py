@@ -139,6 +139,7 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
     "padding": (GROUPED, 0.0), "group_multiple": (GROUPED, 128),
     "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0),
+    "expert_launches": (GROUPED, 200.0),
     "weight_once": (DELAYED, False),
     "column_amax": (FUSED, None), "row_amax": (FUSED, None), "step_amax": (GATHERED, 9.0),
     "gather_amax": (GATHERED, True),
@@ -371,7 +372,8 @@ def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_co
     version: str | None, wire: float
 ) -> None:
     recipes = TITAN.recipes(version)
-    assert recipes[PRECISIONS.names.index("float8-tensorwise")].tp_wire_bytes == wire
+    tensorwise = recipes[PRECISIONS.names.index("float8-tensorwise")]
+    assert tensorwise.tp_wire_bytes == tensorwise.tp_gradient_wire_bytes == wire
     assert all(
         recipe.tp_wire_bytes == 2.0
         for recipe in recipes

@@ -393,7 +393,8 @@ def test_number_1_that_rests_on_nothing_says_so_and_has_the_best_measured_beside
     assert plan.best_measured.times_as_long == pytest.approx(slower, rel=1e-3)
     assert "memory-budget recomputation" in plan.rests_on
     assert f"best fully measured: rank 2, {1.0 - 1.0 / slower:.1%} slower" in plan.rests_on
-    assert first.estimate.time_sd > 1.3 * beside.estimate.time_sd
+    # dense models on Hopper were off no further with what other sources had not (`classes`)
+    assert first.estimate.time_sd > beside.estimate.time_sd
 
 
 def test_a_measured_number_1_is_not_marked() -> None:

@@ -119,8 +119,9 @@ def _quantised_cost(
         names = {name for name in casts if name.startswith(inside)}
         casts |= {name: np.where(context.one_kernel, 0.0, casts[name]) for name in names}
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
-    padding: FloatColumn = zero
+    padding, singles = zero, _calls_of_experts(context, op)
     if op.role == "expert":
+        singles = singles + q.number("expert_launches") * does["forward"] * b
         padding = context.device.moved_seconds(
             np.where(np.isin(context.batch.moe_dispatcher, PADS), 0.0, q.number("padding"))
             * does["forward"]
@@ -140,7 +141,7 @@ def _quantised_cost(
         + casts.get("input_again", zero),
         forward_kernels=1.0 + _sum(used, FORWARD, zero),
         backward_kernels=2.0 + _sum(used, BACKWARD, zero),
-        singles=_calls_of_experts(context, op),
+        singles=singles,
         flops=_flops(context, op),
         **_waits(context, op, elements),
     )

@@ -159,7 +159,7 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         * context.device.profile.elementwise
     )
     fused = context.fused & (op.compiles | context.rules.fused_kernels)
-    if op.name == "expert_swiglu":  # the products' own kernels do it
+    if op.name in ("expert_swiglu", "expert_bias"):  # the products' own kernels do it
         one = np.where(context.one_kernel, 0.0, one)
     runs = (one > 0).astype(np.float64)
     moved = {
@@ -179,7 +179,8 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         **seconds,
         forward_kernels=runs * np.where(fused, 1.0, op.kernels),
         backward_kernels=runs * np.where(fused, 1.0, 1.5 * op.kernels),
-        singles=runs * np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
+        singles=runs
+        * np.where(fused & ~context.batch.compile, op.singles * context.product(op.each), 0.0),
         waits=np.where((context.batch.ep > 1) | context.rules.fused_kernels, float(op.waits), 0.0),
     )
 

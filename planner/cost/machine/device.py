@@ -55,17 +55,18 @@ def dynamic_power(gpu: GpuSpec, kernels: KernelProfile, limit_watts: float) -> f
     return float(alike * units ** (1.0 / x) * (limit / units - static) / (1.0 - static))
 
 
-def relative_clock(kernels: KernelProfile, power: float) -> float:
-    """Compute clock under dense load, over that of the product whose kernels were timed.
+def relative_clock(kernels: KernelProfile, power: float, activity: float = 1.0) -> float:
+    """Compute clock under load, over that of the product whose kernels were timed.
 
-    clock = min(1, power^x) / min(1, timed power^x)
+    clock = min(1, power / activity)^x / min(1, timed power / activity)^x
     power: dynamic power at the board limit, over that at which dense GEMMs hold the product's own
         full clock.
-    GEMMs of every format and fused attention run at it: Llama 3 8B at 32k tokens slows on the 500 W
-    H100 as much as at 8k. Memory-bound kernels do not throttle.
+    activity: dynamic power that a kernel draws over a dense GEMM's at one clock.
+    GEMMs of every format run at activity 1; memory-bound kernels do not throttle.
     Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
     """
-    return float((min(1.0, power) / min(1.0, kernels.timed_power)) ** kernels.power_exponent)
+    ratio = min(activity, power) / min(activity, kernels.timed_power)
+    return float(ratio**kernels.power_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,12 @@ class Device:
         gpu = cluster.gpu
         limit = cluster.power_limit_watts or gpu.power_limit_watts
         attention = kernels.attention_curve(generation)
-        clock = relative_clock(kernels, dynamic_power(gpu, kernels, limit))
+        power = dynamic_power(gpu, kernels, limit)
+        clock = relative_clock(kernels, power)
+        # judgement: power goes with products a second, so FlashAttention-2 keeps its clock on the
+        # 500 W H100, where a GEMM loses a fifth
+        activity = min(attention.forward / kernels.gemm["gemm_bf16"], 1.0)
+        cool = relative_clock(kernels, power, activity)
         peaks: Mapping[str, float] = gpu.peak_flops_per_second
         rates, halves = [], []
         for recipe in torchao():
@@ -136,7 +142,7 @@ class Device:
             2 * FP16_BYTES
         ]
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
-        speed = half_precision * clock * profile.compute * profile.attention
+        speed = half_precision * cool * profile.compute * profile.attention
         return cls(
             gpu=gpu,
             kernels=kernels,
