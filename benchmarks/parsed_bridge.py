@@ -131,9 +131,7 @@ def prepare(bridge: Path, megatron: Path, capability: int) -> types.ModuleType:
     torch.cuda.get_device_capability = lambda *_: (capability, 0)
     torch.cuda.current_device, torch.cuda.device_count = lambda: 0, lambda: 8
     torch.cuda.is_available = lambda: True
-    import transformer_engine.pytorch.optimizers as optimizers
-
-    optimizers.FusedAdam = FusedAdam
+    importlib.import_module("transformer_engine.pytorch.optimizers").FusedAdam = FusedAdam
     sys.path[:0] = [str(bridge / "scripts" / name) for name in ("training", "common")]
     sys.path.insert(0, str(megatron))
     package = importlib.import_module("megatron")

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -203,7 +203,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     # one rank keeps its tokens: of the others nearly every draw would be illegal
     dispatcher = pick(MOE_DISPATCHERS, context.released.moe_dispatchers)
     dispatcher[(ep == 1) & ~flag(0.05)] = MOE_DISPATCHERS.index("alltoall")
-    return LayoutBatch(
+    batch = LayoutBatch(
         dp_replicate=replicas,
         dp_shard=dp_shard,
         cp=cp,
@@ -247,6 +247,12 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
             own.integers(1, 9, count),
             0,
         ),
+    )
+    # states in 16 bits or on the host ask Megatron-LM for its distributed optimizer
+    aware = batch.cpu_offload | (context.training.optimizer == "adamw-bf16-states")
+    sharded = aware & (1 in known.zero_stages) & (own.random(count) < 0.8)
+    return replace(
+        batch, zero_stage=np.where(sharded, np.maximum(batch.zero_stage, 1), batch.zero_stage)
     )
 
 
