@@ -57,7 +57,8 @@ NOT_HERE = frozenset(
         "transformer_engine", "transformer_engine_torch", "mamba_ssm", "causal_conv1d", "modelopt",
         "flash_attn", "apex", "nvidia_resiliency_ext", "fla", "deep_ep", "fast_hadamard_transform",
         "flash_mla", "cudnn", "multistorageclient", "flashinfer", "timm", "open_clip", "triton",
-        "qwen_vl_utils", "diffusers", "peft", "mistral_common", "mlflow", "comet_ml", "wandb",
+        "qwen_vl_utils", "webdataset", "torchvision", "PIL", "diffusers", "peft", "mistral_common",
+        "mlflow", "comet_ml", "wandb",
     }
 )  # fmt: skip
 VERSION = "2.17.0"
@@ -114,8 +115,8 @@ def version_of(name: str, real: Any = importlib.metadata.version) -> str:
         raise
 
 
-def prepare(bridge: Path, megatron: Path, capability: int) -> types.ModuleType:
-    """BRIDGE's recipe_runner, on a GPU of this compute capability that is not there."""
+def prepare(bridge: Path, megatron: Path, capability: int) -> typing.Callable[[str], Any]:
+    """BRIDGE's loader of recipes, on a GPU of this compute capability that is not there."""
     import torch
 
     logging.disable(logging.WARNING)
@@ -136,7 +137,11 @@ def prepare(bridge: Path, megatron: Path, capability: int) -> types.ModuleType:
     sys.path.insert(0, str(megatron))
     package = importlib.import_module("megatron")
     package.__path__.append(str(bridge / "src" / "megatron"))
-    return importlib.import_module("recipe_runner")
+    try:
+        return importlib.import_module("recipe_runner").load_recipe
+    except ModuleNotFoundError:  # before 0.6
+        recipes = importlib.import_module("megatron.bridge.recipes")
+        return lambda name: getattr(recipes, name)()
 
 
 def hugging_face(model: ModelSpec, folder: Path) -> Path | None:
@@ -160,6 +165,8 @@ def hugging_face(model: ModelSpec, folder: Path) -> Path | None:
         del known["num_hidden_layers"]
         kinds = {"mamba2": "mamba", "attention": "attention"}
         known["layers_block_type"] = [kinds.get(mixer, "moe") for mixer in model.mixers]
+    if model_type == "qwen3_next":
+        known["full_attention_interval"] = 4
     if model.indexed:
         known["indexer_rope_interleave"] = True
     path = folder / model.name
@@ -168,15 +175,15 @@ def hugging_face(model: ModelSpec, folder: Path) -> Path | None:
     return path
 
 
-def judge(runner: Any, recipe: str, overrides: tuple[str, ...], ranks: int) -> str:
+def judge(
+    load: typing.Callable[[str], Any], recipe: str, overrides: tuple[str, ...], ranks: int
+) -> str:
     """What the checkout refuses; empty where it takes the configuration."""
     os.environ |= {"WORLD_SIZE": str(ranks), "RANK": "0", "LOCAL_RANK": "0"}
-    from megatron.bridge.training.config import runtime_config_update
-
+    update = importlib.import_module("megatron.bridge.training.config").runtime_config_update
+    spelled = importlib.import_module("megatron.bridge.training.utils.omegaconf_utils")
     try:
-        config = runner.apply_cli_overrides(runner.load_recipe(recipe), list(overrides))
-        runner.sync_model_dataset_sequence_length(config)
-        runtime_config_update(config)
+        update(spelled.process_config_with_overrides(load(recipe), cli_overrides=[*overrides]))
     except (Exception, SystemExit) as error:  # whatever it raises is its refusal
         return f"{type(error).__name__}: {error}"
     return ""
@@ -194,7 +201,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--configs", type=Path, default=Path("/tmp/bridge-configs"))
     asked = parser.parse_args()
-    runner = prepare(asked.bridge, asked.megatron, asked.capability)
+    load = prepare(asked.bridge, asked.megatron, asked.capability)
     bridge = importlib.import_module("megatron.bridge").AutoBridge
     configs = importlib.import_module("transformers").AutoConfig
     counts: Counter[str] = Counter()
@@ -208,7 +215,7 @@ def main() -> int:
         bridge.from_hf_pretrained = classmethod(
             lambda cls, *_, path=path, **__: cls.from_hf_config(configs.from_pretrained(path))
         )
-        said = judge(runner, recipe[1], made.arguments, ranks) or "taken"
+        said = judge(load, recipe[1], made.arguments, ranks) or "taken"
         counts[said] += 1
         first.setdefault(said, name)
     for said, count in counts.most_common():

@@ -90,7 +90,7 @@ class Misses:
     def factors(self) -> dict[str, float]:
         """Factor on the scale by class, drawn towards 1 where the class has few units.
 
-        What was not measured is never narrower than what was.
+        Layouts beyond the measured ones are never narrower than those.
         """
         found = {}
         for name in sorted(set(self.classes)):
@@ -98,7 +98,7 @@ class Misses:
             best = TRIED[int(np.argmin([these.score(factor) for factor in TRIED]))]
             units = len(set(these.units))
             found[name] = round(float(best ** (units / (units + PRIOR_UNITS))), 3)
-            if name.endswith(UNMEASURED):  # sorted behind what was measured
+            if name.endswith(UNMEASURED):  # sorted behind the measured ones
                 least = found.get(name.removesuffix(UNMEASURED), 1.0) / WIDER
                 found[name] = max(found[name], least)
         return found

@@ -22,7 +22,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron_models import is_hybrid, lacking
 from planner.trainers.muon import BRIDGED
-from planner.trainers.registry import release_of
+from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.release import Release
 
 Overrides = Mapping[str, object]
@@ -32,7 +32,14 @@ REDUCED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 _OVERLAPS = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_grad_reduce",
              "overlap_param_gather")  # fmt: skip
 _OVERLAP_CLASS = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
+# recipes/deepseek and others overlap shared experts, recipes/nemotronh drops tokens
+_OF_EXPERTS = {
+    "model.moe_shared_expert_overlap": False,
+    "model.moe_expert_capacity_factor": None,
+    "model.moe_pad_expert_input_to_capacity": False,
+}
 # Number formats of the optimizer's states, which recipes/deepseek and recipes/nemotronh lower.
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Lists in TransformerConfig, of one value too. cuda_graph_scope was a text up to core 0.15.
 _LISTS = ("recompute_modules", "cuda_graph_modules", "cuda_graph_scope")
@@ -97,14 +104,16 @@ def export(
     precision = mixed_precision(words, gathers_fp4=not release.before("0.18"))
     found = overrides(words, precision, _LISTS[: 2 if release.before("0.16") else 3])
     found |= _taken_back(words, model, release)
+    if release.before("0.19"):  # seq_length is a property of GPTDatasetConfig there, no field
+        found["dataset.sequence_length"] = found.pop("dataset.seq_length")
     recipe = recipe_for(model.name, release)
     name = recipe.name if recipe else YOURS
-    names = {"mixed_precision": precision.preset, "comm_overlap": None}
+    # a name or null first: it removes a recipe's own configuration
+    first = {"mixed_precision": precision.preset, "comm_overlap": None}
     arguments = tuple(
         f"{key}={_spelled(one)}"
         for key, value in found.items()
-        # a name or null first: it removes a recipe's own configuration
-        for one in ((names[key], value) if isinstance(value, Mapping) else (value,))
+        for one in (*([first[key]] if key in first and value != first[key] else []), value)
     )
     program = ("scripts/training/run_recipe.py", "--recipe", name)
     draft = Draft(layout, model, cluster, training, core.version)
@@ -114,12 +123,13 @@ def export(
         gaps = tuple(
             gap for gap in gaps if not (gap.blocking and gap.fault.field.startswith("model"))
         )
+    own = {rests: release for release, rests in TRAINERS[NAME].ships.items()}.get(core.version, "")
     predicts = recipe.predicts if recipe and not model.mtp_num_layers else 0
     notes = (
-        f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the "
+        f"Written for Megatron-Bridge {own} on megatron-core {core.version}, as overrides of the "
         f"recipe {name}: take your own recipe's name where it is another."
         if recipe
-        else f"Megatron-Bridge on megatron-core {core.version} has no recipe that pretrains "
+        else f"Megatron-Bridge {own} on megatron-core {core.version} has no recipe that pretrains "
         f"{model.name}: write one, and its name for {YOURS}.",
         *([_PREDICTION.format(predicts)] * (predicts > 0)),
         *([precision.note] if precision.fields else ()),
@@ -130,6 +140,7 @@ def export(
     return replace(
         core,
         trainer=NAME,
+        version=own or core.version,
         files={**launch.files(), "overrides.yaml": _yaml(found)},
         command=launch.command(),
         arguments=arguments,
@@ -141,9 +152,8 @@ def export(
 def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, object]:
     """Overrides against values of a recipe that Megatron-LM's arguments have no word for."""
     # recipes/kimi has another value there than in ddp
-    found: dict[str, object] = {
-        "optimizer.use_distributed_optimizer": "use_distributed_optimizer" in words
-    }
+    sharded = "use_distributed_optimizer" in words
+    found: dict[str, object] = {"optimizer.use_distributed_optimizer": sharded}
     if is_hybrid(model):
         # HybridModelProvider.finalize() adds it to the pattern, and counts its layers
         found["model.mtp_hybrid_override_pattern"] = None
@@ -152,6 +162,21 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
         found["model.csa_compress_ratios"] = [model.entries(mixer)[0] for mixer in model.mixers]
     if model.uses_mla and "qk_clip" not in words and release.since("0.16"):  # recipes/kimi has it
         found["model.qk_clip"] = False
+    if model.is_moe:
+        found |= _OF_EXPERTS
+    found |= {f"optimizer.{name}": (words.get(name) or ["fp32"])[0] for name in _STATES}
+    if release.before("0.17"):  # a text stays a text there (training/utils/omegaconf_utils.py)
+        found |= {
+            key: {"_target_": f"torch.{_DTYPES[str(value)]}", "_call_": False}
+            for key, value in found.items()
+            if key.endswith("_dtype")
+        }
+    return found | _graphs(words, release) | _fused(model)
+
+
+def _graphs(words: Words, release: Release) -> dict[str, object]:
+    """Graphs of a recipe that a layout has not, and settings that its own graphs ask for."""
+    found: dict[str, object] = {}
     if "cuda_graph_impl" not in words and release.since("0.15"):
         found["model.cuda_graph_impl"] = "none"
     if "cuda_graph_impl" in words and release.since("0.18"):
@@ -162,15 +187,9 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if "no_check_for_nan_in_loss_and_grad" in words:
         found["rerun_state_machine.check_for_nan_in_loss"] = False
         found["ddp.check_for_nan_in_grad"] = False
-    if model.is_moe:  # recipes/deepseek and others; recipes/nemotronh drops tokens
-        found["model.moe_shared_expert_overlap"] = False
-        found["model.moe_expert_capacity_factor"] = None
-        found["model.moe_pad_expert_input_to_capacity"] = False
     if "moe_paged_stash" in words:  # TransformerConfig reads a list there, and finds None
         found["model.offload_modules"] = []
-    if release.since("0.17"):  # before, a text stays a text (training/utils/omegaconf_utils.py)
-        found |= {f"optimizer.{name}": "fp32" for name in _STATES if name not in words}
-    return found | _fused(model)
+    return found
 
 
 def _fused(model: ModelSpec) -> dict[str, bool]:
@@ -221,8 +240,9 @@ def overrides(
 def arguments_of(given: Overrides) -> dict[str, list[str]]:
     """Megatron-LM's arguments, named with _, that overrides and their recipe's defaults mean."""
     given = {"mixed_precision.grad_reduce_in_fp32": given.get("ddp.grad_reduce_in_fp32"), **given}
-    if "dataset.seq_length" in given:
-        given = {"model.seq_length": given["dataset.seq_length"], **given}
+    for name in ("dataset.seq_length", "dataset.sequence_length"):
+        if name in given:
+            given = {"model.seq_length": given[name], **given}
     words = {name: list(values) for name, values in RECIPE.items()}
     for name, key in KEYS.items():
         value = given.get(key)

@@ -80,9 +80,16 @@ def _in_the_way(x: Layout, c: Context) -> tuple[str, str]:
         return "at all", "use Megatron-LM from 0.14"
     if x.moe_dispatcher == "allgather":
         return "with the dispatcher allgather", "moe_dispatcher to alltoall"
+    if x.pp == 1 and c.model.mtp_num_layers and _MTP_BEHIND(c):
+        return "with multi-token prediction and pp=1", "pp to 2 or more"
     if parse_ac(x.ac)[0] in ("full", "block", "uniform"):
         return f"where whole layers are recomputed (ac {x.ac})", "ac to none"
     return f"with pp={x.pp} and one stage a rank", "virtual_stages to 2 or more"
+
+
+def _predicts(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether overlap of the exchange leaves a layer of multi-token prediction, if there is one."""
+    return np.asarray((x.pp > 1) | (not (c.model.mtp_num_layers and _MTP_BEHIND(c))))
 
 
 def _one_copy(x: LayoutBatch) -> BoolColumn:
@@ -100,6 +107,8 @@ DEEPEP_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 DEEPEP_NODE = 8  # csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS
 ONE_COPY = frozenset({"deepep", "hybridep"})
 _TITAN_02, _TITAN_03 = under("torchtitan", before="0.3"), under("torchtitan", since="0.3")
+# core 0.16 transformer_config.py: "Pipeline model parallel size must be larger than 1"
+_MTP_BEHIND = under("megatron", since="0.16", before="0.18")
 _TITAN_021 = under("torchtitan", since="0.2.1", before="0.3")
 EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
@@ -256,7 +265,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="ep",
         reads=frozenset({"ep", "pp", "virtual_stages", "ac_kind", "moe_dispatcher"}),
         applies=lambda c: c.model.is_moe and c.training.overlap.ep,
-        broken=lambda x, c: (x.ep > 1) & ~(overlapping_exchange(x) & c.released.overlaps_exchange),
+        broken=lambda x, c: (
+            (x.ep > 1) & ~(overlapping_exchange(x) & c.released.overlaps_exchange & _predicts(x, c))
+        ),
         rule=lambda x, c: (
             f"{c.trainer.name} {c.release.number} cannot run the exchange of experts under compute "
             f"(training.overlap.ep) {_in_the_way(x, c)[0]}"

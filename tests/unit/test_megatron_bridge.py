@@ -49,6 +49,14 @@ def test_nemo_is_its_alias() -> None:
     assert read.trainer == "megatron-bridge"
 
 
+def test_an_export_has_bridges_own_number() -> None:
+    for asked, own in ((None, "0.6"), ("0.4", "0.4"), ("0.5.1", "0.5")):
+        given = {} if asked is None else {"trainer_version": asked}
+        _, exported = made("llama3-8b", 8, {"tp": 2}, **given)
+        assert exported.version == own
+        assert f"Megatron-Bridge {own} on megatron-core" in exported.notes[0]
+
+
 def test_its_recipes_defaults() -> None:
     ours = resolve_layout({}, trainer="megatron-bridge", num_gpus=8)
     theirs = resolve_layout({}, trainer="megatron", num_gpus=8)
