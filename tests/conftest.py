@@ -64,6 +64,8 @@ UNMEASURED_JOB: dict[str, Any] = {
         "top_k": 1,
     },
 }
+# minutes each: they begin before all others of the slow tier, so that none is alone at its end
+LONGEST = ("test_abuse.py", "test_pages_run.py", "test_feature_pairs.py", "test_slurm_faults.py")
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 # a test of SQL: on SQLite and on PostgreSQL
 EACH_DATABASE = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
@@ -167,15 +169,17 @@ def pytest_configure() -> None:
     settings.load_profile("at any speed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rings in their order; what is in none of them comes first."""
-    items.sort(
-        key=lambda item: (
-            RINGS.index(ring)
-            if (ring := item.path.relative_to(ROOT / "tests").parts[0]) in RINGS
-            else -1
-        )
-    )
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Rings in their order; what is in none of them comes first, and in the slow tier LONGEST."""
+    slow_tier = config.getoption("markexpr") == "slow"
+
+    def place(item: pytest.Item) -> int:
+        if slow_tier and item.path.name in LONGEST:
+            return LONGEST.index(item.path.name) - len(LONGEST) - 1
+        ring = item.path.relative_to(ROOT / "tests").parts[0]
+        return RINGS.index(ring) if ring in RINGS else -1
+
+    items.sort(key=place)
 
 
 @pytest.fixture
