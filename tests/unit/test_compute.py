@@ -17,7 +17,6 @@ from planner.cost.machine.device import (
     TILE_ROWS,
     Device,
     dynamic_power,
-    relative_clock,
 )
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.profile import KERNELS, Profile, kernel_profile, software_profile
@@ -98,7 +97,7 @@ def test_utilisation_rises_with_depth_and_stays_below_its_ceiling(name: str) -> 
     )
     assert (np.diff(utilisation) > 0).all()
     power = dynamic_power(on.gpu, on.kernels, on.gpu.power_limit_watts)
-    share = on.kernels.gemm["gemm_bf16"] * on.profile.compute * relative_clock(on.kernels, power)
+    share = on.kernels.gemm["gemm_bf16"] * on.profile.compute * on.kernels.relative_clock(power)
     assert 0.7 * share < utilisation[-1] <= share * (1 + 1e-12) < 1
 
 

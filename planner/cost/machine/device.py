@@ -55,20 +55,6 @@ def dynamic_power(gpu: GpuSpec, kernels: KernelProfile, limit_watts: float) -> f
     return float(alike * units ** (1.0 / x) * (limit / units - static) / (1.0 - static))
 
 
-def relative_clock(kernels: KernelProfile, power: float, activity: float = 1.0) -> float:
-    """Compute clock under load, over that of the product whose kernels were timed.
-
-    clock = min(1, power / activity)^x / min(1, timed power / activity)^x
-    power: dynamic power at the board limit, over that at which dense GEMMs hold the product's own
-        full clock.
-    activity: dynamic power that a kernel draws over a dense GEMM's at one clock.
-    GEMMs of every format run at activity 1; memory-bound kernels do not throttle.
-    Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
-    """
-    ratio = min(activity, power) / min(activity, kernels.timed_power)
-    return float(ratio**kernels.power_exponent)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
@@ -116,11 +102,11 @@ class Device:
         limit = cluster.power_limit_watts or gpu.power_limit_watts
         attention = kernels.attention_curve(generation)
         power = dynamic_power(gpu, kernels, limit)
-        clock = relative_clock(kernels, power)
+        clock = kernels.relative_clock(power)
         # judgement: power goes with products a second, so FlashAttention-2 keeps its clock on the
         # 500 W H100, where a GEMM loses a fifth
         activity = min(attention.forward / kernels.gemm["gemm_bf16"], 1.0)
-        cool = relative_clock(kernels, power, activity)
+        cool = kernels.relative_clock(power, activity)
         peaks: Mapping[str, float] = gpu.peak_flops_per_second
         rates, halves = [], []
         for recipe in torchao():

@@ -79,6 +79,19 @@ class KernelProfile:
     source: str
     rates_sd: float = 0.0
 
+    def relative_clock(self, power: float, activity: float = 1.0) -> float:
+        """Compute clock under load, over that of the product that was timed.
+
+        clock = min(1, power / activity)^x / min(1, timed power / activity)^x
+        power: dynamic power at the board limit, over that at which dense GEMMs hold the product's
+            own full clock.
+        activity: dynamic power that a kernel draws over a dense GEMM's at one clock.
+        GEMMs of every format run at activity 1; memory-bound kernels do not throttle.
+        Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
+        """
+        ratio = min(activity, power) / min(activity, self.timed_power)
+        return float(ratio**self.power_exponent)
+
     def attention_curve(self, generation: str) -> AttentionCurve:
         return self.attention.get(generation, self.attention["flash2"])
 
