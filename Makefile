@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+TEST_PROCESSES ?= 2
 JUDGES = $(VENV)/.titan $(VENV)/.titan03 $(VENV)/.megatron
 
 # One line says what is missing, before anything is made.
@@ -19,7 +20,6 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfil
 # Without compiled files each process of the tests compiles the checkout, and its asserts, again.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: TEST_PROCESSES = 2
 test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py
@@ -27,8 +27,6 @@ test: $(VENV)/.test
 	$(BIN)/python -m pip check
 	$(PYTEST)
 
-# On two cores a third process works while others wait, for Slurm, for kills and for clocks.
-test-slow: TEST_PROCESSES = 3
 test-slow: $(VENV)/.test $(JUDGES)
 	$(PYTEST) -m slow
 
