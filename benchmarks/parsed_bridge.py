@@ -26,15 +26,16 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import types
 import typing
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parsed_megatron import FusedAdam, exported
+from benchmarks.parsed_megatron import TAKEN, FusedAdam, exported, report
+from planner.catalog.bridge_recipes import YOURS
 from planner.specs.model import ModelSpec
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "fixtures" / "hf_configs"
@@ -199,28 +200,23 @@ def main() -> int:
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--capability", type=int, default=9, help="10 for Blackwell")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--configs", type=Path, default=Path("/tmp/bridge-configs"))
     asked = parser.parse_args()
     load = prepare(asked.bridge, asked.megatron, asked.capability)
     bridge = importlib.import_module("megatron.bridge").AutoBridge
     configs = importlib.import_module("transformers").AutoConfig
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    chosen = exported("megatron-bridge", asked.core, asked.gpu, 1, asked.seed)
-    for model, name, made, ranks in chosen:
-        path = hugging_face(model, asked.configs)
-        recipe = re.search(r"--recipe (\w+)", made.files["launch.sh"])
-        if path is None or recipe is None or recipe[1].startswith("YOUR"):
-            continue
-        bridge.from_hf_pretrained = classmethod(
-            lambda cls, *_, path=path, **__: cls.from_hf_config(configs.from_pretrained(path))
-        )
-        said = judge(load, recipe[1], made.arguments, ranks) or "taken"
-        counts[said] += 1
-        first.setdefault(said, name)
-    for said, count in counts.most_common():
-        print(f"{count:>5}  {said[:300]}  ({first[said]})")
-    return int(counts["taken"] != sum(counts.values()))
+    said = []
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = exported("megatron-bridge", asked.core, asked.gpu, 1, asked.seed)
+        for model, name, made, ranks in chosen:
+            path = hugging_face(model, Path(folder))
+            recipe = re.search(r"--recipe (\w+)", made.files["launch.sh"])
+            if path is None or recipe is None or recipe[1] == YOURS:
+                continue
+            bridge.from_hf_pretrained = classmethod(
+                lambda cls, *_, path=path, **__: cls.from_hf_config(configs.from_pretrained(path))
+            )
+            said.append((judge(load, recipe[1], made.arguments, ranks) or TAKEN, name))
+    return report(said)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ TRAININGS: tuple[dict[str, Any], ...] = (
     {}, {"cuda_graphs": "partial"}, {"cuda_graphs": "full"}, {"optimizer": "muon"},
     {"optimizer": "adamw-bf16-states"}, {"overlap": {"ep": True}},
 )  # fmt: skip
+TAKEN = "taken"
 ENGINE, TRITON = "2.20", "3.4.0"
 ROPE = "megatron.core.models.common.embeddings.rope_utils"
 MODULES = ("triton", "triton.language", "triton.runtime", "triton.testing")
@@ -173,16 +174,20 @@ def main() -> int:
     parser.add_argument("--layouts", type=int, default=1)
     asked = parser.parse_args()
     arguments = prepare(asked.checkout, asked.capability)
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
+    said = []
     for _, name, made, ranks in exported("megatron", asked.release, asked.gpu, asked.layouts):
         refusal, deprecated = judge(arguments, made.arguments, ranks)
-        for said in (refusal or "taken", *deprecated):
-            counts[said] += 1
-            first.setdefault(said, name)
-    for said, count in counts.most_common():
-        print(f"{count:>5}  {said[:300]}  ({first[said]})")
-    return int(counts["taken"] != sum(counts.values()))
+        said += [(one, name) for one in (refusal or TAKEN, *deprecated)]
+    return report(said)
+
+
+def report(said: Sequence[tuple[str, str]]) -> int:
+    """Prints (verdict, name of an export) pairs by verdict; 1 if anything else is among them."""
+    first = {verdict: name for verdict, name in reversed(said)}
+    counts = Counter(verdict for verdict, _ in said)
+    for verdict, count in counts.most_common():
+        print(f"{count:>5}  {verdict[:300]}  ({first[verdict]})")
+    return int(counts.keys() != {TAKEN})
 
 
 if __name__ == "__main__":

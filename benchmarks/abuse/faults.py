@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DISK_BYTES, FULL_SECONDS = 512 * 2**20, 6.0
+FULL_SECONDS = 6.0
 # a library that is loaded first and adds the number in a shared file to the time of day
 CLOCK = """
 #define _GNU_SOURCE
@@ -71,9 +71,9 @@ def receive(listener: socket.socket, stop: threading.Event) -> None:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
+def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
     """Makes the folder a disk of its own that can be filled; whether that could be done."""
-    options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder)]
+    options = ["-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "tmpfs", str(folder)]
     made = os.geteuid() == 0 and subprocess.run(["mount", *options], check=False).returncode == 0
     try:
         yield made

@@ -69,7 +69,7 @@ CLIENTS = ("plan", "plan", "plan", "probe", "study")
 REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 KILLS_AN_OUTAGE, AWAY_SECONDS = 5, (6.0, 12.0)
-AGAIN_SECONDS = 0.2  # before a client repeats a request
+AGAIN_SECONDS, PAUSE_SECONDS = 0.2, 0.5  # before a client repeats a request, and asks the next
 ROUNDS = 5  # of queueing again what was given up
 Run = Callable[[argparse.Namespace, str, Callable[[float], None], Path], dict[str, object]]
 SERVICE, WORKERS, COMPLETED = "service", ("worker 1", "worker 2"), "completed"
@@ -109,10 +109,10 @@ class Processes:
         process.wait()
         return was_there
 
-    def start_ended(self) -> None:
+    def start_ended(self, names: Sequence[str]) -> None:
         """Starts again what has ended, as systemd does: a worker that found no database."""
-        for name, process in self.running.items():
-            if process.poll() is not None:
+        for name in names:
+            if self.running[name].poll() is not None:
                 self.start(name)
 
     def stop(self) -> None:
@@ -168,14 +168,12 @@ def ask(address: str, kind: str, client: int, asked: Asked, stop: threading.Even
             asked.plans[headers["idempotency-key"]] = found
         else:
             (asked.studies if kind == "study" else asked.probes).append(found)
-        while not stop.is_set() and _is_full(address, kind):
-            time.sleep(0.5)
+        while not stop.wait(PAUSE_SECONDS) and kind != "plan" and _is_full(address, kind):
+            pass
 
 
 def _is_full(address: str, kind: str) -> bool:
     """Whether enough of this kind waits for the workers."""
-    if kind == "plan":
-        return False
     try:
         jobs = httpx.get(f"{address}/queue", params={"limit": 200}, timeout=30.0).json()
     except (httpx.TransportError, ValueError):
@@ -228,7 +226,7 @@ def run(
             processes.start(name)
         for client in clients:
             client.start()
-        wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
+        wait_for_first(asked)
         ends = {name: _end_of(name, chance) for name in names}
         while sum(hits.values()) < given.kills:
             name = min(ends, key=ends.__getitem__)
@@ -239,7 +237,7 @@ def run(
             if sum(hits.values()) >= KILLS_AN_OUTAGE * (outages + 1):
                 away(chance.uniform(*AWAY_SECONDS))
                 outages += 1
-                processes.start_ended()
+                processes.start_ended(names)
                 ends = {name: _end_of(name, chance) for name in names}
         stop.set()
         for client in clients:
@@ -267,11 +265,15 @@ def _end_of(name: str, chance: random.Random) -> float:
 def come_to_rest(wiring: Wiring) -> Counter[str]:
     """Waits until nothing is open; what was given up is queued again, as a person would.
 
-    Returns how many were, by kind and failure.
+    Returns how many were, by kind and failure. Raises TimeoutError that names what stays open.
     """
     given_up: Counter[str] = Counter()
+    deadline = time.monotonic() + REST_SECONDS
     for _ in range(ROUNDS):
-        wait_until(lambda: not jobs_in(wiring, failed=False), "rest")
+        while left := jobs_in(wiring, failed=False):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no rest within {REST_SECONDS:.0f} s: {left}")
+            time.sleep(0.5)
         failed = jobs_in(wiring, failed=True)
         if not failed:
             break
@@ -337,11 +339,12 @@ def _all_done(wiring: Wiring) -> int:
             return number
 
 
-def wait_until(done: Any, what: str) -> None:
+def wait_for_first(asked: Asked) -> None:
+    """Until one of each kind was answered. Raises TimeoutError."""
     deadline = time.monotonic() + REST_SECONDS
-    while not done():
+    while not (asked.plans and asked.probes and asked.studies):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no {what} within {REST_SECONDS:.0f} s")
+            raise TimeoutError(f"no first answers within {REST_SECONDS:.0f} s")
         time.sleep(0.5)
 
 

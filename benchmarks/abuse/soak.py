@@ -36,11 +36,14 @@ from benchmarks.abuse.load import ESTIMATE
 from planner.api.settings import Settings
 from planner.api.storage.tables import Base
 from planner.api.wiring import wire
+from planner.units import MIB
 
 SERVICES, LIVING = ("service 1", "service 2"), ("service 2", "worker 3")
 KILLED = ("service 1", "worker 1", "worker 2")
 KILL_SECONDS, FAULT_SECONDS, SAMPLE_SECONDS = (4.0, 12.0), 15.0, 3.0
 JUMP_SECONDS = 600
+# of the disk: three clients that pause keep at most 19 MiB of plans and answers a minute
+DISK_BYTES, DISK_BYTES_A_MINUTE = 256 * MIB, 32 * MIB
 SWEEP = {"name": "soak", "jobs": [kills.TINY], "steps": 3, "measure": {"top_k": 1},
          "budget": {"max_probes": 2, "max_gpu_seconds": 600}}  # fmt: skip
 JOBS = "(SELECT state, attempts FROM probes UNION ALL SELECT state, attempts FROM tasks) AS jobs"
@@ -171,7 +174,8 @@ def soak(
     """Load and faults on one database; what came of it."""
     clock, chance, stop = Clock(folder.parent), random.Random(given.seed), Event()
     asked, seen = kills.Asked(), Counter[str]()
-    with socket.create_server(("127.0.0.1", 0)) as listener, small_disk(folder) as small:
+    size = DISK_BYTES + round(given.minutes * DISK_BYTES_A_MINUTE)
+    with socket.create_server(("127.0.0.1", 0)) as listener, small_disk(folder, size) as small:
         place = "{}:{}".format(*listener.getsockname())
         processes = kills.processes_on(url, folder, SERVICES)
         processes.environment |= {**clock.environment, "PLANNER_WEBHOOK_HOSTS": place}
@@ -203,6 +207,7 @@ def soak(
             came, samples = disturb(processes, faults, chance, until, look)
             clock.jump(0)
             stop.set()
+            processes.start_ended(KILLED)
             for thread in threads:
                 thread.join(kills.REST_SECONDS)
             given_up = kills.come_to_rest(wiring)

@@ -40,7 +40,7 @@ Pair = tuple[FloatColumn, FloatColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread(Table):
-    """How far log step seconds may be off, as standard deviations by cause.
+    """Standard deviations of log step seconds, by cause.
 
     loadings (D, N): along each direction, then those of the offsets of stack and units, then those
         of an unknown attention kernel and of a GPU that no run was measured on (`kernel_doubt`).
@@ -118,7 +118,7 @@ def moved_step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
-    """The pricer, moved by one standard deviation along each of D principal directions.
+    """Pricers moved by one standard deviation along each of D principal directions.
 
     The directions are those of its calibration's posterior.
     """
@@ -179,7 +179,7 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
 def oom_probability(
     profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn
 ) -> FloatColumn:
-    """P(device bytes > what a plan may use), (N,)."""
+    """P(device bytes > usable bytes), (N,)."""
     return exceeds(profile, cluster.usable_memory_bytes, device_bytes)
 
 

@@ -61,7 +61,7 @@ class Bar:
 
 
 def memory(bars: Sequence[Bar], usable_bytes: float | None, *, title: str) -> Spec:
-    """Device memory of the fullest GPU. usable_bytes: what a plan may use, drawn as a limit."""
+    """Device memory of the fullest GPU. usable_bytes: the limit that is drawn."""
     rows = [{**row, "gib": row["size"] / GIB} for bar in bars for row in bar.rows()]
     subtitle = "" if usable_bytes is None else f"the line is at {format_bytes(usable_bytes)} usable"
     body = _bars(rows, "gib", "device memory, GiB", MEMORY_COLOURS, ".2f")

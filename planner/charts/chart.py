@@ -1,4 +1,4 @@
-"""A chart: its Vega-Lite specification, and what it is drawn as.
+"""A chart: its Vega-Lite specification, and the formats it is drawn in.
 
 Source: https://vega.github.io/vega-lite/docs/
 """

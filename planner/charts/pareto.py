@@ -1,4 +1,4 @@
-"""Throughput against memory: what a plan considered, with intervals and what was measured."""
+"""Throughput against memory: layouts considered, with intervals and measurements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -79,7 +79,7 @@ def shown(points: Sequence[Point], usable_bytes: float | None) -> tuple[list[Poi
 def pareto(
     points: Sequence[Point], usable_bytes: float | None, *, title: str, subtitle: str = ""
 ) -> Spec:
-    """The chart. usable_bytes: what a plan may use of a GPU, drawn as a limit."""
+    """The chart. usable_bytes: of a GPU, the limit that is drawn."""
     points, left_out = shown(points, usable_bytes)
     subtitle = f"{subtitle}; lines are 90% intervals".removeprefix("; ")
     if left_out:

@@ -1,4 +1,4 @@
-"""Writes a layout as what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments.
+"""Writes a layout as text to paste: TorchTitan's TOML or flags, Megatron-LM's arguments.
 
 Plain FSDP becomes an Accelerate configuration and a module that calls `fully_shard`, or DeepSpeed's
 JSON.

@@ -1,4 +1,4 @@
-"""What an export is: the files to write, the command to paste, and what the trainer cannot express.
+"""An export: the files to write, the command to paste, and the gaps that a trainer leaves.
 
 No field of a layout is dropped silently: it becomes a setting, or a `Gap` that names field, value,
 rule and remedy. A blocking gap means that the trainer would stop, or run something other than what
@@ -62,11 +62,11 @@ class Export:
 
     @property
     def blockers(self) -> tuple[Fault, ...]:
-        """What keeps the trainer from running this layout as it was priced; empty for nothing."""
+        """Faults that keep the trainer from running this layout as priced."""
         return tuple(gap.fault for gap in self.gaps if gap.blocking)
 
     def refused(self, faults: Sequence[Fault]) -> "Export":
-        """The same export with these faults from the rules as blockers.
+        """A copy of the export with these faults from the rules as blockers.
 
         They replace the export's own blockers for the same fields.
         """

@@ -44,7 +44,7 @@ class Launch:
         return -(-self.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:
-        """What to paste in the export's folder.
+        """The command to paste in the export's folder.
 
         On one node torchrun or launch.sh, on several sbatch.
         """

@@ -20,7 +20,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.megatron_models import is_hybrid, lacking
+from planner.trainers.megatron_models import has_provider, is_hybrid, lacking
 from planner.trainers.muon import BRIDGED
 from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.release import Release
@@ -61,6 +61,10 @@ FULL_ATTENTION = (
 DEV_BRANCH = (
     "DeepSeek V4 needs Megatron-LM's dev branch: no release has its compressed attention, nor has "
     "the commit that Megatron-Bridge pins (scripts/switch_mcore.sh dev, or a container with it)."
+)
+LLAMA_MAIN = (
+    "Megatron-Bridge's main branch (August 2026) keeps Llama's settings under model.transformer "
+    "and refuses these; 0.6 takes them."
 )
 _PREDICTION = (
     "The recipe's multi-token prediction (mtp_num_layers {}) is switched off, as it was priced: "
@@ -136,6 +140,7 @@ def export(
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",
         *(FULL_ATTENTION,) * ("msa" in model.mixers),
         *(DEV_BRANCH,) * model.compresses,
+        *(LLAMA_MAIN,) * (release.since("0.20") and name.startswith("llama")),
     )
     return replace(
         core,
@@ -171,7 +176,7 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
             for key, value in found.items()
             if key.endswith("_dtype")
         }
-    return found | _graphs(words, release) | _fused(model)
+    return found | _graphs(words, release) | ({} if has_provider(model, release) else _fused(model))
 
 
 def _graphs(words: Words, release: Release) -> dict[str, object]:
@@ -193,7 +198,7 @@ def _graphs(words: Words, release: Release) -> dict[str, object]:
 
 
 def _fused(model: ModelSpec) -> dict[str, bool]:
-    """Kernels that Megatron-LM fuses by default; many providers of Bridge do not.
+    """Kernels that Megatron-LM fuses by default, and most of Bridge's recipes do not.
 
     RoPE's is not for sparse attention, and only with YaRN for latent attention (core 0.18
     transformer_config.py).
@@ -210,7 +215,7 @@ def _fused(model: ModelSpec) -> dict[str, bool]:
 def overrides(
     words: Words, precision: MixedPrecision | None = None, lists: Sequence[str] = _LISTS
 ) -> dict[str, object]:
-    """Override -> its value, of Megatron-LM's arguments; what a recipe must not keep is taken back.
+    """Override -> its value, of Megatron-LM's arguments and against those that a recipe keeps.
 
     The arguments of the model are the recipe's.
     precision: of the words, unless given.

@@ -29,7 +29,7 @@ def graph_settings(draft: Draft, release: Release) -> Settings:
 
 
 def environment(draft: Draft) -> dict[str, str]:
-    """What the allocator's expandable segments need beside graphs (core 0.16 cuda_graphs.py)."""
+    """Variables that expandable segments need beside graphs (core 0.16 cuda_graphs.py)."""
     graphs = draft.training.expandable_segments and _graphs(draft) != "none"
     return {"NCCL_GRAPH_REGISTER": "0"} if graphs else {}
 
@@ -83,7 +83,7 @@ def _layers(draft: Draft, release: Release) -> Settings:
 
 
 def read_graphs(words: Words) -> CudaGraphs | None:
-    """What arguments capture; None where they capture nothing, Megatron's default."""
+    """The graphs that arguments capture; None for no graphs, Megatron's default."""
     kind = word(words, "cuda_graph_impl") or "none"
     scopes = [*words.get("cuda_graph_scope", ()), *words.get("cuda_graph_modules", ())]
     if kind == "none" and not {"enable_cuda_graph", "external_cuda_graph"} & words.keys():

@@ -203,7 +203,7 @@ def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]"
 
 
 def _exports(job: Job, ranked: list[PlanCandidate]) -> list[Export | None]:
-    """What each choice pastes.
+    """The export of each choice.
 
     Another program's settings for a trainer that has none of its own, only if that can run the
     layout.
@@ -373,7 +373,7 @@ def _warnings(
     sizes: list[OneSize],
     near: list[str],
 ) -> list[str]:
-    """What to know before launching the winner; near: what `_near_batch` says."""
+    """Warnings before launching the winner; near: from `_near_batch`."""
     winner = ranked[0]
     pricer = winner.at_size.pricer
     of_size = {

@@ -1,4 +1,4 @@
-"""What a value of a layout's `precision` means, and how a library computes linear layers in it."""
+"""The values of a layout's `precision`, and how a library computes linear layers in each."""
 
 import math
 from collections.abc import Mapping

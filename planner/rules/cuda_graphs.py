@@ -1,4 +1,4 @@
-"""CUDA graphs: what a job captures, and what its trainer's release refuses to capture.
+"""CUDA graphs: those a job captures, and those its trainer's release refuses.
 
 A graph repeats what was recorded: the same shapes, and no host that waits for the device in
 between. Each refusal is the trainer's own check.

@@ -83,7 +83,7 @@ def _begins_with(x: LayoutBatch, c: Context, shares: Sequence[bool]) -> BoolColu
 
 
 def _reaches_across(c: Context) -> str:
-    """What layers read besides the stream that one stage sends to the next; "" for nothing."""
+    """Inputs of layers besides the stream that one stage sends to the next; "" for none."""
     shared = "attention-shared" in c.model.mixers
     found = ["per-layer embeddings"] * (c.model.hidden_size_per_layer_input > 0)
     return " and ".join(found + ["keys and values of earlier layers"] * shared)

@@ -237,19 +237,8 @@ class GpuSpec(Frozen):
         return self
 
     def __hash__(self) -> int:
-        return hash(
-            (
-                self.name,
-                self.memory_bytes,
-                self.power_limit_watts,
-                tuple(sorted(self.peak_flops_per_second.items())),
-            )
-        )
-
-    @property
-    def default_power_watts(self) -> float:
-        """The most that the board draws unless its limit was lowered."""
-        return self.power_limit_watts
+        peaks = tuple(sorted(self.peak_flops_per_second.items()))
+        return hash((self.name, self.memory_bytes, self.power_limit_watts, peaks))
 
     @model_validator(mode="after")
     def _known_dtypes(self) -> "GpuSpec":

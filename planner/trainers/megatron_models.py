@@ -1,4 +1,4 @@
-"""What Megatron-LM's `pretrain_gpt.py` has no argument for, in words.
+"""Parts of a model that Megatron-LM's `pretrain_gpt.py` has no argument for, in words.
 
 Both the rules and the export use it.
 Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py,
@@ -38,8 +38,8 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 
 def lacking(model: ModelSpec, release: Release) -> list[str]:
-    """What no argument can express about the model; empty where the arguments describe it."""
-    if _has_provider(model, release):
+    """Parts of the model that no argument expresses; empty where the arguments describe it."""
+    if has_provider(model, release):
         return []
     since = DSA_SINCE if model.indexed else HYBRID_SINCE if is_hybrid(model) else DELTA_SINCE
     early = not UNKNOWN_MIXERS.isdisjoint(model.mixers) or release.before(since)
@@ -83,7 +83,7 @@ def builds_itself(release: Release) -> bool:
     return release.trainer == "megatron-bridge" or release.named.distribution == NEMO
 
 
-def _has_provider(model: ModelSpec, release: Release) -> bool:
+def has_provider(model: ModelSpec, release: Release) -> bool:
     """Whether Megatron-Bridge has a class for the one family that has this block.
 
     Source: Megatron-Bridge 0.5 models/stepfun, models/mimo_v2_flash, models/gemma

@@ -76,7 +76,7 @@ def resolve_layout(
     cuda_graphs: str | None = None,
     field: str = "layout",
 ) -> Layout:
-    """A fully set layout from what a person typed, completed by the trainer's defaults.
+    """A layout as typed, completed by the trainer's defaults.
 
     Unset degrees are 1; unset `dp_shard` is what the others leave of num_gpus. A product that
     differs from num_gpus is not an error here: it is a violation, so that an estimate can report

@@ -170,7 +170,7 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
-    """What no TorchTitan model class has, in words; empty for a model that can be registered.
+    """Parts that no TorchTitan model class has; empty for a model that can be registered.
 
     line: "0.2" or "0.3".
     """
@@ -211,7 +211,7 @@ def class_for(model: ModelSpec) -> str:
 
 
 def lacking(model: ModelSpec, line: str) -> list[str]:
-    """What this line of TorchTitan has no model class for, in words.
+    """Parts that no model class of this line of TorchTitan has, in words.
 
     Empty for a model that it ships or that can be registered.
     line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own

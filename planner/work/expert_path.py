@@ -1,4 +1,4 @@
-"""What a trainer's own code moves between the router and the experts, and back.
+"""Bytes that a trainer's own code moves between the router and the experts, and back.
 
 Every count is of elements read and written (16 bits each, an fp32 element counts as two) per
 element of a routed row, kernel by kernel, from the trainer's source. Four places:

@@ -61,7 +61,7 @@ def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, 
 
 
 def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
-    """What runs between the first and the last GEMM."""
+    """Operations between the first and the last GEMM."""
     first = Tensor(name=f"{prefix}_w1_out", dims=dims)
     makes = (Tensor(name=f"{prefix}_act", dims=dims),)
     if activation == "swiglu":
@@ -224,7 +224,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
 
 
 def _router_input(model: ModelSpec, weighed: Tensor) -> Tensor:
-    """What the router saves: LongCat-Flash, the family with zero experts, casts it to fp32."""
+    """The tensor that the router saves: LongCat-Flash, with zero experts, casts it to fp32."""
     cast = Tensor(name="router_fp32", dims=weighed.dims, width="fp32")
     return cast if model.zero_expert_num else weighed
 

@@ -1,4 +1,4 @@
-"""What work is: operations over named dimensions. Nothing here knows a model, a layout or a GPU.
+"""Work: operations over named dimensions. Nothing here knows a model, a layout or a GPU.
 
 A dimension is a name ("tokens", "heads", "ffn"); `axes.local_sizes` gives its size on a rank.
 Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer runs them.

@@ -124,7 +124,7 @@ def test_nominal_power_follows_units_and_clock():
 def test_the_500_watt_h100_knows_the_power_of_its_peaks():
     gpu = load_gpu("h100-sxm-96gb-hbm2e")
     whole = load_gpu("h100-sxm-80gb")
-    assert (gpu.default_power_watts, whole.default_power_watts) == (500.0, 700.0)
+    assert (gpu.power_limit_watts, whole.power_limit_watts) == (500.0, 700.0)
     assert gpu.nominal_power_watts == whole.nominal_power_watts == 800.0
     assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(2.4 * TERA)
     assert gpu.memory_bytes / GIB == pytest.approx(95.0, abs=0.1)

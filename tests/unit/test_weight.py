@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_014,
-    "code lines": 72_095,
+    "lines": 101_006,
+    "code lines": 72_090,
     "files over 400 lines": 26,
     "classes over 250 lines": 10,
     "p95 of function lines": 33,

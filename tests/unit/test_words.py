@@ -20,7 +20,7 @@ CEILINGS = {
     "alone": 110,
     "apart": 43,
     "bare": 11,
-    "docstrings that begin with a pronoun": 193,
+    "docstrings that begin with a pronoun": 168,
     "doubt": 19,
     "floor": 22,
     "floors": 13,
@@ -31,13 +31,13 @@ CEILINGS = {
     "place": 279,
     "rung": 20,
     "said": 62,
-    "say": 45,
+    "say": 44,
     "site": 7,
     "tell": 20,
-    "those of, that of, for who, to who": 134,
-    "told": 60,
+    "those of, that of, for who, to who": 132,
+    "told": 59,
     "unfit": 10,
-    "what": 1031,
+    "what": 989,
 }
 
 

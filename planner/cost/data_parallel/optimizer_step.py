@@ -135,7 +135,7 @@ class OptimizerStep:
         )
 
     def sum_bytes(self, batch: LayoutBatch) -> FloatColumn:
-        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,).
+        """Memory traffic of accumulating one parameter's gradient over microbatches, (N,).
 
         The gradient is read, and the sum read and written.
         FSDP adds shards after its reduction, which counts for nothing; under PP it adds whole

@@ -190,7 +190,7 @@ def _flops(context: CostContext, products: Sequence[Dims]) -> FloatColumn:
 
 
 def _collective_cost(context: CostContext, op: Collective, beside: Cover | None) -> OpCost:
-    """Communication of one border; what a mechanism hides of it is left out.
+    """Communication of one border, without the part that a mechanism hides.
 
     Of any CP method (`axes.ANY`) it is the least that gathering or passing round takes.
     """

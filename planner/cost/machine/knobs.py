@@ -125,7 +125,6 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="attention_backward", prior=1.0, sd=0.10, scope="family"),
 )
 PLACE: Mapping[str, int] = {knob.name: place for place, knob in enumerate(KNOBS)}
-PRIOR_SD = np.array([knob.sd for knob in KNOBS])
 PLACE_SD = np.array([knob.place_sd for knob in KNOBS])
 
 

@@ -15,7 +15,7 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Fused attention of one generation: what it reaches of the bf16 peak, by context.
+    """Fused attention of one generation: its share of the bf16 peak, by context.
 
     forward, backward: shares of the peak at long context, with heads of 128.
     half_context: the context (tokens) at which half of that is reached.
@@ -30,7 +30,7 @@ class AttentionCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedCurve:
-    """Grouped GEMM of routed experts: what it reaches of a dense one.
+    """Grouped GEMM of routed experts: its share of a dense one's rate.
 
     vendor: share of the dense rate with many rows an expert, Transformer Engine's (one cuBLAS call
         an expert on several streams).
@@ -80,7 +80,7 @@ class KernelProfile:
     rates_sd: float = 0.0
 
     def relative_clock(self, power: float, activity: float = 1.0) -> float:
-        """Compute clock under load, over that of the product that was timed.
+        """Compute clock under load, relative to the clock of the timed product.
 
         clock = min(1, power / activity)^x / min(1, timed power / activity)^x
         power: dynamic power at the board limit, over that at which dense GEMMs hold the product's

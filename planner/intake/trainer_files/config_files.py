@@ -24,7 +24,7 @@ GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Ax
 
 @dataclass(slots=True)
 class Read:
-    """A job under construction: its parts, and what a reader has to say."""
+    """A job under construction: its parts, and the notes of its reader."""
 
     layout: dict[str, object] = field(default_factory=dict)
     training: dict[str, object] = field(default_factory=dict)

@@ -285,7 +285,7 @@ def _runs(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _line_of(text: str, start: int, end: int) -> Span:
-    """What to remove together with a flag.
+    """Values to remove together with a flag.
 
     This is its line and the backslash that continues it, where it has a line to itself. Otherwise
     it is the blanks before it.

@@ -62,7 +62,7 @@ class GivenFlags:
         return None
 
     def judged(self, release: Release) -> tuple[list[Fault], list[str]]:
-        """(what the parser refuses, what it cannot be told) under a release's rules."""
+        """Faults of what the parser refuses, and arguments that it may not know."""
         faults, foreign, newer = [], [], []
         strict = self.program in OWN_PROGRAMS and knows(release)
         for flag, words in self.given.items():
@@ -97,7 +97,7 @@ class GivenFlags:
 
 
 def knows(release: Release) -> bool:
-    """Whether it is known what a release's parser takes: from the oldest of the file on."""
+    """Whether the arguments of a release's parser are known: from the oldest of the file on."""
     return release.since(TABLES[0])
 
 

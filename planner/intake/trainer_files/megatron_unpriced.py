@@ -55,7 +55,7 @@ def fuses_cross_entropy(words: Words) -> bool:
 
 
 def unpriced(words: Words) -> Iterator[str]:
-    """Sentences on what a script asks for and the figures leave out."""
+    """Sentences on settings of a script that the figures leave out."""
     sparse = list(words.get("experimental_attention_variant", ())) == ["dsa"]
     unfused = sparse or ("multi_latent_attention" in words and word(words, "rope_type") == "rope")
     found = [

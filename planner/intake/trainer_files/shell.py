@@ -64,7 +64,7 @@ class Chars:
         return Chars(self.text[start:end], self.at[start:end], self.ref[start:end])
 
     def through(self, span: Span) -> "Chars":
-        """The same text as the value of a variable at this span.
+        """Text as the value of a variable at this span.
 
         Characters that already have a reference keep theirs.
         """
@@ -102,7 +102,7 @@ class Field:
 
 @dataclass(slots=True)
 class Script:
-    """What was read from a script.
+    """Commands and variables read from a script.
 
     commands: words of every command, in order, with variables replaced by their values.
     ends: where the last word of each command ends in the text.

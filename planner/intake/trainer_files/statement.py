@@ -1,4 +1,4 @@
-"""What one text says about a run, before anything else completes it."""
+"""Statements of one text about a run, before anything else completes it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a launcher says about the machine; None where it says nothing."""
+    """The machine as a launcher states it; None where it does not."""
 
     gpu: str | None = None
     num_gpus: int | None = None

@@ -235,7 +235,7 @@ def _modules(
 def _modules_03(
     stated: StatedTitan, winner: Layout, wanted: Mapping[str, Value]
 ) -> tuple[dict[str, Value | None], list[str]]:
-    """The same for 0.3, which states a precision in the model's module.
+    """Changes of 0.3, which states a precision in the model's module.
 
     Another precision, or a dtype that no flag takes, needs another module.
     """

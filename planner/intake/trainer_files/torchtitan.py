@@ -182,7 +182,7 @@ class StatedTitan:
         return read_dispatcher_03(self.modules.get(str(settings.get("module"))))
 
     def _loss_in_chunks(self, settings: Mapping[str, object]) -> bool | None:
-        """What 0.3's module says of its loss; None for the release's own way."""
+        """The loss that 0.3's module states; None for the release's own."""
         module = self.modules.get(str(settings.get("module")))
         whole = module is not None and "CrossEntropyLoss" in module
         return False if self.line == "0.3" and whole and "Chunked" not in str(module) else None
