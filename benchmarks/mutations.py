@@ -37,6 +37,8 @@ INDIRECT = {
     "planner/cost/network/sends": ("tests/unit/test_network.py", "tests/unit/test_simulate.py"),
     "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
+    "planner/cost/layer/gemm": ("tests/unit/test_utilisation.py",),
+    "planner/cost/machine/device": ("tests/property/test_price_property.py",),
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),
