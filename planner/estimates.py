@@ -319,16 +319,8 @@ class _Columns:
         self.memory_parts = memory_rows(self.prices.memory)
         self.basis = basis(pricer.calibration, pricer, batch)
         self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
-        self.warnings = [
-            text
-            for text in (
-                training_release(pricer.training).note,
-                unknown_family(pricer.cluster.gpu),
-                self._stale(),
-                *_unpriced(pricer.model),
-            )
-            if text
-        ]
+        notes = (training_release(training).note, unknown_family(cluster.gpu), self._stale())
+        self.warnings = [text for text in (*notes, *_unpriced(pricer.model)) if text]
         self.busiest_load = (
             busiest_load(batch, pricer.model, pricer.training) if pricer.model.is_moe else None
         )

@@ -61,30 +61,18 @@ class ProbeRequest(BaseModel):
         """
         request = build(cls, values, "")
         job = read_job(request.job, allow_files=allow_files)
-        kept = {
-            key: value
-            for key, value in job.request.items()
-            if key not in ("search", "probe", "measured")
-        }
+        left_out = ("search", "probe", "measured")
+        kept = {key: value for key, value in job.request.items() if key not in left_out}
         if request.kernels:
             _check_kernels(request)
             return request.model_copy(update={"job": kept}), job
         if job.layout is None:
-            raise SpecError(
-                Fault(
-                    "layout",
-                    None,
-                    "is required to probe",
-                    "add the layout to measure, or probe a plan",
-                )
-            )
+            remedy = "add the layout to measure, or probe a plan"
+            raise SpecError(Fault("layout", None, "is required to probe", remedy))
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
             raise SpecError(
-                [
-                    Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy)
-                    for fault in broken
-                ]
+                [Fault(f"layout.{one.field}", one.value, one.rule, one.remedy) for one in broken]
             )
         return request.model_copy(update={"job": kept}), job
 

@@ -154,14 +154,9 @@ def list_(
     with working("predicting the same runs", quiet=json):
         predicted = beside(page.items)
     if json:
+        items = [shown_row(one) for one in page.items]
         compared = [one.as_dict() for one in predicted]
-        show_json(
-            {
-                "items": [shown_row(one) for one in page.items],
-                "compared": compared,
-                "next_cursor": page.next_cursor,
-            }
-        )
+        show_json({"items": items, "compared": compared, "next_cursor": page.next_cursor})
         return
     console = make_console()
     show(measurements_table(page.items, predicted, console.width), console)

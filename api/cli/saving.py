@@ -49,10 +49,8 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
             new = Path(work) / "new"
-            for name, text in {
-                MARKER: "Written by planner-cli, which may replace this folder.\n",
-                **files,
-            }.items():
+            marker = {MARKER: "Written by planner-cli, which may replace this folder.\n"}
+            for name, text in {**marker, **files}.items():
                 path = new / name
                 if not path.resolve().is_relative_to(new.resolve()):
                     raise fault(
@@ -66,12 +64,8 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
                 shutil.move(target, Path(work) / "old")
             new.rename(target)
     except OSError as error:
-        raise fault(
-            field,
-            str(target),
-            f"cannot be written ({error.strerror or error})",
-            "name a directory that you may write to",
-        ) from None
+        rule = f"cannot be written ({error.strerror or error})"
+        raise fault(field, str(target), rule, "name a directory that you may write to") from None
 
 
 def save_plan(plan: Plan, target: Path) -> None:

@@ -60,12 +60,8 @@ class Metrics:
         )
         self.registry.register(_Lanes(lanes))
         self.registry.register(DatabaseNumbers(wiring))
-        info = Gauge(
-            "planner_info",
-            "Version of the service; always 1.",
-            ("version",),
-            registry=self.registry,
-        )
+        about = "Version of the service; always 1."
+        info = Gauge("planner_info", about, ("version",), registry=self.registry)
         info.labels(version).set(1)
 
     def text(self) -> bytes:

@@ -29,12 +29,8 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
 
     Calibrations forget what was measured before a change; slow hosts are kept out.
     """
-    measured = [
-        line["measurement_id"]
-        for job in report["jobs"]
-        for line in job["layouts"]
-        if line["status"] == "ok"
-    ]
+    lines = (line for job in report["jobs"] for line in job["layouts"])
+    measured = [line["measurement_id"] for line in lines if line["status"] == "ok"]
     if not measured:
         return {**report, "drift": None}
     history = History.of(wiring.drift.history(measured, spec.pool, run.asked_by or ""))

@@ -111,12 +111,8 @@ class StudyProbes:
             num_processes = Campaign.of(parsed, job, "probe-0", capacity).gpus_at_limit
         except PlannerError as error:
             if question.fidelity != "probed":
-                numbers = Measured(
-                    status="failed",
-                    rung=_rung_of(parsed),
-                    failure=UNABLE,
-                    message="; ".join(lines_of(error)),
-                )
+                rung, why = _rung_of(parsed), "; ".join(lines_of(error))
+                numbers = Measured(status="failed", rung=rung, failure=UNABLE, message=why)
                 return Measurement(id="", created_at="", job=job, measured=numbers)
             num_processes = job.cluster.num_gpus  # it fails when its turn comes, and says why
         limit = max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_processes))

@@ -247,11 +247,8 @@ def estimate_view(
     estimate: Estimate, job: Job, width: int, *, letters: bool, kept_id: str
 ) -> RenderableType:
     layout = layout_line(job.layout, job.training.trainer) if job.layout is not None else ""
-    top: list[RenderableType] = [
-        Text(question_line(job), style="dim"),
-        Text(layout, style="bold"),
-        "",
-    ]
+    question = Text(question_line(job), style="dim")
+    top: list[RenderableType] = [question, Text(layout, style="bold"), ""]
     if estimate.unsupported:
         lacking = [f"{v.rule}; {v.remedy}" for v in estimate.unsupported]
         words = "Nothing can run this as it stands; the figures are what the hardware could do:"
@@ -270,9 +267,6 @@ def estimate_view(
     if estimate.communication:
         sections += [*communication_section(estimate.communication, width), ""]
     if estimate.warnings:
-        sections += [
-            Text("Warnings", style="bold yellow"),
-            indented(bullets(estimate.warnings, "!", "yellow")),
-            "",
-        ]
+        warnings = indented(bullets(estimate.warnings, "!", "yellow"))
+        sections += [Text("Warnings", style="bold yellow"), warnings, ""]
     return Group(*sections, basis_line(estimate), Text(f"Kept as {kept_id}", style="dim"))

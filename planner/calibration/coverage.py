@@ -243,16 +243,12 @@ class _Kernels:
         window = float(op.window) if op.window and op.window < training.seq_len else 0.0
         shared = op.heads.replace("heads", "kv_heads")
         heads = self.sizes[op.heads] / np.where(ulysses, cp, 1.0)
-        kv_heads = (
-            heads
-            if model.uses_mla
-            else np.maximum(self.sizes[shared] / np.where(ulysses, cp, 1.0), 1.0)
-        )
+        kv_heads = np.maximum(self.sizes[shared] / np.where(ulysses, cp, 1.0), 1.0)
         one = np.ones(len(batch))
         sizes = {
             "batch": batch.micro_batch_size * one,
             "heads": heads,
-            "kv_heads": kv_heads,
+            "kv_heads": heads if model.uses_mla else kv_heads,
             "seq": seq,
             "head_dim": model.qk_head_dim * one,
             "v_head_dim": model.v_dim * one,

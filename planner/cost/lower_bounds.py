@@ -233,14 +233,9 @@ def _beyond_compute(
         seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
     )
     host = host_copies(shards, at_shard, job.rules, batch)
+    columns = unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host)
     exposed = exposed_data_parallel(
-        held,
-        unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host),
-        batch,
-        m,
-        job.training,
-        job.rules,
-        job.profile.dp_hidden,
+        held, columns, batch, m, job.training, job.rules, job.profile.dp_hidden
     )
     outside = exposed.fsdp + exposed.dp + exposed.copies
     outside = outside + on_ranks(held, m * sums + shards.update_seconds[:, at_shard])

@@ -309,11 +309,9 @@ def _left_out(draft: Draft, kind: str, line: str) -> Iterator[tuple[str, str]]:
     if model.dropout > 0:
         yield "dropout", "is left out: TorchTitan has no dropout, and none is priced"
     if model.n_group > 1 and model.topk_method == "group_limited_greedy":
-        rule = "is not in TorchTitan, which ranks groups by their two best experts"
-        yield "topk_method", rule
+        yield "topk_method", "is not in TorchTitan, which ranks groups by their two best experts"
     if model.n_group > 1 and draft.version == "0.2.0":
-        rule = f"is not in TorchTitan {draft.version}: a token chooses among all experts"
-        yield "n_group", rule
+        yield "n_group", f"is not in TorchTitan {draft.version}: a token chooses among all experts"
     old = kind == "deepseek_v3" and line == "0.2"
     scaling = model.rope_scaling
     before = 0 if scaling is None else scaling.original_max_position_embeddings

@@ -264,16 +264,9 @@ def _job_03(draft: Draft) -> tuple[str, str]:
             rule = "is part of a model's module, and this model has none"
             draft.gap(field, rule, "see the fault of the model")
     else:
-        draft.files[f"{JOB_MODULE}.py"] = job_03(
-            draft.name,
-            family,
-            name,
-            converters,
-            custom,
-            wide_reduce=wide_reduce,
-            chunked_loss=chunked,
-            backends=backends,
-        )
+        ways = {"wide_reduce": wide_reduce, "chunked_loss": chunked}
+        module = job_03(draft.name, family, name, converters, custom, backends=backends, **ways)
+        draft.files[f"{JOB_MODULE}.py"] = module
     return JOB_MODULE, JOB_MODULE
 
 

@@ -56,15 +56,11 @@ _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
 # list of a value for each layer -> lists of layers that repeat with it
 _OF_PATTERN = {"layer_types": (), "sliding_windows": (), "swiglu_limits": (),
     "mixers": ("mixer_only_layers", "dense_layers")}  # fmt: skip
+# fields of ModelSpec that a config gives in the same words, or leaves to their defaults
+_AS_WRITTEN = ("norms_per_layer", "embedding_norm", "lm_head_bias", "attention_sinks",
+    "parallel_residual", "position_embedding")  # fmt: skip
 _OTHER_PARTS = frozenset(
-    {
-        "vision_config",
-        "audio_config",
-        "speech_config",
-        "projector_config",
-        "qformer_config",
-        "image_config",
-    }
+    f"{part}_config" for part in ("vision", "audio", "speech", "projector", "qformer", "image")
 )
 BaseLoader = Callable[[str], Mapping[str, object]]
 Values = dict[str, object]
@@ -533,16 +529,7 @@ def _fields(values: Values, family: Family, name: str) -> Values:
         "vocab_size": values["vocab_size"],
         "tie_word_embeddings": _get(values, "tie_word_embeddings", False),
         "mlp": _mlp_kind(values, family.gated),
-        **{
-            key: values[key]
-            for key in ("norms_per_layer", "embedding_norm", "lm_head_bias")
-            if key in values
-        },
-        **{
-            key: values[key]
-            for key in ("attention_sinks", "parallel_residual", "position_embedding")
-            if key in values
-        },
+        **{key: values[key] for key in _AS_WRITTEN if key in values},
         "max_position_embeddings": _get(values, "max_position_embeddings", 0),
     }
     fields |= _bias_fields(values, family) | _norm_fields(values) | _mla_fields(values)

@@ -46,15 +46,10 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
     if layout.pp > 1 and microbatches < SMALL_BATCH_PER_STAGE * layout.pp:
         few = f"only {counted(microbatches, 'microbatch')} for {layout.pp} pipeline ranks"
         yield f"{few}: the bubble is large; a larger global batch would shrink it"
-    if (
-        layout.zero_stage == 3
-        and layout.dp_shard * layout.cp > WIDE_SHARDING
-        and layout.dp_replicate == 1
-    ):
-        yield (
-            f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: "
-            f"{_instead(pricer, layout)}"
-        )
+    ranks = layout.dp_shard * layout.cp
+    if layout.zero_stage == 3 and ranks > WIDE_SHARDING and layout.dp_replicate == 1:
+        wide = f"FSDP over {counted(ranks, 'rank')} is latency-bound"
+        yield f"{wide}: {_instead(pricer, layout)}"
     if estimate.time is not None and estimate.step_seconds:
         exposed = sum(estimate.time.exposed_communication_seconds.values())
         if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:

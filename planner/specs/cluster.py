@@ -343,13 +343,8 @@ class _Fabric:
                 kept.append(level._replace(gpus=size))
         if kept[-1].gpus < self.num_gpus:
             rule = f"joins {kept[-1].gpus} of {counted(self.num_gpus, 'GPU')}"
-            self._fault(
-                kept[-1].place,
-                "gpus",
-                kept[-1].gpus,
-                rule,
-                "leave gpus out of the outermost level, or add one that joins all",
-            )
+            remedy = "leave gpus out of the outermost level, or add one that joins all"
+            self._fault(kept[-1].place, "gpus", kept[-1].gpus, rule, remedy)
         complete = [
             self._complete(level, kept[order - 1].gpus if order else 1, len(typed))
             for order, level in enumerate(kept)

@@ -136,11 +136,8 @@ class StudyKernels:
             (TOGETHER, [gap for gap in chosen if _shared(gap)]),
         ):
             kinds = by_kind(gap.use.shape for gap in gaps)
-            effects = tuple(
-                effect
-                for kind, shapes in kinds.items()
-                if _tells(effect := self.effect(kind, shapes))
-            )
+            found = (self.effect(kind, shapes) for kind, shapes in kinds.items())
+            effects = tuple(filter(_tells, found))
             if effects:
                 gpus = max(gap.use.shape.num_gpus for gap in gaps)
                 seconds = start_seconds + sum(probe_seconds(gap.use) for gap in gaps)

@@ -586,9 +586,7 @@ class StudyPosterior:
             if rows
             else _first_that_fits(knowledge, memory, log_seconds)
         )
-        ran = [
-            record.row for record in timed if record.measured and not knowledge.barred[record.row]
-        ]
+        ran = [record.row for record in timed if record.measured and record.row in rows]
         best = min(float(log_seconds[row]) for row in (leader, *knowledge.pending))
         return cls(
             knowledge=knowledge,

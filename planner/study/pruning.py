@@ -108,7 +108,8 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
     at once: beside the gradients, which the first backward leaves, there is one less, and that one
     is larger.
     """
-    count = global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard)
+    ranks = batch.dp_replicate * batch.dp_shard
+    count = global_batch_size / (batch.micro_batch_size * ranks)
     accumulates = count > 1
     mask = (accumulates == accumulates[row]) & (
         (batch.pp == 1) | (batch.zero_stage == batch.zero_stage[row])
@@ -117,9 +118,7 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
     mask &= (batch.micro_batch_size == batch.micro_batch_size[row]) | ~(
         at_once if direction > 0 else at_once[row]
     )
-    mask &= np.asarray(
-        batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row]
-    )
+    mask &= ranks == ranks[row]
     for name in SAME:
         column: Column = getattr(batch, name)
         mask &= column == column[row]

@@ -278,10 +278,8 @@ class ProbeStudy:
                 f"the pool is smaller than {counted(self.candidates.size.num_gpus, 'GPU')}, and "
                 "no scaled-down run on it could stand for a layout"
             )
-        return (
-            f"the {max(self.gpu_seconds_left(), 0.0):.3g} GPU-seconds left do not pay for another "
-            "probe"
-        )
+        left = max(self.gpu_seconds_left(), 0.0)
+        return f"the {left:.3g} GPU-seconds left do not pay for another probe"
 
     def ask(self) -> Proposal | None:
         """The next evaluation; None when the budget is used up or nothing is left to evaluate."""
@@ -338,34 +336,31 @@ class ProbeStudy:
         """Learns from a result; returns the rows that it rules out."""
         if isinstance(result, MicroResult):
             return self._tell_micro(proposal, result)
-        assert proposal.row is not None, "only a micro-probe has no candidate"
+        row = proposal.row
+        assert row is not None, "only a micro-probe has no candidate"
         measured, fidelity = result.measured, self.fidelities.named(proposal.fidelity)
-        if measured.failure == INTERRUPTED:
-            self._pay(measured, proposal.row, fidelity, counts=False)
-            self.give_up(proposal)
-            return []
-        if measured.failure == BROKEN:
-            self.broken = measured.message or measured.failure
-            self._pay(measured, proposal.row, fidelity, counts=False)
-            self.give_up(proposal, failure=BROKEN)
+        failure = measured.failure
+        if failure is not None and failure in (INTERRUPTED, BROKEN):
+            if failure == BROKEN:
+                self.broken = measured.message or failure
+            self._pay(measured, row, fidelity, counts=False)
+            self.give_up(proposal, failure=failure)
             return []
         del self._running[proposal.number]
-        if measured.failure == UNABLE:
+        if failure == UNABLE:
             return self._tell_unable(proposal, measured)
-        self._pay(measured, proposal.row, fidelity, counts=proposal.counts)
+        self._pay(measured, row, fidelity, counts=proposal.counts)
         trial = self._open.pop(proposal.number)
-        known_before = (
-            self.fidelities.evaluated(proposal.row) or proposal.row in self.knowledge.records
-        )
-        ruled_out = self._observe(proposal.row, measured, fidelity, counts=proposal.counts)
-        record = self.knowledge.records.get(proposal.row)
+        known_before = self.fidelities.evaluated(row) or row in self.knowledge.records
+        ruled_out = self._observe(row, measured, fidelity, counts=proposal.counts)
+        record = self.knowledge.records.get(row)
         notes = {"measurement": result.id, "rung": proposal.fidelity}
         if record is not None:
             self.trials.finish(trial, record, notes)
         else:
             self.trials.close(trial, TrialState.FAIL, {**notes, "message": _nothing(measured)})
         self._stale |= known_before
-        self._close_where_done(proposal.row)
+        self._close_where_done(row)
         return ruled_out
 
     def _tell_micro(self, proposal: Proposal, result: MicroResult) -> list[int]:

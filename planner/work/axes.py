@@ -133,17 +133,15 @@ def _expert_sizes(
     load = busiest_load(batch, model, training)
     computing = model.num_computing_per_tok
     routed = apart * computing * load
-    sent = own * computing
+    sent, copies = own * computing, batch.moe_dispatcher == SENDS_COPIES
     return {
         "tokens_moe": own,
         "experts": model.num_choices * np.ones_like(tokens),
         "experts_local": local,
         "tokens_routed": routed,
         "tokens_sent": sent * load,
-        "tokens_copied": np.where(batch.moe_dispatcher == SENDS_COPIES, sent, 0.0),
-        "tokens_unsorted": np.where(
-            batch.moe_dispatcher == SENDS_COPIES, sent if gathers else tokens * computing, 0.0
-        ),
+        "tokens_copied": np.where(copies, sent, 0.0),
+        "tokens_unsorted": np.where(copies, sent if gathers else tokens * computing, 0.0),
         "tokens_regrouped": np.where((ep > 1) | (rules.expert_alignment > 0), routed, 0.0),
         "tokens_grouped": routed + local * _padding_rows(batch, training, rules),
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),

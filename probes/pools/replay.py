@@ -132,11 +132,8 @@ def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
         values, measurement_id=name, created_at="1970-01-01T00:00:00+00:00"
     )
     device: Device = "cpu" if measurement.job.cluster.gpu.name == "cpu" else "cuda"
-    job = {
-        key: value
-        for key, value in measurement.as_row().items()
-        if key not in ("measured", "source")
-    }
+    row = measurement.as_row()
+    job = {key: value for key, value in row.items() if key not in ("measured", "source")}
     task = ProbeTask(id=name, job=job, device=device)
     software = measurement.software
     environment = Environment(

@@ -276,11 +276,7 @@ class CpuFlash(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse, sinks, mask = ctx.saved_tensors
         width, op = q.shape[-1], _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        wide_v, wide_out, wide_grad = (
-            _widened(v, width),
-            _widened(out, width),
-            _widened(grad, width),
-        )
+        wide_v, wide_out, wide_grad = (_widened(one, width) for one in (v, out, grad))
         if ctx.ring is None:
             grads = op(wide_grad, q, k, wide_v, wide_out, lse, 0.0, mask is None, attn_mask=mask)
         else:

@@ -4,11 +4,11 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 101_006,
-    "code lines": 72_090,
+    "lines": 100_870,
+    "code lines": 71_953,
     "files over 400 lines": 26,
     "classes over 250 lines": 10,
-    "p95 of function lines": 33,
+    "p95 of function lines": 32,
     "longest function": 147,
     "public classes": 695,
     "functions that import inside": 50,

@@ -58,8 +58,7 @@ class Nights:
         total, count = np.zeros(shape), np.zeros(shape)
         hosts = sorted({host for one in ordered for host in one.hosts})
         on = {host: np.zeros(shape, dtype=np.bool_) for host in hosts}
-        software: dict[tuple[int, int], Mapping[str, str]] = {}
-        at: dict[str, str] = {}
+        software, at = dict[tuple[int, int], Mapping[str, str]](), dict[str, str]()
         for one in ordered:
             place = row[one.layout], night[one.run]
             total[place] += np.log(one.step_seconds)

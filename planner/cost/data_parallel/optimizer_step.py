@@ -109,9 +109,8 @@ class OptimizerStep:
         distrib_optimizer.py.
         """
         master = np.where(batch.master_dtype == 0, 2.0, 4.0)
-        scale = (
-            master / 4.0 if self.training.optimizer in SCALES_WITH_MASTER else np.ones_like(master)
-        )
+        scaled = self.training.optimizer in SCALES_WITH_MASTER
+        scale = master / 4.0 if scaled else np.ones_like(master)
         wide = (
             np.where(batch.reduce_dtype == 0, 2.0, 4.0)
             if self.rules.gradient_dtype == "float32"

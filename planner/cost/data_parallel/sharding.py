@@ -240,10 +240,8 @@ def shard_calls(
         if step.rules.whole_owners:
             gather, scatter = _by_owners(batch, parameters, wire, groups[0], (step.model, seconds))
         found += [gather, scatter, replicate]
-    scales = _scales_of_shards(
-        batch, quantised[0], step, (seconds, axes.group("fsdp", batch, rank_order))
-    )
-    return [*found, *scales]
+    shards = axes.group("fsdp", batch, rank_order)
+    return [*found, *_scales_of_shards(batch, quantised[0], step, (seconds, shards))]
 
 
 def _wires(
@@ -363,11 +361,8 @@ def _buffer_copies(
         for count, wire, axis in zip(parameters, wires, ("fsdp", "efsdp"), strict=True):
             degree, _ = axes.group(axis, batch, rank_order)
             sharded = count * ((batch.zero_stage > 0) & (degree > 1))
-            second = (
-                2.0 * compute * (degree * batch.ep > step.model.num_experts)
-                if axis == "efsdp"
-                else 0.0
-            )
+            again = (axis == "efsdp") & (degree * batch.ep > step.model.num_experts)
+            second = 2.0 * compute * again
             gathered = gathered + sharded * (2.0 * wire + second)
             reduced = reduced + sharded * (compute + summed + second)
     return {

@@ -175,9 +175,8 @@ class Device:
         waves = tiles / self.num_sms
         filled = batch * rows * cols / (TILE_ROWS * TILE_COLS) / self.num_sms
         wave_share = filled / np.where(waves < 1.0, 1.0, waves + 0.5 * (np.ceil(waves) - waves))
-        utilisation = (
-            np.minimum(wave_share, 1.0) * depth / (depth + _at(self.linear_half_depth, precision))
-        )
+        half_depth = _at(self.linear_half_depth, precision)
+        utilisation = np.minimum(wave_share, 1.0) * depth / (depth + half_depth)
         flops = 2.0 * batch * rows * cols * depth
         written = np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
         moved = batch * (

@@ -597,9 +597,8 @@ def _distributed(
     gradients too, stage 3 also the parameters. Masters as narrow as the parameters are these.
     """
     stage = batch.zero_stage
-    gradient = (
-        widths.reduce if rules.gradient_dtype == "float32" else np.full_like(widths.reduce, 2.0)
-    )
+    wide = rules.gradient_dtype == "float32"
+    gradient = widths.reduce if wide else np.full_like(widths.reduce, 2.0)
     extra = shapes.local * widths.compute * (rules.gradients_apart & (gradient > widths.compute))
     masters = np.where(widths.master > widths.compute, widths.master, 0.0)
     held = np.where(stage == 3, shapes.shard, shapes.local)

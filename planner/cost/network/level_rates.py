@@ -94,21 +94,12 @@ def exchange_seconds_per_byte(
     """
     fabric, lanes, bandwidth = place.fabric, place.lanes[level], links.bandwidth[level]
     if fabric.full_mesh[level]:
-        points = fabric.points[level]
-        return np.asarray(
-            leaving
-            * max(points - 1.0, 1.0)
-            / np.maximum(place.extent[level] - 1.0, 1.0)
-            / bandwidth
-        )
+        others = np.maximum(place.extent[level] - 1.0, 1.0)
+        return np.asarray(leaving * max(fabric.points[level] - 1.0, 1.0) / others / bandwidth)
     if fabric.shared_root[level]:
         extent = place.extent[level]
-        return np.asarray(
-            np.maximum(
-                leaving, np.floor(extent / 2.0) * np.ceil(extent / 2.0) / np.maximum(extent, 1.0)
-            )
-            / bandwidth
-        )
+        pairs = np.floor(extent / 2.0) * np.ceil(extent / 2.0)
+        return np.asarray(np.maximum(leaving, pairs / np.maximum(extent, 1.0)) / bandwidth)
     if lanes.grid:
         load = np.where(lanes.extent > 1, np.floor(lanes.extent**2 / 4.0) / lanes.extent, 0.0)
         return np.asarray((load / lanes.ring_rate(bandwidth)).max(axis=0))

@@ -194,10 +194,8 @@ def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Si
         for count in two or (one.pipeline.num_microbatches,)
     ]
     orders = _steady([(one.pipeline, count) for one, count in needed])
-    runs = [
-        OrderRun(order, one.costs, count)
-        for (one, count), order in zip(needed, orders, strict=True)
-    ]
+    pairs = zip(needed, orders, strict=True)
+    runs = [OrderRun(order, one.costs, count) for (one, count), order in pairs]
     played = iter(replay_together(runs, memory=memory))
     answers, again = [], []
     for place, one in enumerate(asked):

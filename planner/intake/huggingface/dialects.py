@@ -257,12 +257,8 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
         return raw
     values: Values = {key: value for key, value in raw.items() if key not in dialect.parts}
     for part in dialect.parts:
-        inner = raw.get(part)
-        values |= (
-            {key: value for key, value in inner.items() if key != "model_type"}
-            if isinstance(inner, Mapping)
-            else {}
-        )
+        if isinstance(inner := raw.get(part), Mapping):
+            values |= {key: value for key, value in inner.items() if key != "model_type"}
     values = {
         dialect.renames.get(key, key): value
         for key, value in values.items()

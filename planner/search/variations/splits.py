@@ -326,9 +326,7 @@ class Climb:
         exact: bool,
     ) -> Tried:
         """Every next step."""
-        owners: list[int] = []
-        at: list[int] = []
-        places: dict[Split, int] = {}
+        owners, at, places = list[int](), list[int](), dict[Split, int]()
         extremes = self._extremes(active, loads, filled)
         for row in active.tolist():
             split = splits[row]
