@@ -33,22 +33,9 @@ from planner.schedules import SCHEDULES, Schedule
 
 INSIDE = ("recompute", "tp", "cp", "ep", "launches", "waits")  # of microbatches, beside compute
 PARTS = (
-    "compute",
-    "copies",
-    "recompute",
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "fsdp",
-    "dp",
-    "launches",
-    "waits",
-    "bubble",
-    "optimizer",
-    "straggler",
-    "other",
-)
+    "compute", "copies", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "launches", "waits",
+    "bubble", "optimizer", "straggler", "other",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

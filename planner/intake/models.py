@@ -56,16 +56,10 @@ _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
 # list of a value for each layer -> lists of layers that repeat with it
 _OF_PATTERN = {"layer_types": (), "sliding_windows": (), "swiglu_limits": (),
     "mixers": ("mixer_only_layers", "dense_layers")}  # fmt: skip
-_OTHER_PARTS = frozenset(
-    {
-        "vision_config",
-        "audio_config",
-        "speech_config",
-        "projector_config",
-        "qformer_config",
-        "image_config",
-    }
-)
+_OTHER_PARTS = frozenset({
+    "vision_config", "audio_config", "speech_config", "projector_config", "qformer_config",
+    "image_config",
+})  # fmt: skip
 BaseLoader = Callable[[str], Mapping[str, object]]
 Values = dict[str, object]
 T = TypeVar("T", int, str, bool)

@@ -15,14 +15,8 @@ from planner.specs.collective import CollectiveAnswer, CollectiveCandidate, Coll
 from planner.units import EXAMPLES, counted, format_bytes, format_seconds
 
 OPERATIONS: tuple[CollectiveOperation, ...] = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "broadcast",
-    "reduce",
-    "all-to-all",
-    "p2p",
-)
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "p2p",
+)  # fmt: skip
 _SPELLINGS = {"send": "p2p", "sendrecv": "p2p", "pointtopoint": "p2p"} | {
     name.replace("-", ""): name for name in OPERATIONS
 }

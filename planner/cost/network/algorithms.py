@@ -35,12 +35,8 @@ OPERATIONS = ("all-reduce", *GATHERS, *ROOTED, *EXCHANGES)
 # Trips round the ring. The buffer crosses the ring's slowest link trips x (n - 1) / n times.
 # Source: NCCL's performance notes.
 TRIPS: Mapping[str, float] = {
-    "all-reduce": 2.0,
-    "all-gather": 1.0,
-    "reduce-scatter": 1.0,
-    "broadcast": 1.0,
-    "reduce": 1.0,
-}
+    "all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "broadcast": 1.0, "reduce": 1.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -326,14 +326,6 @@ def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, Flo
 
 
 __all__ = [
-    "Candidate",
-    "Chosen",
-    "Lines",
-    "candidates",
-    "choose",
-    "chosen",
-    "collective_seconds",
-    "fastest_lines",
-    "seconds_along",
-    "send_seconds",
-]
+    "Candidate", "Chosen", "Lines", "candidates", "choose", "chosen", "collective_seconds",
+    "fastest_lines", "seconds_along", "send_seconds",
+]  # fmt: skip

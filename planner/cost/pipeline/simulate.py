@@ -366,18 +366,7 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 
 
 __all__ = [
-    "Asked",
-    "CompiledSchedule",
-    "PairSeconds",
-    "SimulatedPipeline",
-    "Simulation",
-    "StageCosts",
-    "Timeline",
-    "compile_order",
-    "compile_together",
-    "compiled",
-    "replay",
-    "simulate",
-    "simulate_together",
-    "stretched",
-]
+    "Asked", "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
+    "Timeline", "compile_order", "compile_together", "compiled", "replay", "simulate",
+    "simulate_together", "stretched",
+]  # fmt: skip

@@ -202,14 +202,9 @@ def falcon(values: Values) -> Values:
 
 
 _FALCON_SWITCHES = (
-    "new_decoder_architecture",
-    "parallel_attn",
-    "num_kv_heads",
-    "multi_query",
-    "num_ln_in_parallel_attn",
-    "bias",
-    "alibi",
-)
+    "new_decoder_architecture", "parallel_attn", "num_kv_heads", "multi_query",
+    "num_ln_in_parallel_attn", "bias", "alibi",
+)  # fmt: skip
 
 
 def dbrx(values: Values) -> Values:
@@ -406,14 +401,9 @@ def chatglm(values: Values) -> Values:
         raise MissingBlock("post_layer_norm", "a network without a final norm")
     linear, qkv = _flag(values, "add_bias_linear", False), _flag(values, "add_qkv_bias", False)
     switches = (
-        "multi_query_group_num",
-        "multi_query_attention",
-        "rmsnorm",
-        "add_bias_linear",
-        "add_qkv_bias",
-        "post_layer_norm",
-        "rope_ratio",
-    )
+        "multi_query_group_num", "multi_query_attention", "rmsnorm", "add_bias_linear",
+        "add_qkv_bias", "post_layer_norm", "rope_ratio",
+    )  # fmt: skip
     bare = _without(values, *switches, "apply_residual_connection_post_layernorm")
     ratio = values.get("rope_ratio")
     theta = {"rope_theta": 10_000.0 * ratio} if isinstance(ratio, (int, float)) else {}

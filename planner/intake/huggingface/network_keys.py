@@ -39,13 +39,9 @@ _CHOSEN_SOFTMAX = {
     "norm_topk_prob": True,
 }  # a softmax over the chosen logits equals one over all of them, divided by its sum
 _YARN_GPT_OSS = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
-}
+}  # fmt: skip
 
 HARDWIRED: Mapping[str, Values] = {
     "mixtral": _CHOSEN_SOFTMAX,
@@ -148,21 +144,11 @@ CLASS_DEFAULTS: Mapping[str, Values] = {
 }
 
 ACTIVATIONS: Mapping[str, str] = {
-    "silu": "silu",
-    "swish": "silu",
-    "swiglu": "silu",
-    "gelu": "gelu",
-    "geglu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "xielu": "xielu",
-    "squared-relu": "relu2",
-    "squared_relu": "relu2",
-}
+    "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "geglu": "gelu",
+    "gelu_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
+    "squared-relu": "relu2", "squared_relu": "relu2",
+}  # fmt: skip
 _ROPE_FIELDS = frozenset(RopeScaling.model_fields)
 _NOT_SCALED = frozenset(
     {"default", "none", "mrope"}
@@ -170,45 +156,18 @@ _NOT_SCALED = frozenset(
 _NAMES_OF_TYPES = {"su": "longrope", "ntk": "dynamic"}
 _BY_LAYER = ("full_attention", "sliding_attention")
 _PLAIN = (
-    "rope_theta",
-    "rope_local_base_freq",
-    "alibi",
-    "norm_eps",
-    "norm_plus_one",
-    "post_norm",
-    "qk_l2_norm",
-    "qk_norm_after_rope",
-    "swiglu_limit",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "clip_qkv",
-    "attn_temperature_tuning",
-    "residual_multiplier",
-    "partial_rotary_factor",
-    "scoring_func",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "topk_method",
-    "router_aux_loss_coef",
+    "rope_theta", "rope_local_base_freq", "alibi", "norm_eps", "norm_plus_one", "post_norm",
+    "qk_l2_norm", "qk_norm_after_rope", "swiglu_limit", "attn_logit_softcapping",
+    "final_logit_softcapping", "clip_qkv", "attn_temperature_tuning", "residual_multiplier",
+    "partial_rotary_factor", "scoring_func", "norm_topk_prob", "routed_scaling_factor",
+    "topk_method", "router_aux_loss_coef", "moe_apply_router_weight_on_input",
+    "router_z_loss_coef", "seq_aux", "router_jitter_noise", "num_nextn_predict_layers",
+)  # fmt: skip
+_MOE_ONLY = frozenset({
+    "scoring_func", "norm_topk_prob", "routed_scaling_factor", "topk_method",
+    "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "router_jitter_noise",
     "moe_apply_router_weight_on_input",
-    "router_z_loss_coef",
-    "seq_aux",
-    "router_jitter_noise",
-    "num_nextn_predict_layers",
-)
-_MOE_ONLY = frozenset(
-    {
-        "scoring_func",
-        "norm_topk_prob",
-        "routed_scaling_factor",
-        "topk_method",
-        "router_aux_loss_coef",
-        "router_z_loss_coef",
-        "seq_aux",
-        "router_jitter_noise",
-        "moe_apply_router_weight_on_input",
-    }
-)
+})  # fmt: skip
 
 
 def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
