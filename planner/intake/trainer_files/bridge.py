@@ -6,7 +6,7 @@ Source: Megatron-Bridge 0.2 to 0.6 scripts/training/run_recipe.py, training/mixe
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import yaml
 
@@ -49,10 +49,12 @@ class StatedBridge(StatedMegatron):
     """A run of Megatron-Bridge: overrides as Megatron-LM's arguments.
 
     recipe: the recipe that they override, "" where the text names none.
+    unread: overrides that have no argument.
     """
 
     trainer: str = NAME
     recipe: str = ""
+    unread: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
 
     @property
@@ -60,10 +62,10 @@ class StatedBridge(StatedMegatron):
         """The catalogue's model whose name, or listed recipe, the recipe's name begins with."""
         own = {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
         plain = {**beginnings(), **own}
-        recipe = re.sub(r"[^a-z0-9]", "", self.recipe.lower())
-        known = [name for name in plain if recipe.startswith(name)]
+        parts = re.split(r"[^a-z0-9]+", self.recipe.lower())
+        known = [name for name in accumulate(parts) if name in plain]
         return StatedModel(
-            value=plain[max(known, key=len)] if known else None,
+            value=plain[known[-1]] if known else None,
             lacking="the recipe has it, which is not read",
         )
 
@@ -79,7 +81,14 @@ class StatedBridge(StatedMegatron):
         if has_buffers and not model.uses_mla and "tp_comm_overlap" not in self.words:
             overlap = known.get("overlap")
             known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
-        return replace(found, training=known)
+        notes, refusals = [*found.notes], found.refusals
+        if self.recipe:
+            notes.append(f"of {self.recipe} only what the text overrides is read")
+            if "pipeline_model_parallel_layout" not in words:  # a recipe may have one for this pp
+                refusals = tuple(one for one in refusals if one.field != "--num-layers")
+        if self.unread:
+            notes.append(f"not read: {', '.join(self.unread)}")
+        return replace(found, training=known, notes=tuple(notes), refusals=refusals)
 
 
 def say(spec: CurrentSpec) -> StatedBridge:
@@ -110,7 +119,11 @@ def _stated(
     if preset is not None:
         words.pop("grad_reduce_in_bf16", None)
         words.update(_preset(str(preset)))
-    return StatedBridge(words=words, recipe=recipe, machine=machine or Machine())
+    known = {*KEYS.values(), "mixed_precision", "ddp.grad_reduce_in_fp32"}
+    unread = [f"{key}={one}" for key, one in given.items() if key not in known]
+    unread = [text for text in unread if text.startswith(("model.", "ddp.", "mixed_precision."))]
+    machine = machine or Machine()
+    return StatedBridge(words=words, recipe=recipe, machine=machine, unread=tuple(unread))
 
 
 def _preset(text: str) -> dict[str, list[str]]:
