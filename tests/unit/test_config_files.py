@@ -74,6 +74,8 @@ def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
     named = {"deepspeed_config_file": "ds.json"}
     with pytest.raises(SpecError, match=r"'ds\.json': is not read; give it itself"):
         read_config("x.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": named})
+    with pytest.raises(SpecError, match="is a configuration of transformers' Trainer, which is"):
+        read_config("x.yaml", {"model_name_or_path": "a/b", "per_device_train_batch_size": 4})
     (tmp_path / "x.sh").write_text("for a in b; do\n\trun: : a\ndone\n")
     with pytest.raises(SpecError, match="is no trainer's configuration that can be read"):
         read_job_file(str(tmp_path / "x.sh"), "--job")

@@ -122,6 +122,7 @@ def test_a_script_that_cannot_be_priced_says_why(line: str, words: str) -> None:
     ("", {"zero_stage": 0}),
     ("--cpu-optimizer --checkpoint-activations", {"cpu_offload": True, "ac": "full"}),
     ("--ds-sequence-parallel-size 2", {"cp": 2, "cp_method": "ulysses", "dp_shard": 4, "tp": 1}),
+    ("--glu-activation geglu --ffn-hidden-size 2730", {}),
     ("--num-experts 8 --moe-expert-parallel-size 4", {"ep": 4, "moe_dispatcher": "alltoall"}),
 ])  # fmt: skip
 def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
@@ -132,6 +133,7 @@ def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
     spec = CurrentSpec(name="t.sh", text=f"{line} --deepspeed --zero-stage {stage} {flags}")
     job = job_of_text("t.sh", spec.text)
     assert job.training.trainer == "megatron-deepspeed"
+    assert job.model.mlp == ("swiglu" if "glu" in flags else "gelu")
     given = {"zero_stage": stage, **want}
     assert {name: getattr(job.layout, name) for name in given} == given
     if job.model.is_moe:

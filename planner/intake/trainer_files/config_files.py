@@ -302,10 +302,10 @@ KINDS = (
         ),
         format="megatron-bridge",
     ),
-    ConfigKind(
-        title="a Primus configuration, which is not read",
-        marks=lambda values: "pre_trainer" in _part(values, "modules"),
-    ),
+    ConfigKind(title="a Primus configuration, which is not read",
+               marks=lambda values: "pre_trainer" in _part(values, "modules")),
+    ConfigKind(title="a configuration of transformers' Trainer, which is not read",
+               marks=_has("per_device_train_batch_size")),
     ConfigKind(title="a torchtune recipe, which is not read", marks=_has("tokenizer", "optimizer",
                                                                    "checkpointer")),
 )  # fmt: skip

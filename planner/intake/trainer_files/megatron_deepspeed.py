@@ -19,6 +19,7 @@ _RENAMED = {
 # argument -> others of Megatron-LM
 _MEANT: Mapping[str, Words] = {
     "checkpoint_activations": {"recompute_granularity": ("full",)},
+    "glu_activation": {"swiglu": ()},
     "num_key_value_heads": {"group_query_attention": ()},
     "ds_sequence_parallel_size": {"cp_comm_type": ("a2a",)},
 }
