@@ -79,6 +79,8 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     assert run.refusals == ()
     assert f"of {name} only what the text overrides is read" in run.notes
     assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
+    with pytest.raises(SpecError, match=r"ddp\.data_parallel_sharding_strategy is not set, and"):
+        job_of_text("run.sh", line.format(name) + more + " ddp.use_megatron_fsdp=true")
     with pytest.raises(SpecError, match="the recipe has it, which is not read"):
         job_of_text("run.sh", line.format("glm_45v_sft_config") + more)  # GLM-4.5V is not GLM-4.5
 

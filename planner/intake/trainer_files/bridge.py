@@ -26,6 +26,7 @@ from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
             "checkpoint")  # fmt: skip
+SHARDS = "data_parallel_sharding_strategy"
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
 # short option of run_recipe.py and its long one -> override
@@ -73,6 +74,9 @@ class StatedBridge(StatedMegatron):
         """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
+        if "use_megatron_fsdp" in words and SHARDS not in words:
+            rule, remedy = "is not set, and recipes differ in it", "set it to optim_grads_params"
+            raise SpecError(Fault(KEYS[SHARDS], None, rule, remedy))
         found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
         known = {**found.training}
         if "global_batch_size" not in words:

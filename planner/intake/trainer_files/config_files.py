@@ -284,16 +284,10 @@ KINDS = (
         title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
     ),
     ConfigKind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
-    ConfigKind(
-        title="a LLaMA-Factory configuration",
-        marks=_has("model_name_or_path", "stage"),
-        reader=_llama_factory,
-    ),
-    ConfigKind(
-        title="a DeepSpeed configuration",
-        marks=lambda values: not {"zero_optimization", *DEEPSPEED}.isdisjoint(values),
-        reader=_deepspeed,
-    ),
+    ConfigKind(title="a LLaMA-Factory configuration",
+               marks=_has("model_name_or_path", "stage"), reader=_llama_factory),
+    ConfigKind(title="a DeepSpeed configuration", reader=_deepspeed,
+               marks=lambda values: not {"zero_optimization", *DEEPSPEED}.isdisjoint(values)),
     ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: any(
