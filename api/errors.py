@@ -22,13 +22,8 @@ from planner.errors import (
 )
 
 EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    130,
-)
+    0, 1, 2, 3, 4, 130,
+)  # fmt: skip
 
 
 class UnauthenticatedError(PartedError):

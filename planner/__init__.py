@@ -52,26 +52,10 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ClusterSpec",
-    "Estimate",
-    "EstimateList",
-    "InfeasibleError",
-    "Job",
-    "Layout",
-    "ModelSpec",
-    "Plan",
-    "PlannerError",
-    "SpecError",
-    "TrainingSpec",
-    "UnknownNameError",
-    "UnsupportedError",
-    "__version__",
-    "estimate",
-    "estimate_many",
-    "read_current",
-    "recommend",
-    "study_of",
-]
+    "ClusterSpec", "Estimate", "EstimateList", "InfeasibleError", "Job", "Layout", "ModelSpec",
+    "Plan", "PlannerError", "SpecError", "TrainingSpec", "UnknownNameError", "UnsupportedError",
+    "__version__", "estimate", "estimate_many", "read_current", "recommend", "study_of",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -73,17 +73,9 @@ def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> li
 # No restarts, so that the first failure is the only one.
 # The output of every rank goes to one log; each line is prefixed with its rank.
 TORCHRUN_FLAGS = (
-    "--max-restarts",
-    "0",
-    "--monitor-interval",
-    "0.1",
-    "--role",
-    "rank",
-    "--tee",
-    "3",
-    "--log-dir",
-    "logs",
-)
+    "--max-restarts", "0", "--monitor-interval", "0.1", "--role", "rank", "--tee", "3",
+    "--log-dir", "logs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,11 +207,9 @@ def test_optuna_is_imported_where_it_is_used() -> None:
     """
     users = {i.path for package in PACKAGES for i in imports(package) if i.top == "optuna"}
     allowed = (
-        "planner/study/",
-        "planner/samplers/",
-        "planner/search/left_out.py",
+        "planner/study/", "planner/samplers/", "planner/search/left_out.py",
         "api/optuna_storage.py",
-    )
+    )  # fmt: skip
     assert {path for path in users if not path.startswith(allowed)} == set()
     late = ("planner.study",)
     at_start = [

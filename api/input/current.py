@@ -7,7 +7,7 @@ from typing import Any
 from planner.api.errors import fault
 from planner.api.input.text import read_text, read_yaml
 from planner.errors import SpecError
-from planner.intake.current import format_of
+from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.files import beside, gather
@@ -15,47 +15,33 @@ from planner.intake.trainer_files.titan_printed import printed_run, words_of_pre
 from planner.probes.trainers.titan_run import check_log, log_numbers, stated_by
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
-REMEDY = (
-    "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or YAML or "
-    "JSON"
-)
 
 
 def read_job_file(path: str, field: str) -> dict[str, Any]:
     """The job in a file; a trainer's file is put under `current`. Raises SpecError."""
-    text = _text(path, field)
-    theirs = _trainers(path, text)
-    if theirs is not None:
-        return {"current": theirs}
-    mapping = _mapping(path, text, field)
-    config = read_config(Path(path).name, mapping, text)
-    return mapping if config is None else {"current": config}
+    theirs, mapping = _read(path, field)
+    return mapping if theirs is None else {"current": theirs}
 
 
 def read_current_file(path: str) -> dict[str, Any]:
     """Keys that `--current` adds to a job: `current` for a trainer's file, else `layout`."""
-    text = _text(path, "--current")
-    theirs = _trainers(path, text)
+    theirs, mapping = _read(path, "--current")
     if theirs is not None:
         return {"current": theirs}
-    mapping = _mapping(path, text, "--current")
-    config = read_config(Path(path).name, mapping, text)
-    if config is not None:
-        return {"current": config}
     inner = mapping.get("layout", mapping)
     if not isinstance(inner, Mapping):
         raise fault("--current", path, "holds no layout", "write keys such as dp_shard, tp and pp")
     return {"layout": inner}
 
 
-def _text(path: str, field: str) -> str:
-    return read_text(path, field, REMEDY).replace("\r\n", "\n")
-
-
-def _trainers(path: str, text: str) -> dict[str, Any] | None:
-    place = Path(path).expanduser()
-    name = "standard input" if path == "-" else place.name
-    return read_current_text(name, text, beside(place))
+def _read(path: str, field: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The `current` of a trainer's file, or None and the mapping in any other."""
+    text = read_text(path, field, REMEDY).replace("\r\n", "\n")
+    file = Path(path).expanduser()
+    name = "standard input" if path == "-" else file.name
+    theirs = read_current_text(name, text, beside(file))
+    mapping = _mapping(path, text, field) if theirs is None else {}
+    return theirs or read_config(file.name, mapping, text), mapping
 
 
 def read_current_text(
@@ -121,6 +107,8 @@ def _log(name: str, text: str) -> dict[str, Any]:
 
 
 def _mapping(path: str, text: str, field: str) -> dict[str, Any]:
+    if text.startswith("#!") or path.endswith((".sh", ".slurm", ".sbatch", ".py")):
+        raise fault(field, path, UNREAD, REMEDY)
     value = read_yaml(text, field, shown=path)
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"

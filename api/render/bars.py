@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 COLOURS = (
-    "green",
-    "cyan",
-    "blue",
-    "magenta",
-    "yellow",
-    "red",
-    "bright_blue",
-    "bright_magenta",
-    "white",
+    "green", "cyan", "blue", "magenta", "yellow", "red", "bright_blue", "bright_magenta", "white",
     "bright_black",
-)
+)  # fmt: skip
 FREE = "·"
 GAP = "   "
 

@@ -127,6 +127,11 @@ def with_layers(words: Words) -> Words:
     return {**words, "num_layers": [str(len(letters))]} if letters else words
 
 
+def _mamba_heads(words: Words) -> int:
+    """Heads of Mamba-2 unless they are given (mamba_mixer.py: expand=2)."""
+    return 2 * whole(words, "hidden_size") // whole(words, "mamba_head_dim", 64)
+
+
 def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
     """Hugging Face keys of the mixers; linear: which layers the list of flags places."""
     letters = pattern_of(words).replace(NEXT_STAGE, "")
@@ -143,6 +148,8 @@ def mixer_keys(words: Words, linear: Sequence[bool]) -> dict[str, object]:
         keys["mtp_num_layers"] = whole(words, "mtp_num_layers")
     if "attention_output_gate" in words:
         keys["attention_output_gate"] = True
+    if "mamba2" in mixers:
+        words = {"mamba_num_heads": [str(_mamba_heads(words))], **words}
     for mixer, names in _OWN.items():
         if mixer in mixers:
             keys |= {

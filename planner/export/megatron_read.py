@@ -51,7 +51,7 @@ def whole(words: Words, name: str, default: int | None = None) -> int:
         return default
     text = given[0] if given else None
     if text is None or not text.lstrip("-").isdigit():
-        rule = "is not a whole number"
+        rule = "is not a whole number" if text else "has no value that the text alone tells"
         raise SpecError(Fault(spelled(name), text, rule, "correct the arguments"))
     return int(text)
 

@@ -55,12 +55,9 @@ _ARGS_CLASS = {
     "deepseek_v3": "DeepSeekV3ModelArgs",
 }
 _TABLE_02 = {
-    "llama3": "llama3_args",
-    "qwen3": "qwen3_args",
-    "deepseek_v3": "deepseekv3_args",
-    "llama4": "llama4_args",
-    "gpt_oss": "gptoss_configs",
-}
+    "llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepseekv3_args", "llama4":
+    "llama4_args", "gpt_oss": "gptoss_configs",
+}  # fmt: skip
 
 
 def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:

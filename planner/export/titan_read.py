@@ -27,7 +27,7 @@ from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import even_split
 
 _BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
-_COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'],\n")
+_COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'](?:,\n|, (?!\*\*)|\)$)")
 
 
 def read_settings(settings: Mapping[str, object], line: str, num_layers: int) -> dict[str, object]:

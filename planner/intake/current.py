@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, PlannerError, SpecError
@@ -30,17 +30,15 @@ _MEGATRON_FLAG = re.compile(
 _NEMO = re.compile(r"megatron_\w+_pretraining\.py")  # of NeMo 1, with Hydra overrides
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(
-    {
-        "job",
-        "model",
-        "training",
-        "parallelism",
-        "activation_checkpoint",
-        "compile",
-        "optimizer",
-        "metrics",
-    }
-)
+    {"job", "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer",
+        "metrics"}
+)  # fmt: skip
+READERS: Mapping[str | None, Callable[[CurrentSpec], Stated]] = {
+    "torchtitan-python": titan_command.of_module, "torchtitan-command": titan_command.say,
+    "megatron-log": megatron.say_log, "megatron-bridge": bridge.say,
+}  # fmt: skip
+UNREAD = "is no trainer's configuration that can be read"
+REMEDY = "give a TorchTitan TOML or command, a Megatron script, a log of either, or YAML or JSON"
 EXAMPLES = {
     "model": "add --model, for example --model llama3-8b",
     "cluster.gpu": "add --gpu, for example --gpu h100-sxm-80gb",
@@ -118,23 +116,11 @@ def read(spec: CurrentSpec, release: str | None = None) -> Stated:
         given, spelling = read_toml(spec.text, spec.name)
         check_keys(given, "0.2")
         return StatedTitan(line="0.2", given=given, spelling=spelling, modules=modules)
-    if kind == "torchtitan-python":
-        return titan_command.of_module(spec)
-    if kind == "torchtitan-command":
-        return titan_command.say(spec)
     if kind == "megatron-arguments":
         return megatron.say(spec, release)
-    if kind == "megatron-log":
-        return megatron.say_log(spec)
-    if kind == "megatron-bridge":
-        return bridge.say(spec)
-    remedy = (
-        "give a TorchTitan TOML or command, a Megatron argument script, a log of either, or a "
-        "layout in JSON"
-    )
-    raise SpecError(
-        Fault("current", spec.name, "is no trainer's configuration that can be read", remedy)
-    )
+    if kind not in READERS:
+        raise SpecError(Fault("current", spec.name, UNREAD, REMEDY))
+    return READERS[kind](spec)
 
 
 def named_files(name: str, text: str) -> tuple[str, ...]:
@@ -159,12 +145,12 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         return dict(values)
     spec = build(CurrentSpec, raw, "current")
     if spec.job:
-        job = _merged(spec.job, values)
+        job = _replicated(_merged(spec.job, values))
         _raise_missing(spec.name, job, StatedModel(value=None))
         return job
     stated = read(spec, _release(values))
     job = dict(values)
-    job["cluster"] = _cluster(stated, values.get("cluster"))
+    job["cluster"] = _cluster(stated.machine.keys(), values.get("cluster"))
     named = stated.model
     if values.get("model") is None:
         job["model"] = named.value
@@ -198,14 +184,28 @@ def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dic
     job = dict(values)
     for part, ours in read_job.items():
         theirs = values.get(part)
-        if isinstance(ours, Mapping) and (theirs is None or isinstance(theirs, Mapping)):
+        if part == "cluster" and isinstance(ours, Mapping):
+            job[part] = _cluster(ours, theirs)
+        elif isinstance(ours, Mapping) and (theirs is None or isinstance(theirs, Mapping)):
             job[part] = {**ours, **(theirs or {})}
         elif theirs is None:
             job[part] = ours
     return job
 
 
-def _cluster(stated: Stated, given: object) -> object:
+def _replicated(job: dict[str, object]) -> dict[str, object]:
+    """The job, its layout replicated over every rank where nothing is sharded."""
+    layout, cluster = job.get("layout"), job.get("cluster")
+    num_gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
+    if not isinstance(layout, Mapping) or not isinstance(num_gpus, int):
+        return job
+    if layout.get("zero_stage") != 0 or "dp_replicate" in layout:
+        return job
+    replicas = num_gpus // (layout.get("tp", 1) * layout.get("cp", 1))
+    return {**job, "layout": {**layout, "dp_replicate": max(1, replicas), "dp_shard": 1}}
+
+
+def _cluster(launched: Mapping[str, object], given: object) -> object:
     """The job's cluster, completed by what the launcher says.
 
     A cluster given by name stays as it is. One with another number of GPUs keeps its own node size.
@@ -213,7 +213,7 @@ def _cluster(stated: Stated, given: object) -> object:
     if isinstance(given, str):
         return given
     known = dict(given) if isinstance(given, Mapping) else {}
-    machine = stated.machine.keys()
+    machine = dict(launched)
     if known.get("num_gpus") not in (None, machine.get("num_gpus")):
         machine.pop("gpus_per_node", None)
     return {**machine, **known}

@@ -56,15 +56,6 @@ def transformer_engine() -> tuple[Recipe, ...]:
 
 
 __all__ = [
-    "NOTHING",
-    "PRECISIONS",
-    "TWO_BYTES",
-    "Operands",
-    "Precision",
-    "Recipe",
-    "bf16_tail",
-    "column",
-    "stays_16_bit",
-    "torchao",
-    "transformer_engine",
-]
+    "NOTHING", "PRECISIONS", "TWO_BYTES", "Operands", "Precision", "Recipe", "bf16_tail", "column",
+    "stays_16_bit", "torchao", "transformer_engine",
+]  # fmt: skip

@@ -102,14 +102,6 @@ def violations_of(
 
 
 __all__ = [
-    "DERIVED",
-    "Context",
-    "Rule",
-    "all_rules",
-    "broken_rules",
-    "columns_of",
-    "legal_mask",
-    "rules_for",
-    "violations",
-    "violations_of",
-]
+    "DERIVED", "Context", "Rule", "all_rules", "broken_rules", "columns_of", "legal_mask",
+    "rules_for", "violations", "violations_of",
+]  # fmt: skip

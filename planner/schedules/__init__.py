@@ -49,19 +49,7 @@ def schedules_of(runtime: Runtime) -> tuple[str, ...]:
 
 
 __all__ = [
-    "SCHEDULES",
-    "Action",
-    "Item",
-    "Order",
-    "OverlappedPair",
-    "Runtime",
-    "Schedule",
-    "ScheduleRule",
-    "check_legal",
-    "from_csv",
-    "leaves",
-    "parse_action",
-    "parse_item",
-    "schedules_of",
-    "to_csv",
-]
+    "SCHEDULES", "Action", "Item", "Order", "OverlappedPair", "Runtime", "Schedule",
+    "ScheduleRule", "check_legal", "from_csv", "leaves", "parse_action", "parse_item",
+    "schedules_of", "to_csv",
+]  # fmt: skip

@@ -26,14 +26,9 @@ STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
 # what `Pricer.least_in_flight` and `CellBounds.has_room` read of a layout
 ROOM_FIELDS = (
-    "dp_replicate",
-    "dp_shard",
-    "pp",
-    "pp_schedule",
-    "virtual_stages",
-    "micro_batch_size",
+    "dp_replicate", "dp_shard", "pp", "pp_schedule", "virtual_stages", "micro_batch_size",
     "zero_stage",
-)
+)  # fmt: skip
 KNOWN_AT_ONCE = 2**14  # the most of them, so that their columns take 25 MB
 AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 25 MB
 

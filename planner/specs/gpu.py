@@ -31,12 +31,9 @@ Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 MAX_GPUS = int(MEGA)
 _SI = {
-    "bytes": "B",
-    "bytes_per_second": "B/s",
-    "seconds": "s",
-    "watts": "W",
-    "flops_per_second": "FLOP/s",
-}
+    "bytes": "B", "bytes_per_second": "B/s", "seconds": "s", "watts": "W", "flops_per_second":
+    "FLOP/s",
+}  # fmt: skip
 
 
 def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> BeforeValidator:

@@ -24,26 +24,13 @@ MOE_DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
 # what tells them apart where no token leaves its rank: "alltoall" permutes once more
 WITHOUT_EP = ("alltoall", "allgather")
 AC_KINDS = (
-    "none",
-    "full",
-    "selective-op",
-    "selective-layer",
-    "selective-attention",
-    "memory-budget",
-    "block",
-    "uniform",
-    "modules",
-)
+    "none", "full", "selective-op", "selective-layer", "selective-attention", "memory-budget",
+    "block", "uniform", "modules",
+)  # fmt: skip
 # Megatron-LM's --recompute-modules; a set of them is stored as a number, its n-th bit for the n-th
 RECOMPUTE_MODULES = (
-    "core_attn",
-    "mlp",
-    "layernorm",
-    "moe_act",
-    "moe",
-    "mla_up_proj",
-    "shared_experts",
-)
+    "core_attn", "mlp", "layernorm", "moe_act", "moe", "mla_up_proj", "shared_experts",
+)  # fmt: skip
 CORE_ATTN_BIT = 1 << RECOMPUTE_MODULES.index("core_attn")
 COUNTED_AC = {"selective-layer": 1, "block": 1, "uniform": 2}  # the least N of each
 DTYPES = ("bfloat16", "float32")

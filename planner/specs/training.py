@@ -14,12 +14,8 @@ MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 # Bytes of optimizer state per parameter, besides the parameter, for fp32 masters. Source:
 # torch.optim; Shazeer and Stern 2018; Jordan 2024; Megatron-LM core/optimizer/muon.py.
 OPTIMIZER_STATE_BYTES = {
-    "adamw": 8.0,
-    "adamw-bf16-states": 4.0,
-    "muon": 4.0,
-    "adafactor": 0.1,
-    "sgd": 4.0,
-}
+    "adamw": 8.0, "adamw-bf16-states": 4.0, "muon": 4.0, "adafactor": 0.1, "sgd": 4.0,
+}  # fmt: skip
 # besides, of embedding and head, which Muon leaves to AdamW
 VOCABULARY_STATE_BYTES = {"muon": 4.0}
 AttentionKernel = Literal["flash", "flash2", "flash3", "cudnn", "unfused"]

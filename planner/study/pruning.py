@@ -17,20 +17,9 @@ from planner.specs.layout import AC_KINDS, DTYPES
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
 # Fields that must be equal for two layouts to be comparable at all.
 SAME = (
-    "cp",
-    "tp",
-    "pp",
-    "ep",
-    "etp",
-    "async_tp",
-    "cp_method",
-    "moe_dispatcher",
-    "virtual_stages",
-    "split",
-    "precision",
-    "float8_all_gather",
-    "compile",
-)
+    "cp", "tp", "pp", "ep", "etp", "async_tp", "cp_method", "moe_dispatcher", "virtual_stages",
+    "split", "precision", "float8_all_gather", "compile",
+)  # fmt: skip
 # A larger value means more memory, all else equal: name of the column, sign (+1: a larger value
 # needs more), reason.
 ORDERED: Mapping[str, tuple[int, str]] = {
@@ -46,14 +35,9 @@ ORDERED: Mapping[str, tuple[int, str]] = {
 # Full recomputation saves least, none saves most; the selective kinds lie between and are not
 # compared with each other. uniform-N saves fewer inputs than full, but holds N layers in backward.
 KEPT = {
-    "full": 0,
-    "selective-op": 1,
-    "selective-layer": 1,
-    "selective-attention": 1,
-    "block": 1,
-    "modules": 1,
-    "none": 2,
-}
+    "full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "block": 1,
+    "modules": 1, "none": 2,
+}  # fmt: skip
 FEWER_KEEPS_MORE = [AC_KINDS.index(kind) for kind in ("block",)]  # a larger N recomputes more
 NOT_COMPARED = [AC_KINDS.index(kind) for kind in ("uniform", "modules")]  # by their numbers
 WIDE = DTYPES.index("float32")

@@ -49,6 +49,7 @@ DEFAULTS: Mapping[str, Settings] = {
 FORMER_NAMES: Mapping[str, str] = {
     T + "batch_size": T + "local_batch_size", T + "compile": C + "enable",
     T + "tensor_parallel_degree": P + "tensor_parallel_degree",
+    T + "pipeline_parallel_degree": P + "pipeline_parallel_degree",
     T + "data_parallel_degree": P + "data_parallel_shard_degree",
     T + "data_parallel_shard_degree": P + "data_parallel_shard_degree",
     T + "data_parallel_replicate_degree": P + "data_parallel_replicate_degree",

@@ -116,6 +116,7 @@ BEFORE_02 = _dotted({
     "pipeline_parallel_split_mode pipeline_parallel_split_points",
     "fault_tolerance": "fragment_sync_delay fragment_update_alpha should_quantize sync_steps",
     "float8": "emulate enable_float8_linear enable_fsdp_float8_all_gather filter_fqns "
+    "moe_fqns_prototype "
     "force_recompute_fp8_weight_in_bwd precompute_float8_dynamic_scale_for_fsdp recipe_name",
     "job": "print_args use_for_integration_test",
     "lr_scheduler": "lr_min",

@@ -149,14 +149,9 @@ _DEEPSEEK: Facts = {
     "topk_group": 0,
 }
 _LLAMA4: Facts = {
-    "rope_theta": 5e5,
-    "norm_eps": 1e-5,
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0,
-    "n_group": 0,
-    "moe_apply_router_weight_on_input": True,
-}
+    "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
+}  # fmt: skip
 _GPT_OSS: Facts = {
     "rope_theta": 150_000.0,
     "rope_scaling": _OSS,

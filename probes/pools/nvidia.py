@@ -14,15 +14,9 @@ from planner.units import MIB
 
 SMI_SECONDS = 30.0
 GPU_FIELDS = (
-    "index",
-    "uuid",
-    "memory.total",
-    "memory.used",
-    "driver_version",
-    "mig.mode.current",
-    "pci.bus_id",
-    "name",
-)
+    "index", "uuid", "memory.total", "memory.used", "driver_version", "mig.mode.current",
+    "pci.bus_id", "name",
+)  # fmt: skip
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
 # Memory in use without a process to show (it runs outside our container, or has just ended):
 # above this, the GPU is in use. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver,

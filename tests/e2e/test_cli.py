@@ -15,17 +15,9 @@ import pytest
 from tests.conftest import LAYOUT, UNMEASURED_JOB, Cli, clean_environment, needed, one_fast
 
 MAIN_JOB = (
-    "--model",
-    "llama3-8b",
-    "--gpu",
-    "h100-sxm-80gb",
-    "--num-gpus",
-    "8",
-    "--seq-len",
-    "8192",
-    "--global-batch-size",
-    "64",
-)
+    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
+    "--global-batch-size", "64",
+)  # fmt: skip
 
 
 def write(folder: Path, name: str, value: object) -> Path:

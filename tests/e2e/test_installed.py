@@ -23,15 +23,8 @@ TINY = {
 }  # fmt: skip
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LEFT_OUT = (
-    ".git",
-    "build",
-    "*.egg-info",
-    "__pycache__",
-    ".venv",
-    "tests",
-    "benchmarks",
-    ".*_cache",
-)
+    ".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache",
+)  # fmt: skip
 
 
 PIP = (sys.executable, "-m", "pip", "--quiet")

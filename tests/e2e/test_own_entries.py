@@ -13,12 +13,9 @@ from planner.api.settings import Settings
 from tests.conftest import EACH_DATABASE, Cli, api_keys
 
 TINY = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-}
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "vocab_size": 1000,
+}  # fmt: skip
 SLOW = {"base": "h100-sxm-80gb", "power_limit": "400 W"}
 TRAINING = {"seq_len": 512, "global_batch_size": 16}
 LAYOUT = {"dp_shard": 8}

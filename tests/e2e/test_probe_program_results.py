@@ -237,11 +237,9 @@ def test_no_gpu_is_said_in_one_line(tmp_path: Path) -> None:
 @slow
 def test_out_of_memory_says_how_much_was_wanted(tmp_path: Path) -> None:
     wide = {
-        "base": "debug-tiny",
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
+        "base": "debug-tiny", "hidden_size": 4096, "intermediate_size": 16384,
         "vocab_size": 128000,
-    }
+    }  # fmt: skip
     limit = (
         "import resource, torch; held = 3 << 30; resource.setrlimit(resource.RLIMIT_AS, (held, "
         "held))"

@@ -35,10 +35,8 @@ SLACK = 0.002
 # Rows as published that no run can have had, or that leave out what a layout needs; the answer to
 # each is a refusal that names the field. They stay among the rows and count as unanswered.
 REFUSED = {
-    "mbx-273": "ep",  # EP 64 on 256 GPUs in 8 stages, which are 32 ranks a stage
-    "dgx-244": "virtual_stages",  # 61 layers on 8 stages, and no word on which stage has fewer
-    "dgx-245": "virtual_stages",  # the same on 16 stages
-}
+    "mbx-273": "ep", "dgx-244": "virtual_stages", "dgx-245": "virtual_stages",
+}  # fmt: skip
 
 
 def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]:

@@ -50,16 +50,44 @@ def test_deepspeed() -> None:
     assert any("ZeRO-2 of DeepSpeed is priced as FSDP2's" in note for note in current["notes"])
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"dp_replicate": 2}, "dp_replicate"),
-        ({"cp": 2}, "cp"),
-        ({"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
-        ({"precision": "float8-rowwise"}, "precision"),
-        ({"ac": "selective-op"}, "ac"),
-    ],
-)
+DDP = {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}
+
+
+@pytest.mark.parametrize(("values", "want"), [
+    ({"zero_optimization": {"stage": 0}}, DDP),
+    ({"train_micro_batch_size_per_gpu": 2}, {**DDP, "micro_batch_size": 2}),
+    ({"distributed_type": "MULTI_GPU", "num_processes": 2}, DDP),
+    ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, DDP),
+    ({"distributed_type": "DEEPSPEED", "deepspeed_config": {}}, {"zero_stage": 2}),
+    ({"distributed_type": "FSDP", "fsdp_config": {}}, {"reduce_dtype": "float32"}),
+])  # fmt: skip
+def test_configurations_without_a_number_or_a_precision(
+    values: dict[str, object], want: dict[str, object]
+) -> None:
+    current = read_config("x.yaml", values)
+    job = read_job(complete({"current": current, **GIVEN}))
+    assert {name: getattr(job.layout, name) for name in want} == want
+    assert job.cluster.gpus_per_node == 8, "not of the file's number of processes"
+
+
+def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
+    named = {"deepspeed_config_file": "ds.json"}
+    with pytest.raises(SpecError, match=r"'ds\.json': is not read; give it itself"):
+        read_config("x.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": named})
+    with pytest.raises(SpecError, match="is a configuration of transformers' Trainer, which is"):
+        read_config("x.yaml", {"model_name_or_path": "a/b", "per_device_train_batch_size": 4})
+    (tmp_path / "x.sh").write_text("for a in b; do\n\trun: : a\ndone\n")
+    with pytest.raises(SpecError, match="is no trainer's configuration that can be read"):
+        read_job_file(str(tmp_path / "x.sh"), "--job")
+
+
+@pytest.mark.parametrize(("values", "field"), [
+    ({"dp_replicate": 2}, "dp_replicate"),
+    ({"cp": 2}, "cp"),
+    ({"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
+    ({"precision": "float8-rowwise"}, "precision"),
+    ({"ac": "selective-op"}, "ac"),
+])  # fmt: skip
 def test_what_deepspeed_cannot_say_is_refused(values: dict[str, object], field: str) -> None:
     job = training(trainer="fsdp")
     made = export(layout(8, "fsdp", **values), model("llama3-8b"), cluster(8), job, to="deepspeed")
@@ -73,13 +101,10 @@ def test_megatron_bridge() -> None:
     assert (job.training.trainer, job.training.seq_len) == ("megatron-bridge", 4096)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("primus.yaml", "is a Primus configuration, which is not read"),
-        ("hf_config.json", "is a model of Hugging Face, not what trains it; give it to --model"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("primus.yaml", "is a Primus configuration, which is not read"),
+    ("hf_config.json", "is a model of Hugging Face, not what trains it; give it to --model"),
+])  # fmt: skip
 def test_what_is_not_read_is_named_in_one_line(name: str, words: str) -> None:
     for read in (read_current_file, lambda path: read_job_file(path, "--job")):
         with pytest.raises(SpecError) as caught:
@@ -106,21 +131,18 @@ def test_a_layout_or_a_job_is_none_of_these() -> None:
     assert read_config("x.yaml", {**GIVEN, "layout": {"tp": 2}}) is None
 
 
-@pytest.mark.parametrize(
-    ("to", "values"),
-    [
-        ("accelerate", {"ac": "full", "reduce_dtype": "bfloat16"}),
-        ("accelerate", {"dp_replicate": 2, "zero_stage": 2, "reduce_dtype": "bfloat16",
-            "compile": True}),
-        ("accelerate", {"dp_replicate": 8, "dp_shard": 1}),
-        ("accelerate", {"cpu_offload": True, "reduce_dtype": "bfloat16"}),
-        ("deepspeed", {"zero_stage": 2, "micro_batch_size": 2}),
-        ("deepspeed", {"dp_replicate": 8, "dp_shard": 1}),
-        ("deepspeed", {"tp": 2, "sequence_parallel": False, "cpu_offload": True}),
-        ("deepspeed", {"param_dtype": "bfloat16", "master_dtype": "bfloat16",
-            "reduce_dtype": "bfloat16"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("to", "values"), [
+    ("accelerate", {"ac": "full", "reduce_dtype": "bfloat16"}),
+    ("accelerate", {"dp_replicate": 2, "zero_stage": 2, "reduce_dtype": "bfloat16",
+        "compile": True}),
+    ("accelerate", {"dp_replicate": 8, "dp_shard": 1}),
+    ("accelerate", {"cpu_offload": True, "reduce_dtype": "bfloat16"}),
+    ("deepspeed", {"zero_stage": 2, "micro_batch_size": 2}),
+    ("deepspeed", {"dp_replicate": 8, "dp_shard": 1}),
+    ("deepspeed", {"tp": 2, "sequence_parallel": False, "cpu_offload": True}),
+    ("deepspeed", {"param_dtype": "bfloat16", "master_dtype": "bfloat16",
+        "reduce_dtype": "bfloat16"}),
+])  # fmt: skip
 def test_what_is_exported_reads_back(to: str, values: dict[str, object]) -> None:
     chosen = layout(8, "fsdp", **values)
     job = training(trainer="fsdp")

@@ -15,10 +15,9 @@ from tests.conftest import ROOT, needed_program
 PAGES = ROOT / "docs" / "how-to"
 PAGE = "run-in-containers.md"
 UNITS = {
-    "planner.service": "run-the-service.md",
-    "planner-worker.service": "run-the-service.md",
+    "planner.service": "run-the-service.md", "planner-worker.service": "run-the-service.md",
     "planner-slurm.service": "probe-on-slurm.md",
-}
+}  # fmt: skip
 SYSTEM = ("planner.service", "planner-worker.service")
 
 

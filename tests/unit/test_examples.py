@@ -17,9 +17,8 @@ PAGES = {
     "cluster.yaml": "docs/how-to/describe-your-cluster.md",
     "job.yaml": "docs/how-to/measure-to-decide.md",
     "pretrain_llama3_70b.sh": "docs/how-to/start-from-your-own-config.md",
-    "sweep.yaml": "docs/tutorial.md",
-    "train.toml": "docs/how-to/start-from-your-own-config.md",
-}
+    "sweep.yaml": "docs/tutorial.md", "train.toml": "docs/how-to/start-from-your-own-config.md",
+}  # fmt: skip
 
 
 def test_every_example_is_named_by_readme_and_run_by_a_page() -> None:

@@ -30,49 +30,43 @@ def sizes(trainer: str, **values: Any) -> dict[str, float]:
 COPIES = SEQ * TOP_K
 
 
-@pytest.mark.parametrize(
-    ("trainer", "layout", "rows"),
-    [
-        # (sent, copied, unsorted, regrouped, routed)
-        ("torchtitan", {"ep": 8}, (1.5, 1.0, 1.0, 1.5, 1.5)),
-        # without EP rows are padded all the same
-        ("torchtitan", {}, (1.5, 1.0, 1.0, 1.5, 1.5)),
-        # whole experts: TP ranks share the tokens, but each lays out all of them at the end
-        ("torchtitan", {"tp": 2, "ep": 8}, (0.75, 0.5, 1.0, 0.75, 0.75)),
-        # cut experts: every TP rank exchanges all tokens
-        ("torchtitan", {"tp": 2, "ep": 8, "etp": 2}, (1.5, 1.0, 1.0, 1.5, 1.5)),
-        ("megatron", {}, (1.5, 1.0, 1.0, 0.0, 1.5)),
-        # cut experts: each rank exchanges its own tokens, then their rows are gathered
-        ("megatron", {"tp": 2, "ep": 8, "etp": 2}, (0.75, 0.5, 0.5, 1.5, 1.5)),
-        # the kernel reads the tokens themselves
-        ("megatron", {"ep": 8, "moe_dispatcher": "deepep"}, (1.5, 0.0, 0.0, 1.5, 1.5)),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "layout", "rows"), [
+    # (sent, copied, unsorted, regrouped, routed)
+    ("torchtitan", {"ep": 8}, (1.5, 1.0, 1.0, 1.5, 1.5)),
+    # without EP rows are padded all the same
+    ("torchtitan", {}, (1.5, 1.0, 1.0, 1.5, 1.5)),
+    # whole experts: TP ranks share the tokens, but each lays out all of them at the end
+    ("torchtitan", {"tp": 2, "ep": 8}, (0.75, 0.5, 1.0, 0.75, 0.75)),
+    # cut experts: every TP rank exchanges all tokens
+    ("torchtitan", {"tp": 2, "ep": 8, "etp": 2}, (1.5, 1.0, 1.0, 1.5, 1.5)),
+    ("megatron", {}, (1.5, 1.0, 1.0, 0.0, 1.5)),
+    # cut experts: each rank exchanges its own tokens, then their rows are gathered
+    ("megatron", {"tp": 2, "ep": 8, "etp": 2}, (0.75, 0.5, 0.5, 1.5, 1.5)),
+    # the kernel reads the tokens themselves
+    ("megatron", {"ep": 8, "moe_dispatcher": "deepep"}, (1.5, 0.0, 0.0, 1.5, 1.5)),
+])  # fmt: skip
 def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, ...]) -> None:
     found = sizes(trainer, **layout)
     names = ("sent", "copied", "unsorted", "regrouped", "routed")
     assert [found[f"tokens_{name}"] / COPIES for name in names] == list(rows)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "layout", "rows"),
-    [
-        # torchtitan 0.2.2: bf16 8, fp8 16, mxfp8 32 rows are allocated for every expert
-        ("torchtitan", {"precision": "bf16"}, 8),
-        ("torchtitan", {"precision": "float8-rowwise"}, 16),
-        ("torchtitan", {"precision": "float8-tensorwise"}, 16),
-        ("torchtitan", {"precision": "mxfp8"}, 32),
-        # its float8 experts refuse pipelines and CP (quantization/float8.py), and stay in bf16
-        ("torchtitan", {"precision": "float8-rowwise", "cp": 2}, 8),
-        ("torchtitan", {"precision": "mxfp8", "cp": 2}, 32),
-        # Megatron-LM rounds quantised counts up, to 16, mxfp8 32, nvfp4 128
-        ("megatron", {"precision": "bf16"}, 0),
-        ("megatron", {"precision": "float8-delayed"}, 7.5),
-        ("megatron", {"precision": "float8-blockwise"}, 7.5),
-        ("megatron", {"precision": "mxfp8"}, 15.5),
-        ("megatron", {"precision": "nvfp4"}, 63.5),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "layout", "rows"), [
+    # torchtitan 0.2.2: bf16 8, fp8 16, mxfp8 32 rows are allocated for every expert
+    ("torchtitan", {"precision": "bf16"}, 8),
+    ("torchtitan", {"precision": "float8-rowwise"}, 16),
+    ("torchtitan", {"precision": "float8-tensorwise"}, 16),
+    ("torchtitan", {"precision": "mxfp8"}, 32),
+    # its float8 experts refuse pipelines and CP (quantization/float8.py), and stay in bf16
+    ("torchtitan", {"precision": "float8-rowwise", "cp": 2}, 8),
+    ("torchtitan", {"precision": "mxfp8", "cp": 2}, 32),
+    # Megatron-LM rounds quantised counts up, to 16, mxfp8 32, nvfp4 128
+    ("megatron", {"precision": "bf16"}, 0),
+    ("megatron", {"precision": "float8-delayed"}, 7.5),
+    ("megatron", {"precision": "float8-blockwise"}, 7.5),
+    ("megatron", {"precision": "mxfp8"}, 15.5),
+    ("megatron", {"precision": "nvfp4"}, 63.5),
+])  # fmt: skip
 def test_padding_rows_follow_the_kernel(trainer: str, layout: dict[str, Any], rows: float) -> None:
     found = sizes(trainer, **({"ep": 8} | layout))
     padding = found["tokens_grouped"] - found["tokens_routed"]

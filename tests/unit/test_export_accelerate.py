@@ -35,15 +35,11 @@ def test_both_files_say_the_layout() -> None:
     assert made.command[:2] == ("torchrun", "--standalone")
     config, module = made.files[CONFIG], made.files[MODULE]
     wanted = {
-        "mixed_precision: bf16",
-        "num_processes: 8",
-        "  fsdp_version: 2",
-        "  fsdp_reshard_after_forward: false",
-        "  fsdp_activation_checkpointing: true",
-        "  parallelism_config_dp_replicate_size: 2",
-        "  parallelism_config_dp_shard_size: 4",
+        "mixed_precision: bf16", "num_processes: 8", "  fsdp_version: 2",
+        "  fsdp_reshard_after_forward: false", "  fsdp_activation_checkpointing: true",
+        "  parallelism_config_dp_replicate_size: 2", "  parallelism_config_dp_shard_size: 4",
         "  dynamo_backend: INDUCTOR",
-    }
+    }  # fmt: skip
     assert wanted <= set(config.splitlines())
     assert "SEQ_LEN, MICRO_BATCH, ACCUMULATE, STEPS = 16, 1, 2, 1000" in module
     assert 'init_device_mesh(DEVICE, (2, 4), mesh_dim_names=("replicate", "shard"))' in module
@@ -65,15 +61,12 @@ def test_several_nodes_start_by_slurm() -> None:
     assert "num_machines: 2" in made.files[CONFIG]
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"pp": 2}, "pp"),
-        ({"ac": "selective-attention"}, "ac"),
-        ({"precision": "mxfp8"}, "precision"),
-        ({"optimizer_in_backward": True}, "optimizer_in_backward"),
-    ],
-)
+@pytest.mark.parametrize(("values", "field"), [
+    ({"pp": 2}, "pp"),
+    ({"ac": "selective-attention"}, "ac"),
+    ({"precision": "mxfp8"}, "precision"),
+    ({"optimizer_in_backward": True}, "optimizer_in_backward"),
+])  # fmt: skip
 def test_what_neither_file_can_say_is_refused(values: dict[str, object], field: str) -> None:
     assert field in {fault.field for fault in exported(plain(**values)).blockers}
 

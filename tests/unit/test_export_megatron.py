@@ -370,12 +370,9 @@ def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() 
 
 def test_unknown_numbers_are_said() -> None:
     shapes = {
-        "hidden_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "vocab_size": 1024,
+        "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024,
         "intermediate_size": 1024,
-    }
+    }  # fmt: skip
     exported = export(layout(8, "megatron"), read_model(shapes), cluster(8), training(), "0.14")
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]
@@ -384,32 +381,29 @@ def test_unknown_numbers_are_said() -> None:
 STEP = ["--no-check-for-nan-in-loss-and-grad", "--te-rng-tracker"]
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "graphs", "expected"),
-    [
-        ("0.14", "llama3-70b", "partial", "--external-cuda-graph --cuda-graph-scope full"),
-        ("0.14", "mixtral-8x7b", "partial", "--external-cuda-graph --cuda-graph-scope attn"),
-        (
-            "0.15", "mixtral-8x7b", "partial",
-            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
-        ),
-        (
-            "0.16", "deepseek-v3", "partial",
-            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp moe_router "
-            "moe_preprocess",
-        ),
-        (
-            "0.18", "llama3-70b", "partial",
-            "--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp",
-        ),
-        ("0.14", "llama3-70b", "full", "--enable-cuda-graph --cuda-graph-scope full_iteration"),
-        (
-            "0.16", "llama3-70b", "full",
-            "--cuda-graph-impl local --cuda-graph-scope full_iteration",
-        ),
-        ("0.18", "llama3-70b", "full", "--cuda-graph-impl full_iteration"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "name", "graphs", "expected"), [
+    ("0.14", "llama3-70b", "partial", "--external-cuda-graph --cuda-graph-scope full"),
+    ("0.14", "mixtral-8x7b", "partial", "--external-cuda-graph --cuda-graph-scope attn"),
+    (
+        "0.15", "mixtral-8x7b", "partial",
+        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
+    ),
+    (
+        "0.16", "deepseek-v3", "partial",
+        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp moe_router "
+        "moe_preprocess",
+    ),
+    (
+        "0.18", "llama3-70b", "partial",
+        "--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp",
+    ),
+    ("0.14", "llama3-70b", "full", "--enable-cuda-graph --cuda-graph-scope full_iteration"),
+    (
+        "0.16", "llama3-70b", "full",
+        "--cuda-graph-impl local --cuda-graph-scope full_iteration",
+    ),
+    ("0.18", "llama3-70b", "full", "--cuda-graph-impl full_iteration"),
+])  # fmt: skip
 def test_graphs_by_release(version: str, name: str, graphs: str, expected: str) -> None:
     exported = make(name, {"cuda_graphs": graphs, "trainer_version": version})
     words = list(exported.arguments)

@@ -335,11 +335,10 @@ def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
             args = theirs[f"{flavor.module} {flavor.flavor}"]
             moe = args.get("moe_args") or {}
             names = {
-                "scoring_func": "score_func",
-                "norm_topk_prob": "route_norm",
+                "scoring_func": "score_func", "norm_topk_prob": "route_norm",
                 "routed_scaling_factor": "route_scale",
                 "moe_apply_router_weight_on_input": "score_before_experts",
-            }
+            }  # fmt: skip
             for field in ("rope_theta", "norm_eps"):
                 assert args[field] == ours[field], (flavor, field)
             for field in names.keys() & ours.keys():

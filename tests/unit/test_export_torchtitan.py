@@ -192,16 +192,13 @@ def test_dispatchers_are_its_comm_backends() -> None:
     assert "moe_comm_backend='hybridep'" in new.files["planner_job.py"]
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("torchtitan 2026-02-25", "0.2.2"),
-        ("torchtitan 2026-05-27", "0.3.0"),  # configured in Python by then
-        ("torchtitan 2026-10-01", "0.3.0"),
-        ("9.9", "0.3.0"),
-        ("2025-06-14", "0.2.0"),
-    ],
-)
+@pytest.mark.parametrize(("text", "number"), [
+    ("torchtitan 2026-02-25", "0.2.2"),
+    ("torchtitan 2026-05-27", "0.3.0"),  # configured in Python by then
+    ("torchtitan 2026-10-01", "0.3.0"),
+    ("9.9", "0.3.0"),
+    ("2025-06-14", "0.2.0"),
+])  # fmt: skip
 def test_a_day_is_written_in_the_settings_of_its_time(text: str, number: str) -> None:
     made = make(text, name="llama3.1-8b")
     assert made.version == number
@@ -216,20 +213,17 @@ def test_the_loss_is_in_chunks_where_the_release_has_them() -> None:
     assert [fault.field for fault in old.blockers] == ["training.chunked_loss"]
 
 
-@pytest.mark.parametrize(
-    ("name", "job", "values", "on"),
-    [
-        ("llama3-8b", {}, {}, True),
-        ("llama3-8b", {"cuda_graphs": "none"}, {}, False),
-        ("llama3-8b", {}, {"pp": 2}, False),
-        ("llama3-8b", {"attention_kernel": "flash3"}, {}, False),
-        ("qwen3-30b-a3b", {}, {"ep": 1}, True),
-        ("qwen3-30b-a3b", {}, {"ep": 8}, False),
-        # buffers for the worst case only where the job asks for graphs
-        ("deepseek-v3", {}, {"ep": 8, "moe_dispatcher": "hybridep"}, False),
-        ("deepseek-v3", {"cuda_graphs": "full"}, {"ep": 8, "moe_dispatcher": "hybridep"}, True),
-    ],
-)
+@pytest.mark.parametrize(("name", "job", "values", "on"), [
+    ("llama3-8b", {}, {}, True),
+    ("llama3-8b", {"cuda_graphs": "none"}, {}, False),
+    ("llama3-8b", {}, {"pp": 2}, False),
+    ("llama3-8b", {"attention_kernel": "flash3"}, {}, False),
+    ("qwen3-30b-a3b", {}, {"ep": 1}, True),
+    ("qwen3-30b-a3b", {}, {"ep": 8}, False),
+    # buffers for the worst case only where the job asks for graphs
+    ("deepseek-v3", {}, {"ep": 8, "moe_dispatcher": "hybridep"}, False),
+    ("deepseek-v3", {"cuda_graphs": "full"}, {"ep": 8, "moe_dispatcher": "hybridep"}, True),
+])  # fmt: skip
 def test_cuda_graphs_where_0_3_captures_them(name: str, job: dict, values: dict, on: bool) -> None:
     made = make("0.3.0", name=name, job=job, **values)
     assert made.blockers == ()
@@ -440,11 +434,9 @@ def test_deepseek_with_cp_brings_plain_attention() -> None:
 
 def test_what_03_lost_is_a_blocker() -> None:
     fields = {
-        "precision": "float8-tensorwise",
-        "ac": "selective-layer-2",
-        "optimizer_in_backward": True,
-        "cp_method": "alltoall",
-    }
+        "precision": "float8-tensorwise", "ac": "selective-layer-2",
+        "optimizer_in_backward": True, "cp_method": "alltoall",
+    }  # fmt: skip
     exported = make("0.3.0", cp=2, **fields)
     assert {fault.field for fault in exported.blockers} == set(fields)
     assert make("0.2.2", cp=2, **fields).blockers == ()

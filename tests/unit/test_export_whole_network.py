@@ -84,11 +84,9 @@ def test_what_no_class_has_is_named(name: str) -> None:
 def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
     said, config, spec = (read[name], published(name), read_model(str(CONFIGS / f"{name}.json")))
     names = {
-        "hidden_size": "dim",
-        "num_attention_heads": "n_heads",
-        "vocab_size": "vocab_size",
+        "hidden_size": "dim", "num_attention_heads": "n_heads", "vocab_size": "vocab_size",
         "num_hidden_layers": "layers",
-    }
+    }  # fmt: skip
     assert {key: said[ours] for key, ours in names.items()} == {key: config[key] for key in names}
     # counted with the weights when published
     buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias

@@ -42,13 +42,9 @@ def test_an_example_script() -> None:
     assert (job.model.name, job.cluster.num_gpus) == ("llama3-70b", 64)
     assert job.cluster.gpus_per_node == 8
     want = {
-        "tp": 8,
-        "pp": 4,
-        "virtual_stages": 4,
-        "pp_schedule": "Interleaved1F1B",
-        "ac": "full",
+        "tp": 8, "pp": 4, "virtual_stages": 4, "pp_schedule": "Interleaved1F1B", "ac": "full",
         "cp_method": "alltoall",
-    }
+    }  # fmt: skip
     assert job.layout == layout(64, "megatron", **want)
     assert (job.training.trainer, job.training.seq_len) == ("megatron", 8192)
     assert job.training.global_batch_size == 256
@@ -98,33 +94,75 @@ def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
 def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for() -> None:
     with pytest.raises(SpecError, match=r"model is not in train\.sh: it has no --vocab-size"):
         job_of_text("train.sh", SCRIPT.replace("meta-llama/Meta-Llama-3-70B", "./my-tokenizer"))
+    for flags in ("--tokenizer-type GPT2BPETokenizer", "--vocab-file v.json"):
+        job = job_of_text("train.sh", LINE.replace("--vocab-size 50257", flags))
+        assert job.model.vocab_size == 50257
+
+
+LINE = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 50257 --micro-batch-size 4 --tensor-model-parallel-size 2 --fp16"
+)
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    (LINE.replace("gpt", "bert"), r"pretrain_bert\.py'?: starts something else than the training"),
+    (f"N=$3\n{LINE.replace('layers 24', 'layers $N')}", r"no --num-layers \(\$N is only known"),
+    (f"{LINE} --global-batch-size $G", "--global-batch-size has no value that the text alone"),
+    (f"{LINE} --deepspeed", "--zero-stage is not in the command"),
+    (f"{LINE} --deepspeed --zero-stage 1 --num-experts 8 16", "are different numbers of experts"),
+])  # fmt: skip
+def test_a_script_that_cannot_be_priced_says_why(line: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        job_of_text("train.sh", line)
+
+
+@pytest.mark.parametrize(("flags", "want"), [
+    ("", {"zero_stage": 0}),
+    ("--cpu-optimizer --checkpoint-activations", {"cpu_offload": True, "ac": "full"}),
+    ("--ds-sequence-parallel-size 2", {"cp": 2, "cp_method": "ulysses", "dp_shard": 4, "tp": 1}),
+    ("--glu-activation geglu --ffn-hidden-size 2730", {}),
+    ("--num-experts 8 --moe-expert-parallel-size 4", {"ep": 4, "moe_dispatcher": "alltoall"}),
+])  # fmt: skip
+def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
+    stage = want.get("zero_stage", 3)
+    line = LINE.replace("size 2 ", "size 1 ").replace(
+        "torchrun --nproc_per_node", "deepspeed --num_gpus"
+    )
+    spec = CurrentSpec(name="t.sh", text=f"{line} --deepspeed --zero-stage {stage} {flags}")
+    job = job_of_text("t.sh", spec.text)
+    assert job.training.trainer == "megatron-deepspeed"
+    assert job.model.mlp == ("swiglu" if "glu" in flags else "gelu")
+    given = {"zero_stage": stage, **want}
+    assert {name: getattr(job.layout, name) for name in given} == given
+    if job.model.is_moe:
+        assert sum(kind.moe for kind in job.model.layer_kinds()) == 12
+        assert job.model.num_experts_per_tok == 1
+    run = read(spec).run(job.model, 8)
+    assert not run.refusals
+    assert any("--deepspeed_config is not read" in note for note in run.notes)
+
+
+def test_positions_and_heads_that_other_flags_decide() -> None:
+    assert job_of_text(
+        "t.sh", f"{LINE} --use-rotary-position-embeddings"
+    ).model.position_embedding == ("rope")
+    hybrid = job_of_text("t.sh", f"{LINE} --hybrid-layer-pattern M-M*")
+    assert hybrid.model.mamba_num_heads == 2 * 2048 // 64
 
 
 def test_what_megatron_assumes_where_nothing_is_said() -> None:
-    line = (
-        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
-        "--num-attention-heads 16 --seq-length 2048 "
-        "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 "
-        "--tensor-model-parallel-size 2 --fp16"
-    )
-    job = job_of_text("train.sh", line)
+    job = job_of_text("train.sh", LINE)
     shapes = job.model
-    assert (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings) == (
-        8192,
-        "gelu",
-        "layernorm",
-        True,
-    )
+    known = (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings)
+    assert known == (8192, "gelu", "layernorm", True)
     assert (shapes.position_embedding, shapes.num_key_value_heads) == ("learned", 16)
     assert shapes.mlp_bias
     want = {
-        "tp": 2,
-        "micro_batch_size": 4,
-        "precision": "fp16",
-        "zero_stage": 0,
-        "sequence_parallel": False,
-        "cp_method": "alltoall",
-    }
+        "tp": 2, "micro_batch_size": 4, "precision": "fp16", "zero_stage": 0, "sequence_parallel":
+        False, "cp_method": "alltoall",
+    }  # fmt: skip
     assert job.layout == layout(8, "megatron", **want)
     assert job.training.global_batch_size == 16
     assert not job.training.overlap.dp

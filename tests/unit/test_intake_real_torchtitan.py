@@ -88,13 +88,9 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
 def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     text = (EXAMPLES / "train.toml").read_text(encoding="utf-8")
     values = {
-        "tp": 2,
-        "pp": 2,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 4,
-        "ac": "memory-budget-0.4",
-        "compile": True,
-    }
+        "tp": 2, "pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4,
+        "ac": "memory-budget-0.4", "compile": True,
+    }  # fmt: skip
     float8 = {"precision": "float8-tensorwise", "float8_all_gather": True, "async_tp": True}
     winner = layout(64, **values, **float8)
     stated = read(CurrentSpec(name="train.toml", text=text))

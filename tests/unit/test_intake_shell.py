@@ -26,6 +26,17 @@ def words(text: str) -> list[list[str]]:
     ("case $x in\n a) run a;;\nesac\nrun b > log 2>&1 | tee x", [["run", "b"], ["tee", "x"]]),
     ("cat <<EOF\nrun $a\nEOF\nE=5 srun run $E", [["cat"], ["srun", "run", "5"]]),
     ("for i in 3 4; do run $i; done", [["run", "3"]]),
+    ("if [ a = b ]; then X=1; else X=2; fi; run $X", [["run", "2"]]),
+    ("X=1;[ a = b ] && X=2\n[ a = b ] || Y=3; run $X $Y", [["run", "1", "3"]]),
+    ("[ a = b ] && { X=1; run a; }\nrun b $X", [["run", "b"]]),
+    ("if [ a = a ] && [ 1 -gt 2 ]; then run a; elif [[ a == b || c == c* ]]; then run b; fi",
+        [["run", "b"]]),
+    ("M=8B; case $M in 7B) run a;; 1B|8*) run b\n run c;; *) run d;; esac; run e",
+        [["run", "b"], ["run", "c"], ["run", "e"]]),
+    ('C="run --a 1 \\\n --b"; srun -N 2 bash -xc "X=1 $C \\$Q"; eval $C 2 > log',
+        [["srun", "-N", "2", "run", "--a", "1", "--b"], ["run", "--a", "1", "--b", "2"]]),
+    ('C="run ${1:-4} $2"\nsbatch <<EOF\n#SBATCH --nodes=2\nsh -c "$C"\nEOF', [["run", "4"]]),
+    ('for C in "1,2" "3,4"; do IFS="," read -r A B <<< "$C"; run $B; done', [["run", "2"]]),
     ('run --a="b c" --d=$Z\\\n-e', [["run", "--a=b c", "--d=-e"]]),
 ])  # fmt: skip
 def test_words_of_commands(text: str, want: list[list[str]]) -> None:
@@ -50,6 +61,13 @@ def test_slurm_sets_its_own_variables_and_what_nobody_sets_is_named() -> None:
     )
     assert [field.text for field in script.commands[0]] == ["run", "4", "8"]
     assert script.unset == ["MINE"]
+
+
+def test_only_branches_that_a_running_shell_might_take_are_named() -> None:
+    text = (
+        "A=1; if [ $A = 2 ]; then run --a; fi; if [ -f x ]; then run --b; fi; [ $Z = 1 ] && X=--c"
+    )
+    assert read_script(text).skipped == ["run --b", "--c"]
 
 
 def test_every_word_knows_where_it_stands() -> None:

@@ -164,19 +164,16 @@ def test_an_edited_script_runs_the_new_layout(data: st.DataObject, line: str) ->
     assert "--comm.init_timeout_seconds 7" in files.get("launch.sh", text)
 
 
-@pytest.mark.parametrize(
-    ("flags", "graphs"),
-    [
-        ("", None),
-        ("--training.disable_cuda_graphs", "none"),
-        # who must do without has not chosen to
-        (
-            "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"
-            " --training.disable_cuda_graphs",
-            None,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "graphs"), [
+    ("", None),
+    ("--training.disable_cuda_graphs", "none"),
+    # who must do without has not chosen to
+    (
+        "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"
+        " --training.disable_cuda_graphs",
+        None,
+    ),
+])  # fmt: skip
 def test_cuda_graphs_of_0_3(flags: str, graphs: str | None) -> None:
     command = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3"
     text = f"{command} --config llama3_8b {flags}"

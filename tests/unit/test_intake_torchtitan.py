@@ -53,13 +53,9 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
         "llama3_70b_before_0.2.toml", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64}
     )
     want = {
-        "tp": 8,
-        "micro_batch_size": 8,
-        "compile": True,
-        "async_tp": True,
-        "ac": "full",
+        "tp": 8, "micro_batch_size": 8, "compile": True, "async_tp": True, "ac": "full",
         "precision": "float8-tensorwise",
-    }
+    }  # fmt: skip
     assert job.layout == layout(64, **want, float8_all_gather=True)
     text = (FOLDER / "llama3_70b_before_0.2.toml").read_text(encoding="utf-8")
     want |= {"tp": 4, "compile": False, "async_tp": False}
@@ -73,6 +69,19 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
         "+global_batch_size = 512",
     ]
     assert "[parallelism]" not in new
+
+
+@pytest.mark.parametrize(("text", "want"), [
+    ("[float8]\nenable_float8_linear = true", {"precision": "float8-tensorwise"}),
+    ('[training]\nfp8_linear = "dynamic"', {"precision": "float8-tensorwise"}),
+    ('[training]\nfp8_linear = ""\npipeline_parallel_degree = 2', {"precision": "bf16", "pp": 2}),
+    ('[float8]\nmoe_fqns_prototype = ["experts"]', {"precision": "bf16"}),
+])  # fmt: skip
+def test_settings_of_2024(text: str, want: dict[str, object]) -> None:
+    toml = f'[model]\nname = "llama2"\nflavor = "7B"\n{text}\n'
+    job = job_of_text("train.toml", toml, cluster=machine(8))
+    assert job.model.name == "llama2-7b"
+    assert {name: getattr(job.layout, name) for name in want} == want
 
 
 def test_what_neither_says_is_asked_for_by_name_at_once() -> None:

@@ -161,15 +161,12 @@ def test_block_sparse_attention_is_full_under_megatron() -> None:
 # ---- trainers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "core", "block"),
-    [
-        (STEP, "0.18", "heads that differ by layer"),
-        (GEMMA, "0.18", "one projection for keys and values"),
-        (M3, "0.20", "sparse attention to blocks of tokens (MSA)"),
-        (EXAONE, "0.20", "clamped SwiGLU in some layers"),
-    ],
-)
+@pytest.mark.parametrize(("name", "core", "block"), [
+    (STEP, "0.18", "heads that differ by layer"),
+    (GEMMA, "0.18", "one projection for keys and values"),
+    (M3, "0.20", "sparse attention to blocks of tokens (MSA)"),
+    (EXAONE, "0.20", "clamped SwiGLU in some layers"),
+])  # fmt: skip
 def test_megatron_bridge_builds_what_no_argument_of_megatron_says(
     name: str, core: str, block: str
 ) -> None:

@@ -23,7 +23,7 @@ from planner.export import export
 from planner.export.base import Export
 from planner.export.megatron_bridge import arguments_of, overrides, recipe_for
 from planner.export.megatron_settings import GROUPS, KEYS
-from planner.intake.current import complete
+from planner.intake.current import complete, own_run
 from planner.intake.jobs import read_job, read_training
 from planner.intake.trainer_files.canonical import canonical
 from planner.rules import violations
@@ -65,6 +65,24 @@ def test_its_recipes_defaults() -> None:
     bridge = TRAINERS["megatron-bridge"]
     assert (bridge.fused_cross_entropy, TRAINERS["megatron"].fused_cross_entropy) == (True, False)
     assert all(one.native == (one.peak == "fp8") for one in bridge.recipes(None))
+
+
+def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
+    line = (
+        "torchrun --nproc_per_node 8 run_recipe.py --recipe {} model.pipeline_model_parallel_size=8"
+    )
+    more = " dataset.seq_length=4096 train.global_batch_size=64 model.fp8=e4m3 model.num_layers=4"
+    name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
+    current = {"name": "run.sh", "text": line.format(name) + more}
+    run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
+    assert run is not None
+    assert run.refusals == ()
+    assert f"of {name} only what the text overrides is read" in run.notes
+    assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
+    with pytest.raises(SpecError, match=r"ddp\.data_parallel_sharding_strategy is not set, and"):
+        job_of_text("run.sh", line.format(name) + more + " ddp.use_megatron_fsdp=true")
+    with pytest.raises(SpecError, match="the recipe has it, which is not read"):
+        job_of_text("run.sh", line.format("glm_45v_sft_config") + more)  # GLM-4.5V is not GLM-4.5
 
 
 @pytest.mark.parametrize(("text", "core"), [

@@ -180,6 +180,7 @@ def test_a_module_that_is_not_priced_is_named() -> None:
     ("--max-position-embeddings 4096", "--max-position-embeddings", "less than --seq-length"),
     ("--use_distributed_optimizer", "--use_distributed_optimizer", "is no argument"),
     ("--fp16", "--fp16", "excludes --bf16"),
+    ("--checkpoint-activations", "--checkpoint-activations", "use --recompute-activations"),
     ("--optimizer-cpu-offload", "--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
     ("--recompute-modules core_atn --recompute-activations", "--recompute-modules", "core_atn"),
 ])  # fmt: skip

@@ -139,19 +139,16 @@ def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> No
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("of", "model_type", "mixer", "solved"),
-    [
-        ("kimi", "kimi_linear", "kimi-delta", 4 * 64 * (32 + 32)),
-        ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
-        ("mamba", "nemotron_h", "mamba2", None),
-        ("falcon", "falcon_h1", "attention-mamba2", None),
-        ("jamba", "jamba", "mamba", 128 * 4),  # its convolution is a stand-in
-        ("mamba1", "mamba", "mamba", None),
-        ("lfm", "lfm3", "short-conv", 0),
-        ("minimax", "minimax", "lightning", 0),
-    ],
-)
+@pytest.mark.parametrize(("of", "model_type", "mixer", "solved"), [
+    ("kimi", "kimi_linear", "kimi-delta", 4 * 64 * (32 + 32)),
+    ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
+    ("mamba", "nemotron_h", "mamba2", None),
+    ("falcon", "falcon_h1", "attention-mamba2", None),
+    ("jamba", "jamba", "mamba", 128 * 4),  # its convolution is a stand-in
+    ("mamba1", "mamba", "mamba", None),
+    ("lfm", "lfm3", "short-conv", 0),
+    ("minimax", "minimax", "lightning", 0),
+])  # fmt: skip
 def test_a_mixer_is_the_real_one(
     of: str, model_type: str, mixer: Mixer, solved: int | None, real: dict[str, dict[str, Any]]
 ) -> None:
@@ -171,17 +168,14 @@ def test_a_mixer_is_the_real_one(
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("of", "model_type", "kind"),
-    [
-        ("step", "step3p5", "full"),
-        ("step", "step3p5", "windowed"),
-        ("mimo", "mimo_v2_flash", "full"),
-        ("mimo", "mimo_v2_flash", "windowed"),
-        ("gemma4", "gemma4_text", "full"),
-        ("gemma4", "gemma4_text", "windowed"),
-    ],
-)
+@pytest.mark.parametrize(("of", "model_type", "kind"), [
+    ("step", "step3p5", "full"),
+    ("step", "step3p5", "windowed"),
+    ("mimo", "mimo_v2_flash", "full"),
+    ("mimo", "mimo_v2_flash", "windowed"),
+    ("gemma4", "gemma4_text", "full"),
+    ("gemma4", "gemma4_text", "windowed"),
+])  # fmt: skip
 def test_attention_of_each_kind_of_layer_is_the_real_one(
     of: str, model_type: str, kind: str, real: dict[str, dict[str, Any]]
 ) -> None:
@@ -454,18 +448,15 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
 # ---- Megatron-LM ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
-            "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
-        (HYBRID, {"tp": 8, "dp_shard": 8, "zero_stage": 1}),
-        (SUPER, {"tp": 2, "dp_shard": 32, "ep": 8, "zero_stage": 1}),
-        (HYBRID, {"tp": 4, "pp": 2, "dp_shard": 8, "zero_stage": 1, "layers_per_stage": [60, 58]}),
-        (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
-            "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "layout"), [
+    (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
+        "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
+    (HYBRID, {"tp": 8, "dp_shard": 8, "zero_stage": 1}),
+    (SUPER, {"tp": 2, "dp_shard": 32, "ep": 8, "zero_stage": 1}),
+    (HYBRID, {"tp": 4, "pp": 2, "dp_shard": 8, "zero_stage": 1, "layers_per_stage": [60, 58]}),
+    (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
+        "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
+])  # fmt: skip
 def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) -> None:
     asked = read_job(job(name, 64, **layout))
     assert asked.layout is not None
@@ -574,15 +565,12 @@ def test_releases_before_the_block_are_named() -> None:
         assert lacking(other, release_of("megatron", "0.18")) == ["other taps or biases of Mamba-2"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (KIMI, "Kimi Delta Attention (linear attention)"),
-        ("lfm2-1.2b", "gated short convolutions"),
-        ("falcon-h1-7b", "Mamba-2 (state space) heads beside those of attention"),
-        ("minimax-text-01", "lightning (linear) attention"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    (KIMI, "Kimi Delta Attention (linear attention)"),
+    ("lfm2-1.2b", "gated short convolutions"),
+    ("falcon-h1-7b", "Mamba-2 (state space) heads beside those of attention"),
+    ("minimax-text-01", "lightning (linear) attention"),
+])  # fmt: skip
 def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
     model = read_model(name)
     assert words in lacking(model, release_of("megatron", "0.18"))
@@ -693,28 +681,25 @@ def test_its_argument_is_read_back(split: list[int] | None) -> None:
 # ---- prices and their bounds ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
-        {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
-        {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
-        {"base": KIMI, "num_experts": 64},
-        {"base": KIMI, "num_experts": 64, "linear_full_gates": True, "attention_head_gate": True},
-        "lfm2-1.2b",
-        {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64},
-        {"base": "falcon-h1-7b", "num_hidden_layers": 16},
-        {"base": "minimax-text-01", "num_hidden_layers": 16},
-        {"base": "deepseek-v2-lite", "moe_output_norm": True},
-        {
-            "base": "deepseek-v4-flash",
-            "num_hidden_layers": 8,
-            "num_experts": 64,
-            "mtp_num_layers": 1,
-        },
-        {"base": "llama3-8b", "hc_mult": 4},
-    ],
-)
+@pytest.mark.parametrize("model", [
+    {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
+    {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
+    {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
+    {"base": KIMI, "num_experts": 64},
+    {"base": KIMI, "num_experts": 64, "linear_full_gates": True, "attention_head_gate": True},
+    "lfm2-1.2b",
+    {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64},
+    {"base": "falcon-h1-7b", "num_hidden_layers": 16},
+    {"base": "minimax-text-01", "num_hidden_layers": 16},
+    {"base": "deepseek-v2-lite", "moe_output_norm": True},
+    {
+        "base": "deepseek-v4-flash",
+        "num_hidden_layers": 8,
+        "num_experts": 64,
+        "mtp_num_layers": 1,
+    },
+    {"base": "llama3-8b", "hc_mult": 4},
+])  # fmt: skip
 def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> None:
     asked = read_job({**job("llama3-8b", 64), "model": model})
     pricer = Pricer.build(asked.model, asked.cluster, asked.training)
@@ -746,15 +731,12 @@ def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> N
 # ---- published rows ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gpu", "num_gpus", "layout", "batch", "published", "high"),
-    [
-        ("h100-sxm-80gb", 16, {"micro_batch_size": 1, "precision": "float8-tensorwise",
-            "ac": "modules-moe+layernorm"}, 1024, 14719, 0.12),
-        ("gb200-nvl72-186gb", 8, {"micro_batch_size": 2, "precision": "mxfp8"}, 512, 34816, 0.23),
-        ("gb300-nvl72-288gb", 8, {"micro_batch_size": 4, "precision": "mxfp8"}, 512, 39936, 0.13),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "num_gpus", "layout", "batch", "published", "high"), [
+    ("h100-sxm-80gb", 16, {"micro_batch_size": 1, "precision": "float8-tensorwise",
+        "ac": "modules-moe+layernorm"}, 1024, 14719, 0.12),
+    ("gb200-nvl72-186gb", 8, {"micro_batch_size": 2, "precision": "mxfp8"}, 512, 34816, 0.23),
+    ("gb300-nvl72-288gb", 8, {"micro_batch_size": 4, "precision": "mxfp8"}, 512, 39936, 0.13),
+])  # fmt: skip
 def test_nemotron_3_nano_is_near_what_its_publisher_measured(
     gpu: str, num_gpus: int, layout: dict[str, Any], batch: int, published: float, high: float
 ) -> None:

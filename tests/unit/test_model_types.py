@@ -191,12 +191,9 @@ def test_experts_between_two_layers_and_in_every_second():
 
 
 DENSE = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "intermediate_size": 2816,
-    "vocab_size": 32000,
-}
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "intermediate_size": 2816, "vocab_size": 32000,
+}  # fmt: skip
 GRIFFIN = {"model_type": "recurrent_gemma", "num_hidden_layers": 48, "full_attention_interval": 4}
 PLAMO = {"model_type": "plamo2", "num_hidden_layers": 52, "hybrid_override_pattern": "MM*M" * 13}
 LIGHTNING = {"model_type": "bailing_moe_linear", "num_hidden_layers": 80}
@@ -319,12 +316,9 @@ class TestWrappers:
             model.vocab_size,
         ) == (4096, 11008, 32, 32064)
         pixtral = {
-            "hidden_size": 5120,
-            "head_dim": 128,
-            "num_hidden_layers": 40,
-            "model_type": "mistral",
-            "vocab_size": 131072,
-        }
+            "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 40,
+            "model_type": "mistral", "vocab_size": 131072,
+        }  # fmt: skip
         text = {**pixtral, "sliding_window": None}
         model = read_model({"model_type": "llava", "text_config": text})
         assert (model.num_key_value_heads, model.num_attention_heads) == (8, 32)

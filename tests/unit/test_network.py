@@ -18,12 +18,9 @@ from planner.trainers.titan_models import FLAVORS, lacking
 from planner.trainers.titan_networks import shipped_facts
 
 SHAPES = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "vocab_size": 32000,
+    "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000,
     "intermediate_size": 4096,
-}
+}  # fmt: skip
 
 
 def published(**keys: object) -> ModelSpec:

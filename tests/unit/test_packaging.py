@@ -202,10 +202,8 @@ def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None
 # What is skipped in CI too, and listed there with its reason: only one line of TorchTitan is
 # installed at a time, and one test is about builds of torch without CUDA.
 LEGITIMATE_SKIPS = {
-    "real_torchtitan.py": 3,
-    "test_lease_locks.py": 3,  # what only root can arrange
-    "test_preflight.py": 3,  # and what only root may mount
-}
+    "real_torchtitan.py": 3, "test_lease_locks.py": 3, "test_preflight.py": 3,
+}  # fmt: skip
 
 
 def test_what_a_machine_lacks_is_an_error_in_ci() -> None:

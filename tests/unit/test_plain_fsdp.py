@@ -30,13 +30,10 @@ def planned(*values: object, **more: object) -> Plan:
     return recommend(read_job(job_values(*values, **more)), ports=fixed_ports())
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu", "gpus", "batch"),
-    [
-        ("llama3.2-3b", "rtx-4090", 8, 64),
-        pytest.param("llama3.1-8b", "l40s", 16, 128, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("model", "gpu", "gpus", "batch"), [
+    ("llama3.2-3b", "rtx-4090", 8, 64),
+    pytest.param("llama3.1-8b", "l40s", 16, 128, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_plain_fsdp_leads(model: str, gpu: str, gpus: int, batch: int) -> None:
     plan = planned(model, gpu, gpus, 4096, batch, trainer="fsdp")
     for row in plan.ranked:

@@ -71,13 +71,10 @@ def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path)
     assert remedy == "pip install '.[probe]' in planner's checkout"
 
 
-@pytest.mark.parametrize(
-    ("says", "code", "words"),
-    [
-        ("no json here", 1, "ended with 1 and said nothing"),
-        ("[1]", 0, "cannot be asked whether it has torch"),
-    ],
-)
+@pytest.mark.parametrize(("says", "code", "words"), [
+    ("no json here", 1, "ended with 1 and said nothing"),
+    ("[1]", 0, "cannot be asked whether it has torch"),
+])  # fmt: skip
 def test_an_interpreter_that_cannot_be_asked_says_so(
     tmp_path: Path, says: str, code: int, words: str
 ) -> None:
@@ -213,21 +210,18 @@ FLAGS = ["--compiles", "--several-gpus"]
 BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
 
 
-@pytest.mark.parametrize(
-    ("need", "arguments"),
-    [
-        (on_gpus("h100-sxm-80gb"), ["torchao.float8", *FLAGS]),
-        (on_gpus("b200"), ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
-        (on_gpus("a100-sxm-80gb"), FLAGS),
-        (on_gpus("h100-sxm-80gb", search={"fix": {"precision": "bf16"}}), FLAGS),
-        (on_gpus("h100-sxm-80gb", search={"fix": BF16}), ["--several-gpus"]),
-        (on_gpus("h100-sxm-80gb", layout=BF16), ["--several-gpus"]),
-        (
-            on_gpus("h100-sxm-80gb", layout={**BF16, "precision": "float8-rowwise"}),
-            ["torchao.float8", "--several-gpus"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("need", "arguments"), [
+    (on_gpus("h100-sxm-80gb"), ["torchao.float8", *FLAGS]),
+    (on_gpus("b200"), ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
+    (on_gpus("a100-sxm-80gb"), FLAGS),
+    (on_gpus("h100-sxm-80gb", search={"fix": {"precision": "bf16"}}), FLAGS),
+    (on_gpus("h100-sxm-80gb", search={"fix": BF16}), ["--several-gpus"]),
+    (on_gpus("h100-sxm-80gb", layout=BF16), ["--several-gpus"]),
+    (
+        on_gpus("h100-sxm-80gb", layout={**BF16, "precision": "float8-rowwise"}),
+        ["torchao.float8", "--several-gpus"],
+    ),
+])  # fmt: skip
 def test_what_the_candidates_need_is_asked_for(need: Need, arguments: list[str]) -> None:
     assert command("python", need, "planner.probes.worker")[4:] == [
         "planner.probes.worker",
@@ -235,15 +229,12 @@ def test_what_the_candidates_need_is_asked_for(need: Need, arguments: list[str])
     ]
 
 
-@pytest.mark.parametrize(
-    ("more", "arguments"),
-    [
-        ({}, ["torchao.float8", *FLAGS]),
-        ({"emulate_rank": 0}, ["torchao.float8", "--compiles"]),
-        ({"emulate_rank": 0, "fake_tensors": True}, ["torchao.float8"]),
-        ({"kernels": [{"kind": "x"}]}, []),
-    ],
-)
+@pytest.mark.parametrize(("more", "arguments"), [
+    ({}, ["torchao.float8", *FLAGS]),
+    ({"emulate_rank": 0}, ["torchao.float8", "--compiles"]),
+    ({"emulate_rank": 0, "fake_tensors": True}, ["torchao.float8"]),
+    ({"kernels": [{"kind": "x"}]}, []),
+])  # fmt: skip
 def test_a_task_needs_what_it_runs(more: dict[str, Any], arguments: list[str]) -> None:
     layout = {"dp_shard": 8, "precision": "float8-rowwise", "compile": True}
     job = on_gpus("h100-sxm-80gb", layout=layout).job

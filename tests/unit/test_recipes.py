@@ -48,17 +48,14 @@ def taken(found: Job) -> tuple[str, str | None, bool]:
     return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
 
 
-@pytest.mark.parametrize(
-    ("trainer", "changes", "graphs"),
-    [
-        ("megatron-bridge", {}, "full"),  # the newest release's recipe
-        ("megatron-bridge", {"precision": "bf16"}, "partial"),
-        ("megatron-bridge", {"moe_dispatcher": "alltoall"}, "none"),
-        ("megatron-bridge", {"precision": "bf16", "ac": "full"}, "none"),  # which excludes them
-        ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
-        ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
-    ],
-)
+@pytest.mark.parametrize(("trainer", "changes", "graphs"), [
+    ("megatron-bridge", {}, "full"),  # the newest release's recipe
+    ("megatron-bridge", {"precision": "bf16"}, "partial"),
+    ("megatron-bridge", {"moe_dispatcher": "alltoall"}, "none"),
+    ("megatron-bridge", {"precision": "bf16", "ac": "full"}, "none"),  # which excludes them
+    ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
+    ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
+])  # fmt: skip
 def test_a_plan_captures_what_the_recipe_does(
     trainer: str, changes: dict[str, Any], graphs: str
 ) -> None:
@@ -81,22 +78,19 @@ def test_a_plan_captures_what_the_recipe_does(
     assert bool(told) == (graphs != "none")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "release", "precision", "expected"),
-    [
-        (GB200, "NeMo 26.06", "mxfp8", ("hybridep", "full", True)),
-        (GB200, "NeMo 26.06", "bf16", ("hybridep", "partial", False)),
-        (GB200, "NeMo 25.11", "mxfp8", ("hybridep", "partial", False)),
-        (GB200, "0.2", "mxfp8", ("hybridep", "partial", False)),
-        (GB200, "0.5", "mxfp8", ("hybridep", "full", True)),
-        (GB200, None, "mxfp8", ("alltoall", None, False)),  # somebody's own flags
-        (B200, "NeMo 26.02", "mxfp8", ("alltoall", "partial", False)),
-        (B200, "NeMo 26.04.01", "mxfp8", ("hybridep", "partial", False)),
-        (H100, "NeMo 26.02", "float8-tensorwise", ("deepep", "none", True)),
-        (H100, "NeMo 26.06", "float8-tensorwise", ("hybridep", "none", False)),
-        (GB200, "NeMo 25.09", "mxfp8", ("alltoall", None, False)),  # before the first recipe
-    ],
-)
+@pytest.mark.parametrize(("gpu", "release", "precision", "expected"), [
+    (GB200, "NeMo 26.06", "mxfp8", ("hybridep", "full", True)),
+    (GB200, "NeMo 26.06", "bf16", ("hybridep", "partial", False)),
+    (GB200, "NeMo 25.11", "mxfp8", ("hybridep", "partial", False)),
+    (GB200, "0.2", "mxfp8", ("hybridep", "partial", False)),
+    (GB200, "0.5", "mxfp8", ("hybridep", "full", True)),
+    (GB200, None, "mxfp8", ("alltoall", None, False)),  # somebody's own flags
+    (B200, "NeMo 26.02", "mxfp8", ("alltoall", "partial", False)),
+    (B200, "NeMo 26.04.01", "mxfp8", ("hybridep", "partial", False)),
+    (H100, "NeMo 26.02", "float8-tensorwise", ("deepep", "none", True)),
+    (H100, "NeMo 26.06", "float8-tensorwise", ("hybridep", "none", False)),
+    (GB200, "NeMo 25.09", "mxfp8", ("alltoall", None, False)),  # before the first recipe
+])  # fmt: skip
 def test_recipes_differ_by_release_machine_and_format(
     gpu: str, release: str | None, precision: str, expected: tuple[str, str | None, bool]
 ) -> None:

@@ -590,12 +590,8 @@ def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
     models: tuple[Any, ...] = (
-        "llama3-8b",
-        "deepseek-v3",
-        "qwen3-8b",
-        "gpt-oss-20b",
-        "qwen3-next-80b-a3b",
-    )
+        "llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b", "qwen3-next-80b-a3b",
+    )  # fmt: skip
     plain = [
         {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
         for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))
@@ -689,16 +685,13 @@ def test_every_measured_row_is_legal() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("trainer", "release", "legal"),
-    [
-        ("megatron", "NeMo 25.11", True),  # the dev branch behind 0.15
-        ("megatron-bridge", "0.2", True),
-        ("megatron", "NeMo 25.09", False),
-        ("megatron", "core_v0.15.0", False),
-        ("megatron", "core_v0.16.0", True),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "release", "legal"), [
+    ("megatron", "NeMo 25.11", True),  # the dev branch behind 0.15
+    ("megatron-bridge", "0.2", True),
+    ("megatron", "NeMo 25.09", False),
+    ("megatron", "core_v0.15.0", False),
+    ("megatron", "core_v0.16.0", True),
+])  # fmt: skip
 def test_graphs_beside_recomputed_modules_by_release(
     trainer: str, release: str, legal: bool
 ) -> None:

@@ -170,12 +170,9 @@ def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
 
 
 FIELDS = (
-    "forward_seconds_CS",
-    "input_grad_seconds_CS",
-    "weight_grad_seconds_CS",
-    "send_seconds_CS",
+    "forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS", "send_seconds_CS",
     "saved_bytes_CS",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))

@@ -19,11 +19,9 @@ from planner.specs.plan import Plan
 from tests.conftest import needed, one_fast
 
 PLOTS = (
-    "plot_optimization_history",
-    "plot_param_importances",
-    "plot_slice",
+    "plot_optimization_history", "plot_param_importances", "plot_slice",
     "plot_parallel_coordinate",
-)
+)  # fmt: skip
 PARAMETERS = ["dp_shard", "pp", "micro_batch_size", "ac"]
 Written = Callable[[optuna.Study], BaseStorage]
 

@@ -128,6 +128,12 @@ def theirs() -> Trainer.Config:
     config = llama3_70b()
     config.training.local_batch_size = 4
     return config
+def own() -> Trainer.Config:
+    config = base()
+    config.model_spec = model_registry("70B", converters=[MXFP8LinearConverter.Config()])
+    return config
+def large() -> Trainer.Config:
+    return llama3_405b()
 def open_end() -> Trainer.Config:
     config = base()
     config.training.seq_len = int(os.environ["LENGTH"])
@@ -141,7 +147,8 @@ def branches() -> Trainer.Config:
 
 
 def test_a_module_with_several_configurations() -> None:
-    assert config_names(TWO) == ["base", "changed", "theirs", "open_end", "branches"]
+    own = ["own", "large", "open_end", "branches"]
+    assert config_names(TWO) == ["base", "changed", "theirs", *own]
     assert read_registry(TWO, "changed") == {
         "optimizer.name": "AdamW",
         "training.local_batch_size": 2,
@@ -150,11 +157,21 @@ def test_a_module_with_several_configurations() -> None:
         "compile.enable": True,
         "compile.components": ["model"],
         "activation_checkpoint.mode": "none",
+        "model_spec": 'model_registry("8B")',
     }
     assert read_registry(TWO, "theirs")["training.local_batch_size"] == 4
     assert read_registry(TWO, "theirs")["parallelism.tensor_parallel_degree"] == 8
     assert "def base" in only(TWO, "changed")
     assert "def theirs" not in only(TWO, "changed")
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module my.llama3 --config "
+    here = TWO.replace("torchtitan.models.llama3 import", ". import")
+    for name, model, precision in (
+        ("changed", "llama3.1-8b", "bf16"),  # though the module has converters for others
+        ("own", "llama3.1-70b", "mxfp8"),
+        ("large", "llama3.1-405b", "float8-rowwise"),
+    ):
+        job = job_of_text("run.sh", line + name, {"my/llama3/config_registry.py": here})
+        assert (job.model.name, job.layout.precision) == (model, precision)
     with pytest.raises(SpecError, match=r"training\.seq_len is .*only running"):
         read_registry(TWO, "open_end")
     with pytest.raises(SpecError, match="branches in line"):

@@ -36,12 +36,8 @@ HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
 # and update, the outer product, its division, clamp and root, decay) and _muon.py (momentum,
 # Nesterov, cast, decay).
 UNFUSED_BYTES: Mapping[str, float] = {
-    "adamw": 0.0,
-    "adamw-bf16-states": 0.0,
-    "muon": 28.0,
-    "adafactor": 64.0,
-    "sgd": 0.0,
-}
+    "adamw": 0.0, "adamw-bf16-states": 0.0, "muon": 28.0, "adafactor": 64.0, "sgd": 0.0,
+}  # fmt: skip
 NORM_READS, CLIP_MOVES = 1.0, 2.0
 SCALAR_BYTES = 4.0
 # Of one layer in Megatron-LM core 0.16 optimizer/qk_clip.py and transformer/attention.py (clip_qk):

@@ -675,15 +675,9 @@ def _gradients(
 
 
 PARTS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "buffers",
-    "workspace",
+    "parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace",
     "allocated",
-)
+)  # fmt: skip
 
 
 def rows(memory: PeakMemory) -> dict[str, FloatColumn]:

@@ -29,11 +29,8 @@ class Family:
 
 
 _LAYERNORM_BIASED: dict[str, object] = {
-    "norm": "layernorm",
-    "attention_bias": True,
-    "mlp_bias": True,
-    "hidden_act": "gelu",
-}
+    "norm": "layernorm", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
+}  # fmt: skip
 _GPT2 = {
     **_LAYERNORM_BIASED,
     "position_embedding": "learned",
@@ -67,27 +64,18 @@ _LLAMA4: dict[str, object] = {
 }
 _LLAMA4 |= {"attention_chunk_size": 8192, "sliding_window_pattern": 4}
 _GPT_OSS: dict[str, object] = {
-    "attention_sinks": True,
-    "router_bias": True,
-    "expert_bias": True,
-    "attention_bias": True,
-}
+    "attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True,
+}  # fmt: skip
 _GPT_OSS |= {"sliding_window_pattern": 2}
 _NO_AUX: dict[str, object] = {"topk_method": "noaux_tc"}
 _COHERE: dict[str, object] = {
-    "norm": "layernorm",
-    "norm_bias": False,
-    "norms_per_layer": 1,
-    "parallel_residual": True,
-}
+    "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1, "parallel_residual": True,
+}  # fmt: skip
 _COHERE |= {"tie_word_embeddings": True}
 _COHERE2 = {**_COHERE, "sliding_window": 4096, "sliding_window_pattern": 4}
 _FALCON: dict[str, object] = {
-    "norm": "layernorm",
-    "hidden_act": "gelu",
-    "tie_word_embeddings": True,
-    "expansion_ratio": 4,
-}
+    "norm": "layernorm", "hidden_act": "gelu", "tie_word_embeddings": True, "expansion_ratio": 4,
+}  # fmt: skip
 _GPTJ = {**_PHI, "attention_bias": False, "expansion_ratio": 4}
 _GPT_NEO = {**_GPT2, "attention_bias": False, "attention_output_bias": True, "sliding_window": 256}
 _DELTA: dict[str, object] = {"qk_norm": "head", "linear_conv_kernel_dim": 4, "head_dim": 256}
@@ -298,12 +286,9 @@ TEXT_PARTS = {
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language
 # model alone writes them all.
 _LLAMA_CLASS: dict[str, object] = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-}
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
 _QWEN2_CLASS = {
     **_LLAMA_CLASS,
     "intermediate_size": 22016,

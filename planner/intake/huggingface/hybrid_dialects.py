@@ -15,13 +15,10 @@ _NEMOTRON_INERT = frozenset({
     "use_mamba_kernels",
 })  # fmt: skip
 _KIMI = {
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
-    "num_expert_group": "n_group",
-    "moe_renormalize": "norm_topk_prob",
-    "moe_router_activation_func": "scoring_func",
-    "model_max_length": "max_position_embeddings",
-}
+    "num_experts_per_token": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
+    "moe_router_activation_func": "scoring_func", "model_max_length": "max_position_embeddings",
+}  # fmt: skip
 _MAMBA = {
     "conv_kernel": "mamba_d_conv",
     "n_groups": "mamba_n_groups",

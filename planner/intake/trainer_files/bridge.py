@@ -6,7 +6,7 @@ Source: Megatron-Bridge 0.2 to 0.6 scripts/training/run_recipe.py, training/mixe
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import yaml
 
@@ -26,6 +26,7 @@ from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
             "checkpoint")  # fmt: skip
+SHARDS = "data_parallel_sharding_strategy"
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
 # short option of run_recipe.py and its long one -> override
@@ -49,10 +50,12 @@ class StatedBridge(StatedMegatron):
     """A run of Megatron-Bridge: overrides as Megatron-LM's arguments.
 
     recipe: the recipe that they override, "" where the text names none.
+    unread: overrides that have no argument.
     """
 
     trainer: str = NAME
     recipe: str = ""
+    unread: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
 
     @property
@@ -60,10 +63,10 @@ class StatedBridge(StatedMegatron):
         """The catalogue's model whose name, or listed recipe, the recipe's name begins with."""
         own = {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
         plain = {**beginnings(), **own}
-        recipe = re.sub(r"[^a-z0-9]", "", self.recipe.lower())
-        known = [name for name in plain if recipe.startswith(name)]
+        parts = re.split(r"[^a-z0-9]+", self.recipe.lower())
+        known = [name for name in accumulate(parts) if name in plain]
         return StatedModel(
-            value=plain[max(known, key=len)] if known else None,
+            value=plain[known[-1]] if known else None,
             lacking="the recipe has it, which is not read",
         )
 
@@ -71,6 +74,9 @@ class StatedBridge(StatedMegatron):
         """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
+        if "use_megatron_fsdp" in words and SHARDS not in words:
+            rule, remedy = "is not set, and recipes differ in it", "set it to optim_grads_params"
+            raise SpecError(Fault(KEYS[SHARDS], None, rule, remedy))
         found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
         known = {**found.training}
         if "global_batch_size" not in words:
@@ -79,7 +85,14 @@ class StatedBridge(StatedMegatron):
         if has_buffers and not model.uses_mla and "tp_comm_overlap" not in self.words:
             overlap = known.get("overlap")
             known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
-        return replace(found, training=known)
+        notes, refusals = [*found.notes], found.refusals
+        if self.recipe:
+            notes.append(f"of {self.recipe} only what the text overrides is read")
+            if "pipeline_model_parallel_layout" not in words:  # a recipe may have one for this pp
+                refusals = tuple(one for one in refusals if one.field != "--num-layers")
+        if self.unread:
+            notes.append(f"not read: {', '.join(self.unread)}")
+        return replace(found, training=known, notes=tuple(notes), refusals=refusals)
 
 
 def say(spec: CurrentSpec) -> StatedBridge:
@@ -110,7 +123,11 @@ def _stated(
     if preset is not None:
         words.pop("grad_reduce_in_bf16", None)
         words.update(_preset(str(preset)))
-    return StatedBridge(words=words, recipe=recipe, machine=machine or Machine())
+    known = {*KEYS.values(), "mixed_precision", "ddp.grad_reduce_in_fp32"}
+    unread = [f"{key}={one}" for key, one in given.items() if key not in known]
+    unread = [text for text in unread if text.startswith(("model.", "ddp.", "mixed_precision."))]
+    machine = machine or Machine()
+    return StatedBridge(words=words, recipe=recipe, machine=machine, unread=tuple(unread))
 
 
 def _preset(text: str) -> dict[str, list[str]]:

@@ -19,6 +19,11 @@ AXOLOTL = {
     "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
     "dp_replicate_size": "dp_replicate", "micro_batch_size": "micro_batch_size",
 }  # fmt: skip
+DEEPSPEED = ("train_micro_batch_size_per_gpu", "train_batch_size")
+UNSTATED = (
+    "it states neither sequences a microbatch nor recomputation by transformers: one sequence, and "
+    "what it says itself"
+)
 GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Axolotl or DeepSpeed"
 
 
@@ -73,20 +78,20 @@ def _accelerate(values: Values, found: Read) -> None:
     }
     found.layout.update({name: size for name, size in sizes.items() if size})
     if kind == "DEEPSPEED":
-        _zero(_part(values, "deepspeed_config"), found)
+        own = _part(values, "deepspeed_config")
+        if named := own.get("deepspeed_config_file"):
+            raise SpecError(Fault("deepspeed_config_file", named, "is not read", "give it itself"))
+        _zero({"zero_stage": 2, **own}, found)  # accelerate utils/dataclasses.py DeepSpeedPlugin
     elif kind == "FSDP":
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", count, machines)
     else:
-        found.layout |= {"dp_replicate": count or 1, "dp_shard": 1}
+        found.layout |= {"zero_stage": 0} if kind == "MULTI_GPU" else {"dp_shard": 1}
     _precision(str(values.get("mixed_precision", "no")), found)
     dynamo = str(_part(values, "dynamo_config").get("dynamo_backend", "NO")).upper()
     found.layout["compile"] = dynamo != "NO"
-    if kind == "FSDP" and found.layout.get("precision") == "bf16":
+    if kind == "FSDP" and found.layout["precision"] == "bf16" and "param_dtype" not in found.layout:
         found.layout["reduce_dtype"] = "bfloat16"  # Accelerate's policy has one dtype for both
-    found.notes.append(
-        "it states neither sequences a microbatch nor recomputation by transformers: one sequence, "
-        "and what it says itself"
-    )
+    found.notes.append(UNSTATED)
 
 
 def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
@@ -103,7 +108,7 @@ def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -
     keeps = strategy in ("FALSE", "SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
     found.layout["zero_stage"] = 2 if keeps else 3
     if strategy == "NO_SHARD":
-        found.layout |= {"dp_replicate": count or 1, "dp_shard": 1, "zero_stage": 0}
+        found.layout["zero_stage"] = 0
     elif strategy.startswith("HYBRID") and machines > 1:
         found.layout |= {"dp_replicate": machines, "dp_shard": count // machines}
     found.layout["cpu_offload"] = own("offload_params") is True
@@ -132,25 +137,25 @@ def _zero(values: Values, found: Read) -> None:
 def _deepspeed(values: Values, found: Read) -> None:
     found.training["trainer"] = "fsdp"
     _zero(values, found)
-    micro = _whole(values, "train_micro_batch_size_per_gpu")
+    micro, batch = (_whole(values, key) for key in DEEPSPEED)
     if micro:
         found.layout["micro_batch_size"] = micro
-    batch = _whole(values, "train_batch_size")
     if batch:
         found.training["global_batch_size"] = batch
     passes = _whole(values, "gradient_accumulation_steps")
     tp = _whole(_part(values, "tensor_parallel"), "autotp_size") or 1
     if batch and micro and passes and not batch % (micro * passes):
         ranks = batch // (micro * passes)
-        sharded = bool(found.layout["zero_stage"])
-        found.layout |= {"dp_shard": ranks if sharded else 1, "tp": tp, "sequence_parallel": False}
-        found.layout["dp_replicate"] = 1 if sharded else ranks
+        found.layout |= {"tp": tp, "sequence_parallel": False}
         found.cluster["num_gpus"] = ranks * tp
     for key, name in (("bf16", "bf16"), ("fp16", "fp16")):
         if _part(values, key).get("enabled") not in (None, False):
             _precision(name, found)
     if _part(values, "bf16").get("bf16_master_weights_and_grads") is True:
         found.layout["master_dtype"] = "bfloat16"
+    optimizer = str(_part(values, "optimizer").get("type", "AdamW"))
+    if optimizer not in ("Adam", "AdamW"):
+        found.notes.append(f"optimizer {optimizer} is priced as AdamW")
     reduces = {"fp32": "float32", "bf16": "bfloat16"}.get(
         str(values.get("communication_data_type"))
     )
@@ -279,16 +284,10 @@ KINDS = (
         title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
     ),
     ConfigKind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
-    ConfigKind(
-        title="a LLaMA-Factory configuration",
-        marks=_has("model_name_or_path", "stage"),
-        reader=_llama_factory,
-    ),
-    ConfigKind(
-        title="a DeepSpeed configuration",
-        marks=_has("zero_optimization"),
-        reader=_deepspeed,
-    ),
+    ConfigKind(title="a LLaMA-Factory configuration",
+               marks=_has("model_name_or_path", "stage"), reader=_llama_factory),
+    ConfigKind(title="a DeepSpeed configuration", reader=_deepspeed,
+               marks=lambda values: not {"zero_optimization", *DEEPSPEED}.isdisjoint(values)),
     ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: any(
@@ -297,10 +296,10 @@ KINDS = (
         ),
         format="megatron-bridge",
     ),
-    ConfigKind(
-        title="a Primus configuration, which is not read",
-        marks=lambda values: "pre_trainer" in _part(values, "modules"),
-    ),
+    ConfigKind(title="a Primus configuration, which is not read",
+               marks=lambda values: "pre_trainer" in _part(values, "modules")),
+    ConfigKind(title="a configuration of transformers' Trainer, which is not read",
+               marks=_has("per_device_train_batch_size")),
     ConfigKind(title="a torchtune recipe, which is not read", marks=_has("tokenizer", "optimizer",
                                                                    "checkpointer")),
 )  # fmt: skip

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.errors import Fault, SpecError
-from planner.intake.current import complete, format_of, named_files
+from planner.intake.current import REMEDY, UNREAD, complete, format_of, named_files
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.megatron_log import measured_by
 from planner.specs.current import MAX_TEXT
 from planner.specs.job import Job
-
-REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, or a layout in JSON"
 
 
 def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[str, object] | None:
@@ -69,9 +67,7 @@ def read_file(path: str) -> dict[str, object]:
         raise SpecError(Fault("current", path, rule, REMEDY)) from None
     found = gather(place.name, text, beside(place))
     if found is None:
-        raise SpecError(
-            Fault("current", path, "is no trainer's configuration that can be read", REMEDY)
-        )
+        raise SpecError(Fault("current", path, UNREAD, REMEDY))
     return found
 
 

@@ -18,11 +18,11 @@ def machine_of(command: Command) -> Machine:
     """
     words, script = command.words(), command.script
     kind, per_node = _slurm_gpus(script)
-    started = _first(words, "nproc_per_node", "gpus_per_node", "ntasks_per_node")
+    started = _first(words, "nproc_per_node", "gpus_per_node", "num_gpus", "ntasks_per_node")
     if started is None and script.value("NGPU"):
         started = [script.value("NGPU") or ""]
     per_node = _count(started) if started is not None else per_node
-    asked = _first(words, "nnodes", "nodes")
+    asked = _first(words, "nnodes", "nodes", "num_nodes")
     nodes = (
         _count(asked)
         if asked is not None

@@ -17,6 +17,7 @@ from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import with_layers
 from planner.export.megatron_read import exported_words, read_arguments, whole, word
 from planner.export.megatron_settings import GRAPH_ARGUMENTS, GROUPS
+from planner.intake.trainer_files import megatron_deepspeed
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, best_command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
@@ -36,6 +37,12 @@ from planner.trainers.registry import release_of
 
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
+# programs of other models, and others that do not train
+_OTHERS = re.compile(
+    r"pretrain_(?:bert|t5|ict|retro|vision|vlm|mimo)|train_mimo|text_generation|generat|tasks/main"
+)
+# tokenizer -> its tokens; pretrain_gpt.py takes the first where none is named
+TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 _KNOWN = frozenset(
     {"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size",
         "num_layers", "hidden_size"}
@@ -67,6 +74,7 @@ class StatedMegatron:
     asked: the release that the job names; None for none.
     ran: whether it is of a log, so that Megatron did not stop at it.
     skipped: parts of a script that are only known once it runs.
+    unset: flag -> the variable that it takes its value from, and that nobody sets.
     needed: arguments without which there is no run.
     """
 
@@ -78,6 +86,7 @@ class StatedMegatron:
     expandable: bool = False
     ran: bool = False
     skipped: tuple[str, ...] = ()
+    unset: Mapping[str, str] = field(default_factory=dict)
     needed: tuple[str, ...] = NEEDED[3:]
 
     @property
@@ -91,7 +100,7 @@ class StatedMegatron:
         words = with_layers(self.words)
         missing = [name for name in NEEDED[:3] if word(words, name) is None]
         if missing:
-            lacking = f"it has no {', '.join(map(spelled, missing))}"
+            lacking = f"it has no {', '.join(map(self.shown, missing))}"
             return StatedModel(value=None, lacking=lacking)
         keys = model_keys(words)
         null = word(self.words, "tokenizer_type") == "NullTokenizer"
@@ -102,11 +111,21 @@ class StatedMegatron:
         if "vocab_size" in keys:
             return named(keys, hint=hint)
         known = by_hint({**keys, "vocab_size": 1}, leave_open=frozenset({"vocab_size"}), hint=hint)
-        return (
-            StatedModel(value=known)
-            if known is not None
-            else StatedModel(value=None, lacking="it has no --vocab-size")
-        )
+        if known is None and self.tokens is not None:
+            return named({**keys, "vocab_size": self.tokens}, hint=hint)
+        lacking = f"it has no {self.shown('vocab_size')}, which its tokenizer knows"
+        return StatedModel(value=known, lacking="" if known else lacking)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a tokenizer that always has the same ones; None for any other."""
+        usual = "GPT2BPETokenizer" if "vocab_file" in self.words else ""
+        return TOKENIZERS.get(word(self.words, "tokenizer_type") or usual)
+
+    def shown(self, name: str) -> str:
+        """A missing argument, with the variable that hides its value."""
+        variable = self.unset.get(name)
+        return spelled(name) + (f" ({variable} is only known once it runs)" if variable else "")
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs.
@@ -114,7 +133,7 @@ class StatedMegatron:
         Raises SpecError where an argument that Megatron needs is missing or malformed.
         """
         faults = [
-            Fault(spelled(name), None, "is not in the arguments", "give the script that sets it")
+            Fault(self.shown(name), None, "is not in the arguments", "give the script that sets it")
             for name in self.needed
             if word(self.words, name) is None
         ]
@@ -186,6 +205,10 @@ class StatedMegatron:
         method, layers = word(words, "recompute_method"), word(words, "recompute_num_layers")
         if self.skipped:
             yield f"not read, since only running it tells: {'; '.join(self.skipped)}"
+        if self.trainer == megatron_deepspeed.NAME:
+            yield megatron_deepspeed.NOTE
+        if "vocab_size" not in words and self.tokens is not None and self.model.value is not None:
+            yield f"its tokenizer is taken to have {self.tokens:,} tokens"
         if method == "uniform" and layers not in (None, "1"):
             yield f"recomputing {layers} layers at a time is priced as one by one"
         if method == "block":
@@ -237,14 +260,40 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
         for text in script.skipped
         if _RELEVANT & {plain_name(one) for one in text.split() if one.startswith("--")}
     )
+    flags, words = _given_flags(command), command.words()
+    _refuse_others(command)
+    deepspeed = megatron_deepspeed.MARK in words
     return StatedMegatron(
-        words=command.words(),
-        flags=_given_flags(command),
+        words=megatron_deepspeed.read_deepspeed(words) if deepspeed else words,
+        trainer=megatron_deepspeed.NAME if deepspeed else "megatron",
+        ran=deepspeed,
+        flags=GivenFlags(program="", given={}) if deepspeed else flags,
         asked=asked,
         machine=machine_of(command),
         expandable=expandable,
         skipped=skipped,
+        unset=_unset(spec.text, words),
     )
+
+
+def _refuse_others(command: Command) -> None:
+    """Raises SpecError for a program that trains no language model, or trains none at all."""
+    programs = [text for text in command.texts if text.endswith(".py") and _OTHERS.search(text)]
+    programs += ["--language-model-type"] if "language_model_type" in command.words() else []
+    if programs:
+        rule = "starts something else than the training of a GPT, which is not priced"
+        remedy = "give a script of pretrain_gpt.py or pretrain_hybrid.py"
+        raise SpecError(Fault("current", programs[0], rule, remedy))
+
+
+def _unset(text: str, words: Words) -> dict[str, str]:
+    """Arguments without a value -> the variable that is written there."""
+    found = {
+        name: re.search(rf"{spelled(name)}[\s=]+['\"]?(\$\{{?\w+\}}?)", text)
+        for name, values in words.items()
+        if not any(values)
+    }
+    return {name: variable[1] for name, variable in found.items() if variable is not None}
 
 
 def say_log(spec: CurrentSpec) -> StatedMegatron:

@@ -27,6 +27,10 @@ GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EACH, STAGES = "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"
 LAYOUT_TEXT = "pipeline_model_parallel_layout"
+GONE = {
+    "checkpoint_activations": "--recompute-activations", "batch_size": "--micro-batch-size",
+    "warmup": "--lr-warmup-fraction", "model_parallel_size": "--tensor-model-parallel-size",
+}  # fmt: skip
 CORRECT, OUT, ONE_OUT = "correct it", "take it out", "take one of them out"
 SAVED = "distribute_saved_activations"
 METHOD = "give --recompute-method uniform --recompute-num-layers 1"
@@ -248,6 +252,8 @@ def _rest(run: ScriptRun) -> Iterator[Broken]:
         yield positions, "is less than --seq-length", "set it to --seq-length or more"
     if run.has("fp16", "bf16"):
         yield "fp16", "excludes --bf16", ONE_OUT
+    for name in GONE.keys() & run.words.keys():
+        yield name, "is no longer valid", f"use {GONE[name]} instead"
 
 
 def muon_faults(words: Words, release: Release) -> Iterator[Fault]:

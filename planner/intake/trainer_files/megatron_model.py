@@ -26,9 +26,9 @@ def model_keys(words: Words) -> dict[str, object]:
     gated = "swiglu" in words or "quick_geglu" in words
     wide = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     biased = "disable_bias_linear" not in words
-    position = {"learned_absolute": "learned", "none": "none"}.get(
-        word(words, "position_embedding_type") or "learned_absolute", "rope"
-    )
+    kind = word(words, "position_embedding_type") or "learned_absolute"
+    position = {"learned_absolute": "learned", "none": "none"}.get(kind, "rope")
+    position = "rope" if "use_rotary_position_embeddings" in words else position
     norm = {"RMSNorm": "rmsnorm"}.get(word(words, "normalization") or "LayerNorm", "layernorm")
     keys: dict[str, object] = {
         "hidden_size": hidden,

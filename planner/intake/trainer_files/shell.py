@@ -10,22 +10,25 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from fnmatch import fnmatchcase
+from itertools import pairwise, takewhile
 
 from planner.errors import Fault, SpecError
 
 Span = tuple[int, int]
 MAX_WORDS = 10_000
 MAX_SCRIPT = 200_000  # characters of a script, and of what a variable may grow to
-NAME = re.compile(r"[A-Za-z_]\w*")
+NAME = re.compile(r"[A-Za-z_]\w*|\d")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?=)")
-BRACED = re.compile(r"\{([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]+\])?(?:(:?[-=?+])(.*))?\}", re.DOTALL)
+BRACED = re.compile(r"\{([A-Za-z_]\w*|\d+|[@*#?])(\[[@*0-9]+\])?(?:(:?[-=?+])(.*))?\}", re.DOTALL)
 DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset", "env"})
-PREFIXES = frozenset({"then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"})
-PASSED_OVER = frozenset(
-    {"for", "while", "until", "done", "}", "function", "set", "cd", "echo", "[", "[[", "source",
-        "."}
-)  # fmt: skip
+PREFIXES = frozenset({"!", "time", "exec", "sudo", "nohup"})
+OPENING = frozenset({"if", "elif", "else", "then", "do", "{"})
+TESTS = frozenset({"[", "[[", "test"})
+PASSED_OVER = TESTS | {"for", "while", "until", "done", "function", "set", "cd", "echo", "source",
+                       "."}  # fmt: skip
+_FLAGS = re.compile(r"(?:[ \t]+-\w+)*\s?")  # the -x and -a of `declare -x`
+_SHELL, _COMMAND_OF = re.compile(r"(?:.*/)?(?:ba|da|z)?sh"), re.compile(r"-\w*c")
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
@@ -63,7 +66,14 @@ class Chars:
     def cut(self, start: int, end: int) -> "Chars":
         return Chars(self.text[start:end], self.at[start:end], self.ref[start:end])
 
-    def through(self, span: Span) -> "Chars":
+    @property
+    def span(self) -> Span | None:
+        """Where the text is written literally; None where it was put together from parts."""
+        at = self.at
+        whole = bool(at) and at[0] >= 0 and all(b == a + 1 for a, b in pairwise(at))
+        return (at[0], at[-1] + 1) if whole else None
+
+    def through(self, span: Span | None) -> "Chars":
         """Text as the value of a variable at this span.
 
         Characters that already have a reference keep theirs.
@@ -88,10 +98,7 @@ class Field:
 
     @property
     def span(self) -> Span | None:
-        """Where the text is written literally; None where it was put together from parts."""
-        at = self.chars.at
-        whole = bool(at) and at[0] >= 0 and all(b == a + 1 for a, b in pairwise(at))
-        return (at[0], at[-1] + 1) if whole else None
+        return self.chars.span
 
     @property
     def reference(self) -> Span | None:
@@ -144,14 +151,17 @@ def read_script(text: str) -> Script:
     if gpus:
         known |= {"SLURM_GPUS_ON_NODE": gpus[1], "SLURM_GPUS_PER_NODE": gpus[1]}
     for name, value in known.items():
-        script.variables[name] = [
-            Field(Chars(value, (-1,) * len(value), (None,) * len(value)), None)
-        ]
+        script.variables[name] = [Field(_made(value), None)]
     try:
-        _Reader(script).statements()
+        _Reader(script, Chars(text, tuple(range(len(text))), (None,) * len(text))).statements()
     except RecursionError:
         raise _refused("is nested too deeply") from None
     return script
+
+
+def _made(text: str, ref: Span | None = None) -> Chars:
+    """Text that is not written in the script."""
+    return Chars(text, (-1,) * len(text), (ref,) * len(text))
 
 
 def _batch(text: str) -> dict[str, str]:
@@ -164,97 +174,206 @@ def _batch(text: str) -> dict[str, str]:
     return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Branch:
-    """One `if`.
+    """A part of the script that may not be read.
 
+    end: the word that ends it; empty for the one command after && or ||.
     reading: whether its current branch is read.
     taken: whether this or an earlier branch was read.
+    deciding: whether its test, or a pattern of a `case`, is being read.
+    unsure: whether that needs a running shell.
+    subject: of a `case`.
     """
 
+    end: str
     reading: bool
-    taken: bool
+    taken: bool = True
+    deciding: bool = False
+    subject: str = ""
+    unsure: bool = False
 
 
 @dataclass(slots=True)
 class _Reader:
+    """Reads a source: the script, or a text that one of its commands hands to a shell.
+
+    last: where the last word of a command ends in the source.
+    sign, joined: how the last command ended, and the one before it.
+    status, sure: whether it succeeded, and whether that needs no running.
+    open: whether a [[ is still open.
+    given: text of the script that the last command reads.
+    """
+
     script: Script
+    source: Chars
+    ending: int = 0
     here: int = 0
     last: int = 0
     stop: int | None = None
+    sign: str = ""
+    joined: str = ""
+    status: bool = True
+    sure: bool = True
+    open: bool = False
+    given: Chars | None = None
     branches: list[_Branch] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return self.script.text
+        return self.source.text
 
     @property
     def reading(self) -> bool:
         return all(branch.reading for branch in self.branches)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether a running shell might read the skipped part."""
+        return any(branch.unsure and not branch.reading for branch in self.branches)
+
     def statements(self) -> None:
         while self.here < len(self.text):
+            guard = self.guard()
+            self.joined, self.sign, self.given = self.sign, "", None
             words = list(self.command())
             if words:
                 self.control(words)
+            if guard is not None and not guard.end:
+                self.branches.remove(guard)
+            top = self.branches[-1] if self.branches else None
+            if top is None or self.open:
+                continue
+            if top.end == "fi" and top.deciding and self.sign not in ("&&", "||", "|"):
+                top.deciding, top.reading = False, self.status and not top.taken
+                top.taken, top.unsure = top.taken or top.reading, top.unsure or not self.sure
+            elif top.end == "esac" and self.sign == ";;":
+                top.deciding, top.reading = True, False
+
+    def guard(self) -> _Branch | None:
+        """The branch of one command after && or ||, by whether the command before succeeded."""
+        if self.sign not in ("&&", "||") or self.open:
+            return None
+        while self.text[self.here : self.here + 1].isspace():
+            self.here += 1
+        branch = _Branch("", self.status == (self.sign == "&&"), unsure=not self.sure)
+        self.branches.append(branch)
+        return branch
 
     # ---- control words ---------------------------------------------------------------------------
 
+    def opening(self, word: str) -> None:
+        """A word that stands before a command and decides whether it is read."""
+        top = self.branches[-1] if self.branches else None
+        if word == "if":
+            self.branches.append(_Branch("fi", True, taken=False, deciding=True))
+        elif word == "{" and top is not None and not top.end:
+            top.end = "}"
+        elif word == "{":
+            self.branches.append(_Branch("}", True))
+        elif word in ("elif", "else") and top is not None:
+            top.reading, top.deciding = not top.taken, word == "elif"
+
     def control(self, words: list[Field]) -> None:
-        while words and words[0].text in PREFIXES:
-            words = words[1:]
-        if not words:
-            return
-        first = words[0].text
-        if first == "if":
-            holds = self.holds(words[1:]) if self.reading else False
-            self.branches.append(_Branch(holds, holds))
-        elif first == "elif" and self.branches:
-            branch = self.branches[-1]
-            branch.reading = not branch.taken
-            branch.reading = branch.reading and self.holds(words[1:])
-            branch.taken = branch.taken or branch.reading
-        elif first == "else" and self.branches:
-            self.branches[-1].reading = not self.branches[-1].taken
-            if len(words) > 1:
-                self.control(words[1:])
-        elif first == "case":
-            self.branches.append(_Branch(False, True))
-        elif first in ("fi", "esac") and self.branches:
+        first, top = words[0].text, self.branches[-1] if self.branches else None
+        if top is not None and first and first == top.end:
             self.branches.pop()
-        elif first in PASSED_OVER:
-            if first == "for" and len(words) > 3 and words[2].text == "in" and self.reading:
-                self.script.variables[words[1].text] = [words[3]]
+        elif top is not None and top.end == "esac" and top.deciding:
+            self.pattern(top, words)
+        elif first == "case":
+            subject = words[1].text if len(words) > 2 else ""
+            # one that only running the script tells leaves every branch unread
+            self.branches.append(_Branch("esac", False, not subject, True, subject, not subject))
+            self.pattern(self.branches[-1], words[3:])
         elif self.reading:
-            self.script.commands.append(words)
-            self.script.ends.append(self.last)
-        elif any(word.text.startswith("--") for word in words):
+            self.status = self.succeeds(words)
+            while words and words[0].text in PREFIXES:
+                words = words[1:]
+            if words:
+                self.keep(words)
+        elif self.unsure and any(word.text.startswith("--") for word in words):
             self.script.skipped.append(" ".join(word.text for word in words))
 
+    def pattern(self, branch: _Branch, words: list[Field]) -> None:
+        """One of the patterns of a `case`, up to its bracket."""
+        if any(fnmatchcase(branch.subject, word.text) for word in words) and not branch.taken:
+            branch.reading = branch.taken = True
+        branch.deciding = branch.deciding and self.sign != ")"
+
+    def succeeds(self, words: list[Field]) -> bool:
+        """Whether a command succeeds: a test where it holds, others outside of an `if`."""
+        texts, before = [word.text for word in words], self.status
+        first = texts[1] if texts[0] == "!" and len(texts) > 1 else texts[0]
+        asked = any(branch.deciding for branch in self.branches if branch.end == "fi")
+        self.sure = True
+        succeeded = not (asked or self.open or first in TESTS) or self.holds(words)
+        if self.open:
+            succeeded = before and succeeded if self.joined == "&&" else before or succeeded
+        self.open = (self.open or first == "[[") and "]]" not in texts
+        return succeeded
+
+    def keep(self, words: list[Field]) -> None:
+        """Keeps a command that is read, or the commands that it hands to a shell."""
+        texts, handed = [word.text for word in words], self.handed(words)
+        if texts[0] == "for" and len(words) > 3 and texts[2] == "in":
+            self.script.variables[texts[1]] = [words[3]]
+        elif texts[0] == "read" and self.given is not None:
+            names = [text for text in texts[1:] if not text.startswith("-")]
+            parts = _split(self.given, f"[{re.escape(self.script.value('IFS') or ' ')}]")
+            values = {name: [Field(part, None)] for name, part in zip(names, parts, strict=False)}
+            self.script.variables.update(values)
+        elif handed is not None:
+            before, source = handed
+            first = len(self.script.commands)
+            _Reader(self.script, source, ending=self.end_of_command()).statements()
+            for index in range(first, len(self.script.commands)):
+                self.script.commands[index] = [*before, *self.script.commands[index]]
+        elif texts[0] not in PASSED_OVER and texts[-1] != "]]":
+            self.script.commands.append(words)
+            self.script.ends.append(self.end_of_command())
+
+    def handed(self, words: list[Field]) -> tuple[list[Field], Chars] | None:
+        """Words before a shell, and the text that `eval`, `bash -c` or `sbatch <<EOF` gives it."""
+        if words[0].text == "eval":
+            blank = _made(" ")
+            return [], sum((blank + word.chars for word in words[1:]), Chars())
+        program = self.given is not None and self.given.text.startswith("#!")
+        for at, word in enumerate(words):
+            if self.given is not None and (program or word.text == "sbatch"):
+                return words[:at], self.given
+            if _SHELL.fullmatch(word.text):
+                rest = words[at + 1 :]
+                options = [*takewhile(lambda one: one.text.startswith("-"), rest)]
+                if any(_COMMAND_OF.fullmatch(one.text) for one in options):
+                    return words[:at], rest[len(options)].chars if rest[len(options) :] else Chars()
+                return None if self.given is None else (words[:at], self.given)
+        return None
+
+    def end_of_command(self) -> int:
+        """Where the last word of the command ends in the script."""
+        at = self.source.at[: self.last]
+        return at[-1] + 1 if at and at[-1] >= 0 else self.ending
+
     def holds(self, words: list[Field]) -> bool:
-        """Whether a simple test holds. A test that only a running shell could decide does not."""
-        texts = [word.text for word in words]
-        if texts and texts[0] in ("[", "[[", "test"):
+        """Whether a simple test holds. One that needs a running shell does not, and is unsure."""
+        texts, pattern = [word.text for word in words], self.open or words[0].text == "[["
+        if texts and texts[0] in TESTS:
             texts = texts[1:]
         texts = texts[:-1] if texts and texts[-1] in ("]", "]]") else texts
         if texts and texts[0] == "!":
-            return not self.holds(
-                [word for word in words if word.text not in ("!", "[", "[[", "]", "]]", "test")]
-            )
+            return not self.holds([word for word in words if word.text not in {"!", *TESTS}])
+        self.sure = True
         if len(texts) == 2 and texts[0] in ("-n", "-z"):
             return bool(texts[1]) == (texts[0] == "-n")
-        if len(texts) == 1:
-            return texts[0] in ("-z", "true")  # [ -z ] without a word; any other is a command
-        if len(texts) != 3:
-            return False
-        left, test, right = texts
-        if test in ("=", "=="):
-            return left == right
-        if test == "!=":
-            return left != right
+        if texts in (["-z"], ["true"]):
+            return True
+        left, test, right = texts if len(texts) == 3 else ("", "", "")
         if test in COMPARISONS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
             return COMPARISONS[test](int(left), int(right))
-        return False
+        self.sure = bool(left and right) and test in ("=", "==", "!=")
+        if test in ("=", "=="):
+            return left == right or (pattern and fnmatchcase(left, right))
+        return test == "!=" and left != right
 
     # ---- one command -----------------------------------------------------------------------------
 
@@ -274,20 +393,13 @@ class _Reader:
                 self.here += 1  # a sign that ends a command, or one that cannot be read
                 return
             if starting and len(words) == 1 and words[0].text in DECLARING:
-                self.flags_of_declaration()
+                self.run(_FLAGS)
                 continue
-            self.last = self.here
-            starting = (
-                starting
-                and len(words) == 1
-                and words[0].text in ("if", "then", "else", "do", "elif", "{")
-            )
+            if starting and len(words) == 1 and self.text[place : self.here] in OPENING:
+                self.opening(words[0].text)
+                continue
+            self.last, starting = self.here, False
             yield from words
-
-    def flags_of_declaration(self) -> None:
-        """Skips the -x and -a of `declare -x`."""
-        while (found := re.compile(r"[ \t]+-\w+").match(self.text, self.here)) is not None:
-            self.here = found.end()
 
     def skip_blanks(self) -> bool:
         """Goes to the next word. False where the command ends, with its end sign skipped."""
@@ -304,14 +416,21 @@ class _Reader:
             ):
                 self.redirection()
             elif char in "\n;&|)(":
-                self.here += 1
+                twice = self.text.startswith((";;", "&&", "||"), self.here)
+                self.sign = 2 * char if twice else char
+                self.here += len(self.sign)
                 return False
             else:
                 return True
         return False
 
     def redirection(self) -> None:
-        """Skips `2>&1`, `> log` or a here-document."""
+        """Skips `2>&1` or `> log`, and remembers a here-document or `<<< text`."""
+        if self.text.startswith("<<<", self.here):
+            self.here += 3
+            self.skip_blanks()
+            self.given = self.quoted_word()
+            return
         found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
             self.text, self.here
         )
@@ -321,7 +440,9 @@ class _Reader:
             end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(
                 self.text, self.here
             )
-            self.here = len(self.text) if end is None else end.end()
+            start, close = self.found("\n") + 1, len(self.text) if end is None else end.start()
+            self.given = self.source.cut(start, close)
+            self.here = close if end is None else end.end()
 
     def assign(self, found: re.Match[str]) -> None:
         self.here = found.end()
@@ -333,7 +454,7 @@ class _Reader:
             whole = self.quoted_word()
             value = [Field(whole, None)]
         if not self.reading or found[2]:
-            if any(part.text.startswith("--") for part in value):
+            if self.unsure and any(part.text.startswith("--") for part in value):
                 self.script.skipped.append(" ".join(part.text for part in value))
             return
         before = self.script.variables.get(name, [])
@@ -386,9 +507,9 @@ class _Reader:
                         fields.append(Chars())
                     fields[-1] = fields[-1] + part
             quoted = quoted or was_quoted
-        outer = (start, self.here)
         every = {'"$@"', '"$*"', '"${@}"'}  # the script's own arguments: none when it is only read
         quoted = quoted and self.text[start : self.here] not in every
+        outer = self.since(start)
         kept = [chars for chars in fields if chars.text or (quoted and len(fields) == 1)]
         whole = plain or len(kept) == 1
         return [Field(chars, outer if whole else None) for chars in kept]
@@ -398,7 +519,7 @@ class _Reader:
         value = Chars()
         while self.here < len(self.text) and self.text[self.here] not in _BREAKS:
             for number, (chars, _) in enumerate(self.piece()):
-                value = value + (Chars(" ", (-1,), (None,)) if number else Chars()) + chars
+                value = value + (_made(" ") if number else Chars()) + chars
         return value
 
     def piece(self) -> list[tuple[Chars, bool]]:
@@ -426,7 +547,11 @@ class _Reader:
         return len(self.text) if at < 0 else at
 
     def literal(self, start: int, end: int) -> Chars:
-        return Chars(self.text[start:end], tuple(range(start, end)), (None,) * (end - start))
+        return self.source.cut(start, end)
+
+    def since(self, start: int) -> Span | None:
+        """Where the last part of the source, up to here, is written in the script."""
+        return self.source.cut(start, self.here).span
 
     def run(self, pattern: re.Pattern[str]) -> Chars:
         """The characters here that stand for themselves, at least one."""
@@ -474,8 +599,8 @@ class _Reader:
         name = NAME.match(self.text, start + 1)
         if name is not None:
             self.here = name.end()
-            return self.lookup(name[0], (start, self.here))
-        special = self.text[start + 1 : start + 2] in "0123456789@*#?!$-"
+            return self.lookup(name[0], self.since(start))
+        special = self.text[start + 1 : start + 2] in "@*#?!$-"
         self.here = start + (2 if special and start + 1 < len(self.text) else 1)
         return [Chars()] if special else [self.literal(start, start + 1)]
 
@@ -490,12 +615,12 @@ class _Reader:
                 break
         self.here = end
         found = BRACED.fullmatch(self.text[start + 1 : end])
-        if found is None or not NAME.match(found[1]):
+        if found is None or found[1] in "@*#?":
             inner = NAME.match(self.text, start + 2)
             return (
                 [Chars()]
                 if found is not None or inner is None
-                else self.lookup(inner[0], (start, end))
+                else self.lookup(inner[0], self.since(start))
             )
         sign = found[3] or ""
         known = self.script.value(found[1])
@@ -507,7 +632,7 @@ class _Reader:
             if sign.endswith("="):
                 self.script.variables[found[1]] = [Field(default, None)]
             return [default]
-        return self.lookup(found[1], (start, end))
+        return self.lookup(found[1], self.since(start))
 
     def nested(self, start: int, found: re.Match[str]) -> Chars:
         """The value of the text after `:-`."""
@@ -522,7 +647,7 @@ class _Reader:
         self.here, self.stop = after, before
         return value
 
-    def lookup(self, name: str, span: Span) -> list[Chars]:
+    def lookup(self, name: str, span: Span | None) -> list[Chars]:
         found = self.script.variables.get(name)
         if found is None:
             if name not in self.script.unset:
@@ -539,8 +664,7 @@ class _Reader:
             self.text[start + 3 : end],
         )
         number = _sum(words)
-        value = "" if number is None else str(number)
-        return Chars(value, (-1,) * len(value), ((start, self.here),) * len(value))
+        return _made("" if number is None else str(number), self.since(start))
 
     def skip_command(self, start: int) -> None:
         """Skips `$(...)` or a text in backquotes."""
@@ -555,13 +679,13 @@ class _Reader:
                 return
 
 
-def _split(chars: Chars) -> list[Chars]:
+def _split(chars: Chars, blanks: str = r"\s+") -> list[Chars]:
     """Splits at blanks, as the shell splits an unquoted variable.
 
     Blanks at either end separate it from its neighbours.
     """
     parts, start = [], 0
-    for found in re.finditer(r"\s+", chars.text):
+    for found in re.finditer(blanks, chars.text):
         parts.append(chars.cut(start, found.start()))
         start = found.end()
     return [*parts, chars.cut(start, len(chars.text))]

@@ -20,6 +20,8 @@ def model_of(module: str, flavor: str, assets: str = "") -> StatedModel:
         shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base
     }
     named = [name for name, shape in _shapes() if shape in shapes]
+    if not named and (own := f"{module}-{base}".lower()) in model_names():
+        return StatedModel(value=own)
     if not named:
         return StatedModel(
             value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"

@@ -22,20 +22,23 @@ _FAMILY = re.compile(
 _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
 
 
-def read_module(source: str) -> StatedModel:
-    """The model that the module registers or asks for."""
+def read_module(source: str, asks: str = "", package: str = "") -> StatedModel:
+    """The model that the module registers or asks for.
+
+    asks: the call by which its configuration does; the first in the module unless given.
+    package: where a copy of TorchTitan's own module takes its flavors from.
+    """
     try:
-        tree = ast.parse(source)
+        trees = [ast.parse(text) for text in (asks, source)]
     except (SyntaxError, ValueError, RecursionError):
         return StatedModel(value=None, lacking="its module is no Python that can be read")
     found = _FAMILY.search(source)
-    family = "" if found is None else found[1] or found[2]
+    family = package if found is None else found[1] or found[2]
     hint = _NAME.search(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in calls:
-        flavor = _flavor(call)
-        if flavor is not None and flavor != "custom":
-            return model_of(family, flavor, hint[1] if hint else "")
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    flavor = next((one for call in calls if (one := flavor_of(call)) not in (None, "custom")), None)
+    if flavor is not None:
+        return model_of(family, flavor, hint[1] if hint else "")
     keys: dict[str, object] = {}
     for call in calls:
         name = _called(call)
@@ -64,11 +67,13 @@ def _literals(call: ast.Call) -> dict[str, object]:
     return found
 
 
-def _flavor(call: ast.Call) -> str | None:
+def flavor_of(call: ast.AST) -> str | None:
     """The flavor that a call names.
 
     "8B" in model_registry("8B"), replace(llama3_args["8B"], ...) and llama3_configs["8B"](...).
     """
+    if not isinstance(call, ast.Call):
+        return None
     first = call.args[0] if call.args else None
     if (
         _called(call) == "model_registry"

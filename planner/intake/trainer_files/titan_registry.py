@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, SpecError
+from planner.intake.trainer_files.titan_module import flavor_of
+from planner.precision import PRECISIONS
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
 from planner.trainers.titan_keys import KEYS
 
@@ -95,6 +97,10 @@ def read_registry(source: str, name: str) -> Flat:
         config = {**config, "optimizer": None, "optimizer.name": ast.unparse(optimizer.node)}
     found = {key: value for key, value in config.items() if key.partition(".")[0] in PRICED}
     found.pop("optimizer", None)
+    spec = config.get("model_spec")
+    if isinstance(spec, str) or (isinstance(spec, _Unread) and flavor_of(spec.node)):
+        text = spec if isinstance(spec, str) else ast.get_source_segment(source, spec.node)
+        found["model_spec"] = text
     faults = [
         _unread(key, value.node) for key, value in found.items() if isinstance(value, _Unread)
     ]
@@ -225,7 +231,9 @@ def _called(
     if name in module.functions and not node.args and not node.keywords:
         return _call(module.functions[name], module, outer)
     if name.rpartition(".")[2] in CONFIGS_03 and not node.args and not node.keywords:
-        return dict(CONFIGS_03[name.rpartition(".")[2]][3])
+        _, flavor, precision, settings = CONFIGS_03[name.rpartition(".")[2]]
+        converter = PRECISIONS[precision].titan_converters.get("0.3", "")
+        return {**settings, "model_spec": f'model_registry("{flavor}", {converter})'}
     if name.endswith("deepcopy") and node.args:
         return _value(node.args[0], scope, module, outer)
     if name.endswith("default_adamw"):  # its arguments are AdamW's numbers

@@ -106,7 +106,8 @@ class StatedTitan:
                 CONFIGS_03[config][1],
                 str(self.given.get("hf_assets_path", "")),
             )
-        return read_module(self.modules[module])
+        asks = str((self.registered or {}).get("model_spec", ""))
+        return read_module(self.modules[module], asks, module.rpartition(".")[2])
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for a setting of the wrong kind."""
@@ -160,6 +161,12 @@ class StatedTitan:
         )
 
     @property
+    def _asks(self) -> str | None:
+        """The call in 0.3's module that asks for its model, else all of the module."""
+        asks = (self.registered or {}).get("model_spec")
+        return str(asks) if asks else self.modules.get(str(self.given.get("module")))
+
+    @property
     def precision(self) -> str:
         """The precision that its settings or its module set."""
         return str(self._precision(self.settings)["precision"])
@@ -170,7 +177,7 @@ class StatedTitan:
         config = CONFIGS_03.get(self._config)
         if config is not None and self.registered is None:
             return {"precision": config[2], "float8_all_gather": False}
-        return read_precision_03(self.modules.get(str(settings.get("module"))))
+        return read_precision_03(self._asks)
 
     def _dispatcher(self, settings: Mapping[str, object]) -> dict[str, object]:
         """How 0.3 sends tokens to experts, which its model's module says; 0.2 has a setting."""
@@ -179,7 +186,7 @@ class StatedTitan:
         own = DISPATCHERS_03.get(self._config)
         if own is not None and self.registered is None:
             return {"moe_dispatcher": own}
-        return read_dispatcher_03(self.modules.get(str(settings.get("module"))))
+        return read_dispatcher_03(self._asks)
 
     def _loss_in_chunks(self, settings: Mapping[str, object]) -> bool | None:
         """The loss that 0.3's module states; None for the release's own."""
@@ -332,6 +339,10 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     if isinstance(converters, str):  # before 0.2
         given["model.converters"] = [name.strip() for name in converters.split(",") if name.strip()]
     spelling = {FORMER_NAMES[key]: key for key in given if key in FORMER_NAMES}
+    for key in ("float8.enable_float8_linear", "training.fp8_linear"):
+        if given.get(key):
+            del given[key]
+            given["model.converters"], spelling["model.converters"] = ["float8"], key
     return {FORMER_NAMES.get(key, key): value for key, value in given.items()}, spelling
 
 

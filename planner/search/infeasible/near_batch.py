@@ -33,17 +33,9 @@ SAME = 0.02  # gains this close to the largest count as equal; judgement
 REFINED = 16  # of the layouts priced at a batch, those that are simulated
 # The winner's choices that another batch does not change.
 SETTLED = (
-    "precision",
-    "param_dtype",
-    "reduce_dtype",
-    "master_dtype",
-    "compile",
-    "optimizer_in_backward",
-    "cpu_offload",
-    "optimizer_offload_fraction",
-    "moe_dispatcher",
-    "cp_method",
-)
+    "precision", "param_dtype", "reduce_dtype", "master_dtype", "compile", "optimizer_in_backward",
+    "cpu_offload", "optimizer_offload_fraction", "moe_dispatcher", "cp_method",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

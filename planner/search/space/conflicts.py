@@ -24,13 +24,9 @@ from planner.units import counted
 # A field that only matters if this degree is above 1: a value that no such layout may have is
 # wrong, though layouts without the axis ignore it.
 MEANT_FOR: Mapping[str, str] = {
-    "pp_schedule": "pp",
-    "virtual_stages": "pp",
-    "layers_per_stage": "pp",
-    "cp_method": "cp",
-    "moe_dispatcher": "ep",
-    "sequence_parallel": "tp",
-}
+    "pp_schedule": "pp", "virtual_stages": "pp", "layers_per_stage": "pp", "cp_method": "cp",
+    "moe_dispatcher": "ep", "sequence_parallel": "tp",
+}  # fmt: skip
 MOST_RELAXED = 6
 
 
