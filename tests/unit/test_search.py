@@ -32,7 +32,6 @@ from planner.search.shortlist import ENOUGH
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.floors import with_budget
-from planner.search.variations.neighbours import neighbours
 from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
@@ -503,57 +502,7 @@ def test_without_a_current_layout_there_is_nothing_to_compare(shown: Plan) -> No
     assert shown.versus_current is None
 
 
-# ---- neighbours and splits -----------------------------------------------------------------------
-
-STARTS: list[dict[str, Any]] = [
-    {"ac": "full"},
-    {"tp": 4, "compile": True, "async_tp": True, "precision": "float8-tensorwise",
-        "float8_all_gather": True},
-    {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "zero_stage": 2},
-    {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 2},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("start", STARTS, ids=["fsdp", "tp", "pp", "cp"])
-def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[str, Any]) -> None:
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(read_model("llama3-8b"), cluster, training)
-    layout = resolve_layout(start, trainer="torchtitan", num_gpus=8)
-    assert violations(layout, pricer.model, cluster, training) == []
-    found = neighbours(pricer, layout)
-    assert len(found) > 5
-    base = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
-    for n in found:
-        assert violations(n.layout, pricer.model, cluster, training) == []
-        assert (getattr(layout, n.field), getattr(n.layout, n.field)) == (n.old, n.new)
-        assert n.old != n.new
-        alone = pricer.price(LayoutBatch.from_layouts([n.layout]))
-        assert n.step_ratio == pytest.approx(alone.step_seconds[0] / base, rel=1e-9)
-        assert n.device_bytes == pytest.approx(alone.device_bytes[0], rel=1e-9)
-    assert len({(n.field, str(n.new)) for n in found}) == len(found)
-
-
-def test_every_axis_has_a_neighbour() -> None:
-    """Degrees double at the expense of dp_shard; microbatches double; the others change."""
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
-    )
-    found = {
-        (n.field, n.new): n.layout
-        for n in neighbours(pricer, resolve_layout({}, trainer="torchtitan", num_gpus=8))
-    }
-    for field in ("tp", "cp", "pp", "dp_replicate"):
-        assert found[field, 2].dp_shard == 4
-    expected = {
-        ("micro_batch_size", 2),
-        ("ac", "full"),
-        ("precision", "float8-rowwise"),
-        ("zero_stage", 2),
-        ("compile", True),
-    }
-    assert expected <= found.keys()
+# ---- splits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
