@@ -434,7 +434,6 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
 
 @pytest.mark.parametrize(("search", "named"), [({}, False), ({"allow": {"tp": [1, 2]}}, True)])
 def test_reasons_name_changes_that_are_searched(search: dict[str, object], named: bool) -> None:
-    """A model's own code has no tensor parallelism unless somebody says so."""
     job = job_values("llama3.2-1b", "h100-sxm-80gb", 8, 2048, 64, trainer="fsdp", search=search)
     plan = recommend(read_job(job), ports=fixed_ports())
     assert any(line.startswith("tp 2 instead of 1") for line in plan.ranked[0].reasons) == named

@@ -204,10 +204,9 @@ def may_store_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn
 
 
 def stored_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
-    """`may_store_low`, where Megatron's optimizer allows a recipe that wants it, (N,).
+    """`may_store_low`, where Megatron's optimizer allows it (--fp8-param-gather), (N,).
 
-    It has to be distributed and, but for delayed scaling, on the device.
-    Source: megatron/training/arguments.py, --fp8-param-gather.
+    It has to be distributed and, but for delayed scaling, on the device (training/arguments.py).
     """
     native, scales = (column(name, batch.precision, recipes) for name in ("native", "step_amax"))
     able = (batch.zero_stage > 0) & (~batch.cpu_offload | (scales > 1))

@@ -64,8 +64,7 @@ class Weighed(Table):
 
     points (N,): the sum over the mechanisms that each layout uses.
     unmeasured (U, N): which of the U mechanisms it uses that no run behind the calibration used
-        (`calibration.basis`), the same U at every size. What all layouts of a job use tells none of
-        them apart: left out.
+        (`calibration.basis`), at every size. What all layouts of a job use is left out.
     supported (N,): whether it does without those among them that may not lead.
     """
 

@@ -21,7 +21,7 @@ from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import BestMeasured, FastestOnPaper
-from planner.units import SAME_SPEED, format_risk
+from planner.units import RARE, SAME_SPEED, format_risk
 
 NOTICEABLE = 0.01  # what gains less over number 1 gets no line of its own
 WORSE = {
@@ -252,10 +252,8 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     change = other.times_as_long - 1.0
     if job.search.objective not in WORSE:  # of throughput: twice as long is 50% slower
         change = 1.0 - 1.0 / other.times_as_long
-    return (
-        f"{sentence}; {best}: rank {other.rank}, {abs(change):.1%} "
-        f"{worse if change >= 0 else better}"
-    )
+    gap = f"{abs(change):.1%} {worse if change >= 0 else better}"
+    return f"{sentence}; {best}: rank {other.rank}, {gap if abs(change) >= RARE else 'no ' + worse}"
 
 
 def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
