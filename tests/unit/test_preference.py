@@ -376,9 +376,7 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
 @pytest.mark.parametrize(("shared", "best"), [
     ([], "fully measured"), (["optimizer adamw"], "that rests on optimizer adamw alone"),
 ])  # fmt: skip
-def test_number_1_that_rests_on_nothing_says_so_and_has_the_best_measured_beside_it(
-    shared: list[str], best: str
-) -> None:
+def test_number_1_on_nothing_measured_has_the_best_beside_it(shared: list[str], best: str) -> None:
     lacking = all_but("ac memory-budget", *shared)
     plan = plan_of(top_k=1, prefer="fastest", calibration=lacking)
     assert len(plan.ranked) == 2
