@@ -12,6 +12,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 BITS_PER_BYTE = 8
 HOUR, DAY = 3600.0, 86400.0
 SAME_SPEED = 0.005  # a ratio of speeds this near to one counts as no difference
+RARE = 0.001  # a share: below it one digit of its percentage says too little
 ROUNDS_UP = 0.9995  # of a power of ten: from here three digits read as the power itself
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
@@ -161,6 +162,11 @@ def format_count(count: float) -> str:
         if abs(count) >= ROUNDS_UP * size:
             return f"{three_digits(count / size)}{suffix}"
     return f"{count:.0f}"
+
+
+def format_risk(probability: float) -> str:
+    """A probability as percent, a small one as a bound: 0.0312 -> "3.1%", 0.0 -> "under 0.1%"."""
+    return f"{probability:.1%}" if probability >= RARE else f"under {RARE:.1%}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,10 +1,13 @@
 """Numbers as text: one formatter a quantity, "-" where there is none."""
 
+import math
+from collections.abc import Iterator
+
 from planner.specs.estimate import Estimate
-from planner.units import format_bytes, format_count, format_seconds
+from planner.specs.plan import MOST_RISK, Plan
+from planner.units import format_bytes, format_count, format_risk, format_seconds
 
 NONE = "-"
-RARE = 0.001
 
 
 def rate(value: float | None) -> str:
@@ -28,10 +31,7 @@ def percent(value: float | None) -> str:
 
 
 def risk(value: float | None) -> str:
-    """A probability as percent; small ones as a bound."""
-    if value is None:
-        return NONE
-    return "under 0.1%" if value < RARE else f"{value:.1%}"
+    return NONE if value is None else format_risk(value)
 
 
 def parameters(total: int | None, active: int | None) -> str:
@@ -64,3 +64,17 @@ def interval_of(pair: tuple[float, float] | None, shown: str) -> str:
         return ""
     words = seconds if shown == "seconds" else size
     return f"{words(pair[0])} to {words(pair[1])}"
+
+
+def too_risky(plan: Plan) -> Iterator[str]:
+    """Names the layouts that are faster than number 1 and too likely to run out of memory."""
+    first, *others = plan.ranked
+    most = max(MOST_RISK, first.estimate.oom_probability or 0.0)
+    found = ", ".join(
+        f"{one.rank} ({risk(likely)})"
+        for one in others
+        if (likely := one.estimate.oom_probability or 0.0) > most
+        and (one.shown.step_seconds or math.inf) < (first.shown.step_seconds or 0.0)
+    )
+    if found and first.measurement is None:
+        yield f"faster, but out of memory in over {MOST_RISK:.0%} of runs, so not first: {found}"

@@ -22,7 +22,7 @@ from planner.api.render.estimate import (
     memory_section,
     time_section,
 )
-from planner.api.render.figures import parameters, percent, rate, seconds, size
+from planner.api.render.figures import parameters, percent, rate, seconds, size, too_risky
 from planner.api.render.grid import Column, grid, number
 from planner.api.render.launch import launch_lines
 from planner.api.render.probing import measured_line, probing_section
@@ -142,11 +142,13 @@ def _other_routing(plan: Plan) -> Iterator[Row]:
     if step is None or not (step.step_ratio and now.step_seconds and step.device_bytes):
         return
     busiest = float(str(step.new))
+    close = step.device_bytes <= (now.usable_bytes or 0.0)
+    reason = f" ({'too close to be safe' if close else 'does not fit'})"
     yield (
         "balanced routing" if busiest == 1.0 else "learnt routing",
         f"{rate((now.tokens_per_second_per_gpu or 0.0) / step.step_ratio)} tokens/s/GPU",
         f"{seconds(now.step_seconds * step.step_ratio)} a step, {size(step.device_bytes)}"
-        f"{'' if step.fits else ' (does not fit)'} where the busiest expert rank takes "
+        f"{'' if step.fits else reason} where the busiest expert rank takes "
         f"{busiest:g} times the mean load",
     )
 
@@ -238,7 +240,7 @@ def sources_line(plan: Plan, width: int) -> list[RenderableType]:
     words = dict.fromkeys(word for entry in plan.ranked for word in entry.unmeasured)
     if words:
         lines.append(f"{UNMEASURED} no run behind the calibration used {', '.join(words)}")
-    return [indented(Text(line, style="dim")) for line in lines]
+    return [indented(Text(line, style="dim")) for line in (*lines, *too_risky(plan))]
 
 
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:

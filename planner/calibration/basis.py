@@ -101,20 +101,21 @@ def memory_basis(calibration: Calibration, trainer: str) -> Basis:
 
 
 def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:
+    """`unseen_mechanisms` without what practitioners run in such a job (`Mechanism.practised`)."""
+    return tuple(o for o in unseen_mechanisms(calibration, setting) if not o.practised(setting))
+
+
+def unseen_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:
     """The U mechanisms that no run of this trainer and none on this GPU family used.
 
     Those that do not lead by themselves (`Mechanism.leads`) count where no run of this trainer on
-    this family used them. What practitioners run in such a job (`Mechanism.practised`) does not.
+    this family used them. They are the same for clusters of every size.
     """
     stands = _stands(calibration.seen, code_of(setting.training), setting.cluster.gpu.family)
     return tuple(
         one
         for one in MECHANISMS
-        if (
-            stands[one.name] == "extrapolated"
-            or not (one.leads or stands[one.name] == "calibrated")
-        )
-        and not one.practised(setting)
+        if stands[one.name] == "extrapolated" or not (one.leads or stands[one.name] == "calibrated")
     )
 
 

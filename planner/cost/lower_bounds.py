@@ -33,6 +33,7 @@ from planner.cost.cost_inputs import (
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
+from planner.cost.layer.quantisation import may_store_low
 from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.memory import host_activations
 from planner.cost.memory.peak import RankShapes, Widths, rank_memory
@@ -532,6 +533,7 @@ def _part_bytes(
         saved = saved - gone * of_layers
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
+    low = may_store_low(batch, job.recipes)
     zero = np.zeros(())  # of all layouts
     shapes = RankShapes(
         local=local,
@@ -550,7 +552,7 @@ def _part_bytes(
         gathered=gathered,
         largest_gathered=zero,
         head_gathered=zero,
-        copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch), 0.0),
+        copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch, low), 0.0),
         distinct=zero,
         root_gathered=zero,
         root_head=zero,

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.catalog.bridge_recipes import YOURS, PretrainRecipe, recipe_of
+from planner.columns import LayoutBatch
+from planner.cost.layer.quantisation import stored_low
 from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
 from planner.export.megatron import MUON
@@ -103,6 +105,8 @@ def export(
         words["optimizer"] = [MUON[layout.zero_stage > 0]]
         for name in SHARDED:
             words.pop(name, None)
+    if stored_low(LayoutBatch.from_layouts([layout]), TRAINERS[NAME].recipes(asked)).any():
+        words["fp8_param_gather"] = []  # as presets have it, and as it was priced
     if "cross_entropy_fusion_impl" not in words:
         words["cross_entropy_fusion_impl"] = ["native"]
     precision = mixed_precision(words, gathers_fp4=not release.before("0.18"))

@@ -13,6 +13,7 @@ from planner.search.fit import fitting
 from planner.search.variations.sensitivity import LOADS
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
+from planner.specs.plan import MOST_RISK
 from planner.units import counted, format_seconds, times_as_fast
 
 # Judgement from McCandlish 2018 and the batch sizes of published runs: tokens per step beyond which
@@ -54,7 +55,7 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
         exposed = sum(estimate.time.exposed_communication_seconds.values())
         if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:
             yield f"{exposed / estimate.step_seconds:.0%} of the step waits for communication"
-    if estimate.oom_probability is not None and estimate.oom_probability > 0.01:
+    if estimate.oom_probability is not None and estimate.oom_probability > MOST_RISK:
         yield f"out of memory with probability {estimate.oom_probability:.1%}: probe before booking"
 
 

@@ -23,7 +23,7 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.specs.training import CUDA_GRAPHS
-from planner.units import counted, format_bytes, format_seconds, times_as_fast
+from planner.units import counted, format_bytes, format_risk, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
 WORDS: Mapping[str, str] = {
@@ -155,8 +155,8 @@ def memory_sentence(together: Together, layout: Layout, estimate: Estimate) -> s
     return (
         f"memory peaks{where} during {phase} at {format_bytes(estimate.device_bytes)} of "
         f"{format_bytes(estimate.usable_bytes)} usable; "
-        f"probability of running out {estimate.oom_probability or 0.0:.1%}, with all of the card "
-        f"{estimate.oom_probability_full_card or 0.0:.1%}"
+        f"probability of running out {format_risk(estimate.oom_probability or 0.0)}, with all of "
+        f"the card {format_risk(estimate.oom_probability_full_card or 0.0)}"
     )
 
 
@@ -225,11 +225,12 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
     change = _instead(neighbour.field, neighbour.old, neighbour.new)
+    effect = times_as_fast(1.0 / neighbour.step_ratio)
     if not neighbour.fits:
         need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
-        close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
-        return f"{change} would need {need}{close}"
-    effect = times_as_fast(1.0 / neighbour.step_ratio)
+        close = neighbour.device_bytes <= usable_bytes
+        refusal = "that is too close to be safe" if close else "does not fit"
+        return f"{change} would need {need}: {effect}, but {refusal}"
     return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
 
 
@@ -264,10 +265,10 @@ def winner_reasons(
         *precision_sentences(together, layout, estimate),
         *graph_sentences(together.pricer, layout),
         *(
-            f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"
-            for n in sorted(tempting.values(), key=lambda n: n.step_ratio)
+            _change(n, usable)
+            for changes in (tempting.values(), closest)
+            for n in sorted(changes, key=lambda n: n.step_ratio)
         ),
-        *(_change(n, usable) for n in sorted(closest, key=lambda n: n.step_ratio)),
     ]
 
 

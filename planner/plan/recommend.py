@@ -476,16 +476,18 @@ def _reasons(
     For the others: what costs them most and what they need.
     """
     found = neighbours(together.pricer, layout) if rank == 1 else []
-    allowed = [one for one in found if _allowed(job, one)]
+    allowed = [one for one in found if _allowed(job, one, together.pricer.rules.by_request)]
     lines = winner_reasons(together, layout, estimate, allowed)[:SHOWN_REASONS]
     following = next_bottleneck(estimate) if rank == 1 else ""
     return [lines[0], following, *lines[1:]] if following else lines
 
 
-def _allowed(job: Job, neighbour: Neighbour) -> bool:
-    """Whether `search.fix` and `search.allow` leave this change open."""
+def _allowed(job: Job, neighbour: Neighbour, by_request: frozenset[str]) -> bool:
+    """Whether `search.fix`, `search.allow` and the trainer leave this change open."""
     allowed = job.search.allow.get(neighbour.field)
-    return neighbour.field not in job.search.fix and (allowed is None or neighbour.new in allowed)
+    if allowed is None:
+        return neighbour.field not in {*job.search.fix, *by_request}
+    return neighbour.field not in job.search.fix and neighbour.new in allowed
 
 
 def _headline(entries: list[RankedLayout], objective: str) -> list[str]:

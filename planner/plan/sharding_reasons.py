@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.cost.price import Pricer
 from planner.plan.together import Together
+from planner.search.choice.ranking import enumerated
 from planner.specs.layout import Layout
 from planner.units import counted, format_bytes
 
@@ -37,11 +38,20 @@ def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
     pricer = together.pricer
     usable = pricer.cluster.usable_memory_bytes
     room, split = f"{format_bytes(usable)} usable", layout.tp * layout.pp > 1
-    kept = _need(together, layout, _replicated)
-    part = f"one rank's part (tp {layout.tp} x pp {layout.pp})" if split else "one replica"
+
+    def replicated(one: Layout) -> Layout:
+        return _replicated(one, pricer.rules.ep_over_replicas)
+
+    def lean_replica(one: Layout) -> Layout:
+        return _lean(replicated(one))
+
+    kept = _need(together, layout, replicated)
+    degrees = {"tp": layout.tp, "pp": layout.pp, "ep": replicated(layout).ep}
+    parts = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    part = f"one rank's part ({parts})" if parts else "one replica"
     states = f"the weights, gradients and optimizer states of {part} take"
     if _shards(layout):
-        lean = _need(together, layout, _lean_replica)
+        lean = _need(together, layout, lean_replica)
         if lean.device > usable:
             scale = f", with {layout.dp_replicate} replicas for scale"
             yield (
@@ -84,9 +94,10 @@ def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
         )
         if degree > 1
     )
+    beside = [f"{name.upper()} {n}" for name in ("cp", "ep") if (n := getattr(alone, name)) > 1]
     if need.device > usable:
         yield (
-            f"fit first: sharded by {_sharder(pricer, alone)} alone, over "
+            f"fit first: sharded by {enumerated([_sharder(pricer, alone), *beside])} alone, over "
             f"{counted(_shard_ranks(alone), 'GPU')}, the smallest microbatch still takes "
             f"{format_bytes(need.device)} of {format_bytes(usable)} usable, so the layers are "
             f"split by {splits}"
@@ -121,10 +132,11 @@ def _sharder(pricer: Pricer, layout: Layout) -> str:
     return f"ZeRO-{layout.zero_stage}"
 
 
-def _replicated(layout: Layout) -> Layout:
+def _replicated(layout: Layout, ep_over_replicas: bool) -> Layout:
     """Every rank of data parallelism keeps all that its part of the model has."""
-    whole = {"dp_replicate": layout.dp_degree, "dp_shard": 1, "ep": 1, "etp": 1, "zero_stage": 0}
-    return layout.model_copy(update=whole)
+    whole = {"dp_replicate": layout.dp_degree, "dp_shard": 1, "zero_stage": 0}
+    gathered = {} if ep_over_replicas else {"ep": 1, "etp": 1}
+    return layout.model_copy(update=whole | gathered)
 
 
 def _unsplit(layout: Layout, zero_stage: int) -> Layout:
@@ -146,10 +158,6 @@ def _unsplit(layout: Layout, zero_stage: int) -> Layout:
             "zero_stage": max(layout.zero_stage, zero_stage),
         }
     )
-
-
-def _lean_replica(layout: Layout) -> Layout:
-    return _lean(_replicated(layout))
 
 
 def _lean(layout: Layout) -> Layout:

@@ -21,6 +21,11 @@ def _fitting(number: int, limit: int | None = None) -> str:
     return choices(d for d in divisors(number) if limit is None or d <= limit)
 
 
+def _ranks(numbers: str, c: Context) -> str:
+    """Data-parallel ranks, which are all GPUs where a trainer splits models only on request."""
+    return f"num_gpus {numbers}" if "tp" in c.trainer.by_request else f"{numbers} of them"
+
+
 def _product_remedy(x: Layout, c: Context) -> str:
     others = x.num_gpus // x.dp_shard
     if c.cluster.num_gpus % others == 0:
@@ -262,8 +267,8 @@ DEGREE_RULES: tuple[Rule, ...] = (
             f"{c.training.global_batch_size}"
         ),
         remedy=lambda x, c: (
-            f"try {_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus))} of them, "
-            f"or global_batch_size {_near_multiples(c.training.global_batch_size, x.dp_degree)}"
+            f"try {_ranks(_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus)), c)}"
+            f", or global_batch_size {_near_multiples(c.training.global_batch_size, x.dp_degree)}"
         ),
     ),
     Rule(

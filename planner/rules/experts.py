@@ -138,7 +138,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
         broken=lambda x, c: np.asarray((x.etp != 1) & (x.etp != x.tp)),
         rule=lambda x, c: f"etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
-        remedy=lambda x, c: f"set etp to 1 or {x.tp}",
+        remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
     Rule(
         key="experts are cut over more ranks than tp",
@@ -152,7 +152,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
             f"etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
             "gathering those is not priced"
         ),
-        remedy=lambda x, c: f"set etp to 1 or {x.tp}",
+        remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
     # core 0.15 transformer/transformer_config.py: "Bias in Moe is only supported when ETP==1"
     Rule(

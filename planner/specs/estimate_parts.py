@@ -66,8 +66,9 @@ def bottleneck(estimate: Estimate) -> str:
         return "compute-bound"
     (worst, lost), compute = losses[0], dict(parts).get("compute", 0.0)
     if compute >= lost:
+        bound = "compute-bound" if compute > step / 2 else "compute is the largest part"
         return (
-            f"compute-bound ({compute / step:.0%}); the largest loss is {LOSSES[worst]}, "
+            f"{bound} ({compute / step:.0%}); the largest loss is {LOSSES[worst]}, "
             f"{_share(lost / step)}"
         )
     return f"bound by {LOSSES[worst]} ({lost / step:.0%}); compute is {compute / step:.0%}"

@@ -329,6 +329,8 @@ def value_in_words(name: str, value: object) -> str:
     """The value alone: "8", "on", "2x30,1,0"."""
     if isinstance(value, tuple | list):
         return in_runs(value)
+    if name == "cp_method" and value == "alltoall":
+        return "alltoall (ring)"  # Megatron-LM's a2a is Ulysses
     if name == "layers_per_stage":
         return "the trainer's split"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

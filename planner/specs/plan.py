@@ -509,6 +509,7 @@ class Plan(BaseModel):
 
 
 OOM_LIMIT = 0.05  # what fits, in the contract
+MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
 COLUMNS = (
     "fits", "oom_probability", "step_seconds", "tokens_per_second_per_gpu", "mfu", "hfu",
     "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes",

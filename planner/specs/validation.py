@@ -1,6 +1,7 @@
 """Turns pydantic's errors into the planner's: every fault with field, value, rule and remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
@@ -22,7 +23,7 @@ Name = Annotated[str, AfterValidator(_one_line)]  # lists and reports show it in
 
 def closest(name: str, known: Iterable[str]) -> str:
     """Remedy text naming the known names that are most like `name`."""
-    names = sorted(known)
+    names, name = sorted(known), re.sub(r"^fp(?=8)", "float", name)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
 

@@ -54,8 +54,9 @@ def _recipes(release: Release) -> tuple[Recipe, ...]:
 
 @lru_cache(maxsize=16)
 def native(recipes: tuple[Recipe, ...], in_fp8: bool) -> tuple[Recipe, ...]:
-    """Recipes whose parameters are in fp8 where the products are, or not."""
-    return tuple(replace(recipe, native=in_fp8 and recipe.peak == "fp8") for recipe in recipes)
+    """Recipes with parameters in fp8, as in Bridge's presets (mixed_precision.py), or not."""
+    able = {one.name for one in recipes if one.peak == "fp8"} - {"float8-blockwise"}
+    return tuple(replace(one, native=in_fp8 and one.name in able) for one in recipes)
 
 
 NATIVE_OVERLAP = TpOverlap(

@@ -31,6 +31,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of, resolve_layout
+from tests.conftest import job_values
 
 CASES = Path(__file__).parents[1] / "cases"
 BRIDGE: dict[str, Any] = {"trainer": "megatron-bridge"}
@@ -64,7 +65,8 @@ def test_its_recipes_defaults() -> None:
     assert ours.model_copy(update={"reduce_dtype": "float32"}) == theirs
     bridge = TRAINERS["megatron-bridge"]
     assert (bridge.fused_cross_entropy, TRAINERS["megatron"].fused_cross_entropy) == (True, False)
-    assert all(one.native == (one.peak == "fp8") for one in bridge.recipes(None))
+    low = {one.name: one.native for one in bridge.recipes(None) if one.peak == "fp8"}
+    assert [name for name, kept in low.items() if not kept] == ["float8-blockwise"]
 
 
 def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
@@ -407,7 +409,7 @@ def test_a_preset_of_mixed_precision_is_written_by_its_name(
     ("float8-tensorwise", "bf16_with_fp8_current_scaling_mixed",
      {"fp8_recipe": "tensorwise", "first_last_layers_bf16": False}),
     ("mxfp8", "bf16_with_mxfp8_mixed",
-     {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": False}),
+     {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
     ("nvfp4", "bf16_with_nvfp4_mixed", {"fp8": None, "fp4": "e2m1", "fp4_param_gather": False}),
 ])  # fmt: skip
 def test_a_changed_preset_is_a_configuration(
@@ -433,6 +435,26 @@ def test_a_changed_preset_is_a_configuration(
         assert job.layout is not None
         assert (job.layout.precision, job.layout.reduce_dtype) == (precision, reduced)
         assert job.layout.param_dtype == chosen.param_dtype
+
+
+@pytest.mark.parametrize(("values", "kept"), [
+    ({"precision": "float8-tensorwise"}, True),
+    ({"precision": "float8-tensorwise", "zero_stage": 0}, False),
+    ({"precision": "float8-tensorwise", "cpu_offload": True}, False),
+    ({"precision": "float8-delayed", "cpu_offload": True}, True),
+])  # fmt: skip
+def test_parameters_are_launched_in_fp8_where_they_are_priced_so(
+    values: dict[str, Any], kept: bool
+) -> None:
+    """On Hopper two fp8 copies are as large as one bf16 parameter, or lie beside it."""
+    _, exported = made("llama3-8b", 8, values)
+    written = yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"]
+    assert written["fp8_param_gather"] is kept
+    stages = []
+    for given in (values, {**values, "precision": "bf16"}):
+        job = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64, layout=given, **BRIDGE)
+        stages.append(estimate(**job).memory.stages[0].parameters_bytes)
+    assert (stages[0] < 1.1 * stages[1]) is kept
 
 
 def test_an_export_names_a_recipe_that_exists_or_none() -> None:

@@ -44,6 +44,8 @@ def test_the_bottleneck_is_the_largest_part() -> None:
         "bound by FSDP gathers and scatters (60%); compute is 40%"
     )
     assert bottleneck(of_time(1.0, compute=1.0)) == "compute-bound"
+    some = bottleneck(of_time(1.0, compute=0.4, ep=0.3, tp=0.3))
+    assert some.startswith("compute is the largest part (40%); the largest loss is ")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_the_bottleneck_is_the_largest_part() -> None:
         ("tp", 1, 2, "tp 2 instead of 1"),
         ("layers_per_stage", None, (2,) * 3 + (1,), "layers by stage 2x3,1 instead of the trainer"),
         ("micro_batch_size", 4, 2, "micro batch size 2 instead of 4"),
+        ("cp_method", "ulysses", "alltoall", "cp method alltoall (ring) instead of ulysses"),
     ],
 )
 def test_changes_in_words(field: str, old: Any, new: Any, words: str) -> None:

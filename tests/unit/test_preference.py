@@ -275,6 +275,7 @@ def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:
         for count in (8, 16_384)
     )
     assert here.own_sd == pytest.approx(large.own_sd)
+    assert len(here.loadings) == len(large.loadings)  # so that plans over sizes can join them
 
 
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
@@ -288,35 +289,25 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
     assert difference_sd(errors(batch, ALL_BUT_BUDGETS), 0)[1] > UNPROVEN
 
 
-def bars(
-    seconds: list[float], supported: list[bool] | None = None, oom: list[float] | None = None
-) -> list[int]:
-    """Rows that may come first."""
+@pytest.mark.parametrize(("seconds", "supported", "oom", "rows"), [
+    ([10.0, 10.49, 10.51], None, None, [0, 1]),  # nobody gives up more than 5% on paper
+    ([8.0, 10.0, 10.4], [False, True, True], None, [1, 2]),  # a speed that no run supports
+    ([8.0, 8.0 * FAR_BEHIND + 0.1], [False, True], None, [0]),
+    ([8.0, 8.1], [False, False], None, [0, 1]),
+    ([9.0, 10.0, 10.4], None, [MOST_RISK + 0.001, MOST_RISK, 0.0], [1, 2]),  # wants a probe first
+    ([9.0, 9.1], None, [0.03, 0.04], [0, 1]),
+])  # fmt: skip
+def test_rows_that_may_come_first(
+    seconds: list[float], supported: list[bool] | None, oom: list[float] | None, rows: list[int]
+) -> None:
     count = len(seconds)
     weighed = Weighed(
         points=np.zeros(count, dtype=np.int64),
         unmeasured=np.zeros((0, count), dtype=np.bool_),
         supported=np.array(supported or [True] * count),
     )
-    scores = np.array(seconds)
-    found = eligible(weighed, scores, scores, np.array(oom or [0.0] * count))
-    return np.flatnonzero(np.isfinite(found)).tolist()
-
-
-def test_nobody_gives_up_more_than_the_limit_on_paper() -> None:
-    assert bars([10.0, 10.49, 10.51]) == [0, 1]
-
-
-def test_a_speed_that_no_run_supports_is_no_bar_and_does_not_lead() -> None:
-    assert bars([8.0, 10.0, 10.4], supported=[False, True, True]) == [1, 2]
-    far = 8.0 * FAR_BEHIND + 0.1
-    assert bars([8.0, far], supported=[False, True]) == [0]
-    assert bars([8.0, 8.1], supported=[False, False]) == [0, 1]
-
-
-def test_what_wants_a_probe_first_is_no_bar_and_does_not_lead() -> None:
-    assert bars([9.0, 10.0, 10.4], oom=[MOST_RISK + 0.001, MOST_RISK, 0.0]) == [1, 2]
-    assert bars([9.0, 9.1], oom=[0.03, 0.04]) == [0, 1]
+    found = eligible(weighed, *[np.array(seconds)] * 2, np.array(oom or [0.0] * count))
+    assert np.flatnonzero(np.isfinite(found)).tolist() == rows
 
 
 def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> None:
@@ -344,7 +335,7 @@ def test_hsdp_on_many_gpus_is_practice() -> None:
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-def plan_of(**search: object) -> Plan:
+def plan_of(*, calibration: Calibration = ALL_BUT_BUDGETS, **search: object) -> Plan:
     """8B that hardly fits without recomputation; fixed to what decides about budgets."""
     plain = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
     given = search.pop("fix", {})
@@ -352,7 +343,7 @@ def plan_of(**search: object) -> Plan:
         "llama3-8b", "h100-sxm-80gb", 8, 8192, 64, search={**search, "fix": {**plain, **given}}
     )
     ports = fixed_ports()
-    return recommend(read_job(job), ports=ports, calibration=ALL_BUT_BUDGETS)
+    return recommend(read_job(job), ports=ports, calibration=calibration)
 
 
 @pytest.mark.slow
@@ -382,19 +373,23 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
     assert all(other.statement.count(words) == 1 for words in other.adds)
 
 
-def test_number_1_that_rests_on_nothing_says_so_and_has_the_best_measured_beside_it() -> None:
-    plan = plan_of(top_k=1, prefer="fastest")
+@pytest.mark.parametrize(("shared", "best"), [
+    ([], "fully measured"), (["optimizer adamw"], "that rests on optimizer adamw alone"),
+])  # fmt: skip
+def test_number_1_on_nothing_measured_has_the_best_beside_it(shared: list[str], best: str) -> None:
+    lacking = all_but("ac memory-budget", *shared)
+    plan = plan_of(top_k=1, prefer="fastest", calibration=lacking)
     assert len(plan.ranked) == 2
     first, beside = plan.ranked
     assert "memory-budget recomputation" in first.unmeasured
-    assert beside.unmeasured == []
+    assert beside.unmeasured == shared
     assert (plan.best_measured.rank, plan.best_measured.layout) == (2, beside.layout)
     slower = beside.estimate.step_seconds / first.estimate.step_seconds
     assert plan.best_measured.times_as_long == pytest.approx(slower, rel=1e-3)
     assert "memory-budget recomputation" in plan.rests_on
-    assert f"best fully measured: rank 2, {1.0 - 1.0 / slower:.1%} slower" in plan.rests_on
+    assert f"best {best}: rank 2, {1.0 - 1.0 / slower:.1%} slower" in plan.rests_on
     # dense models on Hopper were off no further with what other sources had not (`classes`)
-    assert first.estimate.time_sd > beside.estimate.time_sd
+    assert shared or first.estimate.time_sd > beside.estimate.time_sd
 
 
 def test_a_measured_number_1_is_not_marked() -> None:
@@ -433,3 +428,10 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
     families = ("precision ", "schedule ", "dispatcher ")  # one row of the decision for many
     for one in (one for one in WEIGHTY if not one.name.startswith(families)):
         assert f"| {one.words} | {one.points} |" in text
+
+
+@pytest.mark.parametrize(("search", "named"), [({}, False), ({"allow": {"tp": [1, 2]}}, True)])
+def test_reasons_name_changes_that_are_searched(search: dict[str, object], named: bool) -> None:
+    job = job_values("llama3.2-1b", "h100-sxm-80gb", 8, 2048, 64, trainer="fsdp", search=search)
+    plan = recommend(read_job(job), ports=fixed_ports())
+    assert any(line.startswith("tp 2 instead of 1") for line in plan.ranked[0].reasons) == named

@@ -233,6 +233,20 @@ def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> 
     assert failure_of(plan) is None
 
 
+@pytest.mark.parametrize(("risk", "faster", "named"), [
+    (0.03, 0.9, True), (0.009, 0.9, False), (0.03, 1.1, False),
+])  # fmt: skip
+def test_what_is_faster_and_not_first_for_its_risk_is_named(
+    plan: Plan, risk: float, faster: float, named: bool
+) -> None:
+    first, second, *_ = plan.ranked
+    changed = {"oom_probability": risk, "step_seconds": first.shown.step_seconds * faster}
+    risky = second.model_copy(update={"estimate": second.estimate.model_copy(update=changed)})
+    lines = lines_of(plan.model_copy(update={"ranked": [first, risky]}))
+    words = "faster, but out of memory in over 1% of runs, so not first: 2 (3.0%)"
+    assert (words in lines) == named
+
+
 def test_sources_that_are_shown_are_explained_and_no_others(plan: Plan) -> None:
     shown = {entry.source for entry in plan.ranked}
     names = tuple(f"{name}: " for name in SOURCES)

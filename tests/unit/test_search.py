@@ -32,7 +32,6 @@ from planner.search.shortlist import ENOUGH
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.floors import with_budget
-from planner.search.variations.neighbours import neighbours
 from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
@@ -413,9 +412,8 @@ def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
 def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
     best = shown.ranked[0].estimate.step_seconds or 0.0
     for fix in ({"precision": "bf16"}, {"tp": 4}, {"compile": False}, {"pp": 2}):
-        assert (
-            plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate.step_seconds or 0.0
-        ) >= best * (1 - 1e-12)
+        first = plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate
+        assert (first.step_seconds or 0.0) >= best * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(("search", "field"), [
@@ -465,6 +463,7 @@ def test_same_seed_same_plan() -> None:
 
 def test_a_plan_survives_json(shown: Plan) -> None:
     assert Plan.model_validate_json(shown.model_dump_json()) == shown
+    assert shown.versus_current is None  # without a current layout
 
 
 # ---- several sizes, a current layout -------------------------------------------------------------
@@ -499,61 +498,7 @@ def test_versus_a_current_layout_that_cannot_run() -> None:
     assert "cannot run" in current.reasons[0]
 
 
-def test_without_a_current_layout_there_is_nothing_to_compare(shown: Plan) -> None:
-    assert shown.versus_current is None
-
-
-# ---- neighbours and splits -----------------------------------------------------------------------
-
-STARTS: list[dict[str, Any]] = [
-    {"ac": "full"},
-    {"tp": 4, "compile": True, "async_tp": True, "precision": "float8-tensorwise",
-        "float8_all_gather": True},
-    {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "zero_stage": 2},
-    {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 2},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("start", STARTS, ids=["fsdp", "tp", "pp", "cp"])
-def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[str, Any]) -> None:
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(read_model("llama3-8b"), cluster, training)
-    layout = resolve_layout(start, trainer="torchtitan", num_gpus=8)
-    assert violations(layout, pricer.model, cluster, training) == []
-    found = neighbours(pricer, layout)
-    assert len(found) > 5
-    base = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
-    for n in found:
-        assert violations(n.layout, pricer.model, cluster, training) == []
-        assert (getattr(layout, n.field), getattr(n.layout, n.field)) == (n.old, n.new)
-        assert n.old != n.new
-        alone = pricer.price(LayoutBatch.from_layouts([n.layout]))
-        assert n.step_ratio == pytest.approx(alone.step_seconds[0] / base, rel=1e-9)
-        assert n.device_bytes == pytest.approx(alone.device_bytes[0], rel=1e-9)
-    assert len({(n.field, str(n.new)) for n in found}) == len(found)
-
-
-def test_every_axis_has_a_neighbour() -> None:
-    """Degrees double at the expense of dp_shard; microbatches double; the others change."""
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
-    )
-    found = {
-        (n.field, n.new): n.layout
-        for n in neighbours(pricer, resolve_layout({}, trainer="torchtitan", num_gpus=8))
-    }
-    for field in ("tp", "cp", "pp", "dp_replicate"):
-        assert found[field, 2].dp_shard == 4
-    expected = {
-        ("micro_batch_size", 2),
-        ("ac", "full"),
-        ("precision", "float8-rowwise"),
-        ("zero_stage", 2),
-        ("compile", True),
-    }
-    assert expected <= found.keys()
+# ---- splits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])

@@ -62,6 +62,17 @@ def test_splits_are_explained_where_the_batch_is_too_small(batch: int, says: boo
     assert not any("alone, over" in x for x in lines)
 
 
+@pytest.mark.parametrize(("model", "layout", "says"), [
+    ("mixtral-8x7b", {"dp_shard": 16, "ep": 8, "pp": 4}, ""),  # 33 GiB, for experts are cut by 8
+    ("mixtral-8x7b", {"dp_shard": 16, "ep": 2, "pp": 4}, "part (pp 4 x ep 2) take"),
+    ("llama3.1-405b", {"cp": 2, "tp": 8, "pp": 4}, "by ZeRO-1 and CP 2 alone"),
+])  # fmt: skip
+def test_a_replica_is_cut_as_the_layout_cuts_it(model: str, layout: Any, says: str) -> None:
+    lines = reasons(model, 64, {"dp_shard": 1, "ac": "full", **layout}, trainer="megatron")
+    assert bool(says) == bool(lines)
+    assert says in " ".join(lines)
+
+
 def test_the_words_are_the_trainers() -> None:
     layout = {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}
     lines = reasons("gpt3-175b", 64, layout, trainer="megatron")

@@ -38,8 +38,8 @@ def faults_of(**changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("search", "field", "words"), [
-    ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
-    ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
+    ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8 GPUs; choose degrees whose prod"),
+    ({"fix": {"precision": "fp8"}}, "search.fix.precision", "did you mean float8-"),
     ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
     ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
     ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
@@ -91,17 +91,28 @@ def test_a_value_wrong_at_one_size_is_right_at_another() -> None:
     assert {entry.num_gpus for entry in plan.ranked} == {16}
 
 
-def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy() -> None:
+@pytest.mark.parametrize(("training", "rule", "remedy", "field"), [
+    ({"seq_len": 8191}, "seq_len 8191 is not divisible by 2 x cp = 2", "try seq_len 8192", "cp"),
+    ({"trainer": "fsdp", "global_batch_size": 4}, "8 data-parallel ranks do not divide",
+     "try num_gpus 1, 2 or 4, or global_batch_size 8", "dp_shard"),
+])  # fmt: skip
+def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy(
+    training: dict[str, Any], rule: str, remedy: str, field: str
+) -> None:
     with pytest.raises(InfeasibleError) as caught:
-        plan_of(training={"seq_len": 8191})
-    assert "seq_len 8191 is not divisible by 2 x cp = 2" in str(caught.value)
-    assert caught.value.remedy == "try seq_len 8192"
-    assert caught.value.as_dict()["field"] == "layout.cp"
+        plan_of(training=training)
+    assert rule in str(caught.value)
+    assert (caught.value.remedy, caught.value.as_dict()["field"]) == (remedy, f"layout.{field}")
 
 
-def test_two_rules_that_leave_nothing_together() -> None:
-    with pytest.raises(InfeasibleError, match="no legal layout: "):
-        plan_of(search={"fix": {"cpu_offload": True, "zero_stage": 0}})
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"search": {"fix": {"cpu_offload": True, "zero_stage": 0}}}, "no legal layout: "),  # two rules
+    ({"model": "llama3.2-1b", "cluster": {"gpu": "rtx-4090", "num_gpus": 1},
+      "training": {"seq_len": 2048}}, "the smallest needs 22.5 GiB of 22.5 GiB, too close to be"),
+])  # fmt: skip
+def test_nothing_is_left(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InfeasibleError, match=words):
+        plan_of(**changes)
 
 
 def miss_of(**changes: Any) -> dict[str, Any]:

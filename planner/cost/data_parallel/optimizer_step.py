@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.layer.quantisation import TRANSPOSING, gathers_low, kept_low
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.layer.quantisation import TRANSPOSING, gathers_low, stored_low
 from planner.cost.machine.device import Device
 from planner.cost.machine.profile import Profile
 from planner.cost.memory.peak import SCALES_WITH_MASTER
@@ -151,10 +151,10 @@ class OptimizerStep:
             return np.where((batch.zero_stage > 0) & (batch.pp == 1), 0.0, fresh + 2.0 * kept)
         return fresh + 2.0 * (4.0 if self.rules.gradient_dtype == "float32" else 2.0)
 
-    def copy_bytes(self, batch: LayoutBatch) -> FloatColumn:
+    def copy_bytes(self, batch: LayoutBatch, replaced: BoolColumn) -> FloatColumn:
         """Bytes of one weight's quantised copies that stay from step to step, (N,).
 
-        Less the parameter, where they replace it.
+        Less the parameter, where they replace it: `replaced` (N,).
         """
         codes, recipes = batch.precision, self.recipes
         copies = (
@@ -164,7 +164,7 @@ class OptimizerStep:
         )
         return np.asarray(
             column("weight_copy_bytes", codes, recipes) * copies
-            - np.where(kept_low(batch, recipes), TWO_BYTES, 0.0)
+            - np.where(replaced, TWO_BYTES, 0.0)
         )
 
     def _requantised_bytes(
@@ -178,7 +178,7 @@ class OptimizerStep:
         turned = float(kernel_family(self.device.gpu) in TRANSPOSING)
         each = sum(column(f"{name}.weight", codes, recipes) for name in ("scale", "cast"))
         each = each + turned * column("transposed.weight", codes, recipes)
-        own = np.where(kept_low(batch, recipes), owned_layers, local_layers)
+        own = np.where(stored_low(batch, recipes), owned_layers, local_layers)
         once = own * np.where(
             (column("weight_once", codes, recipes) > 0) & (batch.param_dtype == 0), each, 0.0
         )

@@ -16,7 +16,7 @@ from planner.cost.data_parallel.optimizer_step import (
     OptimizerStep,
     small_reductions,
 )
-from planner.cost.layer.quantisation import gathers_low
+from planner.cost.layer.quantisation import gathers_low, stored_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
@@ -184,6 +184,7 @@ def unit_shards(
     shard = kept_shards(batch, dense * shares[0], expert * shares[1], rank_order)
     pads = step.rules.muon.pads_owners
     low = dense * quantised[0] + expert * quantised[1]
+    copies = step.copy_bytes(batch, stored_low(batch, step.recipes))
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
         local=dense + expert,
@@ -198,7 +199,7 @@ def unit_shards(
                 np.zeros_like(dense[-2:]),
             ]
         ),
-        copies_bytes=low * (step.copy_bytes(batch) if step.rules.sharding.keeps_copies else 0.0),
+        copies_bytes=low * (copies if step.rules.sharding.keeps_copies else 0.0),
         gather_seconds=gather + _casts_of_shards(batch, (dense, quantised[0]), step, fsdp[0]),
         scatter_seconds=scatter,
         replicate_seconds=replicate,

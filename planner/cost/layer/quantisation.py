@@ -192,10 +192,10 @@ def _weights_arrive_quantised(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -
     )
 
 
-def kept_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
-    """Whether parameters of linear layers exist only quantised, (N,), or are gathered so by FSDP.
+def may_store_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
+    """Whether parameters of linear layers exist only quantised (N,), or are gathered so by FSDP.
 
-    The optimizer has its own in high precision.
+    As far as the recipe decides. The optimizer has its own in high precision.
     """
     low = np.array([recipe.low for recipe in recipes])[batch.precision] & (batch.param_dtype == 0)
     return np.asarray(
@@ -203,8 +203,18 @@ def kept_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
     )
 
 
+def stored_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
+    """`may_store_low`, where Megatron's optimizer allows it (--fp8-param-gather), (N,).
+
+    It has to be distributed and, but for delayed scaling, on the device (training/arguments.py).
+    """
+    native, scales = (column(name, batch.precision, recipes) for name in ("native", "step_amax"))
+    able = (batch.zero_stage > 0) & (~batch.cpu_offload | (scales > 1))
+    return np.asarray(may_store_low(batch, recipes) & ((native == 0) | able))
+
+
 def gathers_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
     """Whether parameters of linear layers are gathered in low precision, (N,)."""
     return np.asarray(
-        kept_low(batch, recipes) & (column("wire_bytes", batch.precision, recipes) < TWO_BYTES)
+        stored_low(batch, recipes) & (column("wire_bytes", batch.precision, recipes) < TWO_BYTES)
     )

@@ -119,6 +119,7 @@ def _stated(
     """The run of these overrides; those of `comm_overlap` end in the model's fields."""
     given = {re.sub(r"^comm_overlap\.", "model.", key): one for key, one in flatten(given).items()}
     words = arguments_of(given)
+    words.pop("fp8_param_gather", None)  # a precision of Bridge's decides it
     preset = given.get("mixed_precision")
     if preset is not None:
         words.pop("grad_reduce_in_bf16", None)

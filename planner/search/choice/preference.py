@@ -34,13 +34,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.basis import unmeasured_mechanisms, uses
+from planner.calibration.basis import unseen_mechanisms, uses
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.columns.table import Table
 from planner.cost.price import Pricer
+from planner.specs.plan import MOST_RISK
 from planner.trainers.registry import code_of
 
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
@@ -55,7 +56,6 @@ PER_CLASS = 8  # candidates with equally many points that are compared
 # Judgement: beside layouts this much slower, one that rests on an exchange without runs may lead,
 # or one that runs out of memory more often than MOST_RISK.
 FAR_BEHIND = 1.5
-MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Weighed(Table):
 
     points (N,): the sum over the mechanisms that each layout uses.
     unmeasured (U, N): which of the U mechanisms it uses that no run behind the calibration used
-        (`calibration.basis`). What all layouts of a job use tells none of them apart: left out.
+        (`calibration.basis`), at every size. What all layouts of a job use is left out.
     supported (N,): whether it does without those among them that may not lead.
     """
 
@@ -74,10 +74,9 @@ class Weighed(Table):
 
     @classmethod
     def of(cls, batch: LayoutBatch, pricer: Pricer) -> "Weighed":
-        lacking = [
-            one for one in unmeasured_mechanisms(pricer.calibration, pricer) if not one.of_job
-        ]
-        unmeasured = uses(batch, pricer, lacking).T
+        lacking = [one for one in unseen_mechanisms(pricer.calibration, pricer) if not one.of_job]
+        counts = np.array([not one.practised(pricer) for one in lacking], dtype=np.bool_)
+        unmeasured = (uses(batch, pricer, lacking) & counts).T
         following = np.array([not one.leads for one in lacking], dtype=np.bool_)
         return cls(
             points=points(batch, pricer),

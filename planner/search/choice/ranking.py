@@ -21,7 +21,7 @@ from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import BestMeasured, FastestOnPaper
-from planner.units import SAME_SPEED
+from planner.units import RARE, SAME_SPEED, format_risk
 
 NOTICEABLE = 0.01  # what gains less over number 1 gets no line of its own
 WORSE = {
@@ -246,17 +246,14 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     other = best_measured(ranking)
     if other is None or ranking.proven is None:
         return f"{sentence}; nothing that fits and comes near it does without: probe before booking"
-    left = rests_on_unmeasured(ranking.proven)
-    without = enumerated([one.words for one in rests if one not in left], "or")
-    best = f"best without {without}" if left else "best fully measured"
+    left = [one.words for one in rests_on_unmeasured(ranking.proven)]
+    best = f"best that rests on {enumerated(left)} alone" if left else "best fully measured"
     worse, better = WORSE.get(job.search.objective, ("slower", "faster"))
     change = other.times_as_long - 1.0
     if job.search.objective not in WORSE:  # of throughput: twice as long is 50% slower
         change = 1.0 - 1.0 / other.times_as_long
-    return (
-        f"{sentence}; {best}: rank {other.rank}, {abs(change):.1%} "
-        f"{worse if change >= 0 else better}"
-    )
+    gap = f"{abs(change):.1%} {worse if change >= 0 else better}"
+    return f"{sentence}; {best}: rank {other.rank}, {gap if abs(change) >= RARE else 'no ' + worse}"
 
 
 def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
@@ -318,14 +315,14 @@ def _statement(found: FastestOnPaper, gain: str) -> str:
         adds += f", and what no run behind the calibration used: {enumerated(unmeasured)}"
     elif unmeasured:
         adds += ", which no run behind the calibration used"
+    risk = format_risk(found.oom_probability)
     return (
-        f"{gain} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
-        "of memory with "
-        f"probability {found.oom_probability:.1%}{adds}. The difference of two such predictions "
-        f"is right to within {found.difference_sd:.1%} in two cases of three"
+        f"{gain} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out of memory "
+        f"with probability {risk}{adds}. The difference of two such predictions is right to within "
+        f"{found.difference_sd:.1%} in two cases of three"
     )
 
 
-def enumerated(words: Sequence[str], last: str = "and") -> str:
+def enumerated(words: Sequence[str]) -> str:
     """a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

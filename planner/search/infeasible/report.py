@@ -60,10 +60,12 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
         remedy=remedy,
         changes=changes,
     )
+    need, room = format_bytes(device), format_bytes(usable)
+    close = ", too close to be safe" if need == room or device <= usable else ""
     message = (
         f"none of {counted(at_size.num_layouts, 'legal layout')} fits "
         f"{counted(at_size.pricer.cluster.num_gpus, 'GPU')}: "
-        f"the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
+        f"the smallest needs {need} of {room}{close}"
     )
     return InfeasibleError(
         message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected)

@@ -52,7 +52,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
     changes = [
         (name, new, variant)
         for name in Layout.model_fields
-        for new, variant in _changes(pricer, layout, name)
+        for new, variant in steps_in(pricer, layout, name)
     ]
     variants = [variant for _, _, variant in changes]
     broken = violations_of(variants, LayoutBatch.from_layouts(variants), pricer.rules_context)
@@ -109,7 +109,7 @@ def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
         )
 
 
-def _changes(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+def steps_in(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     yield from _BY_FIELD[name](pricer, layout, name)
 
 
