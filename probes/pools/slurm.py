@@ -136,7 +136,7 @@ class SlurmPool:
             run = _Run(pool=self, task=task, grid=grid, watch=observer)
             before = self._job_of(task.id)  # that a process which crashed had
             left = None
-            if before and before.name != task.id and before.left(task.id) is not None:
+            if before is not None and before.name != task.id and before.left(task.id) is not None:
                 left = run.once(before, None)
             if left is not None and not _is_lost(left):
                 return _checked(left)
