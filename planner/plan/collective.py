@@ -5,9 +5,10 @@ from typing import cast
 
 import numpy as np
 
-from planner.cost.network.algorithms import ALGORITHMS, ROOTED
+from planner.cost.network.algorithms import ALGORITHMS
 from planner.cost.network.collectives import Candidate, candidates, choose
 from planner.cost.network.nccl import IDEAL
+from planner.cost.network.rings_and_trees import ROOTED
 from planner.cost.network.topology import Fabric, Placement
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import ClusterSpec

@@ -21,7 +21,8 @@ from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
-from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
+from planner.specs.plan import Plan, RankedLayout
+from planner.specs.plan_comparisons import Regret, SensitivityStep
 from planner.specs.training import CUDA_GRAPHS
 from planner.units import counted, format_bytes, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
+from planner.cost.network.algorithms import ALGORITHMS, Algorithm
 from planner.cost.network.nccl import Protocol
+from planner.cost.network.rings_and_trees import Line
 from planner.cost.network.topology import Fabric, Links, Placement
 
 Lines = tuple[FloatColumn, FloatColumn]  # latency and slope of A lines of U groups, (A, U) each

@@ -24,7 +24,7 @@ from planner.specs.layout import (
     format_ac,
     parse_ac,
 )
-from planner.specs.plan import SensitivityStep
+from planner.specs.plan_comparisons import SensitivityStep
 from planner.trainers.registry import training_release
 from planner.work.axes import busiest_load
 
