@@ -296,7 +296,7 @@ def filter_of(
 ) -> MeasurementFilter:
     """Which measurements to list; model and gpu by any name of the catalogue.
 
-    Raises SpecError for an unknown status or rung.
+    Raises SpecError for an unknown status or fidelity.
     """
     faults = [
         Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")

@@ -4,10 +4,10 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_870,
-    "code lines": 71_953,
-    "files over 400 lines": 26,
-    "classes over 250 lines": 10,
+    "lines": 100_858,
+    "code lines": 71_875,
+    "files over 400 lines": 10,
+    "classes over 250 lines": 8,
     "p95 of function lines": 32,
     "longest function": 147,
     "public classes": 695,
