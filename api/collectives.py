@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from planner.api.errors import fault
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.specs.collective import CollectiveAnswer

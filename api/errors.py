@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 from planner.errors import (
     ConflictError,
-    Fault,
     InfeasibleError,
     MissingPackageError,
     NotFoundError,
@@ -185,10 +184,6 @@ def lines_of(error: PlannerError) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
-    return SpecError(Fault(field, value, rule, remedy))
 
 
 def need(*modules: str, extra: str) -> None:

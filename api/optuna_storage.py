@@ -8,8 +8,7 @@ from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from planner.api.errors import fault
-from planner.errors import ConflictError, StoreError
+from planner.errors import ConflictError, StoreError, fault
 
 if TYPE_CHECKING:
     import optuna

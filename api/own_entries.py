@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.api.errors import fault
 from planner.api.storage.own_entries import OwnEntry
 from planner.api.wiring import Wiring
-from planner.errors import SpecError
+from planner.errors import SpecError, fault
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import read_cluster, read_gpu
 from planner.intake.models import read_model

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from planner.api.calibration.read import learned
-from planner.api.errors import fault
 from planner.api.identity import TimeOrderedIds, hash_of_job
 from planner.api.input.jobs import check_one_size, completed, parse_job
 from planner.api.input.text import read_json
@@ -15,7 +14,7 @@ from planner.api.own_entries import with_own
 from planner.api.storage.records import PlanLabels, StoredEstimate
 from planner.api.wiring import Question, SystemClock, Wiring
 from planner.cost.machine.knobs import Calibration
-from planner.errors import Fault, PlannerError, SpecError
+from planner.errors import PlannerError, SpecError, fault
 from planner.estimates import Estimator, estimate_jobs
 from planner.export import export
 from planner.export.base import Export
@@ -65,10 +64,8 @@ def ask_on_paper(
     values = with_own(wiring, values)
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
-        raise SpecError(
-            Fault(
-                "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
-            )
+        raise fault(
+            "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
         )
     _ = wiring.store
     return PaperQuestion(
@@ -182,13 +179,11 @@ def parse_for_estimate(values: object, reader: JobReader) -> Job:
     """
     job = reader.read(completed(values))
     if job.layout is None:
-        raise SpecError(
-            Fault(
-                "layout",
-                None,
-                "is required to estimate",
-                "add layout, for example {tp: 8}, or ask for a plan",
-            )
+        raise fault(
+            "layout",
+            None,
+            "is required to estimate",
+            "add layout, for example {tp: 8}, or ask for a plan",
         )
     check_one_size(job)
     return job

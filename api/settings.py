@@ -12,9 +12,8 @@ from platformdirs import user_cache_dir, user_data_dir
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from planner.api.errors import fault
 from planner.api.logs import LogFormat, LogLevel
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.probes.folder import lease_folder
 from planner.units import DAY, MEGA
 

@@ -11,7 +11,8 @@ import argparse
 import numpy as np
 from calibrate import measured_rows
 
-from planner.calibration.fit import Data, Scales, fit, predict
+from planner.calibration.fit import Data, fit, predict
+from planner.calibration.linear_model import Scales
 from planner.intake.jobs import read_job
 
 KEYS = {

@@ -37,6 +37,7 @@ INDIRECT = {
     "planner/cost/network/sends": ("tests/unit/test_network.py", "tests/unit/test_simulate.py"),
     "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
+    "planner/cost/stage_seconds": ("tests/property/test_price_property.py",),
     "planner/cost/layer/gemm": ("tests/unit/test_utilisation.py",),
     "planner/cost/machine/device": ("tests/property/test_price_property.py",),
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
@@ -50,6 +51,7 @@ INDIRECT = {
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
+    "api/jobs/sweep_budget": ("tests/contract/test_sweep_scheduler.py",),
     "api/storage/queue": ("tests/unit/test_leases.py",),
     "api/storage/tasks": ("tests/contract/test_webhooks.py",),
 }

@@ -22,7 +22,8 @@ from beyond_enumeration import jobs
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.price import Pricer
-from planner.search.one_size import OneSize, search_size
+from planner.search.one_size import search_size
+from planner.search.size_candidates import OneSize
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 

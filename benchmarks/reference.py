@@ -208,7 +208,8 @@ def fields(
 
 
 def job_fields() -> dict[str, Callable[[], str]]:
-    from planner.specs.cluster import ClusterRequest, LevelRequest
+    from planner.specs.cluster import ClusterRequest
+    from planner.specs.fabric import LevelRequest
     from planner.specs.job import ProbeSpec, SearchSpec
     from planner.specs.layout import Layout
     from planner.specs.sweep import Measure, SweepBudget, SweepSpec

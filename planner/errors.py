@@ -99,6 +99,11 @@ class SpecError(PlannerError):
         return body
 
 
+def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
+    """The error of one fault."""
+    return SpecError(Fault(field, value, rule, remedy))
+
+
 class UnknownNameError(SpecError):
     """No such name in the catalogue; the remedy names the closest known ones."""
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from planner.charts import table
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.estimates import estimate_job
 from planner.estimates import estimate_jobs as priced
 from planner.intake.current import complete
@@ -192,7 +192,7 @@ def _job(
         return reader.read(given)
     if given:
         names = ", ".join(given)
-        raise SpecError(Fault("job", names, "was given beside a whole job", "put it into the job"))
+        raise fault("job", names, "was given beside a whole job", "put it into the job")
     if isinstance(job, Job):
         return job
     written = complete(job) if job.get("current") is not None else job

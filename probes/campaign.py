@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import KernelShape
-from planner.errors import Fault, ProbeError, SpecError
+from planner.errors import Fault, ProbeError, SpecError, fault
 from planner.estimates import estimate_job, model_flops_utilisation
 from planner.intake.jobs import read_job
 from planner.probes.emulate import combine, ranks_of_interest
@@ -68,7 +68,7 @@ class ProbeRequest(BaseModel):
             return request.model_copy(update={"job": kept}), job
         if job.layout is None:
             remedy = "add the layout to measure, or probe a plan"
-            raise SpecError(Fault("layout", None, "is required to probe", remedy))
+            raise fault("layout", None, "is required to probe", remedy)
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
             raise SpecError(
@@ -133,17 +133,15 @@ def _check_kernels(request: ProbeRequest) -> None:
         try:
             KernelShape.from_dict(values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SpecError(
-                Fault(
-                    f"kernels.{index}",
-                    values,
-                    f"is no kernel ({error})",
-                    "give kind, name, dtype and sizes",
-                )
+            raise fault(
+                f"kernels.{index}",
+                values,
+                f"is no kernel ({error})",
+                "give kind, name, dtype and sizes",
             ) from None
     if not trainer_of(request.trainer).times_kernels:
-        raise SpecError(
-            Fault("trainer", request.trainer, "times no kernels alone", "use the reference program")
+        raise fault(
+            "trainer", request.trainer, "times no kernels alone", "use the reference program"
         )
 
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.kernels import KernelShape
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.probes import kernels
 from planner.probes.causes import is_foreign
 from planner.probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
@@ -141,13 +141,11 @@ class KernelProgram:
 
     def __init__(self, task: ProbeTask) -> None:
         if task.device == "cuda" and not torch.cuda.is_available():
-            raise SpecError(
-                Fault(
-                    "device",
-                    "cuda",
-                    "torch sees no GPU here",
-                    "probe with device cpu, or install a CUDA build of torch",
-                )
+            raise fault(
+                "device",
+                "cuda",
+                "torch sees no GPU here",
+                "probe with device cpu, or install a CUDA build of torch",
             )
         self.task, self.device = task, join(task.device)
 

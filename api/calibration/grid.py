@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from planner.api.errors import fault
 from planner.api.storage.records import CalibrationRecord
 from planner.api.wiring import Wiring
 from planner.catalog.clusters import gpu_names
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import from_document, shipped_calibration
-from planner.errors import ProbeError, SpecError
+from planner.errors import ProbeError, SpecError, fault
 from planner.intake.machines import load_gpu, read_cluster
 
 MOST_NAMED = 4  # GPUs that a message lists

@@ -11,7 +11,6 @@ from planner.api.cli.plotting import Plot, check_plot, write_plot
 from planner.api.cli.simulate import write_text
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
-from planner.api.errors import fault
 from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
@@ -23,7 +22,7 @@ from planner.calibration.outcome import Compared, ComparedRow
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
-from planner.errors import PlannerError
+from planner.errors import PlannerError, fault
 from planner.intake.jobs import JobReader
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"

@@ -21,7 +21,6 @@ from planner.api.cli.given import (
 from planner.api.cli.output import letters_only, make_console, note, show
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
-from planner.api.errors import fault
 from planner.api.identity import local_user
 from planner.api.input.jobs import parse_job
 from planner.api.render.estimate import estimate_view
@@ -35,6 +34,7 @@ from planner.api.service import (
     meant,
 )
 from planner.api.wiring import Wiring, wire
+from planner.errors import fault
 from planner.intake.near_files import with_near_file
 from planner.units import counted
 

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.api.errors import fault
 from planner.api.input.current import read_current_file, read_job_file
 from planner.api.input.text import check_plain, read_mapping_file, read_yaml
 from planner.catalog.clusters import cluster_document
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 CATALOG_LABELS = frozenset({"aliases", "source", "notes"})

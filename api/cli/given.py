@@ -6,11 +6,11 @@ import typer
 
 from planner.api.cli.flags import parse_count, read_cluster, spelled_out
 from planner.api.cli.typed import complete_plan
-from planner.api.errors import fault
 from planner.api.input.current import read_job_file
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.plans import entry_of, job_of
 from planner.api.wiring import Wiring
+from planner.errors import fault
 
 PlanId = Annotated[
     str,

@@ -12,7 +12,6 @@ from planner.api.cli.output import make_console, note, say, show, show_json
 from planner.api.cli.simulate import write_text
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from planner.api.cli.working import working
-from planner.api.errors import fault
 from planner.api.identity import local_user
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import row_of, shown_row, to_csv
@@ -21,6 +20,7 @@ from planner.api.input.text import read_mapping_file
 from planner.api.render.comparison import beside
 from planner.api.render.probe import measurements_table
 from planner.api.wiring import Wiring, wire
+from planner.errors import fault
 from planner.units import counted
 
 app = typer.Typer(

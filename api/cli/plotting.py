@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from planner.api.cli.output import make_console, note, say
-from planner.api.errors import fault, need
+from planner.api.errors import need
 from planner.charts.chart import Chart
 from planner.charts.terminal import scatter
+from planner.errors import fault
 from planner.specs.plan import Plan
 
 FLAG = "--plot"

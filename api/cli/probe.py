@@ -11,7 +11,7 @@ import typer
 from planner.api.calibration.update import line_about, update_from_probes
 from planner.api.cli.output import error_line, make_console, note, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
-from planner.api.errors import codes_of, fault, lines_of
+from planner.api.errors import codes_of, lines_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.probe_recovery import recover
 from planner.api.jobs.probes import (
@@ -28,7 +28,7 @@ from planner.api.own_entries import with_own
 from planner.api.render.probe import Probed, probes_view
 from planner.api.storage.job_records import ProbeRecord
 from planner.api.wiring import Wiring, wire
-from planner.errors import InfeasibleError, PlannerError, ProbeError
+from planner.errors import InfeasibleError, PlannerError, ProbeError, fault
 from planner.estimates import estimate_job
 from planner.probes.launch import Watch
 from planner.probes.pools import listed, pool_forms

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.api.cli.output import PIPED_WIDTH, as_text
-from planner.api.errors import fault
 from planner.api.render.current import current_files
 from planner.api.render.plan import plan_view
+from planner.errors import fault
 from planner.specs.plan import Plan
 
 MARKER = ".planner"

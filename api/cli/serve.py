@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from planner.api.errors import fault, need
+from planner.api.errors import need
 from planner.api.logs import set_up
 from planner.api.settings import load_settings
+from planner.errors import fault
 
 
 def command(

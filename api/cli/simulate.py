@@ -12,11 +12,11 @@ from planner.api.cli.output import make_console, note, show, show_json
 from planner.api.cli.plotting import Plot, check_plot, write_plot
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
-from planner.api.errors import fault
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
 from planner.api.render.timeline import timeline_view
 from planner.api.wiring import wire
+from planner.errors import fault
 from planner.plan.timeline import timeline
 
 

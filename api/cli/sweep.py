@@ -10,7 +10,7 @@ from planner.api.cli.output import error_line, note, say, show_json
 from planner.api.cli.plotting import Plot, check_plot, write_plot
 from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
 from planner.api.cli.typed import Json, complete_sweep
-from planner.api.errors import codes_of, fault
+from planner.api.errors import codes_of
 from planner.api.input.names import sweep_id_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.observer import Observer
@@ -32,6 +32,7 @@ from planner.api.render.charts import sweep_chart
 from planner.api.render.sweep import report_lines
 from planner.api.storage.records import SweepRecord
 from planner.api.wiring import Wiring, wire
+from planner.errors import fault
 from planner.units import counted
 
 app = typer.Typer(

@@ -10,11 +10,11 @@ from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect
 
-from planner.api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, fault
+from planner.api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError
 from planner.api.http.schemas import JobBody
 from planner.api.http.security import require_key
 from planner.api.input.text import read_json
-from planner.errors import Fault
+from planner.errors import Fault, fault
 from planner.units import MEGA
 
 JSON = "application/json"

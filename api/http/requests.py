@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from planner.api.errors import PlanningError, TooManyRequestsError, fault
+from planner.api.errors import PlanningError, TooManyRequestsError
 from planner.api.http.bodies import StrictRequest
 from planner.api.http.lanes import PRICING, Lane
 from planner.api.http.problems import problem
@@ -19,7 +19,7 @@ from planner.api.settings import ApiKey
 from planner.api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
 from planner.api.storage.transactions import one_transaction
 from planner.api.wiring import Wiring
-from planner.errors import PlannerError
+from planner.errors import PlannerError, fault
 
 MAX_KEY_LENGTH = 255
 KEPT_HEADERS = ("location",)

@@ -9,9 +9,10 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from planner.api.asker import Asker, set_asker
-from planner.api.errors import ForbiddenError, UnauthenticatedError, fault
+from planner.api.errors import ForbiddenError, UnauthenticatedError
 from planner.api.http.rates import Rates
 from planner.api.settings import ApiKey, Settings
+from planner.errors import fault
 
 ANYONE = ApiKey("anyone", frozenset({"admin"}), "")
 

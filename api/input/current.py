@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.api.errors import fault
 from planner.api.input.text import read_text, read_yaml
-from planner.errors import SpecError
+from planner.errors import SpecError, fault
 from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.intake.current import complete
 from planner.intake.jobs import JobReader
 from planner.specs.job import Job
@@ -36,6 +36,6 @@ def check_one_size(job: Job) -> None:
             job.request["cluster"]["num_gpus"],
             f"choose one of {', '.join(map(str, sizes))}, or ask for a plan",
         )
-        raise SpecError(
-            Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy)
+        raise fault(
+            "cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy
         )

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from planner.api.catalog import gpu_name_of, model_name_of
-from planner.api.errors import fault
 from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
 from planner.api.storage.records import MeasurementFilter
 from planner.api.wiring import Wiring
-from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
 from planner.intake.current import complete
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
@@ -296,7 +295,7 @@ def filter_of(
 ) -> MeasurementFilter:
     """Which measurements to list; model and gpu by any name of the catalogue.
 
-    Raises SpecError for an unknown status or rung.
+    Raises SpecError for an unknown status or fidelity.
     """
     faults = [
         Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from planner.api.errors import fault
 from planner.api.storage.common import ids_starting, is_id
 from planner.api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
 from planner.api.wiring import Wiring
+from planner.errors import fault
 from planner.units import counted
 
 Rows = type[PlanRow] | type[ProbeRow] | type[SweepRow] | type[TaskRow]

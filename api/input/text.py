@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from planner.api.errors import fault
+from planner.errors import fault
 from planner.intake.near_files import with_near_file
 
 MAX_FILE_BYTES = 10_000_000

@@ -33,7 +33,7 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
     measured = [line["measurement_id"] for line in lines if line["status"] == "ok"]
     if not measured:
         return {**report, "drift": None}
-    history = History.of(wiring.drift.history(measured, spec.pool, run.asked_by or ""))
+    history = _History.of(wiring.drift.history(measured, spec.pool, run.asked_by or ""))
     drift = drift_of(history.nights, spec.drift.runs_per_false_alarm)
     if run.parent_id is not None:
         wiring.drift.replace(run.parent_id, list(history.findings(drift, run)))
@@ -57,7 +57,7 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class _History:
     """Runs of a sweep's questions by night.
 
     rows: one of each reading, by layout and night, as `nights` numbers them.
@@ -69,7 +69,7 @@ class History:
     young: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[HistoryRow]) -> "History":
+    def of(cls, rows: Sequence[HistoryRow]) -> "_History":
         """Drift of the layouts that were run often enough."""
         runs = Counter(key for key, _ in {(_key(row), row.run) for row in rows})
         watched = [row for row in rows if runs[_key(row)] >= FEWEST_RUNS]

@@ -12,7 +12,7 @@ from planner.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class _Ended:
     """A cancelled job. study: as it stands now; None of a plan on paper."""
 
     study: TaskRecord | None
@@ -20,7 +20,7 @@ class Ended:
     message: str
 
 
-def end_plan(wiring: Wiring, plan_id: str) -> Ended:
+def end_plan(wiring: Wiring, plan_id: str) -> _Ended:
     """Cancels the study of a plan and what is queued or runs of its probes.
 
     Raises NotFoundError; ForbiddenError where another key asked for any of them.
@@ -45,4 +45,4 @@ def end_plan(wiring: Wiring, plan_id: str) -> Ended:
         if cancelled
         else "nothing was running for it: nothing was cancelled, and what is stored stays"
     )
-    return Ended(study=study, probes=ended, message=message)
+    return _Ended(study=study, probes=ended, message=message)

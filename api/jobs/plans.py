@@ -7,7 +7,7 @@ from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
 from planner.api.storage.paging import cursor_of
 from planner.api.storage.records import Page, PlanLine
 from planner.api.wiring import Wiring
-from planner.errors import Fault, NotFoundError, SpecError
+from planner.errors import NotFoundError, SpecError, fault
 from planner.intake.jobs import read_job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, RankedLayout
@@ -112,9 +112,7 @@ def entry_of(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
     """The layout of this rank. Raises SpecError for a rank that is not there."""
     entry = next((entry for entry in plan.ranked if entry.rank == rank), None)
     if entry is None:
-        raise SpecError(
-            Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")
-        )
+        raise fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")
     return entry
 
 

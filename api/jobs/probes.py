@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy.orm import Session
 
 from planner.api.asker import asker
-from planner.api.errors import fault, lines_of
+from planner.api.errors import lines_of
 from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
@@ -23,7 +23,7 @@ from planner.api.storage.quotas import check_quota
 from planner.api.storage.room import Room
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
-from planner.errors import PlannerError, ProbeError, SpecError
+from planner.errors import PlannerError, ProbeError, SpecError, fault
 from planner.probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
 from planner.probes.launch import Watch
 from planner.probes.pools.protocol import Pool

@@ -9,7 +9,8 @@ import re
 from datetime import UTC, datetime, time
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from planner.api.errors import fault, need
+from planner.api.errors import need
+from planner.errors import fault
 
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
-from planner.api.errors import fault, lines_of
+from planner.api.errors import lines_of
 from planner.api.identity import hash_of_job
 from planner.api.input.jobs import parse_job
 from planner.api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
@@ -22,7 +22,7 @@ from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import PlanLabels
 from planner.api.wiring import Wiring
-from planner.errors import PlannerError, StoreError
+from planner.errors import PlannerError, StoreError, fault
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.probes.preflight import Need

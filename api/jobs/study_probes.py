@@ -247,7 +247,7 @@ class StudyProbes:
                 if one.measured.status in ("ok", "oom") and one.measured.rung != "imitated"
             )
 
-    def done_before(self) -> "DoneBefore":
+    def done_before(self) -> "_DoneBefore":
         """Earlier measurements of this study: they count against its budget."""
         study_id = self.claimed.record.id
         records = probes_of(self.wiring, study_id)
@@ -263,7 +263,7 @@ class StudyProbes:
             for record in records
             if record.id in found and (body := _question_of(record, events)) is not None
         }
-        return DoneBefore(
+        return _DoneBefore(
             measurements=list(found.values()),
             reasons={key: str(body["message"]) for key, body in asked.items()},
             as_probes={
@@ -276,7 +276,7 @@ class StudyProbes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoneBefore:
+class _DoneBefore:
     """A study's own probes from before it was resumed.
 
     measurements: oldest first.

@@ -9,6 +9,7 @@ from planner.api.errors import StoredError
 from planner.api.jobs.bad_hosts import BadHost
 from planner.api.jobs.retries import hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
+from planner.api.jobs.sweep_budget import SpentByRun
 from planner.api.jobs.sweep_layouts import Wanted
 from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
 from planner.api.wiring import Wiring
@@ -30,16 +31,6 @@ class ReportedJob:
     lines: Sequence[Line]
     failure: str | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpentByRun:
-    """Use of a run. most_at_once: probes that ran side by side."""
-
-    probes: int
-    gpu_seconds: float
-    most_at_once: int
-    retried: int
 
 
 def line_of(

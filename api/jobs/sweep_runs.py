@@ -1,9 +1,8 @@
 """One run of a sweep: measures what its spec names of every job, compares, and reports."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,19 +14,19 @@ from planner.api.jobs.drift import with_drift
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.probe_recovery import recover
-from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
+from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.retries import hosts_of, next_try, step_of
-from planner.api.jobs.schedule import is_within
 from planner.api.jobs.side_by_side import SideBySide
 from planner.api.jobs.standing import Standing
+from planner.api.jobs.sweep_budget import SpentByRun
 from planner.api.jobs.sweep_layouts import Wanted, wanted_of
-from planner.api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
+from planner.api.jobs.sweep_progress import SweepProgress
+from planner.api.jobs.sweep_report import Line, ReportedJob, line_of, report_of
 from planner.api.jobs.sweeps import check_sweep
 from planner.api.render.sweep import sweep_line
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.probes import gpu_seconds_of
 from planner.api.wiring import Wiring
-from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.probes.launch import Watch
@@ -37,7 +36,6 @@ from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
 
 POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stopped
-STORED_SECONDS = 2.0  # between two standings that others can read
 SHOWN_SECONDS = 15.0  # between two lines while nothing ends
 LOOK_SECONDS = 5.0  # between two looks at the hosts
 
@@ -118,21 +116,15 @@ class _JobOfRun:
 
 @dataclass(kw_only=True)
 class SweepRun:
-    """A run in progress.
-
-    probes, gpu_seconds: spent, those that run included with what they may use.
-    """
+    """A run in progress. spent: those that run included, with what they may use."""
 
     wiring: Wiring
     spec: SweepSpec
     observer: Observer
     claimed: Claimed[TaskRecord, TaskEnd]
-    probes: int = 0
-    gpu_seconds: float = 0.0
+    spent: SpentByRun = field(default_factory=SpentByRun)
     layouts: int = 0
     failures: int = 0
-    retried: int = 0
-    most_at_once: int = 0
     _jobs: list[_JobOfRun] = field(default_factory=list)
     _pending: deque[_Item] = field(default_factory=deque)
     _running: dict[str, _Item] = field(default_factory=dict)
@@ -141,13 +133,14 @@ class SweepRun:
     _bad: list[BadHost] = field(default_factory=list)
     _out: frozenset[str] = frozenset()
     _measured: set[tuple[str, str]] = field(default_factory=set)  # trainers on GPUs
-    _last: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pool = self.wiring.pool(self.spec.pool)
         self._bench = SideBySide(
             wiring=self.wiring, pool=pool, pool_name=self.spec.pool, claimed=self.claimed
         )
+        tasks, observer = self.wiring.tasks, self.observer
+        self._progress = SweepProgress(tasks, self.claimed, observer, self._standing)
 
     def report(self) -> dict[str, Any]:
         self._read_what_was_done()
@@ -160,7 +153,7 @@ class SweepRun:
             self._bench.end()
             update_about(self.wiring, self._measured)
         self._bench.want_nothing()
-        self._stand(self._standing(), now=True)
+        self._progress.store()
         reported = [
             ReportedJob(
                 index=index,
@@ -171,13 +164,7 @@ class SweepRun:
             )
             for index, one in enumerate(self._jobs)
         ]
-        spent = SpentByRun(
-            probes=self.probes,
-            gpu_seconds=self.gpu_seconds,
-            most_at_once=self.most_at_once,
-            retried=self.retried,
-        )
-        return report_of(self.wiring, self.claimed.record, reported, spent, self._bad)
+        return report_of(self.wiring, self.claimed.record, reported, self.spent, self._bad)
 
     # ---- what there is to do --------------------------------------------------------------------
 
@@ -196,9 +183,9 @@ class SweepRun:
             self._adopt([one for one in before if one.state == "queued"])
             self.observer.stop.wait(POLL_SECONDS)
         for record in before:
-            self.gpu_seconds += gpu_seconds_of(record)
+            self.spent.gpu_seconds += gpu_seconds_of(record)
             if _counts(record):
-                self.probes += 1
+                self.spent.probes += 1
                 if record.state in ("done", "failed"):
                     key = (record.job_hash, record.layout)
                     self._before.setdefault(key, []).append(record)
@@ -207,26 +194,28 @@ class SweepRun:
         """Awaits the probes that run without an owner; another worker may be quicker."""
         claimed = [self.wiring.probes.claim(new_lease(), job_id=one.id) for one in queued]
         ours = [one for one in claimed if one is not None]
-        watches = {
-            one.id: Watch(stop=self.observer.stop, progress=self._say(one.layout)) for one in ours
-        }
+        stop, say = self.observer.stop, self._progress.of_layout
+        watches = {one.id: Watch(stop=stop, progress=say(one.layout)) for one in ours}
         run_all(self.wiring, ours, watches)
 
     def _plan(self, number: int, values: Mapping[str, Any]) -> None:
         job = read_job(values, allow_files=False)
         one = _JobOfRun(job=job, items=[])
         self._jobs.append(one)
-        self._tell(
+        self._progress.report(
             f"job {number} of {len(self.spec.jobs)}: {job.model.name} on "
             f"{job.cluster.num_gpus} {job.cluster.gpu.name}"
         )
+        run = self.claimed.record
         try:
             chosen = wanted_of(
                 self.spec,
                 job,
                 ports=self.wiring.ports,
-                calibration=lambda: self._learned(job),
-                run_id=self.claimed.record.id,
+                calibration=lambda: learned(
+                    self.wiring, job, run.asked_by or "", until=run.started_at
+                ),
+                run_id=run.id,
             )
             one.items = [_Item(wanted=wanted) for wanted in chosen]
         except StoreError:
@@ -243,10 +232,6 @@ class SweepRun:
                 item.attempts.append(record)
                 self._look_at(item, record)
             self._go_on(item)
-
-    def _learned(self, job: Job) -> Calibration | None:
-        record = self.claimed.record
-        return learned(self.wiring, job, record.asked_by or "", until=record.started_at)
 
     def _go_on(self, item: _Item) -> None:
         """To its first probe, to its next one after a failure that may pass, or to its line."""
@@ -276,10 +261,10 @@ class SweepRun:
                 took = True
                 self._take(record)
                 self._start()  # at once: the room is free
-            if self._is_time("look", LOOK_SECONDS) or not (self._running or self._pending):
+            if self._progress.is_time("look", LOOK_SECONDS) or not (self._running or self._pending):
                 self._confirm_suspects()
-            if self._is_time("shown", SHOWN_SECONDS) and self._running:
-                self._tell("", passing=True)
+            if self._progress.is_time("shown", SHOWN_SECONDS) and self._running:
+                self._progress.report("", passing=True)
             if not (self._running or self._pending) or not (wait or took):
                 return
             if not self._running:  # others have the room
@@ -287,18 +272,19 @@ class SweepRun:
 
     def _start(self) -> None:
         """Starts probes in their order while pool, budget and hours allow."""
-        if self._pending and self._is_time("out", LOOK_SECONDS):
+        if self._pending and self._progress.is_time("out", LOOK_SECONDS):
             self._out = frozenset(one.host for one in self.wiring.quarantine.active(self.spec.pool))
             self._hosts.known |= self._out
         while self._pending:
             item = self._pending[0]
             assert not isinstance(item.wanted.requested, str), "what cannot run is not pending"
-            limited = self._limited(item.wanted.requested)
+            running, now = self._bench.running.values(), self.wiring.sweeps.now
+            limited = self.spent.limited(item.wanted.requested, self.spec, running, now)
             if isinstance(limited, str):
                 if not self._running:
                     self._give_up(limited)
                 return
-            say = self._say(item.wanted.layout.short())
+            say = self._progress.of_layout(item.wanted.layout.short())
             avoid, rather_not = self._out, item.avoid
             if item.confirms:  # on the same host it would tell nothing
                 avoid, rather_not = avoid | item.avoid, frozenset()
@@ -307,37 +293,14 @@ class SweepRun:
                 return
             self._pending.popleft()
             self._running[started.id] = item
-            self.probes += 1
-            self.most_at_once = max(self.most_at_once, len(self._running))
-            self.retried += bool(item.attempts) and not item.confirms
-
-    def _limited(self, requested: RequestedProbe) -> RequestedProbe | str:
-        """The probe with the time that the budget leaves it; why there is none.
-
-        The last of a budget has what is left. OtherCore others a probe starts only where its whole
-        time limit is covered, so that the run never spends more than its budget.
-        """
-        budget, limit = self.spec.budget, requested.request.time_limit_seconds
-        if budget.hours is not None and not is_within(
-            budget.hours, self.wiring.sweeps.now(), self.spec.time_zone
-        ):
-            return f"outside the hours of the budget, {budget.hours} {self.spec.time_zone}"
-        promised = sum(
-            one.request.time_limit_seconds * one.devices for one in self._bench.running.values()
-        )
-        left = budget.max_gpu_seconds - self.gpu_seconds - promised
-        wanted = requested.devices
-        spent = self.probes >= budget.max_probes or left <= 0
-        if spent or (self._running and left < limit * wanted):
-            return "the budget is spent"
-        limit = min(limit, max(1.0, left / wanted))
-        own = requested.request.model_copy(update={"time_limit_seconds": limit})
-        return replace(requested, request=own)
+            self.spent.probes += 1
+            self.spent.most_at_once = max(self.spent.most_at_once, len(self._running))
+            self.spent.retried += bool(item.attempts) and not item.confirms
 
     def _take(self, record: ProbeRecord) -> None:
         item = self._running.pop(record.id)
-        self.gpu_seconds += gpu_seconds_of(record)
-        self.probes -= not _counts(record)
+        self.spent.gpu_seconds += gpu_seconds_of(record)
+        self.spent.probes -= not _counts(record)
         item.attempts.append(record)
         self._look_at(item, record)
         self._go_on(item)
@@ -353,18 +316,17 @@ class SweepRun:
         if first:
             self.layouts += 1
             self.failures += item.line["status"] in ("failed", "oom")
-        self._tell(sweep_line(item.line))
+        self._progress.report(sweep_line(item.line))
 
     # ---- hosts ----------------------------------------------------------------------------------
 
     def _look_at(self, item: _Item, record: ProbeRecord) -> None:
         """Notes what the probe says of its hosts; those found bad are kept out from now on."""
         hosts, seconds = hosts_of(record), step_of(record)
-        if record.measurement_id is not None:
-            self._measured.add((item.wanted.job.training.trainer, record.gpu))
         if record.measurement_id is None:
             self._hosts.failed(item.key, hosts, record.failure)
         else:
+            self._measured.add((item.wanted.job.training.trainer, record.gpu))
             self._hosts.measured(item.key, hosts, seconds, item.wanted.predicted_seconds)
         for bad in self._hosts.new_bad():
             if len(self._hosts.known) > MOST_OUT * self._hosts.num_hosts:
@@ -372,23 +334,19 @@ class SweepRun:
             self._bad.append(bad)
             self._out |= {bad.host}
             keep_out(self.wiring, self.spec.pool, bad, self.claimed.record.id)
-            self._tell(f"host {bad.host} is kept out: {'; '.join(bad.evidence)}")
+            self._progress.report(f"host {bad.host} is kept out: {'; '.join(bad.evidence)}")
 
     def _confirm_suspects(self) -> None:
         """Runs layouts of a suspected host once more elsewhere, where the pool can choose."""
         if self.observer.stop.is_set() or not self._bench.avoids_hosts:
             return
         suspects = dict(self._hosts.to_confirm())
-        if not suspects:
-            return
         items = {item.key: item for one in self._jobs for item in one.items}
         for host, layouts in suspects.items():
             for item in (items[layout] for layout in layouts if layout in items):
                 if not item.confirms and item.line is not None:
                     item.confirms, item.avoid = True, frozenset({host})
                     self._pending.append(item)
-
-    # ---- saying how far it is -------------------------------------------------------------------
 
     def _standing(self) -> Standing:
         budget, measure = self.spec.budget, self.spec.measure
@@ -401,42 +359,12 @@ class SweepRun:
             num_jobs=len(self.spec.jobs),
             running=len(self._running),
             failures=self.failures,
-            probes=self.probes,
+            probes=self.spent.probes,
             max_probes=budget.max_probes,
-            gpu_seconds=round(self.gpu_seconds, 1),
+            gpu_seconds=round(self.spent.gpu_seconds, 1),
             max_gpu_seconds=budget.max_gpu_seconds,
             quarantined=tuple(one.host for one in self._bad),
         )
-
-    def _tell(self, message: str, *, passing: bool = False) -> None:
-        """Tells who follows. passing: only how far it is; nothing ended."""
-        standing = self._standing()
-        if message:
-            self.claimed.report(message)
-        self._stand(standing)
-        event = "standing" if passing else "sweep"
-        self.observer.on_event({"event": event, "message": message, **standing.as_dict()})
-        self._last["shown"] = time.monotonic()
-
-    def _stand(self, standing: Standing, *, now: bool = False) -> None:
-        if now or self._is_time("stored", STORED_SECONDS):
-            self.wiring.tasks.stand(self.claimed.record, standing.as_dict())
-
-    def _say(self, layout: str) -> Callable[[str], None]:
-        def say(message: str) -> None:
-            line = f"{layout}: {message}"
-            self.claimed.report(line)
-            self.observer.on_message(line)
-
-        return say
-
-    def _is_time(self, what: str, seconds: float) -> bool:
-        """Whether so many seconds have passed since it was done last; then it is done now."""
-        now = time.monotonic()
-        if now - self._last.get(what, -seconds) < seconds:
-            return False
-        self._last[what] = now
-        return True
 
 
 def _counts(record: ProbeRecord) -> bool:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from planner.api.errors import fault, need
+from planner.api.errors import need
 from planner.api.settings import Settings
 from planner.api.storage.job_records import TaskRecord
 from planner.api.wiring import Wiring
-from planner.errors import PlannerError
+from planner.errors import PlannerError, fault
 from planner.units import HOUR
 
 log = logging.getLogger("planner.webhooks")

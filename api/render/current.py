@@ -8,7 +8,8 @@ from planner.api.render.estimate import NARROW, bullets, heading, indented, viol
 from planner.api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
-from planner.specs.plan import Plan, RankedLayout, VersusCurrent
+from planner.specs.plan import Plan, RankedLayout
+from planner.specs.plan_comparisons import VersusCurrent
 from planner.trainers.registry import layout_line
 from planner.units import counted, times_as_fast
 

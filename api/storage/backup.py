@@ -8,10 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import JSON, Connection, Engine, text
 
-from planner.api.errors import fault
 from planner.api.storage.engine import is_memory, make_private, store_errors, to_read
 from planner.api.storage.tables import Base
-from planner.errors import StoreError
+from planner.errors import StoreError, fault
 
 PAGES_AT_ONCE = 1000  # between which others may write
 MOST_NAMED = 5

@@ -23,8 +23,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
-from planner.api.errors import UnavailableError, fault
-from planner.errors import StoreError, how_to_install
+from planner.api.errors import UnavailableError
+from planner.errors import StoreError, fault, how_to_install
 
 _PASSING = (  # primary codes of SQLite
     sqlite3.SQLITE_BUSY,

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, select, tuple_
 from sqlalchemy.orm import load_only
 
-from planner.api.errors import fault
 from planner.api.storage.common import all_readable, is_id, plain_text
 from planner.api.storage.records import Page
 from planner.api.storage.transactions import reading
+from planner.errors import fault
 
 MAX_PAGE = 200
 Item = TypeVar("Item")

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.calibration.kernels import COLLECTIVES, KernelShape, kernel_seconds
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.data_parallel.sharding import kept_shards, unit_parameters
+from planner.cost.data_parallel.unit_elements import kept_shards, unit_parameters
 from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer

@@ -12,8 +12,9 @@ from planner.calibration import student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER
 from planner.calibration.classes import UNMEASURED, Misses, class_of
-from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fingerprint, linearise
+from planner.calibration.fit import Data, fingerprint, linearise
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
+from planner.calibration.linear_model import Linear, Scales, Solution, Unknowns
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import OwnRuns
 from planner.calibration.own_runs import far_alone, run_scale, stands_for

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 
 from planner.calibration.basis import Seen, seen
-from planner.calibration.fit import (
+from planner.calibration.fit import Data, fingerprint, gradient_of, predict
+from planner.calibration.linear_model import (
     PLACE_KEY,
-    Data,
     Linear,
     Names,
     Scales,
     Solution,
     Unknowns,
     by_key,
-    fingerprint,
-    gradient_of,
-    predict,
 )
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from planner.errors import Fault, MissingPackageError, SpecError, how_to_install
+from planner.errors import MissingPackageError, fault, how_to_install
 
 Spec = dict[str, Any]
 
@@ -94,7 +94,7 @@ class Chart:
         }
         if suffix.lower() not in kinds:
             remedy = f"name a file that ends in {', '.join(kinds)}"
-            raise SpecError(Fault("plot", suffix or None, "is no format of a chart", remedy))
+            raise fault("plot", suffix or None, "is no format of a chart", remedy)
         return kinds[suffix.lower()]()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:

@@ -14,19 +14,15 @@ from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
 from planner.cost import chunks
+from planner.cost.cost_rows import CostRows, graph_columns, unit_key
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
-from planner.cost.loads import RankLoads, of_each
-from planner.cost.pipeline import stages
-from planner.cost.pipeline.schedule_columns import num_microbatches
+from planner.cost.loads import RankLoads
 from planner.cost.prepared_job import PreparedJob
-from planner.precision import column
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, MODULES, NONE
-
-STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
 ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
@@ -124,12 +120,12 @@ def _parts(rows: IntColumn) -> Iterator[IntColumn]:
 
 
 def _without_mode(job: PreparedJob, rows: LayoutBatch) -> tuple[str, ...]:
-    """The columns of `_key` that the work of a unit depends on before checkpointing is chosen.
+    """The columns of `unit_key` that the work of a unit depends on before checkpointing is chosen.
 
     What of a step runs under another microbatch's compute, or in a graph, can depend on it; and
     the sums over recomputed modules on which they are.
     """
-    values, several = _key(job)
+    values, several = unit_key(job)
     if _by_module(rows) or job.training.overlap.ep or "ac_kind" in graph_columns(job):
         return values + several
     return tuple(name for name in values + several if name not in layers.MODE)
@@ -167,32 +163,6 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     return job.known.rows.shards.at(groups.hashes(columns), price)
 
 
-def unit_fields(job: PreparedJob) -> tuple[str, ...]:
-    """The layout fields that the cost of a unit depends on."""
-    values, several = _key(job)
-    return values + several
-
-
-def graph_columns(job: PreparedJob) -> tuple[str, ...]:
-    """The columns that CUDA graphs read; a job asks for them at every price."""
-    if job.known.graph_columns is None:
-        job.known.graph_columns = cuda_graphs.columns_read(job.rules_context)
-    return job.known.graph_columns
-
-
-def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`layers.key`, with the columns that CUDA graphs read; a job asks for it at every price."""
-    if job.known.unit_key is not None:
-        return job.known.unit_key
-    values, several = layers.key(
-        job.cluster.rank_order, job.model, job.recipes, overlaps_exchange=job.training.overlap.ep
-    )
-    read = dict.fromkeys((*values, *several, *graph_columns(job)))
-    several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
-    job.known.unit_key = tuple(name for name in read if name not in several), several
-    return job.known.unit_key
-
-
 def _summed(costs: layers.UnitCosts) -> SummedCosts:
     return SummedCosts(costs, *_sums(costs))
 
@@ -208,103 +178,6 @@ def _sums(costs: layers.UnitTimes) -> tuple[FloatColumn, FloatColumn, FloatColum
         input_grad + costs.launch_input_grad_seconds + costs.wait_backward_seconds,
         costs.weight_grad_seconds + costs.launch_weight_grad_seconds,
     )
-
-
-def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
-    """(the U rows of the batch whose units differ in cost, row of each layout (N,)).
-
-    Where a unit's cost depends on whether there are several stages, the rows have 2 of them.
-    """
-    return groups.distinct(as_units_see(job, batch), unit_fields(job))
-
-
-def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
-    """The batch with as few different numbers of stages as the costs of its units depend on."""
-    _, several = _key(job)
-    counts = {name: np.minimum(getattr(batch, name), 2) for name in several}
-    if several == ("pp",) and not _asks_for_stages(job):
-        asks = column("experts_alone", batch.precision, job.recipes) > 0
-        counts["pp"] = np.where(asks & (batch.cp == 1), counts["pp"], 1)
-    return replace(batch, **counts)
-
-
-def _asks_for_stages(job: PreparedJob) -> bool:
-    """Whether more than the precision of experts depends on several stages (`layers.key`)."""
-    return job.training.overlap.ep or "pp" in graph_columns(job)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostRows:
-    """N layouts, and the distinct rows at which they are priced; nothing depends on the machine.
-
-    Where a layout of the batch has block-N, layers count by kind and mode: the first K kinds
-    are layers in their layout's mode (none under block-N), the K behind them those that block-N
-    recomputes. K then stands for both.
-
-    m (N,): microbatches.
-    loads: what their ranks run.
-    at_unit, at_shard (N,): each layout's row there.
-    has_blocks: whether layers count by kind and mode.
-    """
-
-    batch: LayoutBatch
-    m: FloatColumn
-    loads: RankLoads
-    unit_rows: LayoutBatch
-    at_unit: IntColumn
-    shard_rows: LayoutBatch
-    at_shard: IntColumn
-    has_blocks: bool
-
-    @classmethod
-    def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostRows":
-        """The rows of a batch.
-
-        every_rank: for all pipeline ranks instead of the deciding ones.
-        """
-        blocks = stages.block_layers(batch)
-        alike = batch if blocks is None else _without_count(batch)
-        unit_rows, at_unit = distinct_rows(job, alike)
-        shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
-        pipe_rows, at_pipe = groups.distinct(
-            batch, stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
-        )
-        held = stages.rank_layers(
-            pipe_rows,
-            job.model,
-            job.rules,
-            every_rank=every_rank,
-            blocks=stages.block_layers(pipe_rows),
-        )
-        m = num_microbatches(batch, job.training)
-        return cls(
-            batch=batch,
-            m=m,
-            loads=RankLoads.of(batch, m, at_unit, at_shard, (held, at_pipe)),
-            unit_rows=unit_rows,
-            at_unit=at_unit,
-            shard_rows=shard_rows,
-            at_shard=at_shard,
-            has_blocks=blocks is not None,
-        )
-
-    def side_by_side(self, count: int) -> "CostRows":
-        """The same rows on `count` machines, those of the first machine first."""
-        sizes = len(self.unit_rows), len(self.shard_rows)
-        return replace(
-            self,
-            batch=_tiled(self.batch, count),
-            m=np.tile(self.m, count),
-            loads=self.loads.side_by_side(count, *sizes),
-            unit_rows=_tiled(self.unit_rows, count),
-            at_unit=of_each(self.at_unit, count, sizes[0]),
-            shard_rows=_tiled(self.shard_rows, count),
-            at_shard=of_each(self.at_shard, count, sizes[1]),
-        )
-
-
-def _tiled(batch: LayoutBatch, count: int) -> LayoutBatch:
-    return batch.take(np.tile(np.arange(len(batch)), count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,11 +278,6 @@ def _of_both(first: ColumnsT, second: ColumnsT) -> ColumnsT:
             parts = [values[..., :-2, :], others[..., :-2, :], values[..., -2:, :]]
             found[field.name] = np.concatenate(parts, axis=-2)
     return replace(first, **found)
-
-
-def _without_count(batch: LayoutBatch) -> LayoutBatch:
-    """The batch with N of block-N left out: how many layers, not what one of them costs."""
-    return replace(batch, ac_value=np.where(batch.ac_kind == BLOCK, 0.0, batch.ac_value))
 
 
 def on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:

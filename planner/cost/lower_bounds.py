@@ -23,14 +23,13 @@ from planner.cost import chunks
 from planner.cost.cost_inputs import (
     SummedCosts,
     SummedTimes,
-    distinct_rows,
-    graph_columns,
     on_ranks,
     shards_at,
     unit_times_at,
     units_at,
 )
-from planner.cost.data_parallel import sharding
+from planner.cost.cost_rows import distinct_rows, graph_columns
+from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.quantisation import may_store_low
@@ -517,13 +516,13 @@ def _part_bytes(
 ) -> FloatColumn:
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
     shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
-    dense, expert = sharding.unit_parameters(job.model, shard_rows)
+    dense, expert = unit_elements.unit_parameters(job.model, shard_rows)
     local = _of_all_units(job, dense + expert)[at_shard] / batch.pp
-    kept = sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order)
+    kept = unit_elements.kept_shards(shard_rows, dense, expert, job.cluster.rank_order)
     shard = _of_all_units(job, kept)[at_shard] / batch.pp
-    elements = sharding.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
+    elements = unit_elements.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
     quantised = _of_all_units(job, elements)[at_shard] / batch.pp
-    elements = sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
+    elements = unit_elements.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
     gathered = _of_all_units(job, elements)[at_shard] / batch.pp
     running, stored = _running_layer(job, batch, m, unit.costs, at_unit, elements[:, at_shard])
     saved = _of_all_units(job, unit.costs.saved_bytes)[at_unit] / batch.pp

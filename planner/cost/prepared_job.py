@@ -40,7 +40,7 @@ class JobRows:
 class KnownJob:
     """What a job has priced already. One thread's: a price may not use it beside another.
 
-    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
+    graph_columns, unit_key: see `cost_rows`; None until somebody asked.
     most_device_bytes: see `search.fit`; likewise.
     """
 

@@ -18,7 +18,8 @@ from planner.columns.memo import Memo
 from planner.columns.table import Table
 from planner.cost import lower_bounds as bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
-from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, as_units_see, unit_fields
+from planner.cost.cost_inputs import CostInputs, JobColumns
+from planner.cost.cost_rows import CostRows, as_units_see, unit_fields
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
@@ -31,7 +32,8 @@ from planner.cost.memory.peak import PeakMemory, expandable_segments, rank_memor
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
-from planner.cost.step_seconds import StageSeconds, step_seconds
+from planner.cost.stage_seconds import StageSeconds
+from planner.cost.step_seconds import step_seconds
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import NO_OVERLAP, TrainingSpec

@@ -4,11 +4,10 @@ Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedd
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order, one_number
+from planner.columns import FloatColumn, IntColumn, one_number
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.data_parallel.overlap import (
     ExposedSeconds,
@@ -16,113 +15,23 @@ from planner.cost.data_parallel.overlap import (
     host_copies,
     unit_columns,
 )
-from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer import forward_backward_overlap as pairs
-from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
-from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.loads import Pipelines, at_rows, sums
+from planner.cost.loads import at_rows, sums
 from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
-from planner.cost.network.sends import Sends, alike_sends, transport_of
+from planner.cost.network.sends import alike_sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
-from planner.cost.prepared_job import PreparedJob
+from planner.cost.stage_seconds import StageSeconds, adding_up, sends_of, split_share
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
 from planner.schedules import SCHEDULES, Schedule
 
 INSIDE = ("recompute", "tp", "cp", "ep", "launches", "waits")  # of microbatches, beside compute
 PARTS = (
-    "compute",
-    "copies",
-    "recompute",
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "fsdp",
-    "dp",
-    "launches",
-    "waits",
-    "bubble",
-    "optimizer",
-    "straggler",
-    "other",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSeconds:
-    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage.
-
-    Columns of units are gathered when they are asked for, which few layouts do.
-    outside (N,): the busiest rank's data-parallel waits, optimizer, waits for stragglers and fixed
-        seconds of a step.
-    busy (N,): seconds of its microbatches.
-    rank, load (N,): which pipeline rank that is, and its index in `inputs.loads.of_ranks`.
-    hidden (N,): of its data-parallel communication in a step, under compute.
-    """
-
-    inputs: CostInputs
-    outside: FloatColumn
-    busy: FloatColumn
-    rank: IntColumn
-    load: IntColumn
-    hidden: FloatColumn
-
-    @property
-    def costs(self) -> layers.UnitCosts:
-        return self.inputs.unit.costs
-
-    @property
-    def at(self) -> IntColumn:
-        """Each layout's row of `costs`."""
-        return self.inputs.at_unit
-
-    @cached_property
-    def forward(self) -> FloatColumn:
-        return self.inputs.unit.forward[:, self.at]
-
-    @cached_property
-    def input_grad(self) -> FloatColumn:
-        """Seconds of the backward but for weight gradients."""
-        return self.inputs.unit.input_grad[:, self.at]
-
-    @cached_property
-    def weight_grad(self) -> FloatColumn:
-        inputs = self.inputs
-        alone = inputs.unit.weight_grad[:, self.at]
-        return alone + _adding_up(inputs.shards, inputs.at_shard, inputs.m)
-
-    @cached_property
-    def saved_bytes(self) -> FloatColumn:
-        """Bytes that the forward saves."""
-        return self.costs.saved_bytes[:, self.at]
-
-    @cached_property
-    def forward_flops(self) -> FloatColumn:
-        """Of matmuls and attention."""
-        return self.costs.forward_flops[:, self.at]
-
-    @cached_property
-    def recompute_flops(self) -> FloatColumn:
-        """Of them, those that the backward repeats."""
-        return self.costs.recompute_flops[:, self.at]
-
-    @property
-    def hardware_flops(self) -> FloatColumn:
-        """Flops of matmuls and attention in a step on a mean GPU, (N,), causal and windowed.
-
-        Three forwards, two of them for the backward, and all that checkpointing repeats.
-        """
-        costs, pipes = self.costs, self.inputs.loads.pipelines
-        each = 3.0 * costs.forward_flops + costs.recompute_flops
-        redone = pipes.of_layouts(_split_share(pipes)) * costs.redone_flops[:, self.at]
-        return self.inputs.m * in_order(self.inputs.mean_units * (each[:, self.at] + redone))
-
-    @cached_property
-    def sends(self) -> Sends:
-        return _sends(self.inputs.job, self.inputs.batch, self.costs, self.at)
+    "compute", "copies", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "launches", "waits",
+    "bubble", "optimizer", "straggler", "other",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +53,7 @@ class _Busy:
 def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
     """(step seconds, parts, seconds of stages for the simulator)."""
     pipes, job = inputs.loads.pipelines, inputs.job
-    load, share = _busy(inputs), _split_share(pipes)
+    load, share = _busy(inputs), split_share(pipes)
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     again = pipes.of_layouts(share * pipes.m) if share.any() else None
     place, at = _busiest(inputs, load, again)
@@ -245,16 +154,8 @@ def _both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
     at = load.at_unit
     forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
     if shards.sum_seconds.any():
-        backward += _adding_up(shards, load.at_shard, load.m)
+        backward += adding_up(shards, load.at_shard, load.m)
     return forward, backward
-
-
-def _adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatColumn:
-    """Seconds of adding one microbatch's gradients to those of earlier ones, mean of all of them.
-
-    (K + 2, rows).
-    """
-    return at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
 
 
 def _busiest(
@@ -304,31 +205,6 @@ def data_parallel(
     )
 
 
-def _sends(
-    job: PreparedJob, batch: LayoutBatch, costs: layers.UnitCosts, at_unit: IntColumn
-) -> Sends:
-    return Sends(
-        batch=batch,
-        payload_bytes=costs.boundary_bytes[at_unit],
-        fused=fused_kernels(batch, job.rules),
-        training=job.training,
-        cluster=job.cluster,
-        device=job.device,
-        fabric=job.fabric,
-    )
-
-
-def _split_share(pipes: Pipelines) -> FloatColumn:
-    """How much of what weight gradients recompute is repeated by each pipeline, (T,)."""
-    batch, count = pipes.batch, pipes.counts
-    return filled(
-        count.shape,
-        [(schedule, rows) for schedule, rows in pipes.schedules if schedule.splits_backward],
-        lambda s, rows: s.split_share(batch.pp[rows], batch.virtual_stages[rows], count[rows]),
-        0.0,
-    )
-
-
 def _mean_ranks(
     inputs: CostInputs, share: FloatColumn
 ) -> tuple[FloatColumn, tuple[FloatColumn, FloatColumn, FloatColumn]]:
@@ -348,7 +224,7 @@ def _mean_ranks(
         for column in (unit.forward, unit.input_grad, unit.weight_grad)
     )
     if inputs.shards.sum_seconds.any():
-        w += sums(mean.units, _adding_up(inputs.shards, mean.at_shard, mean.m))
+        w += sums(mean.units, adding_up(inputs.shards, mean.at_shard, mean.m))
     weight_grad = w.take(at)
     if share.any():
         redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
@@ -358,7 +234,7 @@ def _mean_ranks(
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=one_number(schedules[0], len(mean)))
-        seconds = _sends(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
+        seconds = sends_of(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True
         np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)

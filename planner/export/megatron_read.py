@@ -7,7 +7,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py,
 import re
 from collections.abc import Mapping, Sequence
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.base import Export
 from planner.export.commands import plain_name, read_flags, spelled
 from planner.export.megatron_settings import DEGREES
@@ -52,7 +52,7 @@ def whole(words: Words, name: str, default: int | None = None) -> int:
     text = given[0] if given else None
     if text is None or not text.lstrip("-").isdigit():
         rule = "is not a whole number" if text else "has no value that the text alone tells"
-        raise SpecError(Fault(spelled(name), text, rule, "correct the arguments"))
+        raise fault(spelled(name), text, rule, "correct the arguments")
     return int(text)
 
 
@@ -106,7 +106,7 @@ def _offload(words: Words) -> dict[str, object]:
         share = -1.0
     if not 0.0 <= share <= 1.0:
         rule = "is no share from 0 to 1"
-        raise SpecError(Fault("--optimizer-offload-fraction", text, rule, "correct the arguments"))
+        raise fault("--optimizer-offload-fraction", text, rule, "correct the arguments")
     return {"cpu_offload": share > 0.0, "optimizer_offload_fraction": share or 1.0}
 
 
@@ -208,7 +208,7 @@ def read_layout(text: str) -> tuple[int, ...]:
         while (found := pattern.search(text)) is not None:
             if len(found[1]) * int(found[2]) + len(text) > MOST_STAGES:
                 flag, rule = "--pipeline-model-parallel-layout", "is longer than any pipeline"
-                raise SpecError(Fault(flag, text[:80], rule, "correct it"))
+                raise fault(flag, text[:80], rule, "correct it")
             text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
     return tuple(stage.count("t") for stage in text.replace(",", "").split("|"))
 

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.errors import Fault, PlannerError, SpecError
+from planner.errors import Fault, PlannerError, SpecError, fault
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import bridge, megatron, megatron_log, titan_command
@@ -87,7 +87,7 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
             "write a job with model, cluster, training {trainer: nemo, trainer_version: NeMo "
             "...} and layout, or give overrides of Megatron-Bridge"
         )
-        raise SpecError(Fault("current", name, rule, remedy))
+        raise fault("current", name, rule, remedy)
     if bridge.COMMAND.search(text):
         return "megatron-bridge"
     titan = _TITAN_FLAG.search(text) and not _JOB.search(text)
@@ -119,7 +119,7 @@ def read(spec: CurrentSpec, release: str | None = None) -> Stated:
     if kind == "megatron-arguments":
         return megatron.say(spec, release)
     if kind not in READERS:
-        raise SpecError(Fault("current", spec.name, UNREAD, REMEDY))
+        raise fault("current", spec.name, UNREAD, REMEDY)
     return READERS[kind](spec)
 
 
@@ -161,13 +161,11 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
     if isinstance(given, str) and trainer_name(given) != stated.trainer:
         remedy = "leave the trainer out, or compare with a layout in JSON"
-        raise SpecError(
-            Fault(
-                "training.trainer",
-                given,
-                f"is not what {spec.name} is written for: {stated.trainer}",
-                remedy,
-            )
+        raise fault(
+            "training.trainer",
+            given,
+            f"is not what {spec.name} is written for: {stated.trainer}",
+            remedy,
         )
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)

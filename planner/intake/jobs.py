@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 from planner.catalog.models import is_model_name
-from planner.errors import Fault, SpecError, UnknownNameError
+from planner.errors import Fault, SpecError, UnknownNameError, fault
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
@@ -48,13 +48,11 @@ class JobReader:
     def read(self, values: object) -> Job:
         """The checked job; raises SpecError with the faults of every part."""
         if not isinstance(values, Mapping):
-            raise SpecError(
-                Fault(
-                    "job",
-                    values,
-                    "must be a mapping of keys to values",
-                    f"known keys: {', '.join(KEYS)}",
-                )
+            raise fault(
+                "job",
+                values,
+                "must be a mapping of keys to values",
+                f"known keys: {', '.join(KEYS)}",
             )
         faults = list(_unlike_a_job(values))
         model, named = self._part("model", values, faults, self._model) or (None, None)

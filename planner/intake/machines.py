@@ -15,7 +15,8 @@ from planner.catalog.clusters import (
     gpu_names,
 )
 from planner.errors import Fault, SpecError
-from planner.specs.cluster import FILE_ENDINGS, ClusterRequest, ClusterSpec, LevelRequest, resolve
+from planner.specs.cluster import FILE_ENDINGS, ClusterRequest, ClusterSpec, resolve
+from planner.specs.fabric import LevelRequest
 from planner.specs.gpu import GpuSpec, ScaleOut, ScaleUp
 from planner.specs.gpu_families import SILICON
 from planner.specs.validation import build

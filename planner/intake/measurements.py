@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.catalog.clusters import gpu_names
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.specs.job import Job
@@ -22,25 +22,19 @@ def read_measurement(
     values = {key: value for key, value in row.items() if key not in ("measured", "source")}
     job = with_catalogue_gpu(read_job(values, allow_files=allow_files))
     if job.layout is None:
-        raise SpecError(
-            Fault("layout", None, "is required in a measurement", "add the layout that ran")
-        )
+        raise fault("layout", None, "is required in a measurement", "add the layout that ran")
     measured = row.get("measured")
     if not isinstance(measured, Mapping):
-        raise SpecError(
-            Fault(
-                "measured",
-                measured,
-                "is required in a measurement",
-                "add measured: {step_seconds: ...}",
-            )
+        raise fault(
+            "measured",
+            measured,
+            "is required in a measurement",
+            "add measured: {step_seconds: ...}",
         )
     software = measured.get("software") or {}
     if not isinstance(software, Mapping):
         remedy = "write software: {torch: 2.11.0}"
-        raise SpecError(
-            Fault("measured.software", software, "must be a mapping of names to versions", remedy)
-        )
+        raise fault("measured.software", software, "must be a mapping of names to versions", remedy)
     numbers = build(
         Measured, {key: value for key, value in measured.items() if key != "software"}, "measured"
     )

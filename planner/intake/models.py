@@ -32,7 +32,8 @@ from planner.intake.huggingface.families import (
 )
 from planner.intake.huggingface.missing_blocks import NAMED, REMEDY, refusal
 from planner.intake.huggingface.model_keys import Keys, read_keys
-from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
+from planner.intake.huggingface.network_keys import complete, network_fields
+from planner.intake.huggingface.rope_keys import rope_faults
 from planner.intake.near_files import with_near_file
 from planner.specs.mixers import MIXER_FIELDS
 from planner.specs.model import ModelSpec

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from planner.errors import Fault, SpecError
+from planner.errors import SpecError, fault
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.sweep import MOST_JOBS, SweepSpec
@@ -22,13 +22,9 @@ def read_sweep(values: object, *, allow_files: bool = True) -> SweepSpec:
     written = list(_written(spec))
     if not 1 <= len(written) <= MOST_JOBS:
         remedy = "list jobs, or models, clusters and trainings to be crossed"
-        raise SpecError(
-            Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy)
-        )
+        raise fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy)
     if not (spec.measure.top_k or spec.measure.anchors or spec.measure.informative):
-        raise SpecError(
-            Fault("sweep.measure", None, "measures nothing", "set top_k, anchors or informative")
-        )
+        raise fault("sweep.measure", None, "measures nothing", "set top_k, anchors or informative")
     parsed = [_parsed(job, places, allow_files=allow_files) for job, places in written]
     for number, anchor in enumerate(spec.measure.anchors):
         _check_anchor(anchor, f"sweep.measure.anchors.{number}", parsed)
@@ -79,11 +75,6 @@ def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
     if not set(held) & set(sizes):
         shown = ", ".join(map(str, sizes))
         remedy = "correct its degrees: dp_replicate x dp_shard x cp x tp x pp is the number of GPUs"
-        raise SpecError(
-            Fault(
-                field,
-                anchor,
-                f"takes {counted(held[0], 'GPU')}; the sweep's jobs have {shown}",
-                remedy,
-            )
+        raise fault(
+            field, anchor, f"takes {counted(held[0], 'GPU')}; the sweep's jobs have {shown}", remedy
         )

@@ -5,24 +5,19 @@ from typing import cast
 
 import numpy as np
 
-from planner.cost.network.algorithms import ALGORITHMS, ROOTED
+from planner.cost.network.algorithms import ALGORITHMS
 from planner.cost.network.collectives import Candidate, candidates, choose
 from planner.cost.network.nccl import IDEAL
+from planner.cost.network.rings_and_trees import ROOTED
 from planner.cost.network.topology import Fabric, Placement
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.specs.cluster import ClusterSpec
 from planner.specs.collective import CollectiveAnswer, CollectiveCandidate, CollectiveOperation
 from planner.units import EXAMPLES, counted, format_bytes, format_seconds
 
 OPERATIONS: tuple[CollectiveOperation, ...] = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "broadcast",
-    "reduce",
-    "all-to-all",
-    "p2p",
-)
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "p2p",
+)  # fmt: skip
 _SPELLINGS = {"send": "p2p", "sendrecv": "p2p", "pointtopoint": "p2p"} | {
     name.replace("-", ""): name for name in OPERATIONS
 }
@@ -112,7 +107,7 @@ def collective(
 def _operation(op: str) -> CollectiveOperation:
     plain = str(op).lower().replace("-", "").replace("_", "").replace(" ", "")
     if plain not in _SPELLINGS:
-        raise SpecError(Fault("op", op, "no such operation", f"use {', '.join(OPERATIONS)}"))
+        raise fault("op", op, "no such operation", f"use {', '.join(OPERATIONS)}")
     return cast(CollectiveOperation, _SPELLINGS[plain])
 
 
@@ -181,14 +176,14 @@ def _named(
     name = _ALGORITHM_SPELLINGS.get(plain)
     usable = f"use {' or '.join(c.algorithm for c in ranked)}, or leave it out"
     if name is None:
-        raise SpecError(Fault("algorithm", algorithm, "no such algorithm", usable))
+        raise fault("algorithm", algorithm, "no such algorithm", usable)
     row = next(row for row in ALGORITHMS if row.name == name)
     if operation not in row.operations:
-        raise SpecError(Fault("algorithm", algorithm, f"does not do {operation}", usable))
+        raise fault("algorithm", algorithm, f"does not do {operation}", usable)
     for found in ranked:
         if found.algorithm == name:
             return found
-    raise SpecError(Fault("algorithm", algorithm, f"needs {row.needs}", usable))
+    raise fault("algorithm", algorithm, f"needs {row.needs}", usable)
 
 
 def _where(place: Placement, cluster: ClusterSpec) -> str:

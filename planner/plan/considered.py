@@ -12,11 +12,11 @@ import numpy as np
 from planner.calibration.intervals import moved_step_seconds, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import simulated_step_seconds
-from planner.cost.run.goodput import busy_seconds, run_columns
+from planner.cost.run.whole_run import busy_seconds, run_columns
 from planner.search.choice import pareto
 from planner.search.choice.preference import contenders, eligible
 from planner.search.fit import OOM_LIMIT, fitting
-from planner.search.one_size import OneSize, PlanCandidate, score_of
+from planner.search.size_candidates import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Source

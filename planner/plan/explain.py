@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
@@ -21,7 +21,8 @@ from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
-from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
+from planner.specs.plan import Plan, RankedLayout
+from planner.specs.plan_comparisons import Regret, SensitivityStep
 from planner.specs.training import CUDA_GRAPHS
 from planner.units import counted, format_bytes, format_risk, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
@@ -388,6 +389,4 @@ def ranked_as(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
     for entry in plan.ranked:
         if entry.rank == rank:
             return entry
-    raise SpecError(
-        Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")
-    )
+    raise fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")

@@ -14,7 +14,7 @@ import numpy as np
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.refine import simulated_step_seconds
-from planner.cost.run.goodput import run_estimate
+from planner.cost.run.whole_run import run_estimate
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
@@ -43,7 +43,8 @@ from planner.search.choice.ranking import (
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
-from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, search_size
+from planner.search.one_size import Progress, search_size
+from planner.search.size_candidates import OneSize, PlanCandidate, rate
 from planner.search.space.conflicts import refused_choices
 from planner.search.variations.neighbours import Neighbour, neighbours
 from planner.search.variations.sensitivity import sensitivity
@@ -51,13 +52,10 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import (
-    ConsideredLayout,
+from planner.specs.plan import ConsideredLayout, Plan, RankedLayout, Searched
+from planner.specs.plan_comparisons import (
     ParetoPoint,
-    Plan,
-    RankedLayout,
     Regret,
-    Searched,
     SensitivityStep,
     SizeOption,
     VersusCurrent,

@@ -15,7 +15,7 @@ from planner.columns import LayoutBatch
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.cost.refine import play
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.estimates import estimate_layouts
 from planner.export.trace import MICROSECONDS_PER_SECOND, chrome_trace
 from planner.schedules import SCHEDULES, to_csv
@@ -75,13 +75,11 @@ def timeline(job: Job) -> PipelineTimeline:
     Raises SpecError without a legal layout with pp > 1, or for a step too long to draw.
     """
     if job.layout is None or job.layout.pp == 1:
-        raise SpecError(
-            Fault(
-                "layout.pp",
-                None if job.layout is None else 1,
-                "a timeline needs a pipeline",
-                "give a layout with pp of 2 or more",
-            )
+        raise fault(
+            "layout.pp",
+            None if job.layout is None else 1,
+            "a timeline needs a pipeline",
+            "give a layout with pp of 2 or more",
         )
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
@@ -92,13 +90,11 @@ def timeline(job: Job) -> PipelineTimeline:
     batch = LayoutBatch.from_layouts([job.layout])
     count = int(num_microbatches(batch, job.training)[0])
     if 3 * count * job.layout.pp * job.layout.virtual_stages > MOST_ACTIONS:
-        raise SpecError(
-            Fault(
-                "training.global_batch_size",
-                job.training.global_batch_size,
-                f"makes {counted(count, 'microbatch')}, too many to draw",
-                "use a smaller batch for the drawing; the pattern repeats",
-            )
+        raise fault(
+            "training.global_batch_size",
+            job.training.global_batch_size,
+            f"makes {counted(count, 'microbatch')}, too many to draw",
+            "use a smaller batch for the drawing; the pattern repeats",
         )
     simulation = play(
         pricer,

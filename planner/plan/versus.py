@@ -20,7 +20,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import VersusCurrent
+from planner.specs.plan_comparisons import VersusCurrent
 
 
 def versus_current(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 
 if TYPE_CHECKING:  # Optuna is imported where a sampler is made
     from optuna.samplers import BaseSampler
@@ -55,5 +55,5 @@ class Sampler:
         if missing:
             rule = f"needs {' and '.join(self.needs)}; not installed: {', '.join(missing)}"
             remedy = f"install {self.brought_by}, or use cost-model or tpe"
-            raise SpecError(Fault("search.sampler", self.name, rule, remedy))
+            raise fault("search.sampler", self.name, rule, remedy)
         return self.make(seed, startup)

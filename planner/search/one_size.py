@@ -6,24 +6,22 @@ runs.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypedDict
+from dataclasses import replace
+from typing import TypedDict
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
-from planner.cost.refine import first_groups, simulated_step_seconds
-from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
+from planner.cost.refine import first_groups
 from planner.rules import Context
 from planner.rules.sharding import HOST_TOO_SMALL
-from planner.search.choice.preference import FAR_BEHIND, Spreads, Weighed, leaders
-from planner.search.fit import OOM_LIMIT, fitting
-from planner.search.left_out import NEAR, LeftOut, SampledTrial
+from planner.search.choice.preference import FAR_BEHIND, Weighed, leaders
+from planner.search.fit import OOM_LIMIT
+from planner.search.left_out import NEAR, LeftOut
 from planner.search.screen import PARETO_SLACK, Goal
-from planner.search.shortlist import Screened
+from planner.search.size_candidates import OneSize, by_step
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
@@ -45,8 +43,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.units import counted
 
 SIMULATED = 300
-# distinct (schedule, pp, stages, microbatches) among them; each is simulated once for
-# all its layouts
+# distinct (schedule, pp, stages, microbatches) among them; each is simulated once
 SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = SIMULATED_OFFLOADED = 40
 MEASURED = 8  # where all that is near the best uses something unmeasured
@@ -67,83 +64,6 @@ SUPPORTED_SHOWN = 3  # different layouts of the second search that must be certa
 MOST_OFFLOADED = 2**17  # cells of the largest space whose states may move to the host; judgement
 
 Progress = Callable[[str], None]
-
-
-@dataclass(slots=True, eq=False)  # two searches are never equal
-class OneSize:
-    """The search at one cluster size.
-
-    candidates: (step seconds, device bytes, layout), fastest first; the columns below are theirs.
-    runs: whole runs.
-    scores: what the objective minimises.
-    oom: P(out of memory).
-    expected: the scores plus the cost of running out of memory and of unproven mechanisms, if the
-        simplest comes first.
-    batch: their layouts as columns.
-    weighed: the mechanisms that they use.
-    spreads: the uncertainty of their step times against each other.
-    first: the candidate to put first (`ranking`).
-    num_stuck: layouts whose order cannot be simulated (`cost.refine`).
-    sampled: what the sampler tried beyond enumeration, in its order.
-    """
-
-    pricer: Pricer
-    screened: Screened
-    num_layouts: int
-    rejected: dict[str, int]
-    candidates: list[tuple[float, float, Layout]] = field(default_factory=list)
-    num_simulated: int = 0
-    num_stuck: int = 0
-    study: dict[str, object] | None = None
-    runs: RunColumns | None = None
-    scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    oom: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    expected: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    batch: LayoutBatch | None = None
-    weighed: Weighed | None = None
-    spreads: Spreads | None = None
-    first: int = 0
-    sampled: tuple[SampledTrial, ...] = ()
-
-    @property
-    def best_seconds(self) -> float:
-        """Simulated step of the fastest candidate."""
-        return self.candidates[0][0]
-
-
-class PlanCandidate(NamedTuple):
-    """A candidate of one size."""
-
-    at_size: OneSize
-    row: int
-
-    @property
-    def layout(self) -> Layout:
-        return self.at_size.candidates[self.row][2]
-
-    @property
-    def score(self) -> float:
-        """What the objective minimises."""
-        return float(self.at_size.scores[self.row])
-
-    @property
-    def expected(self) -> float:
-        """The score with its expected extra costs."""
-        return float(self.at_size.expected[self.row])
-
-    @property
-    def supported(self) -> bool:
-        weighed = self.at_size.weighed
-        return weighed is None or bool(weighed.supported[self.row])
-
-    @property
-    def step_seconds(self) -> float:
-        return self.at_size.candidates[self.row][0]
-
-    @property
-    def oom(self) -> float:
-        """P(out of memory)."""
-        return float(self.at_size.oom[self.row])
 
 
 def search_size(
@@ -306,7 +226,7 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
         if shares:
             both = best_of_both(pricer, hosted, dial, limit, SIMULATED_OFFLOADED)
             found = LayoutBatch.concatenate([found, both])
-    step = _consider(at_size, found)
+    step = at_size.consider(found)
     if not shares or "layers_per_stage" in fixed:
         return
     near = np.argsort(step, kind="stable")
@@ -316,12 +236,12 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
         closed = np.zeros(len(near), dtype=np.bool_)
         search = SplitSearch(pricer, classes, closed, np.zeros(len(near)))
         less, _ = least_offloaded(pricer, search.next(limit), STATES, limit)
-        step = _consider(at_size, less)
+        step = at_size.consider(less)
         first = np.argsort(step, kind="stable")[:POLISHED]
         if len(first):
             polished = search.polished(less.take(first))
             less, _ = least_offloaded(pricer, polished, STATES, limit)
-            _consider(at_size, LayoutBatch.concatenate([polished, less]))
+            at_size.consider(LayoutBatch.concatenate([polished, less]))
 
 
 def _wanted(job: Job) -> int:
@@ -356,12 +276,12 @@ def _simulate(
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
         best = LayoutBatch.concatenate([best, search.best_budgets(worth)])
-    _consider(at_size, best)
+    at_size.consider(best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, search)
     if job.search.simplest_first and at_size.candidates:
         ahead = list(dict.fromkeys(layout for *_, layout in at_size.candidates))[:TWINNED]
-        _consider(at_size, simpler_twins(pricer.rules_context, job.search, ahead))
+        at_size.consider(simpler_twins(pricer.rules_context, job.search, ahead))
 
 
 def _simulate_supported(job: Job, at_size: OneSize) -> None:
@@ -384,39 +304,8 @@ def _simulate_supported(job: Job, at_size: OneSize) -> None:
         return
     others = replace(at_size, screened=found.screened, candidates=[])
     _simulate(job, others, found)
-    at_size.candidates = sorted([*at_size.candidates, *others.candidates], key=_step)
+    at_size.candidates = sorted([*at_size.candidates, *others.candidates], key=by_step)
     at_size.num_simulated, at_size.num_stuck = others.num_simulated, others.num_stuck
-
-
-def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
-    """Simulates these layouts and adds those that fit to the candidates.
-
-    Returns their step seconds, infinite where they do not fit.
-    """
-    if not len(batch):
-        return np.zeros(0)
-    prices = at_size.pricer.price(batch)
-    step = simulated_step_seconds(at_size.pricer, batch, prices)
-    at_size.num_stuck += int(np.isinf(step).sum())
-    fits = fitting(at_size.pricer, prices.least_device_bytes) & np.isfinite(step)
-    rows = np.flatnonzero(fits)
-    at_size.candidates += zip(
-        step[rows].tolist(),
-        prices.device_bytes[rows].tolist(),
-        batch.take(rows).layouts(),
-        strict=True,
-    )
-    at_size.candidates.sort(key=_step)
-    at_size.num_simulated += len(batch)
-    return np.where(fits, step, np.inf)
-
-
-def _step(candidate: tuple[float, float, Layout]) -> float:
-    """Step seconds, by which equal ones stay in the order in which they were found.
-
-    A sum of the same numbers in another order differs in its last digits.
-    """
-    return float(f"{candidate[0]:.12g}")
 
 
 def _split(job: Job, at_size: OneSize, search: SpaceSearch) -> None:
@@ -439,14 +328,14 @@ def _split(job: Job, at_size: OneSize, search: SpaceSearch) -> None:
         open_budget = np.arange(len(classes)) >= len(open_budget)
     splits = SplitSearch(pricer, classes, open_budget, floor)
     while len(found := splits.next(UNSEEN * at_size.best_seconds)):
-        step = _consider(at_size, found)
+        step = at_size.consider(found)
         # closed forms do not tell how a rank's layers lie in its stages: by chance it is played out
         # 20% slower than after a few moves
         least = np.where(np.isfinite(step), np.minimum(step, pricer.step_seconds(found)), np.inf)
         near = np.argsort(least, kind="stable")[:POLISHED]
         near = near[least[near] < POLISHABLE * at_size.best_seconds]
         if len(near):
-            _consider(at_size, splits.polished(found.take(near)))
+            at_size.consider(splits.polished(found.take(near)))
 
 
 def _free_recomputation(job: Job) -> bool:
@@ -474,53 +363,10 @@ def sample(job: Job, at_size: OneSize) -> None:
         if trial.fits and trial.step_seconds is not None and trial.device_bytes is not None
     ]
     at_size.candidates = sorted(
-        [*at_size.candidates, *sorted(found, key=_step)[:SAMPLED_SEEDS]], key=_step
+        [*at_size.candidates, *sorted(found, key=by_step)[:SAMPLED_SEEDS]], key=by_step
     )
     refused = sum(trial.refused is not None for trial in trials)
     gain = best / at_size.best_seconds - 1.0
     at_size.study |= {"trials": len(trials), "pruned": refused, "gain": gain}
     at_size.sampled = tuple(trials)
     at_size.num_simulated += len(trials) - refused
-
-
-def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
-    """Rates all candidates: whole runs, what the objective minimises, and their expected scores."""
-    known: dict[Layout, tuple[float, float, Layout]] = {}
-    for candidate in at_size.candidates:
-        known.setdefault(candidate[2], candidate)
-    at_size.candidates = list(known.values())
-    batch = LayoutBatch.from_layouts(list(known))
-    step, device = (np.array([candidate[i] for candidate in at_size.candidates]) for i in (0, 1))
-    prices = at_size.pricer.price(batch)
-    at_size.runs = run_columns(at_size.pricer, batch, step, busy_seconds(prices))
-    at_size.oom = oom_probability(
-        at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes
-    )
-    at_size.scores = score_of(job.search.objective, at_size.runs, device, several=several)
-    at_size.batch, at_size.spreads = batch, Spreads(at_size.pricer, batch)
-    at_size.weighed = Weighed.of(batch, at_size.pricer)
-    at_size.expected = at_size.scores
-    if job.search.simplest_first:
-        at_size.expected = at_size.weighed.expected(at_size.scores, at_size.oom)
-
-
-def score_of(
-    objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool
-) -> FloatColumn:
-    """What the objective minimises, (N,).
-
-    throughput: step time; between several sizes seconds per token of the whole job after goodput.
-    time: of the whole run.
-    cost: USD of the whole run (GPU-hours if the GPUs are free).
-    energy: joules per token.
-    memory: device bytes.
-    """
-    if objective == "memory":
-        return device_bytes
-    if objective == "cost":
-        return runs.bill.cost if np.all(runs.bill.cost > 0) else runs.bill.gpu_hours
-    if objective == "energy":
-        return runs.bill.joules / runs.tokens
-    if objective == "time":
-        return runs.wall_seconds
-    return 1.0 / runs.tokens_per_second if several else runs.step_seconds

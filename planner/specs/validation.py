@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
@@ -34,13 +34,11 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
     Raises SpecError with all faults; their fields are named from `field` down.
     """
     if not isinstance(values, Mapping):
-        raise SpecError(
-            Fault(
-                field,
-                values,
-                "must be a mapping of keys to values",
-                f"known keys: {', '.join(spec.model_fields)}",
-            )
+        raise fault(
+            field,
+            values,
+            "must be a mapping of keys to values",
+            f"known keys: {', '.join(spec.model_fields)}",
         )
     try:
         return spec.model_validate(dict(values))

@@ -12,7 +12,7 @@ from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.one_size import OneSize
+from planner.search.size_candidates import OneSize
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout

@@ -26,7 +26,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
@@ -80,10 +80,10 @@ def study_of(plan: Plan, values: str | None = None) -> Study:
     chosen = default if values is None else values
     if chosen not in VALUES:
         remedy = f"use one of {', '.join(VALUES)}"
-        raise SpecError(Fault("values", values, "is no choice of values", remedy))
+        raise fault("values", values, "is no choice of values", remedy)
     if chosen == MEASURED != default:
         remedy = "leave it out, or probe: `planner-cli recommend --probe N`"
-        raise SpecError(Fault("values", values, "is of a plan that spent probes", remedy))
+        raise fault("values", values, "is of a plan that spent probes", remedy)
     entries = [*_probed(plan)] if chosen == MEASURED else [*_on_paper(plan, chosen)]
     names = _names(plan, chosen)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

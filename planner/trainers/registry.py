@@ -5,7 +5,7 @@
 
 import math
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.registry import Registry
 from planner.schedules import SCHEDULES
 from planner.specs.layout import Layout, check_layout_values
@@ -114,5 +114,5 @@ def resolve_layout(
 
 def _integer(value: object) -> int:
     if not isinstance(value, int):
-        raise SpecError(Fault("layout", value, "must be an integer", "give a whole number"))
+        raise fault("layout", value, "must be an integer", "give a whole number")
     return value

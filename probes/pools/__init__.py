@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from importlib import import_module
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.probes.pools.protocol import Pool, PoolSettings
 
 USAGE = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?P<option>\[?:[^\[\]:]+\]?)?")
@@ -80,9 +80,9 @@ def backend_of(text: str, *, files: bool = True) -> tuple[Backend, str | None]:
     backend = BACKENDS.get(name)
     fix = f"use {listed(pool_forms(files=files))}"
     if backend is None or option == "" or not text.isprintable() or not backend.accepts(option):
-        raise SpecError(Fault("pool", text, "is no pool", fix))
+        raise fault("pool", text, "is no pool", fix)
     if not files and backend.load().reads_files:
-        raise SpecError(Fault("pool", text, "reads a file of this machine", fix))
+        raise fault("pool", text, "reads a file of this machine", fix)
     return backend, option
 
 

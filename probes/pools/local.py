@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from planner.catalog.clusters import gpu_names
-from planner.errors import Fault, ProbeError, SpecError
+from planner.errors import ProbeError, fault
 from planner.probes.folder import lease_folder
 from planner.probes.launch import Launcher, Watch
 from planner.probes.pools.capacity import Capacity, too_few
@@ -85,7 +85,7 @@ class LocalPool(WithoutQueue):
         if others:
             rule = f"is not what this machine has: {others[0].name}"
             fix = "name this machine's GPU, as in `planner-cli catalog gpus`"
-            raise SpecError(Fault("cluster.gpu", cluster.gpu.name, rule, fix))
+            raise fault("cluster.gpu", cluster.gpu.name, rule, fix)
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:

@@ -27,7 +27,7 @@ from planner.probes.packages import mounts
 from planner.probes.pools.capacity import UNLIMITED, Capacity
 from planner.probes.pools.nvidia import Gpu, is_same_gpu
 from planner.probes.pools.protocol import Pool, PoolSettings
-from planner.probes.pools.slurm_allocation import FOLDER, Allocation
+from planner.probes.pools.slurm_allocation import FOLDER, Allocation, Held, NodeGrid
 from planner.probes.pools.slurm_commands import REFUSED, Slurm, refusal
 from planner.probes.pools.slurm_node import NODE_NAME
 from planner.probes.pools.slurm_options import SlurmOptions
@@ -48,48 +48,6 @@ from planner.specs.cluster import ClusterSpec
 
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGrid:
-    """How many nodes a probe gets, and processes on each. whole: one for each GPU of a node."""
-
-    nodes: int
-    per_node: int
-    whole: bool = False
-
-    @classmethod
-    def of(cls, processes: int, widest: int) -> "NodeGrid":
-        """The grid for so many processes on nodes of so many GPUs.
-
-        Raises ProbeError if the processes do not fill whole nodes.
-        """
-        per_node = min(processes, widest)
-        if processes % per_node:
-            raise ProbeError(
-                f"{processes} processes do not fill nodes of {per_node}; give the job's "
-                "cluster gpus_per_node that divides them"
-            )
-        return cls(nodes=processes // per_node, per_node=per_node, whole=per_node == widest)
-
-    def holds(self, other: "NodeGrid") -> bool:
-        fits = other.nodes <= self.nodes and other.per_node <= self.per_node
-        return fits and (self.whole or not other.whole)
-
-
-@dataclass(kw_only=True)
-class Held:
-    """An allocation that stays between probes; one of them runs in it at a time."""
-
-    allocation: Allocation
-    grid: NodeGrid
-    device: str
-    free: threading.Lock
-
-    def has_room(self, grid: NodeGrid, device: str, seconds: float) -> bool:
-        """Whether a task fits into it when it has just begun."""
-        lasts = seconds <= self.allocation.seconds
-        return lasts and device == self.device and self.grid.holds(grid)
 
 
 class SlurmPool:
@@ -175,16 +133,17 @@ class SlurmPool:
         observer = watch or Watch()
         grid = NodeGrid.of(task.num_processes(), task.parsed().cluster.gpus_per_node)
         with disk_errors(self.settings.folder):
-            left = self._await_left(task, grid, observer)
+            run = _Run(pool=self, task=task, grid=grid, watch=observer)
+            before = self._job_of(task.id)  # that a process which crashed had
+            left = None
+            if before is not None and before.name != task.id and before.left(task.id) is not None:
+                left = run.once(before, None)
             if left is not None and not _is_lost(left):
                 return _checked(left)
             with self._allocation(task, grid, self._kept_off(observer, grid)) as allocation:
+                tries = self.settings.port_tries
                 return _checked(
-                    with_free_port(
-                        self.settings.port_tries,
-                        lambda _: self._until_not_lost(task, grid, allocation, observer, left),
-                        observer,
-                    )
+                    with_free_port(tries, lambda _: run.until_not_lost(allocation, left), observer)
                 )
 
     @contextlib.contextmanager
@@ -225,83 +184,6 @@ class SlurmPool:
             order.conclude()
             if allocation.name == order.task_id:
                 allocation.close()
-
-    # ---- one probe -------------------------------------------------------------------------------
-
-    def _until_not_lost(
-        self,
-        task: ProbeTask,
-        grid: NodeGrid,
-        allocation: Allocation,
-        watch: Watch,
-        lost: ProbeResult | None,
-    ) -> ProbeResult:
-        """The result of the first run that was not lost with its job, or of the last allowed.
-
-        lost: a run before, in the allocation of a crashed process.
-        """
-        result = self._once(task, grid, allocation, watch, lost)
-        for _ in range(self.options.restarts):
-            if not _is_lost(result) or watch.stop.is_set():
-                break
-            watch.progress("its job was lost; it runs again")
-            result = self._once(task, grid, allocation, watch, result)
-        return result
-
-    def _await_left(self, task: ProbeTask, grid: NodeGrid, watch: Watch) -> ProbeResult | None:
-        """The result of the run that a crashed process left in an allocation that it held."""
-        left = self._job_of(task.id)
-        if left is None or left.name == task.id or left.left(task.id) is None:
-            return None
-        return self._once(task, grid, left, watch, None)
-
-    def _once(
-        self,
-        task: ProbeTask,
-        grid: NodeGrid,
-        allocation: Allocation,
-        watch: Watch,
-        lost: ProbeResult | None,
-    ) -> ProbeResult:
-        """One run in the allocation, or the end of the one that a process before us left in it."""
-        order = allocation.left(task.id)
-        if order is None:
-            begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
-            if lost is not None:
-                begin = replace(begin, lost_seconds=lost.wall_seconds, lost=_note(lost))
-            folder, program = prepare(self.settings, task, begin, watch)
-            if isinstance(program, Failed):
-                return write_result(folder, task, begin, program)
-            srun = self._srun(task, grid, folder, program)
-            order = allocation.put(task.id, folder, srun, task.time_limit_seconds + SLACK_SECONDS)
-        else:
-            watch.folder(order.probe)
-        try:
-            end = OrderWait(order, allocation, self.options, self.pace).end(
-                task.time_limit_seconds, grid.nodes, watch
-            )
-            guardian.write_json(order.probe / END, asdict(end))
-            result = conclude(order.probe)
-            if _is_lost(result):
-                return result  # its hosts are no reason; Slurm itself avoids those that are down
-            return result.model_copy(update={"hosts": _hosts(order.probe)})
-        finally:
-            order.conclude()
-
-    def _srun(self, task: ProbeTask, grid: NodeGrid, folder: Path, program: Program) -> list[str]:
-        ours = environment(self.settings.folder, task, DeviceLease(), program.env)
-        ours.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
-        if task.device == "cuda":
-            ours.pop("CUDA_VISIBLE_DEVICES")
-        return [
-            *("env", *(f"{name}={value}" for name, value in ours.items())),
-            *("srun", "--job-name", task.id, "--overlap", "--kill-on-bad-exit=1"),
-            *("--export=ALL", "--input=none"),
-            *self.options.nodes(grid.nodes, grid.per_node, task.device),
-            *self.options.container([*mounts(self.settings.folder), folder]),
-            *(self.settings.python, "-m", "planner.probes.pools.slurm_node"),
-            *(self.settings.worker, str(grid.per_node), str(self.settings.tolerated_bytes)),
-        ]
 
     # ---- its allocation --------------------------------------------------------------------------
 
@@ -377,6 +259,71 @@ class SlurmPool:
                 f"this Slurm's srun has no --container-image, which {image} needs; install its "
                 "plugin Pyxis, or unset PLANNER_SLURM_CONTAINER_IMAGE"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One probe on the nodes of a pool."""
+
+    pool: SlurmPool
+    task: ProbeTask
+    grid: NodeGrid
+    watch: Watch
+
+    def until_not_lost(self, allocation: Allocation, lost: ProbeResult | None) -> ProbeResult:
+        """The result of the first run that was not lost with its job, or of the last allowed.
+
+        lost: a run before, in the allocation of a crashed process.
+        """
+        result = self.once(allocation, lost)
+        for _ in range(self.pool.options.restarts):
+            if not _is_lost(result) or self.watch.stop.is_set():
+                break
+            self.watch.progress("its job was lost; it runs again")
+            result = self.once(allocation, result)
+        return result
+
+    def once(self, allocation: Allocation, lost: ProbeResult | None) -> ProbeResult:
+        """One run in the allocation, or the end of the one that a process before us left in it."""
+        task, pool = self.task, self.pool
+        order = allocation.left(task.id)
+        if order is None:
+            begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
+            if lost is not None:
+                begin = replace(begin, lost_seconds=lost.wall_seconds, lost=_note(lost))
+            folder, program = prepare(pool.settings, task, begin, self.watch)
+            if isinstance(program, Failed):
+                return write_result(folder, task, begin, program)
+            seconds = task.time_limit_seconds + SLACK_SECONDS
+            order = allocation.put(task.id, folder, self._srun(folder, program), seconds)
+        else:
+            self.watch.folder(order.probe)
+        try:
+            wait = OrderWait(order, allocation, pool.options, pool.pace)
+            end = wait.end(task.time_limit_seconds, self.grid.nodes, self.watch)
+            guardian.write_json(order.probe / END, asdict(end))
+            result = conclude(order.probe)
+            if _is_lost(result):
+                return result  # its hosts are no reason; Slurm itself avoids those that are down
+            return result.model_copy(update={"hosts": _hosts(order.probe)})
+        finally:
+            order.conclude()
+
+    def _srun(self, folder: Path, program: Program) -> list[str]:
+        task, grid, options, settings = self.task, self.grid, self.pool.options, self.pool.settings
+        ours = environment(settings.folder, task, DeviceLease(), program.env)
+        ours.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
+        if task.device == "cuda":
+            ours.pop("CUDA_VISIBLE_DEVICES")
+        return [
+            *("env", *(f"{name}={value}" for name, value in ours.items())),
+            *("srun", "--job-name", task.id, "--overlap", "--kill-on-bad-exit=1"),
+            *("--export=ALL", "--input=none"),
+            *options.nodes(grid.nodes, grid.per_node, task.device),
+            *options.container([*mounts(settings.folder), folder]),
+            *(settings.python, "-m", "planner.probes.pools.slurm_node"),
+            *(settings.worker, str(grid.per_node), str(settings.tolerated_bytes)),
+        ]
 
 
 def _hosts(folder: Path) -> list[str]:

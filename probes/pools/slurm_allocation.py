@@ -9,6 +9,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,3 +237,45 @@ def _number(path: Path) -> int | None:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGrid:
+    """How many nodes a probe gets, and processes on each. whole: one for each GPU of a node."""
+
+    nodes: int
+    per_node: int
+    whole: bool = False
+
+    @classmethod
+    def of(cls, processes: int, widest: int) -> "NodeGrid":
+        """The grid for so many processes on nodes of so many GPUs.
+
+        Raises ProbeError if the processes do not fill whole nodes.
+        """
+        per_node = min(processes, widest)
+        if processes % per_node:
+            raise ProbeError(
+                f"{processes} processes do not fill nodes of {per_node}; give the job's "
+                "cluster gpus_per_node that divides them"
+            )
+        return cls(nodes=processes // per_node, per_node=per_node, whole=per_node == widest)
+
+    def holds(self, other: "NodeGrid") -> bool:
+        fits = other.nodes <= self.nodes and other.per_node <= self.per_node
+        return fits and (self.whole or not other.whole)
+
+
+@dataclass(kw_only=True)
+class Held:
+    """An allocation that stays between probes; one of them runs in it at a time."""
+
+    allocation: Allocation
+    grid: NodeGrid
+    device: str
+    free: threading.Lock
+
+    def has_room(self, grid: NodeGrid, device: str, seconds: float) -> bool:
+        """Whether a task fits into it when it has just begun."""
+        lasts = seconds <= self.allocation.seconds
+        return lasts and device == self.device and self.grid.holds(grid)

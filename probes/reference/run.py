@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.estimates import model_flops_utilisation
 from planner.probes.protocol import Environment, MeasuredRun, RankMemory
 from planner.probes.reference import emulate, memory, precision, profiling, timing
@@ -28,22 +28,18 @@ class ReferenceRun:
             int(os.environ.get("LOCAL_RANK", "0")),
         )
         if task.device == "cuda" and not torch.cuda.is_available():
-            raise SpecError(
-                Fault(
-                    "device",
-                    "cuda",
-                    "torch sees no GPU here",
-                    "probe with device cpu, or install a CUDA build of torch",
-                )
+            raise fault(
+                "device",
+                "cuda",
+                "torch sees no GPU here",
+                "probe with device cpu, or install a CUDA build of torch",
             )
         if not recipe.emulated and world != gpus:
-            raise SpecError(
-                Fault(
-                    "layout",
-                    gpus,
-                    f"needs one process a rank, and there are {world}",
-                    f"start {gpus} processes",
-                )
+            raise fault(
+                "layout",
+                gpus,
+                f"needs one process a rank, and there are {world}",
+                f"start {gpus} processes",
             )
         on_gpu = task.device == "cuda" and not task.fake_tensors
         self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")

@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.intake.models import load_model
@@ -88,7 +88,7 @@ def check_log(text: str, source: str) -> None:
         "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a "
         "folder of event files"
     )
-    raise SpecError(Fault("steps", source, "holds no line of TorchTitan", remedy))
+    raise fault("steps", source, "holds no line of TorchTitan", remedy)
 
 
 def stated_by(text: str) -> tuple[Values, list[Doubt]]:
@@ -294,13 +294,11 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
             "software": software,
         }
     rule = f"has {len(rates)} logged steps, of which the first {UNTIMED} do not count"
-    raise SpecError(
-        Fault(
-            "steps",
-            source,
-            rule,
-            "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`",
-        )
+    raise fault(
+        "steps",
+        source,
+        rule,
+        "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`",
     )
 
 
@@ -322,13 +320,8 @@ def event_numbers(place: Path, job: Job) -> Values:
     steps = sorted(set.intersection(*(set(seconds) for seconds in each)))[UNTIMED:] if each else []
     if not steps:
         rule = f"no rank's events hold `{SECONDS}` or `{TPS}` after step {UNTIMED}"
-        raise SpecError(
-            Fault(
-                "steps",
-                str(place),
-                rule,
-                "give the folder that holds events.out.tfevents.* of one run",
-            )
+        raise fault(
+            "steps", str(place), rule, "give the folder that holds events.out.tfevents.* of one run"
         )
     memory: Values = {}
     for key, tag in (("peak_allocated_bytes", ACTIVE), ("peak_reserved_bytes", RESERVED)):

@@ -19,7 +19,7 @@ from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.files import gather
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import VersusCurrent
+from planner.specs.plan_comparisons import VersusCurrent
 from tests.conftest import needed_program
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")

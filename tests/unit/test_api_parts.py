@@ -29,7 +29,8 @@ from planner.errors import (
     StoreError,
     UnknownNameError,
 )
-from planner.specs.plan import Plan, SensitivityStep
+from planner.specs.plan import Plan
+from planner.specs.plan_comparisons import SensitivityStep
 from tests.conftest import needed
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()

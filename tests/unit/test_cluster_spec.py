@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planner.catalog.clusters import cluster_document, cluster_names
 from planner.errors import SpecError, UnknownNameError
 from planner.intake.machines import load_cluster, load_gpu, read_cluster
-from planner.specs.cluster import RANK_ORDER, balanced_shape
+from planner.specs.cluster import RANK_ORDER
+from planner.specs.fabric import balanced_shape
 from planner.units import GIB, GIGA, TERA
 
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.network.algorithms import ALGORITHMS, OPERATIONS
+from planner.cost.network.algorithms import ALGORITHMS
 from planner.cost.network.collectives import candidates, collective_seconds, send_seconds
 from planner.cost.network.nccl import IDEAL, LIBRARIES
+from planner.cost.network.rings_and_trees import OPERATIONS
 from planner.cost.network.topology import Fabric, Placement
 from planner.errors import SpecError
 from planner.intake.machines import read_cluster

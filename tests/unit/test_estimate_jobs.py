@@ -10,7 +10,7 @@ from planner import estimates
 from planner.api.input.text import read_json
 from planner.api.service import Estimates, Refusal
 from planner.cost.pipeline import simulate as simulating
-from planner.cost.pipeline.event_simulation import StageCosts
+from planner.cost.pipeline.stage_costs import StageCosts
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.estimates import Estimator, estimate_job

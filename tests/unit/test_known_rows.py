@@ -7,7 +7,8 @@ import pytest
 
 from planner.columns import LayoutBatch, memo
 from planner.columns.groups import layout_hashes
-from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
+from planner.cost.cost_inputs import shards_at, unit_times_at, units_at
+from planner.cost.cost_rows import distinct_rows
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job

@@ -12,7 +12,8 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.fit import OOM_LIMIT
-from planner.search.one_size import OneSize, search_size
+from planner.search.one_size import search_size
+from planner.search.size_candidates import OneSize
 from planner.search.space.enumerate import build_space
 from planner.search.variations.offload import (
     STATES,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost import cost_inputs, lower_bounds
+from planner.cost import cost_inputs, cost_rows, lower_bounds
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer, Prices
@@ -220,7 +220,7 @@ def test_what_pairs_hide_is_bounded_by_shares_of_their_wires() -> None:
     p = pricer(model=read_model("mixtral-8x7b"))
     for one in ("alltoall", "deepep"):
         batch = batch_of(p, **DUAL, micro_batch_size=1, moe_dispatcher=one)
-        unit = cost_inputs.units_at(p, cost_inputs.distinct_rows(p, batch)[0])
+        unit = cost_inputs.units_at(p, cost_rows.distinct_rows(p, batch)[0])
         ways = (pairs.most_saved, pairs.shares_of_wires)
         most, bound = (count(unit.costs, p.profile) for count in ways)
         wires = unit.costs.exposed_forward + unit.costs.exposed_backward

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.pipeline.event_simulation import CompiledSchedule
-from planner.cost.pipeline.lowering import Graph, RankColumns, lower
+from planner.cost.pipeline.lowering import Graph, lower
+from planner.cost.pipeline.order_parts import RankColumns
 from planner.cost.pipeline.simulate import (
     KEPT,
     Asked,

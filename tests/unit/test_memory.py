@@ -8,7 +8,8 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
-from planner.cost.data_parallel.sharding import unit_parameters, unit_shards
+from planner.cost.data_parallel.sharding import unit_shards
+from planner.cost.data_parallel.unit_elements import unit_parameters
 from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory, rows
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training

@@ -8,7 +8,7 @@ from planner.intake.jobs import read_job
 from planner.search.infeasible.suggested_fixes import Request, _sizes_between, fitting_changes
 from planner.search.one_size import search_size
 from planner.specs.job import Job
-from planner.specs.plan import FittingChange
+from planner.specs.plan_comparisons import FittingChange
 
 JOBS: dict[str, dict[str, Any]] = {
     "no power of two": {"model": "mixtral-8x22b",

@@ -11,7 +11,7 @@ from planner.cost.network.nccl import LIBRARIES, OUT_OF_ORDER
 from planner.cost.network.topology import Fabric, Placement
 from planner.errors import SpecError
 from planner.intake.machines import read_cluster
-from planner.specs.cluster import NETWORK_LATENCY_SECONDS
+from planner.specs.fabric import NETWORK_LATENCY_SECONDS
 
 
 def fabric(gpu: str, num_gpus: int, level: dict[str, Any], **library: Any) -> Fabric:

@@ -6,7 +6,7 @@ import pytest
 
 from planner.intake.jobs import read_job
 from planner.search import one_size
-from planner.search.one_size import OneSize, search_size
+from planner.search.size_candidates import OneSize
 from tests.conftest import job_values
 
 # 13B parameters and their states fill 4 A100 so far that layers must be recomputed; states that
@@ -18,7 +18,7 @@ TIGHT: dict[str, Any] = job_values(
 
 def searched(**search: Any) -> OneSize:
     job = read_job({**TIGHT, "search": {"prefer": "fastest", **search}})
-    return search_size(job, job.cluster, lambda line: None)
+    return one_size.search_size(job, job.cluster, lambda line: None)
 
 
 def test_states_on_the_host_win_where_the_device_is_nearly_full() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.data_parallel.sharding import unit_parameters
+from planner.cost.data_parallel.unit_elements import unit_parameters
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job

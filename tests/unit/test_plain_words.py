@@ -15,7 +15,7 @@ from planner.search.choice.ranking import _gain
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.layout import in_words
-from planner.specs.plan import SensitivityStep
+from planner.specs.plan_comparisons import SensitivityStep
 from tests.conftest import fixed_ports, job_values
 
 H100 = "h100-sxm-80gb"

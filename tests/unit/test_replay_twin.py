@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, replay
+from planner.cost.pipeline.event_simulation import replay
 from planner.cost.pipeline.simulate import compile_order, compiled
+from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
 from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport

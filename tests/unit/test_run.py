@@ -13,6 +13,7 @@ from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.run import goodput as run
+from planner.cost.run import whole_run
 from planner.intake.jobs import read_job
 from planner.plan.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown
@@ -45,8 +46,8 @@ def answer(
     **layout: Any,
 ) -> RunEstimate:
     pricer, batch = case(cluster, training, **layout)
-    columns = run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step]))
-    return run.run_estimate(pricer, columns, 0)
+    columns = whole_run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step]))
+    return whole_run.run_estimate(pricer, columns, 0)
 
 
 def saving(interval_steps: int, mode: str) -> dict[str, Any]:
@@ -303,20 +304,18 @@ def test_price_carbon_and_power_limit_count() -> None:
     assert answer({"price_per_gpu_hour": 5.0}).cost == pytest.approx(2 * base.cost)
     assert answer({"carbon_intensity": 44.5}).co2_grams == pytest.approx(base.co2_grams / 10)
     assert answer({"power_limit": "350 W"}).energy_joules < 0.75 * base.energy_joules
-    idle = run.run_columns(*case(), STEP, np.array([1.0]))
-    busy = run.run_columns(*case(), STEP, np.array([5.0]))
+    idle, busy = (whole_run.run_columns(*case(), STEP, np.array([s])) for s in (1.0, 5.0))
     assert idle.bill.joules[0] < busy.bill.joules[0]
 
 
 def test_columns_equal_single_rows() -> None:
     pricer, first = case(dp_shard=64)
     _, second = case(dp_shard=16, pp=4, zero_stage=2)
-    both = run.run_columns(
-        pricer, LayoutBatch.concatenate([first, second]), np.array([5.0, 7.0]), np.array([4.0, 4.0])
-    )
-    for row, (batch, step) in enumerate(((first, 5.0), (second, 7.0))):
-        alone = run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
-        assert run.run_estimate(pricer, both, row) == run.run_estimate(pricer, alone, 0)
+    rows = LayoutBatch.concatenate([second, second, first])
+    both = whole_run.run_columns(pricer, rows, np.array([7.0, 7.0, 5.0]), np.full(3, 4.0))
+    for row, (batch, step) in enumerate(((second, 7.0), (second, 7.0), (first, 5.0))):
+        alone = whole_run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
+        assert whole_run.run_estimate(pricer, both, row) == whole_run.run_estimate(pricer, alone, 0)
 
 
 def test_answer_survives_json() -> None:

@@ -12,7 +12,8 @@ from planner.rules import violations
 from planner.search.variations.neighbours import neighbours
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import Layout
-from planner.specs.plan import Plan, SensitivityStep
+from planner.specs.plan import Plan
+from planner.specs.plan_comparisons import SensitivityStep
 from planner.trainers.registry import resolve_layout
 from tests.conftest import job_values
 

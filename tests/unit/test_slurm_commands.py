@@ -13,8 +13,8 @@ from planner.probes.failures import classify
 from planner.probes.launch import LaunchSettings, Watch
 from planner.probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
 from planner.probes.pools.protocol import PoolSettings
-from planner.probes.pools.slurm import NodeGrid, SlurmPool
-from planner.probes.pools.slurm_allocation import Allocation, ProbeOrder
+from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_allocation import Allocation, NodeGrid, ProbeOrder
 from planner.probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
 from planner.probes.pools.slurm_node import own_gpus, write_foreign
 from planner.probes.pools.slurm_options import SlurmOptions

@@ -13,14 +13,9 @@ from planner.precision import PRECISIONS
 from planner.rules import legal_mask, violations
 from planner.schedules import SCHEDULES
 from planner.search.space import enumerate as space_module
-from planner.search.space.domains import (
-    CELL_FIELDS,
-    FREE_FIELDS,
-    KEEPS,
-    default_domains,
-    domains_of,
-)
+from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, default_domains, domains_of
 from planner.search.space.enumerate import build_space, enumerate_space
+from planner.search.space.keeps import KEEPS
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS

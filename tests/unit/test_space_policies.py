@@ -9,7 +9,7 @@ import pytest
 from space_twin import context
 
 from planner.columns import LayoutBatch
-from planner.search.space.domains import KEEPS
+from planner.search.space.keeps import KEEPS
 from planner.trainers.registry import resolve_layout
 
 SEQ, GLOBAL_BATCH, NUM_GPUS = 16384, 64, 64

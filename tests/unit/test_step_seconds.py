@@ -11,7 +11,8 @@ from planner.cost.layer.forward_backward_overlap import pair_columns, relief
 from planner.cost.layer.op_costs import _attention_cost
 from planner.cost.network.sends import transport_of
 from planner.cost.price import Pricer
-from planner.cost.step_seconds import PARTS, StageSeconds, step_seconds
+from planner.cost.stage_seconds import StageSeconds
+from planner.cost.step_seconds import PARTS, step_seconds
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model

@@ -8,7 +8,8 @@ import pytest
 
 from planner import estimate
 from planner.cost.pipeline import simulate
-from planner.cost.pipeline.lowering import Graph, RankColumns, lower
+from planner.cost.pipeline.lowering import Graph, lower
+from planner.cost.pipeline.order_parts import RankColumns
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.trainers.transports import Transport

@@ -23,7 +23,8 @@ from planner.calibration.shipped import shipped_comparison
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.plan.timeline import timeline
-from planner.specs.plan import Plan, SizeOption
+from planner.specs.plan import Plan
+from planner.specs.plan_comparisons import SizeOption
 from tests.conftest import job_values
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"

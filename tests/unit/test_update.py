@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.data_parallel import sharding
+from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.muon import newton_schulz_flops
 from planner.cost.data_parallel.optimizer_step import HOST_STREAM_BYTES_PER_SECOND, small_reductions
 from planner.cost.data_parallel.overlap import HostCopies, UnitColumns, exposed_data_parallel
@@ -162,7 +162,7 @@ def test_experts_are_sharded_over_the_ranks_that_share_them(
     pricer, batch = case(**layout)
     given = np.array([[64.0]]), np.array([[16.0]])
     order = pricer.cluster.rank_order
-    assert sharding.kept_shards(batch, *given, order)[0, 0] == 64.0 * dense + 16.0 * expert
+    assert unit_elements.kept_shards(batch, *given, order)[0, 0] == 64.0 * dense + 16.0 * expert
 
 
 # ---- Muon ----------------------------------------------------------------------------------------

@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_870,
-    "code lines": 71_953,
-    "files over 400 lines": 26,
-    "classes over 250 lines": 10,
+    "lines": 100_822,
+    "code lines": 71_759,
+    "files over 400 lines": 10,
+    "classes over 250 lines": 8,
     "p95 of function lines": 32,
     "longest function": 147,
     "public classes": 695,
     "functions that import inside": 50,
 }
-TEST_LINES = 59_473
+TEST_LINES = 59_468
 
 
 def test_the_code_weighs_no_more() -> None:

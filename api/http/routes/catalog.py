@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from planner.api.catalog import catalog_entry, catalog_list, kind_of
-from planner.api.errors import UnknownEntryError, fault
+from planner.api.errors import UnknownEntryError
 from planner.api.http import etags
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
 from planner.api.http.etags import NOT_MODIFIED
@@ -19,7 +19,7 @@ from planner.api.http.schemas import CatalogList, EntryBody
 from planner.api.http.security import Planner, Reader
 from planner.api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
 from planner.api.storage.paging import MAX_PAGE
-from planner.errors import Fault, UnknownNameError
+from planner.errors import Fault, UnknownNameError, fault
 
 router = APIRouter(tags=["catalog"], route_class=strict_route())
 EntryJson = Annotated[Any, CheckedByPlanner(EntryBody), Body()]

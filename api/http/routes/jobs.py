@@ -5,7 +5,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from planner.api.errors import fault
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
 from planner.api.http.requests import answer_once
 from planner.api.http.routes.parameters import problems
@@ -13,6 +12,7 @@ from planner.api.http.schemas import TextBody
 from planner.api.http.security import Planner, Reader
 from planner.api.input.pasted import PastedJob, read_pasted
 from planner.api.job_schema import job_schema
+from planner.errors import fault
 
 router = APIRouter(tags=["jobs"], route_class=strict_route())
 TextJson = Annotated[Any, CheckedByPlanner(TextBody), Body()]

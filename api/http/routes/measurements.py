@@ -9,7 +9,6 @@ from starlette.background import BackgroundTask
 
 from planner.api.calibration.own_runs import OwnAccuracy, own_accuracy
 from planner.api.calibration.update import update_about, update_from_measurements
-from planner.api.errors import fault
 from planner.api.http import etags
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
 from planner.api.http.etags import NOT_MODIFIED
@@ -21,6 +20,7 @@ from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import shown_row, to_csv
 from planner.api.input.measurements import filter_of, of_rows, read_measurements, store_new
 from planner.api.storage.paging import MAX_PAGE
+from planner.errors import fault
 
 CSV = "text/csv"
 router = APIRouter(tags=["measurements"], route_class=strict_route(also=(CSV,)))

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from planner.api.catalog import gpu_name_of, model_name_of
-from planner.api.errors import fault
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
 from planner.api.http.requests import answer_once, in_thread, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
@@ -32,6 +31,7 @@ from planner.api.own_entries import with_own
 from planner.api.storage.job_records import ProbeFilter, ProbeRecord
 from planner.api.storage.records import Page
 from planner.api.wiring import Wiring
+from planner.errors import fault
 from planner.probes.campaign import ProbeRequest
 
 router = APIRouter(tags=["probes"], route_class=strict_route())

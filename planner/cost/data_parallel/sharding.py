@@ -16,11 +16,17 @@ from planner.cost.data_parallel.optimizer_step import (
     OptimizerStep,
     small_reductions,
 )
+from planner.cost.data_parallel.unit_elements import (
+    kept_shards,
+    quantised_shares,
+    unit_parameters,
+    wire_bytes,
+)
 from planner.cost.layer.quantisation import gathers_low, stored_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
-from planner.precision import Recipe, column
+from planner.precision import column
 from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.quantised import quantised_model
@@ -109,55 +115,6 @@ class ShardCall:
     times: FloatColumn | float = 1.0
 
 
-def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """(parameters outside routed experts, in routed experts) of every unit on one rank.
-
-    (K + 2, U) each. TP divides matrices, but for projections to and from the experts' latent,
-    per-layer embeddings, and the mixes of hyper-connections. Norms and biases, below 0.1%, are
-    counted with them.
-    """
-    dense, expert = [], []
-    tp, ep, etp = (
-        batch.tp.astype(np.float64),
-        batch.ep.astype(np.float64),
-        batch.etp.astype(np.float64),
-    )
-    for kind, _ in model.distinct_layers():
-        routed = model.num_experts * model.expert_parameters() if kind.moe else 0
-        narrow = model.moe_latent_size * kind.moe + model.hidden_size_per_layer_input
-        uncut = 2 * model.hidden_size * narrow
-        uncut += model.stream_parameters(model.hidden_size, kind.mixes + kind.feeds)
-        dense.append((model.layer_parameters(kind) - routed - uncut) / tp + uncut)
-        expert.append(routed / (ep * etp))
-    # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy, as
-    # it does where it predicts more tokens.
-    tied_copy = np.where(
-        (batch.pp > 1) & (model.tie_word_embeddings or model.mtp_num_layers > 0),
-        model.vocab_size * model.hidden_size,
-        0,
-    )
-    projected = model.per_layer_width * model.hidden_size
-    for whole, uncut in (
-        (model.embedding_parameters(), projected),
-        (model.head_parameters() + model.hidden_size + tied_copy, 0),
-    ):
-        dense.append((whole - uncut) / tp + uncut)
-        expert.append(np.zeros_like(tp))
-    return np.array(dense), np.array(expert)
-
-
-def kept_shards(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, rank_order: tuple[str, ...]
-) -> FloatColumn:
-    """Parameters of every unit that one rank keeps under sharding, (K + 2, U)."""
-    sharding = batch.zero_stage > 0
-    degrees = [
-        np.where(sharding, axes.group(name, batch, rank_order)[0], 1.0)
-        for name in ("fsdp", "efsdp")
-    ]
-    return dense / degrees[0] + expert / degrees[1]
-
-
 def unit_shards(
     batch: LayoutBatch,
     step: OptimizerStep,
@@ -174,7 +131,7 @@ def unit_shards(
     dense, expert = unit_parameters(step.model, batch)
     seconds = _Seconds(fabric, profile)
     quantised = quantised_shares(step.model, batch, step.recipes)
-    wires = _wires(batch, quantised, step)
+    wires = wire_bytes(batch, quantised, step)
     calls = shard_calls(batch, step, fabric, profile, rank_order)
     gather, scatter, replicate = (
         in_order([call.times * call.seconds for call in calls if call.part == part])
@@ -186,6 +143,7 @@ def unit_shards(
     low = dense * quantised[0] + expert * quantised[1]
     copies = step.copy_bytes(batch, stored_low(batch, step.recipes))
     fsdp = axes.group("fsdp", batch, rank_order)
+    layers = dense[:-2] + expert[:-2] * batch.ep / max(step.model.num_experts, 1)
     return UnitShards(
         local=dense + expert,
         shard=shard,
@@ -193,12 +151,7 @@ def unit_shards(
         together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
         gathered=(dense * wires[0] + expert * wires[1])
         / np.where(batch.param_dtype == 0, 2.0, 4.0),
-        distinct=np.concatenate(
-            [
-                dense[:-2] + expert[:-2] * batch.ep / max(step.model.num_experts, 1),
-                np.zeros_like(dense[-2:]),
-            ]
-        ),
+        distinct=np.concatenate([layers, np.zeros_like(dense[-2:])]),
         copies_bytes=low * (copies if step.rules.sharding.keeps_copies else 0.0),
         gather_seconds=gather + _casts_of_shards(batch, (dense, quantised[0]), step, fsdp[0]),
         scatter_seconds=scatter,
@@ -229,7 +182,7 @@ def shard_calls(
         dense, expert = dense * shares[0], expert * shares[1]
     for parameters, wire, names in zip(
         (dense, expert),
-        _wires(batch, quantised, step),
+        wire_bytes(batch, quantised, step),
         (("fsdp", "ddp"), ("efsdp", "eddp")),
         strict=True,
     ):
@@ -243,57 +196,6 @@ def shard_calls(
         found += [gather, scatter, replicate]
     shards = axes.group("fsdp", batch, rank_order)
     return [*found, *_scales_of_shards(batch, quantised[0], step, (seconds, shards))]
-
-
-def _wires(
-    batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], step: OptimizerStep
-) -> tuple[FloatColumn, FloatColumn]:
-    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U) each.
-
-    FSDP gathers experts, head and table in 16 bits.
-    """
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    spared = np.where(
-        gathers_low(batch, step.recipes),
-        compute - column("wire_bytes", batch.precision, step.recipes),
-        0.0,
-    )
-    return compute - quantised[0] * spared, compute - quantised[1] * spared * (
-        step.rules.sharding.gathers_quantised_experts
-    )
-
-
-def gathered_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
-) -> FloatColumn:
-    """Parameters of every unit on one rank, counted as elements of the compute dtype, (K + 2, U).
-
-    An element that is gathered in fewer bits counts as its share of one.
-    """
-    wires = _wires(batch, quantised_shares(step.model, batch, step.recipes), step)
-    return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
-
-
-def quantised_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
-) -> FloatColumn:
-    """Parameters of every unit on one rank that GEMMs read quantised, (K + 2, U)."""
-    shares = quantised_shares(step.model, batch, step.recipes)
-    return dense * shares[0] + expert * shares[1]
-
-
-def quantised_shares(
-    model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]
-) -> tuple[FloatColumn, FloatColumn]:
-    """Shares (outside routed experts, inside) of a unit's parameters that GEMMs read quantised.
-
-    (K + 2, U) each.
-    """
-    table, ends = quantised_model(model, recipes), np.zeros((2, len(batch)))
-    half = batch.param_dtype == 0
-    return np.vstack([table.dense[:, batch.precision] * half, ends]), np.vstack(
-        [table.expert[:, batch.precision] * half, ends]
-    )
 
 
 def _casts_of_shards(
@@ -329,12 +231,8 @@ def _scales_of_shards(
         return []
     seconds, (degree, stride) = group
     own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
-    counts = np.vstack(
-        [
-            quantised_model(step.model, step.recipes).weights[:, batch.precision],
-            np.zeros((2, len(batch))),
-        ]
-    )
+    weights = quantised_model(step.model, step.recipes).weights[:, batch.precision]
+    counts = np.vstack([weights, np.zeros((2, len(batch)))])
     payload = np.where((quantised > 0) & own, SCALE_BYTES, 0.0)
     return [seconds.call("gather", "all-reduce", payload, degree, stride, counts)]
 
@@ -377,14 +275,10 @@ def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dic
 
     Each shard is copied to the device, its gradient back, and this is added to the earlier ones.
     Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py
-        all_gather_inputs,
-    _fsdp_collectives.py foreach_reduce.
+    all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
-    wide = np.where(
-        batch.cpu_offload & step.rules.sharding.offloads_shards,
-        shard * np.where(batch.master_dtype == 0, 2.0, 4.0),
-        0.0,
-    )
+    hosted = batch.cpu_offload & step.rules.sharding.offloads_shards
+    wide = np.where(hosted, shard * np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
     copied = wide / step.cluster.pcie_bandwidth_bytes_per_second
     added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
@@ -426,14 +320,12 @@ def _by_owners(
     Each rank broadcasts its part in turn, and gradients are reduced to it. Each unit has its share
     of them by its parameters, since owners' parts are not cut at units.
     Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params, and reduce_tensor to
-        a
-    single dst_rank).
+    a single dst_rank).
     """
     spec, seconds = model
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
-    counts = np.array([*(count for _, count in spec.distinct_layers()), 1, 1], dtype=np.float64)[
-        :, None
-    ]
+    layers = [float(count) for _, count in spec.distinct_layers()]
+    counts = np.array([*layers, 1.0, 1.0])[:, None]
     reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     out = []
     for part, operation, payload in (

@@ -14,7 +14,8 @@ Letters: N layouts, L loads of ranks (`cost.loads`), K + 2 units (layers by kind
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.cost_inputs import CostInputs, distinct_rows, units_at
+from planner.cost.cost_inputs import CostInputs, units_at
+from planner.cost.cost_rows import distinct_rows
 from planner.cost.loads import sums
 from planner.cost.prepared_job import PreparedJob
 

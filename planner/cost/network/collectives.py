@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
+from planner.cost.network.algorithms import ALGORITHMS, Algorithm
 from planner.cost.network.nccl import Protocol
+from planner.cost.network.rings_and_trees import Line
 from planner.cost.network.topology import Fabric, Links, Placement
 
 Lines = tuple[FloatColumn, FloatColumn]  # latency and slope of A lines of U groups, (A, U) each
@@ -326,14 +327,6 @@ def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, Flo
 
 
 __all__ = [
-    "Candidate",
-    "Chosen",
-    "Lines",
-    "candidates",
-    "choose",
-    "chosen",
-    "collective_seconds",
-    "fastest_lines",
-    "seconds_along",
-    "send_seconds",
-]
+    "Candidate", "Chosen", "Lines", "candidates", "choose", "chosen", "collective_seconds",
+    "fastest_lines", "seconds_along", "send_seconds",
+]  # fmt: skip

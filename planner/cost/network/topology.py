@@ -18,7 +18,8 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.network.nccl import IDEAL, OUT_OF_ORDER, Crossing, Library, Protocol, library_of
-from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
+from planner.specs.cluster import ClusterSpec
+from planner.specs.fabric import FabricLevel, balanced_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.cost.pipeline.order_parts import Mask, OrderParts, RankColumns, Rows, starts
 from planner.cost.pipeline.torch_rounds import entries_before, rounds
-from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, ActionColumns
+from planner.schedules.actions import FORWARD, WEIGHT_GRAD
 from planner.trainers.transports import Transport
-
-Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-RankColumns = Sequence[ActionColumns]
-"""The order of one pipeline, a rank an entry."""
 
 SENDS, CROWDED = 4, 5
 """Rows of work after those of F, I, W and B, S rows to a kind.
@@ -53,43 +48,6 @@ class Graph:
     needs_DN: Rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Columns of the items (A), of their single actions (leaves) and of the transfers (T).
-
-    Leaf arrays end in _l.
-    stage_l: in its pipeline; `first_stage_P` is added to number stages through all pipelines.
-    first_l: whether the leaf begins an item.
-    """
-
-    ranks_P: Rows
-    stages_P: Rows
-    pipeline_A: Rows
-    rank_A: Rows
-    before_A: Rows
-    after_A: Rows
-    item_l: Rows
-    first_l: Mask
-    stage_l: Rows
-    kind_l: Rows
-    source_l: Rows
-    sender_T: Rows
-    receiver_T: Rows
-    leaf_T: Rows
-
-    @property
-    def node_T(self) -> Rows:
-        return len(self.rank_A) + np.arange(len(self.sender_T))
-
-    @property
-    def from_T(self) -> Rows:
-        return self.rank_A[self.sender_T]
-
-    @property
-    def to_T(self) -> Rows:
-        return self.rank_A[self.receiver_T]
-
-
 Edges = list[tuple[Rows, Rows]]
 """(nodes, what each waits for) in pieces; a wait for -1 is none."""
 
@@ -99,7 +57,7 @@ def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
 
     Raises ValueError where an action's input is computed nowhere.
     """
-    parts = _parts(orders)
+    parts = OrderParts.of(orders)
     crowded_T = np.zeros(len(parts.sender_T), dtype=np.bool_)
     node_T = parts.node_T
     local = (parts.source_l >= 0) & (parts.rank_A[parts.source_l] == parts.rank_A[parts.item_l])
@@ -122,7 +80,7 @@ def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
         )
     pipeline_N = np.concatenate([parts.pipeline_A, parts.pipeline_A[parts.receiver_T]])
     work_N, pairs_P = _work(parts, crowded_T)
-    first_rank_P = _starts(parts.ranks_P)
+    first_rank_P = starts(parts.ranks_P)
     first_T, ranks_T = (
         of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (first_rank_P, parts.ranks_P)
     )
@@ -139,80 +97,9 @@ def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
     )
 
 
-def _starts(sizes: Rows) -> Rows:
-    return np.cumsum(sizes) - sizes
-
-
-def _parts(orders: Sequence[RankColumns]) -> _Parts:
-    columns = [rank for order in orders for rank in order]
-    ranks_P = np.array([len(order) for order in orders])
-    lengths = np.array([len(rank.stage_A) for rank in columns])
-    stage_l, kind_l, microbatch_l = (
-        np.concatenate(column)
-        for column in zip(
-            *((rank.stage_A, rank.kind_A, rank.microbatch_A) for rank in columns), strict=True
-        )
-    )
-    first_l = ~np.concatenate(
-        [
-            np.zeros(len(rank.stage_A), dtype=np.bool_) if rank.joined_A is None else rank.joined_A
-            for rank in columns
-        ]
-    )
-    item_l = np.cumsum(first_l) - 1
-    rank_l = np.repeat(np.arange(len(columns)), lengths)
-    pipeline_l = np.repeat(np.arange(len(orders)), ranks_P)[rank_l]
-    stages_P = 1 + np.maximum.reduceat(stage_l, np.searchsorted(pipeline_l, np.arange(len(orders))))
-    source_l = _sources(
-        item_l,
-        stage_l + _starts(stages_P)[pipeline_l],
-        kind_l,
-        microbatch_l,
-        ends=(stage_l == 0, stage_l == stages_P[pipeline_l] - 1),
-    )
-    rank_A, index = rank_l[first_l], np.arange(item_l[-1] + 1)
-    first_A = np.diff(rank_A, prepend=-1) != 0
-    leaf_T = np.flatnonzero((source_l >= 0) & (rank_A[source_l] != rank_l))
-    return _Parts(
-        ranks_P=ranks_P,
-        stages_P=stages_P,
-        pipeline_A=pipeline_l[first_l],
-        rank_A=rank_A,
-        before_A=np.where(first_A, -1, index - 1),
-        after_A=np.where(np.append(first_A[1:], True), -1, index + 1),
-        item_l=item_l,
-        first_l=first_l,
-        stage_l=stage_l,
-        kind_l=kind_l,
-        source_l=source_l,
-        sender_T=source_l[leaf_T],
-        receiver_T=item_l[leaf_T],
-        leaf_T=leaf_T,
-    )
-
-
-def _sources(
-    item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, ends: tuple[Mask, Mask]
-) -> Rows:
-    """Item whose output each action takes from another stage, -1 for none.
-
-    stage_l: numbered through all pipelines.
-    ends: whether the stage is its pipeline's first one, and last one.
-    """
-    first_l, last_l = ends
-    shape = (2, int(stage_l.max()) + 3, int(microbatch_l.max()) + 1)
-    where = np.full(shape, -1, dtype=np.int64)
-    forward, backward = kind_l == FORWARD, (kind_l == INPUT_GRAD) | (kind_l == BACKWARD)
-    where[0, stage_l[forward] + 1, microbatch_l[forward]] = item_l[forward]
-    where[1, stage_l[backward] + 1, microbatch_l[backward]] = item_l[backward]
-    needs_input = (forward & ~first_l) | (backward & ~last_l)
-    found = np.where(forward, where[0, stage_l, microbatch_l], where[1, stage_l + 2, microbatch_l])
-    if np.any(needs_input & (found < 0)):
-        raise ValueError("an action waits for an input that no stage computes")
-    return np.where(needs_input, found, -1)
-
-
-def _work(parts: _Parts, crowded_T: Mask) -> tuple[Rows, tuple[tuple[tuple[int, int], ...], ...]]:
+def _work(
+    parts: OrderParts, crowded_T: Mask
+) -> tuple[Rows, tuple[tuple[tuple[int, int], ...], ...]]:
     stages_l = parts.stages_P[parts.pipeline_A][parts.item_l]
     hop_T = np.where(
         parts.kind_l[parts.leaf_T] == FORWARD,
@@ -240,9 +127,9 @@ def _work(parts: _Parts, crowded_T: Mask) -> tuple[Rows, tuple[tuple[tuple[int, 
     return np.concatenate([work_A, work_T]), tuple(tuple(found) for found in pairs)
 
 
-def _rounds(parts: _Parts) -> Rows:
+def _rounds(parts: OrderParts) -> Rows:
     """Round in which torch's lowering pass comes to each item."""
-    stage_l = parts.stage_l + _starts(parts.stages_P)[parts.pipeline_A][parts.item_l]
+    stage_l = parts.stage_l + starts(parts.stages_P)[parts.pipeline_A][parts.item_l]
     source_DA = np.full((1 if parts.first_l.all() else 2, len(parts.rank_A)), -1, dtype=np.int64)
     source_DA[0] = parts.source_l[parts.first_l]
     source_DA[1:, parts.item_l[~parts.first_l]] = parts.source_l[~parts.first_l]
@@ -251,7 +138,7 @@ def _rounds(parts: _Parts) -> Rows:
     )
 
 
-def _posts(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:
+def _posts(parts: OrderParts, transport: Transport, round_A: Rows) -> Edges:
     """Transfers wait until the receiver has come to where it posts the receive."""
     node_T, receiver_T = parts.node_T, parts.receiver_T
     if transport.receive == "needed":
@@ -266,7 +153,7 @@ def _posts(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:
     return []
 
 
-def _behind_sends(parts: _Parts) -> Edges:
+def _behind_sends(parts: OrderParts) -> Edges:
     """A receive waits for the sends of the action before it.
 
     Sends to the neighbour that it comes from are no wait: they travel with it.
@@ -278,7 +165,7 @@ def _behind_sends(parts: _Parts) -> Edges:
     return [(parts.node_T[apart], parts.node_T[sent_T[apart]])]
 
 
-def _previous_of_direction(parts: _Parts) -> Rows:
+def _previous_of_direction(parts: OrderParts) -> Rows:
     """For each leaf the item of the forward (or backward) before it on its rank, -1 for none."""
     direction_l = np.where(parts.kind_l == FORWARD, 0, np.where(parts.kind_l == WEIGHT_GRAD, 2, 1))
     code_l = parts.rank_A[parts.item_l] * 3 + direction_l
@@ -289,7 +176,7 @@ def _previous_of_direction(parts: _Parts) -> Rows:
     return previous
 
 
-def _holds(parts: _Parts, transport: Transport) -> Edges:
+def _holds(parts: OrderParts, transport: Transport) -> Edges:
     """Actions wait for earlier sends of their rank."""
     if transport.waits == "none":
         return []
@@ -311,7 +198,7 @@ def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
     return items[known], nodes[known]
 
 
-def _turns(parts: _Parts) -> tuple[Edges, Mask]:
+def _turns(parts: OrderParts) -> tuple[Edges, Mask]:
     """Exchanges between turns: all sends of a turn, and the receives that are posted with them.
 
     The next turn waits for every one of them. A forward and the backward right after it are one
@@ -345,7 +232,7 @@ def _turns(parts: _Parts) -> tuple[Edges, Mask]:
     return edges, crowded_T
 
 
-def _steady(parts: _Parts, forward_A: Mask) -> Mask:
+def _steady(parts: OrderParts, forward_A: Mask) -> Mask:
     """Whether each rank runs a forward and a backward in turn, (R,).
 
     A rank whose backwards come last may have one such turn, of its last forward: where the next
@@ -362,7 +249,7 @@ def _steady(parts: _Parts, forward_A: Mask) -> Mask:
     return np.asarray((late_R > 0) | (next_R == 2))
 
 
-def _posted_after(parts: _Parts, forward_A: Mask, start_T: Rows) -> Rows:
+def _posted_after(parts: OrderParts, forward_A: Mask, start_T: Rows) -> Rows:
     """Item of the receiver in the turn after which it posts each receive.
 
     start_T: first item of the turn that takes what is received; the turn before it posts. But what
@@ -372,7 +259,7 @@ def _posted_after(parts: _Parts, forward_A: Mask, start_T: Rows) -> Rows:
     """
     last_R = np.cumsum(parts.ranks_P) - 1
     first_T, last_T = (
-        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (_starts(parts.ranks_P), last_R)
+        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (starts(parts.ranks_P), last_R)
     )
     gives_T = forward_A[parts.sender_T]
     round_T = np.where(
@@ -385,13 +272,13 @@ def _posted_after(parts: _Parts, forward_A: Mask, start_T: Rows) -> Rows:
     for way_A in (forward_A, ~forward_A):
         items = np.flatnonzero(way_A)
         counts = np.bincount(parts.rank_A[items], minlength=int(parts.ranks_P.sum()))
-        chunk_A[items] = np.arange(len(items)) - _starts(counts)[parts.rank_A[items]]
-        place_T = _starts(counts)[parts.to_T] + chunk_A[parts.sender_T] + last_T - first_T
+        chunk_A[items] = np.arange(len(items)) - starts(counts)[parts.rank_A[items]]
+        place_T = starts(counts)[parts.to_T] + chunk_A[parts.sender_T] + last_T - first_T
         item_of.append(items[np.minimum(place_T, len(items) - 1)])
     return np.where(round_T, np.where(gives_T, *item_of), parts.before_A[start_T])
 
 
-def _queues(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:
+def _queues(parts: OrderParts, transport: Transport, round_A: Rows) -> Edges:
     """Each transfer waits for the one before it on its stream.
 
     On a link the sender's order counts, on a pair's stream the lowering order.
@@ -419,7 +306,7 @@ def _one_by_one(stream: Rows, node: Rows, sequence: Rows) -> tuple[Rows, Rows]:
     return node[ordered[1:][same]], node[ordered[:-1][same]]
 
 
-def _lowered_posts(parts: _Parts, round_A: Rows) -> Rows:
+def _lowered_posts(parts: OrderParts, round_A: Rows) -> Rows:
     """Item of the receiver after which torch's lowering puts each receive, -1 for none.
 
     `_add_send_recv` goes round the ranks and gives each at most one action whose input has arrived.
@@ -443,7 +330,7 @@ def _packed(edges: Edges, num_nodes: int) -> Rows:
     code = code[np.diff(code, prepend=-1) > 0]
     node = code // num_nodes
     count_N = np.bincount(node, minlength=num_nodes)
-    place = np.arange(len(node)) - np.repeat(_starts(count_N), count_N)
+    place = np.arange(len(node)) - np.repeat(starts(count_N), count_N)
     packed = np.full((max(1, int(count_N.max(initial=0))), num_nodes), -1, dtype=np.int64)
     packed[place, node] = code - node * num_nodes
     return packed

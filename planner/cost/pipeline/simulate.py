@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
     OrderRun,
-    PairSeconds,
     Simulation,
-    StageCosts,
     Timeline,
     compile_graph,
     replay,
@@ -24,6 +22,7 @@ from planner.cost.pipeline.event_simulation import (
 )
 from planner.cost.pipeline.lowering import lower
 from planner.cost.pipeline.recently_used import RecentlyUsed
+from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
 from planner.schedules.actions import Order, as_columns
 from planner.schedules.base import Schedule
 from planner.trainers.transports import IDEAL, Transport
@@ -364,18 +363,7 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 
 
 __all__ = [
-    "Asked",
-    "CompiledSchedule",
-    "PairSeconds",
-    "SimulatedPipeline",
-    "Simulation",
-    "StageCosts",
-    "Timeline",
-    "compile_order",
-    "compile_together",
-    "compiled",
-    "replay",
-    "simulate",
-    "simulate_together",
-    "stretched",
-]
+    "Asked", "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
+    "Timeline", "compile_order", "compile_together", "compiled", "replay", "simulate",
+    "simulate_together", "stretched",
+]  # fmt: skip

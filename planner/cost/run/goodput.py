@@ -1,4 +1,4 @@
-"""A whole run: what saving and failures cost, and how much of the wall time is left for training.
+"""Cost of saves and of failures, and the share of the wall time that is left for training.
 
 Letters: N layouts, R pipeline ranks; every column is (N,). A segment is `useful` seconds of
 training and the seconds for which the save at its end blocks it. Failures are a Poisson process
@@ -10,20 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, groups
-from planner.cost.data_parallel import sharding
+from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.pipeline import stages
-from planner.cost.price import Pricer, Prices
-from planner.cost.run.energy_and_price import (
-    POWER_USAGE_EFFECTIVENESS,
-    WAITING_POWER_SHARE,
-    Bill,
-    bill,
-)
+from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
-from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
+from planner.specs.run import CheckpointMode
 from planner.specs.training import mean_state_bytes
-from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
+from planner.units import DAY, GIGA, HOUR
 
 # Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause.
 # Source: arXiv 2407.21783, table 5.
@@ -50,16 +44,9 @@ WRITER_BYTES_PER_SECOND = 2 * GIGA
 # pages: some 6 GB/s on PCIe 5. With it async blocks 18 times less than sync for an 8B model on 64
 # GPUs; published: 5 to 15 and 24 times (see save_costs).
 PAGEABLE_SHARE = 0.1
-# Judgement: share of host memory left besides the operating system and data loading.
-HOST_MEMORY_SHARE = 0.8
-REFERENCE_TOKENS = TERA
 # Below this a run makes no useful progress; the limit keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
-# Warn of a given interval that loses more goodput than this against the best one, and of a run
-# below POOR_GOODPUT.
-WORTH_SAYING = 0.005
-POOR_GOODPUT = 0.8
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 
@@ -106,19 +93,6 @@ class Progress:
     restarting: FloatColumn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunColumns:
-    """N whole runs of `tokens` tokens."""
-
-    tokens: float
-    step_seconds: FloatColumn
-    saves: Saves
-    progress: Progress
-    tokens_per_second: FloatColumn
-    wall_seconds: FloatColumn
-    bill: Bill
-
-
 def job_mtbf_seconds(cluster: ClusterSpec) -> float:
     """Mean seconds between interruptions of the job.
 
@@ -147,13 +121,12 @@ def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
 def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     """Parameters of the fullest rank after TP, EP, PP and sharding, (N,)."""
     shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
-    dense, expert = sharding.unit_parameters(pricer.model, shard_rows)
-    kept = sharding.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order)[:, at_shard]
+    dense, expert = unit_elements.unit_parameters(pricer.model, shard_rows)
+    kept = unit_elements.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order)
     pipe_rows, at_pipe = groups.distinct(batch, stages.KEY)
-    units = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=False).units[
-        :, :, at_pipe
-    ]
-    return np.asarray(np.einsum("rkn,kn->rn", units, kept).max(axis=0))
+    ranks = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=False)
+    units = ranks.units[:, :, at_pipe]
+    return np.asarray(np.einsum("rkn,kn->rn", units, kept[:, at_shard]).max(axis=0))
 
 
 def save_costs(
@@ -166,9 +139,8 @@ def save_costs(
     async: blocks for prepare + (bytes of a rank) / (pageable share x PCIe), writes in the
         background.
     async-pinned: the copy to pinned shared memory runs under the next forward and backward, and
-    must be
-        over before the optimizer changes the weights. It blocks for prepare + max(0, bytes of a
-        rank / PCIe - step).
+        must be over before the optimizer changes the weights. It blocks for prepare + max(0, bytes
+        of a rank / PCIe - step).
     Replicas stage their own copy; each element is written once (DCP removes duplicates).
     Sources: torch.distributed.checkpoint.async_save and its recipe (host memory rises by checkpoint
     size per rank x ranks); torchtitan/components/checkpoint.py (staging stream,
@@ -272,8 +244,7 @@ def progress(
 
     One save is in flight. When training reaches the next save before the last upload has ended, it
     waits: delay = upload - interval. A failure costs restart + loading, and work as long as the
-        upload
-    takes, because a run can only restart from a finished upload.
+    upload takes, because a run can only restart from a finished upload.
     """
     mtbf = np.full_like(step_seconds, mtbf_seconds)
     restart = RESTART_SECONDS + saves.write_seconds
@@ -309,156 +280,3 @@ def progress(
         lost=1.0 - share - saving - restarting,
         restarting=restarting,
     )
-
-
-def run_columns(
-    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, busy: FloatColumn
-) -> RunColumns:
-    """The whole runs of N layouts.
-
-    wall = tokens / (tokens a step / step_seconds x goodput)
-    busy (N,): seconds of a step in compute kernels. While a run saves or restarts, GPUs wait; while
-    it
-        repeats lost work, they are as busy as ever.
-    """
-    training, cluster = pricer.training, pricer.cluster
-    spec = training.checkpoint
-    one_save = save_costs(pricer, batch, step_seconds, spec.mode if spec else "async")
-    shares = progress(
-        one_save, step_seconds, job_mtbf_seconds(cluster), spec.interval_steps if spec else None
-    )
-    tokens = training.total_tokens or REFERENCE_TOKENS
-    per_second = training.global_batch_size * training.seq_len / step_seconds * shares.goodput
-    wall = tokens / per_second
-    share = np.minimum(1.0, busy / step_seconds) * (shares.goodput + shares.lost)
-    return RunColumns(
-        tokens=tokens,
-        step_seconds=step_seconds,
-        saves=one_save,
-        progress=shares,
-        tokens_per_second=per_second,
-        wall_seconds=wall,
-        bill=bill(cluster, wall, share),
-    )
-
-
-def busy_seconds(prices: Prices) -> FloatColumn:
-    """Seconds of a step that the critical rank spends in compute kernels, (N,)."""
-    return np.asarray(
-        sum(prices.parts[name] for name in ("compute", "copies", "recompute", "optimizer"))
-    )
-
-
-def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
-    shares, paid = columns.progress, columns.bill
-    mtbf, wall = job_mtbf_seconds(pricer.cluster), float(columns.wall_seconds[row])
-    checkpoint = _checkpoint(pricer, columns, row)
-    return RunEstimate(
-        checkpoint=checkpoint,
-        mtbf_seconds=mtbf,
-        restart_seconds=float(shares.restart_seconds[row]),
-        expected_failures=wall / mtbf,
-        goodput=float(shares.goodput[row]),
-        saving_share=float(shares.saving[row]),
-        lost_share=float(shares.lost[row]),
-        restarting_share=float(shares.restarting[row]),
-        tokens=columns.tokens,
-        total_tokens=pricer.training.total_tokens,
-        tokens_per_second=float(columns.tokens_per_second[row]),
-        time_to_train_seconds=wall,
-        gpu_hours=float(paid.gpu_hours[row]),
-        cost=float(paid.cost[row]),
-        energy_joules=float(paid.joules[row]),
-        joules_per_token=float(paid.joules[row]) / columns.tokens,
-        mean_watts_per_gpu=float(paid.watts_per_gpu[row]),
-        co2_grams=float(paid.grams[row]),
-        warnings=_warnings(
-            checkpoint, float(shares.goodput[row]), float(shares.optimal_goodput[row]), mtbf
-        ),
-        assumptions=_assumptions(checkpoint.given, pricer.training.total_tokens is not None),
-    )
-
-
-def _checkpoint(pricer: Pricer, columns: RunColumns, row: int) -> CheckpointCost:
-    spec, one_save, shares = pricer.training.checkpoint, columns.saves, columns.progress
-    steps, host = int(shares.interval_steps[row]), float(one_save.host_bytes[row])
-    usable = HOST_MEMORY_SHARE * pricer.cluster.host_memory_bytes
-    return CheckpointCost(
-        mode=spec.mode if spec else "async",
-        given=spec is not None,
-        interval_steps=steps,
-        interval_seconds=steps * float(columns.step_seconds[row]),
-        optimal_interval_steps=int(shares.optimal_steps[row]),
-        saved_bytes=float(one_save.saved_bytes[row]),
-        gpu_bytes=float(one_save.gpu_bytes[row]),
-        blocking_seconds=float(one_save.blocking_seconds[row]),
-        upload_seconds=float(one_save.upload_seconds[row]),
-        delay_seconds=float(shares.delay_seconds[row]),
-        host_memory_bytes=host,
-        host_memory_usable_bytes=usable,
-        fits_host_memory=host <= usable,
-    )
-
-
-def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float) -> list[str]:
-    found = []
-    if not checkpoint.fits_host_memory:
-        need, have = (
-            format_bytes(checkpoint.host_memory_bytes),
-            format_bytes(checkpoint.host_memory_usable_bytes),
-        )
-        remedy = (
-            "shard over more GPUs"
-            if checkpoint.mode == "sync"
-            else "save with mode sync, shard over more GPUs"
-        )
-        found.append(
-            f"checkpoints ({checkpoint.mode}) need {need} of host memory on a node, {have} is "
-            f"usable: {remedy} or add memory"
-        )
-    if checkpoint.delay_seconds > 0:
-        every, takes = (
-            format_seconds(checkpoint.interval_seconds),
-            format_seconds(checkpoint.upload_seconds),
-        )
-        found.append(
-            f"a save starts every {every} but uploads for {takes}: training waits "
-            f"{format_seconds(checkpoint.delay_seconds)} "
-            "each time; save less often or raise storage_bandwidth"
-        )
-    if best - share > WORTH_SAYING:
-        found.append(
-            f"a save every {counted(checkpoint.interval_steps, 'step')} leaves {share:.1%} of "
-            "the time for training; "
-            f"every {counted(checkpoint.optimal_interval_steps, 'step')} would leave {best:.1%}"
-        )
-    if share < POOR_GOODPUT:
-        faults = LLAMA3_INTERRUPTIONS["faulty GPU"] / sum(LLAMA3_INTERRUPTIONS.values())
-        found.append(
-            f"only {share:.1%} of the time trains: an interruption every {format_seconds(mtbf)}; "
-            f"keep spare nodes (about {faults:.0%} of Llama 3's interruptions were faulty "
-            "GPUs), restart and save faster"
-        )
-    return found
-
-
-def _assumptions(given: bool, tokens_given: bool) -> list[str]:
-    stated = (
-        []
-        if given
-        else ["no training.checkpoint given: async saves at the interval of most goodput"]
-    )
-    stated += (
-        []
-        if tokens_given
-        else [
-            "no training.total_tokens given: figures are for "
-            f"{format_count(REFERENCE_TOKENS)} tokens"
-        ]
-    )
-    return [
-        *stated,
-        f"judgement: automatic restart in {format_seconds(RESTART_SECONDS)} and the time to load",
-        f"judgement: a waiting GPU draws {WAITING_POWER_SHARE:.0%} of its limit, data centre "
-        f"overhead (PUE) {POWER_USAGE_EFFECTIVENESS}",
-    ]

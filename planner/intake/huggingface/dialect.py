@@ -1,10 +1,10 @@
-"""How one family writes its config.json, as one value."""
+"""How one family writes its config.json, as one value; and how its keys are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.intake.huggingface.dialect_readers import Values
-
+MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
+Values = dict[str, object]
 Prepare = Callable[[Values], Values]
 
 
@@ -22,3 +22,40 @@ class Dialect:
     parts: tuple[str, ...] = ()
     inert: frozenset[str] = frozenset()
     prepare: Prepare | None = None
+
+
+class MissingBlock(Exception):
+    """A config asks for a block that we have no operations for.
+
+    key: where the config asks for it.
+    """
+
+    def __init__(self, key: str, block: str) -> None:
+        super().__init__(block)
+        self.key, self.block = key, block
+
+
+def flag(values: Values, key: str, default: bool) -> bool:
+    value = values.get(key, default)
+    return value if isinstance(value, bool) else default
+
+
+def count_of(values: Values, key: str) -> int:
+    value = values.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def one_of_each_layer(values: Values, *keys: str) -> Values:
+    """A list of one value per layer as that value. Raises MissingBlock where the layers differ."""
+    found = dict(values)
+    for key in keys:
+        value = values.get(key)
+        if isinstance(value, Sequence) and not isinstance(value, str) and value:
+            if any(item != value[0] for item in value):
+                raise MissingBlock(key, "layers that differ in width")
+            found[key] = value[0]
+    return found
+
+
+def without(values: Values, *keys: str) -> Values:
+    return {key: value for key, value in values.items() if key not in keys}

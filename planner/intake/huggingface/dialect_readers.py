@@ -8,53 +8,24 @@ transformers does not ship, the modeling file published beside the weights.
 
 from collections.abc import Mapping, Sequence
 
-MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
-Values = dict[str, object]
+from planner.intake.huggingface.dialect import (
+    MAX_LAYERS,
+    MissingBlock,
+    Values,
+    count_of,
+    flag,
+    one_of_each_layer,
+    without,
+)
+
 ALIBI: Values = {"position_embedding": "none", "alibi": True}
-
-
-class MissingBlock(Exception):
-    """A config asks for a block that we have no operations for.
-
-    key: where the config asks for it.
-    """
-
-    def __init__(self, key: str, block: str) -> None:
-        super().__init__(block)
-        self.key, self.block = key, block
-
-
-def _flag(values: Values, key: str, default: bool) -> bool:
-    value = values.get(key, default)
-    return value if isinstance(value, bool) else default
-
-
-def _count(values: Values, key: str) -> int:
-    value = values.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def _one_of_each_layer(values: Values, *keys: str) -> Values:
-    """A list of one value per layer as that value. Raises MissingBlock where the layers differ."""
-    found = dict(values)
-    for key in keys:
-        value = values.get(key)
-        if isinstance(value, Sequence) and not isinstance(value, str) and value:
-            if any(item != value[0] for item in value):
-                raise MissingBlock(key, "layers that differ in width")
-            found[key] = value[0]
-    return found
-
-
-def _without(values: Values, *keys: str) -> Values:
-    return {key: value for key, value in values.items() if key not in keys}
 
 
 def cohere(values: Values) -> Values:
     """Command R+: query-key norms have separate weights for every head."""
     return {
-        **_without(values, "use_qk_norm"),
-        "qk_norm": "full" if _flag(values, "use_qk_norm", False) else "none",
+        **without(values, "use_qk_norm"),
+        "qk_norm": "full" if flag(values, "use_qk_norm", False) else "none",
     }
 
 
@@ -71,7 +42,7 @@ def _full_without_rope(values: Values, interval: int) -> Values:
     kinds = values.get("layer_types")
     if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
         return {"no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
-    return {"no_rope_layer_interval": _count(values, "sliding_window_pattern") or interval}
+    return {"no_rope_layer_interval": count_of(values, "sliding_window_pattern") or interval}
 
 
 def cohere2_moe(values: Values) -> Values:
@@ -86,7 +57,7 @@ def cohere2_moe(values: Values) -> Values:
         ]
     if values.get("rms_norm_eps") is not None:
         found |= {"norm": "rmsnorm"}
-    return _without(
+    return without(
         found, "prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"
     )
 
@@ -99,12 +70,12 @@ def full_without_rope(values: Values) -> Values:
 def laguna(values: Values) -> Values:
     """A gate for each head of attention, or for each element; every layer has as many heads."""
     heads = "num_attention_heads_per_layer"
-    found = _one_of_each_layer(values, heads)
+    found = one_of_each_layer(values, heads)
     if isinstance(found.get(heads), int):
         found["num_attention_heads"] = found[heads]
     whole = values.get("gating", True) == "per-element"
     own = {"attention_head_gate": not whole, "attention_output_gate": whole}
-    return {**_without(found, heads, "gating"), **own}
+    return {**without(found, heads, "gating"), **own}
 
 
 def granite_swa(values: Values) -> Values:
@@ -116,7 +87,7 @@ def granite_swa(values: Values) -> Values:
     if len(rotating) > 1:
         raise MissingBlock("layer_rope_theta", "rotary embeddings of several bases")
     return {
-        **_without(values, "layer_rope_theta", "rope_parameters"),
+        **without(values, "layer_rope_theta", "rope_parameters"),
         "no_rope_layers": [int(bool(base)) for base in bases],
         "rope_theta": float(max(rotating, default=10_000.0)),
     }
@@ -124,14 +95,14 @@ def granite_swa(values: Values) -> Values:
 
 def hyperclovax(values: Values) -> Values:
     """Granite, with norms behind the branches as well if asked for."""
-    more = {"norms_per_layer": 4} if _flag(values, "use_post_norm", False) else {}
-    return {**_without(values, "use_post_norm"), **more}
+    more = {"norms_per_layer": 4} if flag(values, "use_post_norm", False) else {}
+    return {**without(values, "use_post_norm"), **more}
 
 
 def minicpm3(values: Values) -> Values:
     """Scales of embedding, branches and logits, each written in a way of its own."""
-    found = _without(values, "scale_emb", "scale_depth", "dim_model_base")
-    layers, hidden = _count(values, "num_hidden_layers"), _count(values, "hidden_size")
+    found = without(values, "scale_emb", "scale_depth", "dim_model_base")
+    layers, hidden = count_of(values, "num_hidden_layers"), count_of(values, "hidden_size")
     embedding, depth, base = (
         values.get(key) for key in ("scale_emb", "scale_depth", "dim_model_base")
     )
@@ -146,11 +117,14 @@ def minicpm3(values: Values) -> Values:
 
 def from_second_row(values: Values) -> Values:
     """A learned table whose first two rows stand for padding, and embeddings scaled by width."""
-    rows, scaled = _count(values, "max_position_embeddings"), _flag(values, "scale_embedding", True)
-    hidden = _count(values, "hidden_size") or _count(values, "d_model")
+    rows, scaled = (
+        count_of(values, "max_position_embeddings"),
+        flag(values, "scale_embedding", True),
+    )
+    hidden = count_of(values, "hidden_size") or count_of(values, "d_model")
     multiplier = {"embedding_multiplier": hidden**0.5} if scaled and hidden > 0 else {}
     return {
-        **_without(values, "scale_embedding"),
+        **without(values, "scale_embedding"),
         **multiplier,
         **({"max_position_embeddings": rows + 2} if rows else {}),
     }
@@ -158,15 +132,15 @@ def from_second_row(values: Values) -> Values:
 
 def sinusoidal(values: Values) -> Values:
     """Positions by sines, which have no weights."""
-    return _without(from_second_row(values), "max_position_embeddings")
+    return without(from_second_row(values), "max_position_embeddings")
 
 
 def rotated(values: Values) -> Values:
     """Replaces `rotary_dim` by its share of a head's width."""
-    bare, width = _without(values, "rotary_dim"), _count(values, "rotary_dim")
-    hidden = _count(values, "hidden_size") or _count(values, "n_embd")
-    heads = _count(values, "num_attention_heads") or _count(values, "n_head")
-    head = _count(values, "head_dim") or (hidden // heads if heads > 0 else 0)
+    bare, width = without(values, "rotary_dim"), count_of(values, "rotary_dim")
+    hidden = count_of(values, "hidden_size") or count_of(values, "n_embd")
+    heads = count_of(values, "num_attention_heads") or count_of(values, "n_head")
+    head = count_of(values, "head_dim") or (hidden // heads if heads > 0 else 0)
     return {**bare, "partial_rotary_factor": width / head} if 0 < width <= head else bare
 
 
@@ -180,16 +154,18 @@ def falcon(values: Values) -> Values:
 
     One or two norms stand before parallel branches.
     """
-    new, parallel = (
-        _flag(values, "new_decoder_architecture", False),
-        _flag(values, "parallel_attn", True),
-    )
+    new = flag(values, "new_decoder_architecture", False)
+    parallel = flag(values, "parallel_attn", True)
     heads = values.get("num_attention_heads")
     grouped = values.get("num_kv_heads") or heads
-    alone = 1 if _flag(values, "multi_query", True) else heads
+    alone = 1 if flag(values, "multi_query", True) else heads
     norms = (values.get("num_ln_in_parallel_attn") or 2) if new else (1 if parallel else 2)
-    bias, bare = _flag(values, "bias", False), _without(values, *_FALCON_SWITCHES)
-    positions = ALIBI if _flag(values, "alibi", False) else {}
+    switches = (
+        "new_decoder_architecture", "parallel_attn", "num_kv_heads", "multi_query",
+        "num_ln_in_parallel_attn", "bias", "alibi",
+    )  # fmt: skip
+    bias, bare = flag(values, "bias", False), without(values, *switches)
+    positions = ALIBI if flag(values, "alibi", False) else {}
     return {
         **bare,
         **positions,
@@ -201,22 +177,11 @@ def falcon(values: Values) -> Values:
     }
 
 
-_FALCON_SWITCHES = (
-    "new_decoder_architecture",
-    "parallel_attn",
-    "num_kv_heads",
-    "multi_query",
-    "num_ln_in_parallel_attn",
-    "bias",
-    "alibi",
-)
-
-
 def dbrx(values: Values) -> Values:
     """The activation is in a mapping of its own."""
     activation = values.get("ffn_act_fn")
     named = activation.get("name", "silu") if isinstance(activation, Mapping) else "silu"
-    return {**_without(values, "ffn_act_fn"), "hidden_act": named}
+    return {**without(values, "ffn_act_fn"), "hidden_act": named}
 
 
 def ernie_moe(values: Values) -> Values:
@@ -225,21 +190,16 @@ def ernie_moe(values: Values) -> Values:
         isinstance(values.get(key), Sequence) for key in ("num_experts", "moe_intermediate_size")
     ):
         raise MissingBlock("moe_num_experts", "experts of two kinds (text and vision)")
-    layers = min(_count(values, "num_hidden_layers"), MAX_LAYERS)
-    interval = _count(values, "moe_layer_interval") or 1
-    first, last = _count(values, "moe_layer_start_index"), values.get("moe_layer_end_index")
+    layers = min(count_of(values, "num_hidden_layers"), MAX_LAYERS)
+    interval = count_of(values, "moe_layer_interval") or 1
+    first, last = count_of(values, "moe_layer_start_index"), values.get("moe_layer_end_index")
     last = last if isinstance(last, int) and last >= 0 else layers - 1
     dense = [i for i in range(layers) if not (first <= i <= last and (i + 1) % interval == 0)]
-    bare = _without(
-        values,
-        "moe_layer_start_index",
-        "moe_layer_end_index",
-        "moe_layer_interval",
-        "moe_use_aux_free",
-    )
+    switches = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
+    bare = without(values, *switches, "moe_use_aux_free")
     leading = dense == list(range(len(dense)))
     place: Values = {"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}
-    return {**bare, **place, "router_correction_bias": _flag(values, "moe_use_aux_free", True)}
+    return {**bare, **place, "router_correction_bias": flag(values, "moe_use_aux_free", True)}
 
 
 def minimax_m2(values: Values) -> Values:
@@ -251,28 +211,28 @@ def minimax_m2(values: Values) -> Values:
             "attn_type_list", f"lightning (linear) attention in {linear} of {len(kinds)} layers"
         )
     width = "full" if values.get("qk_norm_type", "per_layer") == "per_layer" else "head"
-    normed = _flag(values, "use_qk_norm", True)
+    normed = flag(values, "use_qk_norm", True)
     return {
-        **_without(
+        **without(
             rotated(values), "attn_type_list", "qk_norm_type", "use_qk_norm", "use_routing_bias"
         ),
         "qk_norm": width if normed else "none",
-        "router_correction_bias": _flag(values, "use_routing_bias", True),
+        "router_correction_bias": flag(values, "use_routing_bias", True),
     }
 
 
 def stablelm(values: Values) -> Values:
     """A parallel residual has one norm; query-key norms are one LayerNorm per head, no bias."""
-    one = {"norms_per_layer": 1} if _flag(values, "use_parallel_residual", False) else {}
-    norm = "full" if _flag(values, "qk_layernorm", False) else "none"
-    return {**_without(values, "qk_layernorm"), **one, "qk_norm": norm}
+    one = {"norms_per_layer": 1} if flag(values, "use_parallel_residual", False) else {}
+    norm = "full" if flag(values, "qk_layernorm", False) else "none"
+    return {**without(values, "qk_layernorm"), **one, "qk_norm": norm}
 
 
 def bigcode(values: Values) -> Values:
     """One KV head for all query heads, unless that is switched off."""
     return {
-        **_without(values, "multi_query"),
-        **({"num_key_value_heads": 1} if _flag(values, "multi_query", True) else {}),
+        **without(values, "multi_query"),
+        **({"num_key_value_heads": 1} if flag(values, "multi_query", True) else {}),
     }
 
 
@@ -287,7 +247,7 @@ def gpt_neo(values: Values) -> Values:
     if not kinds:
         raise MissingBlock("attention_types", "windows in an order that cannot be read")
     types = [named.get(str(kind), str(kind)) for kind in kinds]
-    return {**_without(values, "attention_layers", "attention_types"), "layer_types": types}
+    return {**without(values, "attention_layers", "attention_types"), "layer_types": types}
 
 
 def _is_pair(value: object) -> bool:
@@ -309,25 +269,18 @@ def opt(values: Values) -> Values:
             "word_embed_proj_dim",
             f"an embedding of {narrow} with projections into and out of the hidden size",
         )
-    if not _flag(values, "do_layer_norm_before", True) or _flag(
+    if not flag(values, "do_layer_norm_before", True) or flag(
         values, "_remove_final_layer_norm", False
     ):
         raise MissingBlock("do_layer_norm_before", "a network without a final norm")
-    if not _flag(values, "layer_norm_elementwise_affine", True):
+    if not flag(values, "layer_norm_elementwise_affine", True):
         raise MissingBlock("layer_norm_elementwise_affine", "norms without weights")
-    rows = _count(values, "max_position_embeddings")
+    rows = count_of(values, "max_position_embeddings")
+    switches = ("word_embed_proj_dim", "do_layer_norm_before", "_remove_final_layer_norm")
     return {
-        **_without(values, *_OPT_SWITCHES),
+        **without(values, *switches, "layer_norm_elementwise_affine"),
         **({"max_position_embeddings": rows + 2} if rows else {}),
     }
-
-
-_OPT_SWITCHES = (
-    "word_embed_proj_dim",
-    "do_layer_norm_before",
-    "_remove_final_layer_norm",
-    "layer_norm_elementwise_affine",
-)
 
 
 def exaone4(values: Values) -> Values:
@@ -345,34 +298,29 @@ def exaone4(values: Values) -> Values:
 
 
 def _hunyuan(values: Values) -> Values:
-    if _flag(values, "use_cla", False):
+    if flag(values, "use_cla", False):
         raise MissingBlock(
             "use_cla", "cross-layer attention (keys and values shared between layers)"
         )
-    return _without(
+    return without(
         values, "use_cla", "cla_share_factor", "use_qk_norm", "use_mla", "kv_lora_rank", "norm_type"
     )
 
 
 def hunyuan_dense(values: Values) -> Values:
     """Dense, although its config counts one expert."""
-    return _without(_hunyuan(values), "num_experts")
+    return without(_hunyuan(values), "num_experts")
 
 
 def hunyuan_moe(values: Values) -> Values:
     """One value per layer, all equal; the shared expert is as wide as a routed one."""
-    if _flag(values, "use_mla", False):
+    if flag(values, "use_mla", False):
         raise MissingBlock("use_mla", "a latent attention of its own")
-    if _count(values, "moe_layer_num_skipped"):
+    if count_of(values, "moe_layer_num_skipped"):
         raise MissingBlock("moe_layer_num_skipped", "leading dense layers of an unknown width")
-    listed = _one_of_each_layer(
-        {"n_shared_experts": 1, **values},
-        "moe_intermediate_size",
-        "num_experts_per_tok",
-        "n_shared_experts",
-        "num_experts",
-    )
-    return _without(_hunyuan(listed), "moe_layer_num_skipped", "use_mixed_mlp_moe")
+    widths = ("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "num_experts")
+    listed = one_of_each_layer({"n_shared_experts": 1, **values}, *widths)
+    return without(_hunyuan(listed), "moe_layer_num_skipped", "use_mixed_mlp_moe")
 
 
 def qwen(values: Values) -> Values:
@@ -380,11 +328,11 @@ def qwen(values: Values) -> Values:
 
     Only queries, keys and values have biases.
     """
-    width = _count(values, "intermediate_size")
+    width = count_of(values, "intermediate_size")
     if width % 2:
         raise MissingBlock("intermediate_size", "a gate and an up projection of different widths")
     return {
-        **_without(values, "no_bias"),
+        **without(values, "no_bias"),
         "intermediate_size": width // 2,
         "attention_bias": True,
         "attention_output_bias": False,
@@ -393,28 +341,20 @@ def qwen(values: Values) -> Values:
 
 def chatglm(values: Values) -> Values:
     """ChatGLM2 and later: groups of KV heads; only queries, keys and values have biases."""
-    groups = (
-        values.get("multi_query_group_num")
-        if _flag(values, "multi_query_attention", False)
-        else None
-    )
-    if not _flag(values, "rmsnorm", True) or _flag(
+    several = flag(values, "multi_query_attention", False)
+    groups = values.get("multi_query_group_num") if several else None
+    if not flag(values, "rmsnorm", True) or flag(
         values, "apply_residual_connection_post_layernorm", False
     ):
         raise MissingBlock("rmsnorm", "GLM's first layers (LayerNorm, residual behind the norm)")
-    if not _flag(values, "post_layer_norm", True):
+    if not flag(values, "post_layer_norm", True):
         raise MissingBlock("post_layer_norm", "a network without a final norm")
-    linear, qkv = _flag(values, "add_bias_linear", False), _flag(values, "add_qkv_bias", False)
+    linear, qkv = flag(values, "add_bias_linear", False), flag(values, "add_qkv_bias", False)
     switches = (
-        "multi_query_group_num",
-        "multi_query_attention",
-        "rmsnorm",
-        "add_bias_linear",
-        "add_qkv_bias",
-        "post_layer_norm",
-        "rope_ratio",
-    )
-    bare = _without(values, *switches, "apply_residual_connection_post_layernorm")
+        "multi_query_group_num", "multi_query_attention", "rmsnorm", "add_bias_linear",
+        "add_qkv_bias", "post_layer_norm", "rope_ratio",
+    )  # fmt: skip
+    bare = without(values, *switches, "apply_residual_connection_post_layernorm")
     ratio = values.get("rope_ratio")
     theta = {"rope_theta": 10_000.0 * ratio} if isinstance(ratio, (int, float)) else {}
     biases = {"attention_bias": linear or qkv, "attention_output_bias": linear, "mlp_bias": linear}
@@ -423,13 +363,13 @@ def chatglm(values: Values) -> Values:
 
 def internlm3(values: Values) -> Values:
     """Queries, keys and values have a switch for biases; all other layers have another."""
-    bias = _flag(values, "bias", False)
+    bias = flag(values, "bias", False)
     own = {
-        "attention_bias": _flag(values, "qkv_bias", False),
+        "attention_bias": flag(values, "qkv_bias", False),
         "attention_output_bias": bias,
         "mlp_bias": bias,
     }
-    return {**_without(values, "bias", "qkv_bias"), **own}
+    return {**without(values, "bias", "qkv_bias"), **own}
 
 
 def baichuan(values: Values) -> Values:
@@ -439,18 +379,14 @@ def baichuan(values: Values) -> Values:
 
 def bailing(values: Values) -> Values:
     """Ling: two switches for biases. Version two has query-key norms and a router bias."""
-    bias = _flag(values, "use_bias", False)
-    norm = "head" if _flag(values, "use_qk_norm", False) else "none"
-    corrected = _flag(values, "moe_router_enable_expert_bias", False)
-    own = {
-        "attention_bias": bias or _flag(values, "use_qkv_bias", False),
+    bias = flag(values, "use_bias", False)
+    norm = "head" if flag(values, "use_qk_norm", False) else "none"
+    corrected = flag(values, "moe_router_enable_expert_bias", False)
+    own: Values = {
+        "attention_bias": bias or flag(values, "use_qkv_bias", False),
         "attention_output_bias": bias,
         "mlp_bias": bias,
     }
     switches = ("use_bias", "use_qkv_bias", "use_qk_norm", "moe_router_enable_expert_bias")
-    return {
-        **_without(values, *switches),
-        **own,
-        "qk_norm": norm,
-        "router_correction_bias": corrected,
-    }
+    own |= {"qk_norm": norm, "router_correction_bias": corrected}
+    return {**without(values, *switches), **own}

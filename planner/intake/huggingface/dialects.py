@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
-from planner.intake.huggingface.dialect import Dialect
-from planner.intake.huggingface.dialect_readers import MissingBlock, Values
+from planner.intake.huggingface.dialect import Dialect, MissingBlock, Values
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.layer_readers import BY_LAYER

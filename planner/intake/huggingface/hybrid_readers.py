@@ -7,7 +7,8 @@ configuration_*.py and modeling_*.py.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect_readers import MissingBlock, Values, rotated
+from planner.intake.huggingface.dialect import MissingBlock, Values
+from planner.intake.huggingface.dialect_readers import rotated
 
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2"})
 _BESIDE = frozenset({"conv", "hybrid"})

@@ -8,8 +8,8 @@ models/exaone/exaone_moe, for what the class does not read.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect import Dialect
-from planner.intake.huggingface.dialect_readers import MAX_LAYERS, MissingBlock, Values, exaone4
+from planner.intake.huggingface.dialect import MAX_LAYERS, Dialect, MissingBlock, Values
+from planner.intake.huggingface.dialect_readers import exaone4
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
 _BLOCKS = "minimax_m3_sparse"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from planner.errors import Fault, SpecError
+from planner.errors import SpecError, fault
 
 REMEDY = (
     "give the shapes of a transformer of softmax attention and MLP or expert layers inline, "
@@ -168,11 +168,6 @@ def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
 
 def missing(prefix: str, key: str, value: object, block: str) -> SpecError:
     """The error for a config whose `key` asks for this block."""
-    return SpecError(
-        Fault(
-            f"{prefix}.{key}",
-            value,
-            f"stands for {block}; our operations have no such block",
-            REMEDY,
-        )
+    return fault(
+        f"{prefix}.{key}", value, f"stands for {block}; our operations have no such block", REMEDY
     )

@@ -10,10 +10,8 @@ the repositories of DeepSeek-V3 and Kimi-K2 for their own code.
 import math
 from collections.abc import Iterable, Mapping
 
-from pydantic import ValidationError
-
-from planner.errors import Fault
 from planner.intake.huggingface.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
+from planner.intake.huggingface.rope_keys import rope_fields, rope_mask
 from planner.specs.network import RopeScaling
 
 Values = Mapping[str, object]
@@ -39,13 +37,9 @@ _CHOSEN_SOFTMAX = {
     "norm_topk_prob": True,
 }  # a softmax over the chosen logits equals one over all of them, divided by its sum
 _YARN_GPT_OSS = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
-}
+}  # fmt: skip
 
 HARDWIRED: Mapping[str, Values] = {
     "mixtral": _CHOSEN_SOFTMAX,
@@ -148,67 +142,24 @@ CLASS_DEFAULTS: Mapping[str, Values] = {
 }
 
 ACTIVATIONS: Mapping[str, str] = {
-    "silu": "silu",
-    "swish": "silu",
-    "swiglu": "silu",
-    "gelu": "gelu",
-    "geglu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "xielu": "xielu",
-    "squared-relu": "relu2",
-    "squared_relu": "relu2",
-}
-_ROPE_FIELDS = frozenset(RopeScaling.model_fields)
-_NOT_SCALED = frozenset(
-    {"default", "none", "mrope"}
-)  # mrope: sections for images; text positions are plain
-_NAMES_OF_TYPES = {"su": "longrope", "ntk": "dynamic"}
-_BY_LAYER = ("full_attention", "sliding_attention")
+    "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "geglu": "gelu",
+    "gelu_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
+    "squared-relu": "relu2", "squared_relu": "relu2",
+}  # fmt: skip
 _PLAIN = (
-    "rope_theta",
-    "rope_local_base_freq",
-    "alibi",
-    "norm_eps",
-    "norm_plus_one",
-    "post_norm",
-    "qk_l2_norm",
-    "qk_norm_after_rope",
-    "swiglu_limit",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "clip_qkv",
-    "attn_temperature_tuning",
-    "residual_multiplier",
-    "partial_rotary_factor",
-    "scoring_func",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "topk_method",
-    "router_aux_loss_coef",
+    "rope_theta", "rope_local_base_freq", "alibi", "norm_eps", "norm_plus_one", "post_norm",
+    "qk_l2_norm", "qk_norm_after_rope", "swiglu_limit", "attn_logit_softcapping",
+    "final_logit_softcapping", "clip_qkv", "attn_temperature_tuning", "residual_multiplier",
+    "partial_rotary_factor", "scoring_func", "norm_topk_prob", "routed_scaling_factor",
+    "topk_method", "router_aux_loss_coef", "moe_apply_router_weight_on_input",
+    "router_z_loss_coef", "seq_aux", "router_jitter_noise", "num_nextn_predict_layers",
+)  # fmt: skip
+_MOE_ONLY = frozenset({
+    "scoring_func", "norm_topk_prob", "routed_scaling_factor", "topk_method",
+    "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "router_jitter_noise",
     "moe_apply_router_weight_on_input",
-    "router_z_loss_coef",
-    "seq_aux",
-    "router_jitter_noise",
-    "num_nextn_predict_layers",
-)
-_MOE_ONLY = frozenset(
-    {
-        "scoring_func",
-        "norm_topk_prob",
-        "routed_scaling_factor",
-        "topk_method",
-        "router_aux_loss_coef",
-        "router_z_loss_coef",
-        "seq_aux",
-        "router_jitter_noise",
-        "moe_apply_router_weight_on_input",
-    }
-)
+})  # fmt: skip
 
 
 def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
@@ -244,7 +195,7 @@ def _rates(values: Values, keys: Iterable[str]) -> list[float]:
 
 def network_fields(values: Values) -> dict[str, object]:
     """Fields of `Network` from checked canonical keys that `complete` returned."""
-    rope = _rope(values)
+    rope = rope_fields(values)
     values = {**values, **rope}
     moe = bool(values.get("num_experts"))
     fields = {
@@ -264,7 +215,7 @@ def network_fields(values: Values) -> dict[str, object]:
     fields["dropout"] = max(_rates(values, (*_DROPOUTS, "dropout")), default=0.0)
     behind_branches = _rates(values, _RESIDUAL_DROPOUTS) or _rates(values, ("dropout",))
     fields["residual_dropout"] = max(behind_branches, default=0.0)
-    fields["rope_mask"] = _rope_mask(values)
+    fields["rope_mask"] = rope_mask(values)
     limits = values.get("swiglu_limits")
     fields["swiglu_limits"] = tuple(limits) if isinstance(limits, (list, tuple)) else ()
     for key in ("unread_keys", "left_out"):
@@ -297,117 +248,3 @@ def _multipliers(values: Values) -> dict[str, object]:
     elif isinstance(divisor, (int, float)) and divisor:
         fields["logits_multiplier"] = 1 / divisor
     return fields
-
-
-def _rope_mask(values: Values) -> tuple[bool, ...]:
-    """Which layers rotate; empty where all do.
-
-    `no_rope_layers` is 1 for a layer that rotates. Where it is empty, every n-th layer does not.
-    """
-    layers = values.get("num_hidden_layers")
-    given, interval = values.get("rope_mask"), values.get("no_rope_layer_interval")
-    if isinstance(given, (list, tuple)) and given:
-        mask = tuple(bool(item) for item in given)
-    elif isinstance(values.get("no_rope_layers"), (list, tuple)) and values["no_rope_layers"]:
-        mask = tuple(bool(item) for item in values["no_rope_layers"])  # type: ignore[attr-defined]
-    elif isinstance(interval, int) and isinstance(layers, int) and interval > 0:
-        mask = tuple((index + 1) % interval != 0 for index in range(layers))
-    else:
-        return ()
-    return () if all(mask) else mask
-
-
-def _rope(values: Values) -> dict[str, object]:
-    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling.
-
-    They are read from either form of the config.
-    """
-    found: dict[str, object] = {}
-    scaling, parameters = values.get("rope_scaling"), values.get("rope_parameters")
-    if isinstance(parameters, Mapping):
-        scaling = parameters
-        if any(kind in parameters for kind in _BY_LAYER):
-            scaling = parameters.get("full_attention") or {}
-            local = parameters.get("sliding_attention")
-            if isinstance(local, Mapping) and "rope_theta" in local:
-                found["rope_local_base_freq"] = local["rope_theta"]
-    if isinstance(scaling, Mapping):
-        found |= {
-            key: scaling[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaling
-        }
-        found["rope_scaling"] = _scaling(scaling, values)
-    return found
-
-
-def _scaling(given: Values, values: Values) -> dict[str, object] | None:
-    kind = given.get("rope_type", given.get("type", "default"))
-    if not isinstance(kind, str) or kind in _NOT_SCALED:
-        return None
-    read = {
-        key: _plain(value)
-        for key, value in given.items()
-        if key in _ROPE_FIELDS and value is not None
-    }
-    read["rope_type"] = _NAMES_OF_TYPES.get(kind, kind)
-    if not read.get("original_max_position_embeddings"):
-        before = values.get("original_max_position_embeddings") or values.get(
-            "max_position_embeddings"
-        )
-        read["original_max_position_embeddings"] = before or 0
-    longest, before = (
-        values.get("max_position_embeddings"),
-        read["original_max_position_embeddings"],
-    )
-    if (
-        kind in ("longrope", "su")
-        and "factor" not in read
-        and isinstance(longest, int)
-        and isinstance(before, int)
-        and before
-    ):
-        read["factor"] = longest / before
-    return read
-
-
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def rope_faults(values: Values, field: str) -> list[Fault]:
-    """Faults inside rope_scaling or rope_parameters; empty where they can be read."""
-    key = (
-        "rope_parameters" if isinstance(values.get("rope_parameters"), Mapping) else "rope_scaling"
-    )
-    scaling = _rope(values).get("rope_scaling")
-    if not isinstance(scaling, dict):
-        return []
-    needed = {
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-        "longrope": ("short_factor", "long_factor"),
-    }
-    faults = [
-        Fault(
-            f"{field}.{key}.{name}",
-            None,
-            f"is needed by {scaling['rope_type']} scaling",
-            "give it as in the model's config.json",
-        )
-        for name in needed.get(
-            str(scaling["rope_type"]),
-            () if scaling["rope_type"] not in ("linear", "dynamic", "yarn") else ("factor",),
-        )
-        if name not in scaling
-    ]
-    try:
-        RopeScaling.model_validate(scaling)
-    except ValidationError as error:
-        faults += [
-            Fault(
-                f"{field}.{key}.{'.'.join(map(str, item['loc']))}",
-                item["input"],
-                item["msg"].lower(),
-                "give a number above 0",
-            )
-            for item in error.errors()
-        ]
-    return faults

@@ -12,7 +12,7 @@ import yaml
 
 from planner.catalog.bridge_recipes import beginnings
 from planner.catalog.models import model_names
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.base import flatten
 from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
@@ -76,7 +76,7 @@ class StatedBridge(StatedMegatron):
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
         if "use_megatron_fsdp" in words and SHARDS not in words:
             rule, remedy = "is not set, and recipes differ in it", "set it to optim_grads_params"
-            raise SpecError(Fault(KEYS[SHARDS], None, rule, remedy))
+            raise fault(KEYS[SHARDS], None, rule, remedy)
         found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
         known = {**found.training}
         if "global_batch_size" not in words:
@@ -137,7 +137,7 @@ def _preset(text: str) -> dict[str, list[str]]:
     low = next((ours for theirs, ours in _PRESETS if theirs in plain), None)
     if "bf16" not in plain and "fp16" not in plain:
         known = "use bf16_mixed or another preset of Megatron-Bridge"
-        raise SpecError(Fault("mixed_precision", text, "is not priced", known))
+        raise fault("mixed_precision", text, "is not priced", known)
     words: dict[str, list[str]] = {"accumulate_allreduce_grads_in_fp32": []}
     if plain == "fp16_mixed":
         words = {"fp16": [], "grad_reduce_in_bf16": []}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from planner.catalog.models import model_entry, model_names
-from planner.errors import Fault, SpecError
+from planner.errors import SpecError, fault
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
@@ -56,7 +56,7 @@ def read_config(name: str, values: Values, text: str = "") -> dict[str, object] 
     if kind.format is not None:
         return {"name": name, "format": kind.format, "text": text or json.dumps(values)}
     if kind.reader is None:
-        raise SpecError(Fault("current", name, f"is {kind.title}", kind.remedy))
+        raise fault("current", name, f"is {kind.title}", kind.remedy)
     found = Read()
     kind.reader(values, found)
     notes = [f"{name} is {kind.title}", *found.notes]
@@ -80,7 +80,7 @@ def _accelerate(values: Values, found: Read) -> None:
     if kind == "DEEPSPEED":
         own = _part(values, "deepspeed_config")
         if named := own.get("deepspeed_config_file"):
-            raise SpecError(Fault("deepspeed_config_file", named, "is not read", "give it itself"))
+            raise fault("deepspeed_config_file", named, "is not read", "give it itself")
         _zero({"zero_stage": 2, **own}, found)  # accelerate utils/dataclasses.py DeepSpeedPlugin
     elif kind == "FSDP":
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", count, machines)
@@ -249,11 +249,11 @@ def _whole(values: Values, key: str) -> int:
         return 0
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise SpecError(Fault(key, value, "is no whole number", "correct the file"))
+    raise fault(key, value, "is no whole number", "correct the file")
 
 
 def _unread(key: str, value: object, remedy: str) -> SpecError:
-    return SpecError(Fault(key, value, "is not priced", remedy))
+    return fault(key, value, "is not priced", remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

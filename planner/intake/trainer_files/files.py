@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.intake.current import REMEDY, UNREAD, complete, format_of, named_files
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.megatron_log import measured_by
@@ -64,10 +64,10 @@ def read_file(path: str) -> dict[str, object]:
         text = place.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         rule = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise SpecError(Fault("current", path, rule, REMEDY)) from None
+        raise fault("current", path, rule, REMEDY) from None
     found = gather(place.name, text, beside(place))
     if found is None:
-        raise SpecError(Fault("current", path, UNREAD, REMEDY))
+        raise fault("current", path, UNREAD, REMEDY)
     return found
 
 

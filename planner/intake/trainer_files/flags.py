@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.commands import plain_name
 from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Field, Script, Span, read_script
@@ -75,7 +75,7 @@ def best_command(text: str, rating: Callable[[Command], int], trainer: str, reme
     rated = [(rating(command), at, command) for at, command in enumerate(commands_of(text))]
     best = max(rated, default=(0, 0, None), key=lambda one: one[:2])
     if best[2] is None or best[0] == 0:
-        raise SpecError(Fault("current", None, f"holds no command that starts {trainer}", remedy))
+        raise fault("current", None, f"holds no command that starts {trainer}", remedy)
     return best[2]
 
 

@@ -6,7 +6,7 @@ Source: github.com/deepspeedai/Megatron-DeepSpeed megatron/arguments.py, model/t
 
 from collections.abc import Mapping
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.megatron_read import SHARDING, Words, whole, word
 
 NAME = "megatron-deepspeed"
@@ -41,14 +41,14 @@ def read_deepspeed(given: Words) -> Words:
     words = {_RENAMED.get(name, name): values for name, values in given.items()}
     if "zero_stage" not in given:
         rule = "is not in the command, and the JSON of --deepspeed_config is not read"
-        raise SpecError(Fault("--zero-stage", None, rule, "add it, with the stage of the JSON"))
+        raise fault("--zero-stage", None, rule, "add it, with the stage of the JSON")
     words |= ZERO.get(whole(given, "zero_stage"), {})
     for name, meant in _MEANT.items():
         words |= meant if name in given else {}
     experts = [*given.get("num_experts", ())]
     if len({*experts}) > 1:
         rule = "are different numbers of experts, which are not priced"
-        raise SpecError(Fault("--num-experts", " ".join(experts), rule, "give one number"))
+        raise fault("--num-experts", " ".join(experts), rule, "give one number")
     if experts in ([], ["1"]):
         words.pop("num_experts", None)
         return words

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.commands import spelled
 from planner.export.megatron_mixers import mixer_keys
 from planner.export.megatron_model import MLA
@@ -142,7 +142,7 @@ def _placed(words: Words, name: str, layers: int, *, skips: bool) -> list[bool]:
         flags = None
     if flags is None or len(flags) != layers:
         remedy = "write for example ([0]*3+[1]*58)"
-        raise SpecError(Fault(spelled(name), text, f"is no pattern of {layers} layers", remedy))
+        raise fault(spelled(name), text, f"is no pattern of {layers} layers", remedy)
     return [bool(flag) for flag in flags]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise, takewhile
 
-from planner.errors import Fault, SpecError
+from planner.errors import SpecError, fault
 
 Span = tuple[int, int]
 MAX_WORDS = 10_000
@@ -43,7 +43,7 @@ _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 
 def _refused(rule: str) -> SpecError:
-    return SpecError(Fault("current", None, rule, "give a plain launch script"))
+    return fault("current", None, rule, "give a plain launch script")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def read_script(text: str) -> Script:
     """
     if len(text) > MAX_SCRIPT:
         rule = f"is longer than {MAX_SCRIPT:,} characters"
-        raise SpecError(Fault("current", None, rule, "give the launch script alone"))
+        raise fault("current", None, rule, "give the launch script alone")
     script = Script(text, batch=_batch(text))
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from planner.errors import Fault, SpecError
+from planner.errors import fault
 from planner.export.base import Value
 from planner.export.titan_settings import AC_COMMAND, mode_words
 from planner.export.torchtitan import flag_words, read_titan_flags
@@ -99,9 +99,7 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
     name = config_file(command)
     if name and name not in spec.files:
         remedy = "keep the TOML beside the script, or give the TOML itself"
-        raise SpecError(
-            Fault("current", spec.name, f"starts from {name}, which is not there", remedy)
-        )
+        raise fault("current", spec.name, f"starts from {name}, which is not there", remedy)
     given = {**_named_03(command), **read_titan_flags(_titan_words(command))}
     return TitanCommand(
         command=command, toml=(name, spec.files[name]) if name else None, given=given
@@ -159,7 +157,7 @@ def of_module(spec: CurrentSpec) -> StatedTitan:
         listed = ", ".join(names) or "no function that returns a Trainer.Config"
         rule = f"is a Python module of TorchTitan configurations and has {listed}"
         remedy = "give the command that names one: run_train.sh --module MODULE --config NAME"
-        raise SpecError(Fault("current", spec.name, rule, remedy))
+        raise fault("current", spec.name, rule, remedy)
     return StatedTitan(
         line="0.3",
         given={"module": MODULE, "config": names[0]},
@@ -185,7 +183,7 @@ def _check_shipped(module: str, config: str) -> None:
         )
         keep = f"keep {module.replace('.', '/')}.py or its config_registry.py beside the script"
         remedy = f"use {', '.join(known)}; or {keep}" if known else keep
-        raise SpecError(Fault("current", f"--module {module} --config {config}", rule, remedy))
+        raise fault("current", f"--module {module} --config {config}", rule, remedy)
 
 
 def edited_command(

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.intake.trainer_files.titan_module import flavor_of
 from planner.precision import PRECISIONS
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
@@ -86,7 +86,7 @@ def read_registry(source: str, name: str) -> Flat:
     if name not in functions:
         listed = ", ".join(config_names(source)) or "none"
         rule = f"is no configuration of the module, which has {listed}"
-        raise SpecError(Fault("current", f"--config {name}", rule, "give one that it has"))
+        raise fault("current", f"--config {name}", rule, "give one that it has")
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     module = _Module(functions, classes, {})
     for node in tree.body:
@@ -123,8 +123,8 @@ def _parsed(source: str) -> ast.Module:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise SpecError(
-            Fault("current", None, f"is no Python that can be read ({error})", "correct the file")
+        raise fault(
+            "current", None, f"is no Python that can be read ({error})", "correct the file"
         ) from None
 
 
@@ -145,7 +145,7 @@ def _is_config(node: ast.FunctionDef) -> bool:
 def _call(function: ast.FunctionDef, module: _Module, outer: tuple[str, ...]) -> Flat:
     """Dotted settings that a configuration's function returns."""
     if function.name in outer:
-        raise SpecError(Fault("current", function.name, "calls itself", "correct the module"))
+        raise fault("current", function.name, "calls itself", "correct the module")
     scope = dict(module.constants)
     for node in function.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -157,10 +157,8 @@ def _call(function: ast.FunctionDef, module: _Module, outer: tuple[str, ...]) ->
             raise SpecError(_unread(function.name, node.value))
         elif isinstance(node, _BRANCHES):
             rule = f"branches in line {node.lineno}, and only running it tells which way"
-            raise SpecError(
-                Fault("current", function.name, rule, "write it out, or give a layout in JSON")
-            )
-    raise SpecError(Fault("current", function.name, "returns no configuration", "correct it"))
+            raise fault("current", function.name, rule, "write it out, or give a layout in JSON")
+    raise fault("current", function.name, "returns no configuration", "correct it")
 
 
 def _assign(

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
 from planner.export.titan_read import read_dispatcher_03, read_settings
@@ -332,9 +332,7 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     try:
         given = flatten(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SpecError(
-            Fault("current", name, f"is not valid TOML ({error})", "correct the file")
-        ) from None
+        raise fault("current", name, f"is not valid TOML ({error})", "correct the file") from None
     converters = given.get("model.converters")
     if isinstance(converters, str):  # before 0.2
         given["model.converters"] = [name.strip() for name in converters.split(",") if name.strip()]

@@ -17,10 +17,10 @@ from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
 from planner.search.choice.preference import FAR_BEHIND, Spreads, difference_sd, eligible, prefer
-from planner.search.one_size import OneSize, PlanCandidate
+from planner.search.size_candidates import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
-from planner.specs.plan import BestMeasured, FastestOnPaper
+from planner.specs.plan_comparisons import BestMeasured, FastestOnPaper
 from planner.units import RARE, SAME_SPEED, format_risk
 
 NOTICEABLE = 0.01  # what gains less over number 1 gets no line of its own
@@ -118,7 +118,7 @@ def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
 
 
 def _columns(at_size: OneSize) -> tuple[LayoutBatch, Spreads]:
-    """(layouts, their uncertainty) of the candidates, as `one_size.rate` left them."""
+    """(layouts, their uncertainty) of the candidates, as `size_candidates.rate` left them."""
     if at_size.batch is None or at_size.spreads is None:
         raise ValueError("candidates are ranked after they are rated")
     return at_size.batch, at_size.spreads

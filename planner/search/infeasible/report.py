@@ -10,11 +10,12 @@ import numpy as np
 from planner.errors import InfeasibleError, SpecError
 from planner.rules import Context
 from planner.search.infeasible.suggested_fixes import fitting_changes
-from planner.search.one_size import OneSize, Progress
+from planner.search.one_size import Progress
+from planner.search.size_candidates import OneSize
 from planner.search.space.conflicts import binding_rule, impossible_values
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.plan import NearestMiss
+from planner.specs.plan_comparisons import NearestMiss
 from planner.units import counted, format_bytes
 
 

@@ -19,7 +19,7 @@ from planner.specs.cluster import ClusterSpec, resolve
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
-from planner.specs.plan import FittingChange
+from planner.specs.plan_comparisons import FittingChange
 from planner.specs.training import TrainingSpec, mean_state_bytes
 from planner.units import counted, format_bytes
 

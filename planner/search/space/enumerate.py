@@ -19,7 +19,8 @@ from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch,
 from planner.columns.groups import unique_rows
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
-from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
+from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, domains_of
+from planner.search.space.keeps import Keep
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
 

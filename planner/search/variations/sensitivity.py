@@ -24,7 +24,7 @@ from planner.specs.layout import (
     format_ac,
     parse_ac,
 )
-from planner.specs.plan import SensitivityStep
+from planner.specs.plan_comparisons import SensitivityStep
 from planner.trainers.registry import training_release
 from planner.work.axes import busiest_load
 
@@ -33,13 +33,9 @@ AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attent
 BUDGET_STEP = SHARE_STEP = 0.1
 LOADS = (1.0, 2.0)  # of the busiest expert rank over the mean
 FLAGS = (
-    "sequence_parallel",
-    "async_tp",
-    "float8_all_gather",
-    "compile",
-    "optimizer_in_backward",
+    "sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward",
     "cpu_offload",
-)
+)  # fmt: skip
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
 Change = tuple[object, Layout]  # the new value, and the layout with it
 

@@ -1,0 +1,63 @@
+"""Progress of a run, for those who follow it and for those who look it up."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planner.api.jobs.leases import Claimed
+from planner.api.jobs.observer import Observer
+from planner.api.jobs.standing import Standing
+from planner.api.storage.job_records import TaskEnd, TaskRecord
+from planner.api.storage.tasks import SqlTaskStore
+
+STORED_SECONDS = 2.0  # between two standings that others can read
+
+
+@dataclass
+class SweepProgress:
+    """Reports messages and standings, and knows when the next is due.
+
+    standing: how far the run is now.
+    """
+
+    tasks: SqlTaskStore
+    claimed: Claimed[TaskRecord, TaskEnd]
+    observer: Observer
+    standing: Callable[[], Standing]
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def report(self, message: str, *, passing: bool = False) -> None:
+        """To all who follow. passing: only how far it is; nothing ended."""
+        standing = self.standing()
+        if message:
+            self.claimed.report(message)
+        self._store(standing)
+        event = "standing" if passing else "sweep"
+        self.observer.on_event({"event": event, "message": message, **standing.as_dict()})
+        self._last["shown"] = time.monotonic()
+
+    def store(self) -> None:
+        """Stores the standing at once."""
+        self._store(self.standing(), now=True)
+
+    def _store(self, standing: Standing, *, now: bool = False) -> None:
+        if now or self.is_time("stored", STORED_SECONDS):
+            self.tasks.stand(self.claimed.record, standing.as_dict())
+
+    def of_layout(self, layout: str) -> Callable[[str], None]:
+        """Reports messages of one layout's probe."""
+
+        def report(message: str) -> None:
+            line = f"{layout}: {message}"
+            self.claimed.report(line)
+            self.observer.on_message(line)
+
+        return report
+
+    def is_time(self, what: str, seconds: float) -> bool:
+        """Whether so many seconds have passed since it was done last; then it is done now."""
+        now = time.monotonic()
+        if now - self._last.get(what, -seconds) < seconds:
+            return False
+        self._last[what] = now
+        return True

@@ -1,0 +1,170 @@
+"""The whole runs of N layouts: wall time, bill, and the warnings that come with one of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.price import Pricer, Prices
+from planner.cost.run import energy_and_price, goodput
+from planner.cost.run.energy_and_price import Bill
+from planner.cost.run.goodput import LLAMA3_INTERRUPTIONS, RESTART_SECONDS, job_mtbf_seconds
+from planner.specs.run import CheckpointCost, RunEstimate
+from planner.units import TERA, counted, format_bytes, format_count, format_seconds
+
+# Judgement: share of host memory left besides the operating system and data loading.
+HOST_MEMORY_SHARE = 0.8
+REFERENCE_TOKENS = TERA
+# Warn of a given interval that loses more goodput than this against the best one, and of a run
+# below POOR_GOODPUT.
+WORTH_SAYING = 0.005
+POOR_GOODPUT = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunColumns:
+    """N whole runs of `tokens` tokens."""
+
+    tokens: float
+    step_seconds: FloatColumn
+    saves: goodput.Saves
+    progress: goodput.Progress
+    tokens_per_second: FloatColumn
+    wall_seconds: FloatColumn
+    bill: Bill
+
+
+def run_columns(
+    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, busy: FloatColumn
+) -> RunColumns:
+    """The whole runs of N layouts.
+
+    wall = tokens / (tokens a step / step_seconds x goodput)
+    busy (N,): seconds of a step in compute kernels. While a run saves or restarts, GPUs wait; while
+        it repeats lost work, they are as busy as ever.
+    """
+    training, cluster = pricer.training, pricer.cluster
+    spec = training.checkpoint
+    one_save = goodput.save_costs(pricer, batch, step_seconds, spec.mode if spec else "async")
+    shares = goodput.progress(
+        one_save, step_seconds, job_mtbf_seconds(cluster), spec.interval_steps if spec else None
+    )
+    tokens = training.total_tokens or REFERENCE_TOKENS
+    per_second = training.global_batch_size * training.seq_len / step_seconds * shares.goodput
+    wall = tokens / per_second
+    share = np.minimum(1.0, busy / step_seconds) * (shares.goodput + shares.lost)
+    return RunColumns(
+        tokens=tokens,
+        step_seconds=step_seconds,
+        saves=one_save,
+        progress=shares,
+        tokens_per_second=per_second,
+        wall_seconds=wall,
+        bill=energy_and_price.bill(cluster, wall, share),
+    )
+
+
+def busy_seconds(prices: Prices) -> FloatColumn:
+    """Seconds of a step that the critical rank spends in compute kernels, (N,)."""
+    return np.asarray(
+        sum(prices.parts[name] for name in ("compute", "copies", "recompute", "optimizer"))
+    )
+
+
+def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
+    shares, paid = columns.progress, columns.bill
+    mtbf, wall = job_mtbf_seconds(pricer.cluster), float(columns.wall_seconds[row])
+    checkpoint = _checkpoint(pricer, columns, row)
+    return RunEstimate(
+        checkpoint=checkpoint,
+        mtbf_seconds=mtbf,
+        restart_seconds=float(shares.restart_seconds[row]),
+        expected_failures=wall / mtbf,
+        goodput=float(shares.goodput[row]),
+        saving_share=float(shares.saving[row]),
+        lost_share=float(shares.lost[row]),
+        restarting_share=float(shares.restarting[row]),
+        tokens=columns.tokens,
+        total_tokens=pricer.training.total_tokens,
+        tokens_per_second=float(columns.tokens_per_second[row]),
+        time_to_train_seconds=wall,
+        gpu_hours=float(paid.gpu_hours[row]),
+        cost=float(paid.cost[row]),
+        energy_joules=float(paid.joules[row]),
+        joules_per_token=float(paid.joules[row]) / columns.tokens,
+        mean_watts_per_gpu=float(paid.watts_per_gpu[row]),
+        co2_grams=float(paid.grams[row]),
+        warnings=_warnings(
+            checkpoint, float(shares.goodput[row]), float(shares.optimal_goodput[row]), mtbf
+        ),
+        assumptions=_assumptions(checkpoint.given, pricer.training.total_tokens is not None),
+    )
+
+
+def _checkpoint(pricer: Pricer, columns: RunColumns, row: int) -> CheckpointCost:
+    spec, one_save, shares = pricer.training.checkpoint, columns.saves, columns.progress
+    steps, host = int(shares.interval_steps[row]), float(one_save.host_bytes[row])
+    usable = HOST_MEMORY_SHARE * pricer.cluster.host_memory_bytes
+    return CheckpointCost(
+        mode=spec.mode if spec else "async",
+        given=spec is not None,
+        interval_steps=steps,
+        interval_seconds=steps * float(columns.step_seconds[row]),
+        optimal_interval_steps=int(shares.optimal_steps[row]),
+        saved_bytes=float(one_save.saved_bytes[row]),
+        gpu_bytes=float(one_save.gpu_bytes[row]),
+        blocking_seconds=float(one_save.blocking_seconds[row]),
+        upload_seconds=float(one_save.upload_seconds[row]),
+        delay_seconds=float(shares.delay_seconds[row]),
+        host_memory_bytes=host,
+        host_memory_usable_bytes=usable,
+        fits_host_memory=host <= usable,
+    )
+
+
+def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float) -> list[str]:
+    found = []
+    if not checkpoint.fits_host_memory:
+        need = format_bytes(checkpoint.host_memory_bytes)
+        have = format_bytes(checkpoint.host_memory_usable_bytes)
+        other_mode = "" if checkpoint.mode == "sync" else "save with mode sync, "
+        found.append(
+            f"checkpoints ({checkpoint.mode}) need {need} of host memory on a node, {have} is "
+            f"usable: {other_mode}shard over more GPUs or add memory"
+        )
+    if checkpoint.delay_seconds > 0:
+        every = format_seconds(checkpoint.interval_seconds)
+        takes, waits = map(format_seconds, (checkpoint.upload_seconds, checkpoint.delay_seconds))
+        found.append(
+            f"a save starts every {every} but uploads for {takes}: training waits {waits} "
+            "each time; save less often or raise storage_bandwidth"
+        )
+    if best - share > WORTH_SAYING:
+        found.append(
+            f"a save every {counted(checkpoint.interval_steps, 'step')} leaves {share:.1%} of the "
+            f"time for training; every {counted(checkpoint.optimal_interval_steps, 'step')} would "
+            f"leave {best:.1%}"
+        )
+    if share < POOR_GOODPUT:
+        faults = LLAMA3_INTERRUPTIONS["faulty GPU"] / sum(LLAMA3_INTERRUPTIONS.values())
+        found.append(
+            f"only {share:.1%} of the time trains: an interruption every {format_seconds(mtbf)}; "
+            f"keep spare nodes (about {faults:.0%} of Llama 3's interruptions were faulty "
+            "GPUs), restart and save faster"
+        )
+    return found
+
+
+def _assumptions(given: bool, tokens_given: bool) -> list[str]:
+    stated = []
+    if not given:
+        stated.append("no training.checkpoint given: async saves at the interval of most goodput")
+    if not tokens_given:
+        tokens = format_count(REFERENCE_TOKENS)
+        stated.append(f"no training.total_tokens given: figures are for {tokens} tokens")
+    return [
+        *stated,
+        f"judgement: automatic restart in {format_seconds(RESTART_SECONDS)} and the time to load",
+        f"judgement: a waiting GPU draws {energy_and_price.WAITING_POWER_SHARE:.0%} of its limit, "
+        f"data centre overhead (PUE) {energy_and_price.POWER_USAGE_EFFECTIVENESS}",
+    ]
