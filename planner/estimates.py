@@ -25,7 +25,7 @@ from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
-from planner.errors import Fault, PlannerError, SpecError
+from planner.errors import Fault, PlannerError, fault
 from planner.intake.current import own_run
 from planner.intake.recipes import recipe_note
 from planner.rules import violations_of
@@ -174,21 +174,15 @@ def _as_written(job: Job, estimate: Estimate) -> Estimate:
 def as_violations(faults: Sequence[Fault]) -> list[Violation]:
     """Refusals of a user's file by its trainer, as an estimate lists them."""
     return [
-        Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
-        for fault in faults
+        Violation(field=one.field, value=one.value, rule=one.rule, remedy=one.remedy)
+        for one in faults
     ]
 
 
 def _layout(job: Job) -> Layout:
     if job.layout is None:
-        raise SpecError(
-            Fault(
-                "layout",
-                None,
-                "is required to estimate",
-                "add the layout to price, or ask for a plan",
-            )
-        )
+        remedy = "add the layout to price, or ask for a plan"
+        raise fault("layout", None, "is required to estimate", remedy)
     return job.layout
 
 

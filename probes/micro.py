@@ -26,12 +26,11 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.kernels import KernelShape
-from planner.errors import fault
 from planner.probes import kernels
 from planner.probes.causes import is_foreign
 from planner.probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
 from planner.probes.protocol import Environment, MeasuredRun, ProbeTask
-from planner.probes.reference.environment import Sample, describe
+from planner.probes.reference.environment import Sample, check_device, describe
 
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
 PROBE_EACH_SECONDS = 0.1  # in a study, where kernel timings are one of the fidelities
@@ -140,13 +139,7 @@ class KernelProgram:
     """
 
     def __init__(self, task: ProbeTask) -> None:
-        if task.device == "cuda" and not torch.cuda.is_available():
-            raise fault(
-                "device",
-                "cuda",
-                "torch sees no GPU here",
-                "probe with device cpu, or install a CUDA build of torch",
-            )
+        check_device(task.device)
         self.task, self.device = task, join(task.device)
 
     def measure(self) -> MeasuredRun:

@@ -23,6 +23,7 @@ from planner.api.render.parts import memory_parts, time_parts
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job
+from planner.specs.mixers import MIXER_WORDS
 from planner.trainers.registry import layout_line
 from planner.units import counted
 
@@ -208,7 +209,7 @@ def basis_line(estimate: Estimate) -> Text:
     """The basis of the figures: how many mechanisms runs show best, and the others by name."""
     names: dict[str, list[str]] = {}
     for name, kind in (estimate.basis or {}).items():
-        names.setdefault(kind, []).append(name)
+        names.setdefault(kind, []).append(MIXER_WORDS.get(name, name))
     shown = [
         f"{counted(len(found), 'mechanism') if kind == 'calibrated' else ', '.join(found)} {kind}"
         for kind, found in sorted(names.items())

@@ -14,7 +14,7 @@ from planner.catalog.clusters import (
     gpu_document,
     gpu_names,
 )
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.specs.cluster import FILE_ENDINGS, ClusterRequest, ClusterSpec, resolve
 from planner.specs.fabric import LevelRequest
 from planner.specs.gpu import GpuSpec, ScaleOut, ScaleUp
@@ -51,7 +51,7 @@ def read_cluster(value: object, field: str = "cluster", *, allow_files: bool = T
     if len(faults) == 1:
         raise faults[0]
     if faults or gpu is None or request is None:
-        raise SpecError([fault for error in faults for fault in error.faults])
+        raise SpecError([one for error in faults for one in error.faults])
     for num_gpus in request.num_gpus:
         spec = resolve(request, gpu, num_gpus, field)
     return spec
@@ -70,14 +70,8 @@ def cluster_request(value: object, field: str = "cluster", *, allow_files: bool)
 def _gpu_of(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:
     try:
         if value.get("gpu") is None:
-            raise SpecError(
-                Fault(
-                    f"{field}.gpu",
-                    None,
-                    "is required",
-                    "add gpu: h100-sxm-80gb, or another name of `catalog gpus`",
-                )
-            )
+            remedy = "add gpu: h100-sxm-80gb, or another name of `catalog gpus`"
+            raise fault(f"{field}.gpu", None, "is required", remedy)
         return read_gpu(value["gpu"], f"{field}.gpu")
     except SpecError as error:
         faults.append(error)
@@ -119,14 +113,8 @@ def read_gpu(value: object, field: str = "cluster.gpu") -> GpuSpec:
     if isinstance(value, str):
         return load_gpu(value, field=field)
     if not isinstance(value, Mapping):
-        raise SpecError(
-            Fault(
-                field,
-                value,
-                "must be a GPU name or a mapping",
-                "use for example gpu: h100-sxm-80gb",
-            )
-        )
+        rule = "must be a GPU name or a mapping"
+        raise fault(field, value, rule, "use for example gpu: h100-sxm-80gb")
     if "base" not in value:
         return build(GpuSpec, value, field)
     base = read_gpu(value["base"], f"{field}.base")

@@ -336,7 +336,7 @@ def saved_by_budget(
     """What need not be repeated where `most` bytes are saved: a fractional knapsack, (Q, ...).
 
     sizes (M, ...), again (M, Q, ...): bytes of results and what repeating them takes, those first
-        that cost most seconds per byte.
+        that take most flops per byte.
     least, most (...): bytes that are saved in any case, and with these.
     Source: torch._functorch.partitioners (activation_memory_budget).
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from planner.errors import fault
 from planner.probes.programs import ALLOCATOR
 from planner.probes.protocol import Environment
 from planner.probes.reference import VERSION
@@ -22,6 +23,13 @@ READ_SECONDS = 0.1
 THROTTLED_SHARE = 0.05  # of the readings; judgement: a reason that shows once moves no median
 # hertz, watts, degrees Celsius, throttled, programs that compute
 Reading = tuple[float, float, float, bool, int]
+
+
+def check_device(device: str) -> None:
+    """Raises SpecError where this machine lacks it."""
+    if device == "cuda" and not torch.cuda.is_available():
+        remedy = "probe with device cpu, or install a CUDA build of torch"
+        raise fault("device", device, "torch sees no GPU here", remedy)
 
 
 def describe(device: torch.device, sample: "Sample | None" = None) -> Environment:

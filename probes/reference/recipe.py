@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from planner.cost.pipeline.stages import stage_layers
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.probes.protocol import ProbeTask
 from planner.rules import violations
 from planner.schedules import SCHEDULES, schedules_of
@@ -213,14 +213,9 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     """
     if not 1 <= num_layers <= model.num_hidden_layers:
         remedy = f"use 1 to {model.num_hidden_layers}"
-        raise SpecError(
-            Fault(
-                "num_layers",
-                num_layers,
-                f"is not among the {counted(model.num_hidden_layers, 'layer')} of {model.name}",
-                remedy,
-            )
-        )
+        layers = counted(model.num_hidden_layers, "layer")
+        rule = f"is not among the {layers} of {model.name}"
+        raise fault("num_layers", num_layers, rule, remedy)
     fewer = model.model_copy(
         update={
             "num_hidden_layers": num_layers,
@@ -235,8 +230,8 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
 
 def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | None:
     """Why this program cannot run a layout that the job's trainer may; None if it can."""
-    fault = next(_beyond(ProbeTask(id="", job={}, device=device), job, layout), None)
-    return None if fault is None else f"{fault.field}={fault.value!r} {fault.rule}"
+    first = next(_beyond(ProbeTask(id="", job={}, device=device), job, layout), None)
+    return None if first is None else f"{first.field}={first.value!r} {first.rule}"
 
 
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from planner.errors import fault
 from planner.estimates import model_flops_utilisation
 from planner.probes.protocol import Environment, MeasuredRun, RankMemory
 from planner.probes.reference import emulate, memory, precision, profiling, timing
-from planner.probes.reference.environment import Sample, describe
+from planner.probes.reference.environment import Sample, check_device, describe
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.step import Trainer
 
@@ -23,24 +23,12 @@ class ReferenceRun:
         """Raises SpecError if this process does not match the task."""
         self.recipe = recipe
         task, gpus = recipe.task, recipe.layout.num_gpus
-        world, local = (
-            int(os.environ.get("WORLD_SIZE", "1")),
-            int(os.environ.get("LOCAL_RANK", "0")),
-        )
-        if task.device == "cuda" and not torch.cuda.is_available():
-            raise fault(
-                "device",
-                "cuda",
-                "torch sees no GPU here",
-                "probe with device cpu, or install a CUDA build of torch",
-            )
+        read = os.environ.get
+        world, local = int(read("WORLD_SIZE", "1")), int(read("LOCAL_RANK", "0"))
+        check_device(task.device)
         if not recipe.emulated and world != gpus:
-            raise fault(
-                "layout",
-                gpus,
-                f"needs one process a rank, and there are {world}",
-                f"start {gpus} processes",
-            )
+            rule = f"needs one process a rank, and there are {world}"
+            raise fault("layout", gpus, rule, f"start {gpus} processes")
         on_gpu = task.device == "cuda" and not task.fake_tensors
         self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
         self.sample = Sample(self.device)

@@ -181,31 +181,11 @@ def test_current_layout_is_compared(cli: Cli, tmp_path: Path) -> None:
 
 
 NOTHING_FITS = {
-    "activations": (
-        "--model",
-        "llama3-8b",
-        "--gpu",
-        "l4",
-        "--num-gpus",
-        "8",
-        "--seq-len",
-        "524288",
-        "--global-batch-size",
-        "8",
-    ),
-    "states": (
-        "--model",
-        "llama3.1-405b",
-        "--gpu",
-        "l4",
-        "--num-gpus",
-        "8",
-        "--seq-len",
-        "8192",
-        "--global-batch-size",
-        "64",
-    ),
-}
+    "activations": ("--model", "llama3-8b", "--gpu", "l4", "--num-gpus", "8", "--seq-len", "524288",
+        "--global-batch-size", "8"),
+    "states": ("--model", "llama3.1-405b", "--gpu", "l4", "--num-gpus", "8", "--seq-len", "8192",
+        "--global-batch-size", "64"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("cause", ["activations", "states"])

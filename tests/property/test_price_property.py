@@ -150,6 +150,17 @@ def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
         assert large.max() >= small.max()
 
 
+def test_a_product_that_a_budget_saves_hides_no_communication() -> None:
+    """A GPU of twice the peak was slower: its shorter products hid less, saved or not."""
+    layout = {"dp_shard": 8, "cp": 2, "tp": 4, "pp": 2, "zero_stage": 2, "async_tp": True,
+              "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2, "ac": "memory-budget-0.5",
+              "compile": True, "sequence_parallel": True}  # fmt: skip
+    row = resolve_layout(layout, trainer="torchtitan", num_gpus=128)
+    twice = {"base": "h100-sxm-80gb", "peak_flops": {"bf16": 1979e12}}
+    quicker, slower = (price(pricer(gpu=one), row) for one in (twice, "h100-sxm-80gb"))
+    assert quicker.step_seconds[0] < slower.step_seconds[0]
+
+
 def test_degrees_of_one_cost_no_communication() -> None:
     p = Pricer.build(
         MODELS["llama3-8b"],

@@ -121,11 +121,14 @@ def test_staged_copies_need_host_memory() -> None:
 
 
 def test_too_little_host_memory_is_said() -> None:
-    small = answer({"host_memory": "4 GiB"})
+    small = answer({"host_memory": "4 GiB"}, saving(500, "async"))
     assert not small.checkpoint.fits_host_memory
     assert any("host memory" in line and "mode sync" in line for line in small.warnings)
     assert answer({"host_memory": "64 GiB"}).warnings == []
     assert answer({"host_memory": "4 GiB"}, saving(500, "sync")).checkpoint.fits_host_memory
+    left_open = answer({"host_memory": "4 GiB"})
+    assert (left_open.checkpoint.mode, left_open.warnings) == ("sync", [])
+    assert "sync saves" in left_open.assumptions[0] and "no room" in left_open.assumptions[0]
 
 
 # ---- intervals and goodput -----------------------------------------------------------------------
@@ -210,13 +213,9 @@ def test_the_optimal_interval_minimises_the_waste(
 ) -> None:
     one = np.ones(1)
     saves = run.Saves(
-        saved_bytes=one,
-        gpu_bytes=one,
-        blocking_seconds=blocking * one,
-        upload_seconds=upload * one,
-        write_seconds=upload * one,
-        host_bytes=one,
-    )
+        saved_bytes=one, gpu_bytes=one, host_bytes=one, sync=one < 0,
+        blocking_seconds=blocking * one, upload_seconds=upload * one, write_seconds=upload * one,
+    )  # fmt: skip
     best = run.progress(saves, step * one, mtbf, None)
     center = int(best.optimal_steps[0])
     others = {
@@ -234,11 +233,12 @@ def test_work_since_the_last_finished_upload_is_lost_too() -> None:
         run.Saves(
             saved_bytes=one,
             gpu_bytes=one,
+            host_bytes=one,
+            sync=one < 0,
             blocking_seconds=one,
             upload_seconds=upload * one,
             write_seconds=90 * one,
-            host_bytes=one,
-        )
+        )  # fmt: skip
         for upload in (90.0, 0.0)
     )
     lost = [run.progress(saves, 10 * one, 9000.0, 30).lost[0] for saves in (slow, fast)]

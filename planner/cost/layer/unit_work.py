@@ -32,8 +32,9 @@ from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, LOSS_CHUNKS
 
-# forward seconds, their flops, exposed communication by axis, launches of the host, its waits
-QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
+# forward seconds, their flops, exposed communication by axis, launches of the host, its waits,
+# TP communication that GEMMs hide
+QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits", "hidden")
 COMMUNICATION = slice(2, 5)
 # Layout fields that say how results travel. `Savings` do not depend on them, since no budget saves
 # communication; but for Ulysses, under which attention runs in one piece, and HybridEP, which pads.
@@ -97,7 +98,7 @@ class UnitWork(Choices, EndBytes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings(Table):
-    """What a memory budget can save of each layer, what costs most to repeat per byte first.
+    """What a memory budget can save of each layer, what takes most flops per byte first.
 
     bytes (M, K, U): of each operation's result; 0 behind the last.
     again (M, Q, K, U): what repeating it takes.
@@ -191,7 +192,7 @@ def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
         [
             np.array([[c.forward for c in costs], [c.flops for c in costs]]),
             np.array([c.exposed_forward for c in costs]).swapaxes(0, 1),
-            np.array([host.forward_OU, host.waits_OU]),
+            np.array([host.forward_OU, host.waits_OU, [c.hidden_forward for c in costs]]),
         ]
     )
 
@@ -274,14 +275,17 @@ def _repeated(
 
 
 def _sorted_by_worth(unit: Unit) -> tuple[FloatColumn, FloatColumn]:
-    """(bytes (M, U), what repeating takes (M, Q, U)) of what one layer's budget can save."""
+    """(bytes (M, U), what repeating takes (M, Q, U)) of what one layer's budget can save.
+
+    Source: torch._functorch.partitioners.estimate_runtime: flops, 1 for an operation without.
+    """
     costs = unit.costs()
     host = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)
     made = makers(unit.ops)
     places = [index for index, _ in made]
     sizes = np.array([unit.context.bytes_of(tensor) for _, tensor in made])
     again = _quantities(costs, host)[:, places].swapaxes(0, 1)
-    worth = again[:, 0] / np.maximum(sizes, 1.0)
+    worth = np.maximum(again[:, 1], 1.0) / np.maximum(sizes, 1.0)
     order = np.argsort(-worth, axis=0, kind="stable")
     return (
         np.take_along_axis(sizes, order, axis=0),

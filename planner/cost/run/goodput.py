@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch, groups
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch, groups
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.pipeline import stages
@@ -44,6 +44,8 @@ WRITER_BYTES_PER_SECOND = 2 * GIGA
 # pages: some 6 GB/s on PCIe 5. With it async blocks 18 times less than sync for an 8B model on 64
 # GPUs; published: 5 to 15 and 24 times (see save_costs).
 PAGEABLE_SHARE = 0.1
+# Judgement: share of host memory left besides the operating system and data loading.
+HOST_MEMORY_SHARE = 0.8
 # Below this a run makes no useful progress; the limit keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
@@ -56,6 +58,7 @@ class Saves:
 
     saved_bytes: of the whole job.
     gpu_bytes: of the fullest rank.
+    sync: whether training waits for storage.
     blocking_seconds: for which training stops.
     upload_seconds: of writing in the background.
     write_seconds: of writing (or reading back) the same bytes by the whole job; equals
@@ -65,6 +68,7 @@ class Saves:
 
     saved_bytes: FloatColumn
     gpu_bytes: FloatColumn
+    sync: BoolColumn
     blocking_seconds: FloatColumn
     upload_seconds: FloatColumn
     write_seconds: FloatColumn
@@ -101,6 +105,11 @@ def job_mtbf_seconds(cluster: ClusterSpec) -> float:
     return cluster.mtbf_gpu_hours * HOUR / cluster.num_gpus
 
 
+def usable_host_bytes(cluster: ClusterSpec) -> float:
+    """Memory of a node's host besides the operating system and data loading."""
+    return HOST_MEMORY_SHARE * cluster.host_memory_bytes
+
+
 def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     """Bytes that a checkpoint holds for each parameter, (N,).
 
@@ -130,9 +139,9 @@ def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
 
 
 def save_costs(
-    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mode: CheckpointMode
+    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mode: CheckpointMode | None
 ) -> Saves:
-    """What one save costs.
+    """What one save costs. Without a mode async where the host has room for its copies, else sync.
 
     write = bytes of the job / min(storage, nodes x GPUs a node x min(PCIe, writer))
     sync: blocks for prepare + write.
@@ -155,21 +164,20 @@ def save_costs(
     total, on_gpu = pricer.model.total_parameters() * per_parameter, held * per_parameter
     host_path = cluster.num_nodes * cluster.gpus_per_node * min(pcie, WRITER_BYTES_PER_SECOND)
     write = total / min(cluster.storage_bandwidth_bytes_per_second, host_path)
-    blocking = {
-        "sync": write,
-        "async": on_gpu / (PAGEABLE_SHARE * pcie),
-        "async-pinned": np.maximum(0.0, on_gpu / pcie - step_seconds),
-    }[mode]
-    staged = np.zeros_like(on_gpu) if mode == "sync" else on_gpu
     gradients = held * np.where(batch.master_dtype == 0, 2.0, 4.0)
     offloaded = batch.host_share * (on_gpu + gradients) + host_bytes(pricer, batch)
+    room = usable_host_bytes(cluster) / cluster.gpus_per_node
+    sync = on_gpu + offloaded > room if mode is None else np.full(len(batch), mode == "sync")
+    pinned = np.maximum(0.0, on_gpu / pcie - step_seconds)
+    copied = pinned if mode == "async-pinned" else on_gpu / (PAGEABLE_SHARE * pcie)
     return Saves(
         saved_bytes=total,
         gpu_bytes=on_gpu,
-        blocking_seconds=PREPARE_SECONDS + blocking,
-        upload_seconds=np.zeros_like(write) if mode == "sync" else write,
+        sync=sync,
+        blocking_seconds=PREPARE_SECONDS + np.where(sync, write, copied),
+        upload_seconds=np.where(sync, 0.0, write),
         write_seconds=write,
-        host_bytes=(staged + offloaded) * cluster.gpus_per_node,
+        host_bytes=(np.where(sync, 0.0, on_gpu) + offloaded) * cluster.gpus_per_node,
     )
 
 

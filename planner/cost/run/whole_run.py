@@ -12,8 +12,6 @@ from planner.cost.run.goodput import LLAMA3_INTERRUPTIONS, RESTART_SECONDS, job_
 from planner.specs.run import CheckpointCost, RunEstimate
 from planner.units import TERA, counted, format_bytes, format_count, format_seconds
 
-# Judgement: share of host memory left besides the operating system and data loading.
-HOST_MEMORY_SHARE = 0.8
 REFERENCE_TOKENS = TERA
 # Warn of a given interval that loses more goodput than this against the best one, and of a run
 # below POOR_GOODPUT.
@@ -45,7 +43,7 @@ def run_columns(
     """
     training, cluster = pricer.training, pricer.cluster
     spec = training.checkpoint
-    one_save = goodput.save_costs(pricer, batch, step_seconds, spec.mode if spec else "async")
+    one_save = goodput.save_costs(pricer, batch, step_seconds, spec.mode if spec else None)
     shares = goodput.progress(
         one_save, step_seconds, job_mtbf_seconds(cluster), spec.interval_steps if spec else None
     )
@@ -97,16 +95,16 @@ def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
         warnings=_warnings(
             checkpoint, float(shares.goodput[row]), float(shares.optimal_goodput[row]), mtbf
         ),
-        assumptions=_assumptions(checkpoint.given, pricer.training.total_tokens is not None),
+        assumptions=_assumptions(checkpoint, pricer.training.total_tokens is not None),
     )
 
 
 def _checkpoint(pricer: Pricer, columns: RunColumns, row: int) -> CheckpointCost:
     spec, one_save, shares = pricer.training.checkpoint, columns.saves, columns.progress
     steps, host = int(shares.interval_steps[row]), float(one_save.host_bytes[row])
-    usable = HOST_MEMORY_SHARE * pricer.cluster.host_memory_bytes
+    usable = goodput.usable_host_bytes(pricer.cluster)
     return CheckpointCost(
-        mode=spec.mode if spec else "async",
+        mode=spec.mode if spec else "sync" if one_save.sync[row] else "async",
         given=spec is not None,
         interval_steps=steps,
         interval_seconds=steps * float(columns.step_seconds[row]),
@@ -155,10 +153,12 @@ def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float
     return found
 
 
-def _assumptions(given: bool, tokens_given: bool) -> list[str]:
+def _assumptions(checkpoint: CheckpointCost, tokens_given: bool) -> list[str]:
     stated = []
-    if not given:
-        stated.append("no training.checkpoint given: async saves at the interval of most goodput")
+    if not checkpoint.given:
+        saves = f"{checkpoint.mode} saves at the interval of most goodput"
+        why = "" if checkpoint.mode == "async" else ", as the host has no room for copies"
+        stated.append(f"no training.checkpoint given: {saves}{why}")
     if not tokens_given:
         tokens = format_count(REFERENCE_TOKENS)
         stated.append(f"no training.total_tokens given: figures are for {tokens} tokens")
