@@ -128,7 +128,8 @@ def test_too_little_host_memory_is_said() -> None:
     assert answer({"host_memory": "4 GiB"}, saving(500, "sync")).checkpoint.fits_host_memory
     left_open = answer({"host_memory": "4 GiB"})
     assert (left_open.checkpoint.mode, left_open.warnings) == ("sync", [])
-    assert "sync saves" in left_open.assumptions[0] and "no room" in left_open.assumptions[0]
+    assert "sync saves at" in left_open.assumptions[0]
+    assert "no room" in left_open.assumptions[0]
 
 
 # ---- intervals and goodput -----------------------------------------------------------------------
@@ -231,14 +232,11 @@ def test_work_since_the_last_finished_upload_is_lost_too() -> None:
     one = np.ones(1)
     slow, fast = (
         run.Saves(
-            saved_bytes=one,
-            gpu_bytes=one,
-            host_bytes=one,
+            **dict.fromkeys(("saved_bytes", "gpu_bytes", "host_bytes", "blocking_seconds"), one),
             sync=one < 0,
-            blocking_seconds=one,
             upload_seconds=upload * one,
             write_seconds=90 * one,
-        )  # fmt: skip
+        )
         for upload in (90.0, 0.0)
     )
     lost = [run.progress(saves, 10 * one, 9000.0, 30).lost[0] for saves in (slow, fast)]
