@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from planner.columns import LayoutBatch
@@ -131,7 +132,8 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
 def test_more_peak_at_the_same_power_is_never_slower(
     name: str, row: Layout, more: float, share: float
 ) -> None:
-    """Also where the limit feeds fewer units than the GPU has."""
+    """Also where the limit feeds fewer units than the GPU has. Of async TP under budgets: below."""
+    assume(not (row.async_tp and row.ac.startswith("memory-budget")))
     gpu = load_gpu(name)
     larger = {dtype: rate * more for dtype, rate in gpu.peak_flops_per_second.items()}
     limit = gpu.power_limit_watts * share
@@ -150,8 +152,9 @@ def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
         assert large.max() >= small.max()
 
 
-def test_a_product_that_a_budget_saves_hides_no_communication() -> None:
-    """A GPU of twice the peak was slower: its shorter products hid less, saved or not."""
+@pytest.mark.xfail(reason="GEMMs that a memory budget saves hide what is repeated", strict=True)
+def test_more_peak_is_never_slower_under_async_tp_with_a_memory_budget() -> None:
+    """Shorter products hide less, those too that are not repeated."""
     layout = {"dp_shard": 8, "cp": 2, "tp": 4, "pp": 2, "zero_stage": 2, "async_tp": True,
               "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2, "ac": "memory-budget-0.5",
               "compile": True, "sequence_parallel": True}  # fmt: skip

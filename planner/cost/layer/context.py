@@ -161,7 +161,6 @@ class OpCost:
     flops: of matrix products and attention in forward, on a rank with a mean share of the tokens.
     waits: times that the forward makes the host wait for the device.
     exposed_forward, exposed_backward: seconds of communication that nothing hides.
-    hidden_forward: seconds of TP communication that GEMMs hide in the forward.
     """
 
     forward: FloatColumn
@@ -174,7 +173,6 @@ class OpCost:
     flops: FloatColumn
     exposed_forward: FloatColumn
     exposed_backward: FloatColumn
-    hidden_forward: FloatColumn
 
 
 def cost(context: CostContext, **given: FloatColumn) -> OpCost:

@@ -208,18 +208,14 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
         )
     size = len(context.batch)
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
-    hidden = np.zeros(size)
     for call in border_calls(context, op, beside):
         target = backward if call.backward else forward
         target[AXES.index(call.dimension)] += call.exposed
-        if call.dimension == "tp" and not call.backward:
-            hidden += call.seconds - call.exposed
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(
         context,
         exposed_forward=forward,
         exposed_backward=backward,
-        hidden_forward=hidden,
         singles=COLLECTIVE_LAUNCHES * used,
     )
 

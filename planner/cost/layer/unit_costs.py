@@ -206,16 +206,10 @@ def _again(
 def _under_budget(
     work: UnitWork, savings: Savings, rows: IntColumn, budget: FloatColumn
 ) -> FloatColumn:
-    """What the backwards of layers repeat under these memory budgets of rows, (Q, K, their U).
-
-    A GEMM whose result is saved hides no communication that is repeated.
-    """
+    """What the backwards of layers repeat under these memory budgets of rows, (Q, K, their U)."""
     least, every = work.layer_input_bytes[:-2, rows], work.every_bytes[:-2, rows]
     spared = saved_by_budget(savings.bytes, savings.again, least, room(least, every, budget))
-    needed = work.again_needed[..., rows]
-    rest = np.maximum(needed - spared, 0.0)
-    saved = spared[0] / np.maximum(needed[0], np.finfo(np.float64).tiny)
-    rest[QUANTITIES.index("tp")] += saved * needed[QUANTITIES.index("hidden")]
+    rest = np.maximum(work.again_needed[..., rows] - spared, 0.0)
     return np.where(budget >= 1.0, 0.0, rest)
 
 

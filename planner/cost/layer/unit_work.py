@@ -32,9 +32,8 @@ from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, LOSS_CHUNKS
 
-# forward seconds, their flops, exposed communication by axis, launches of the host, its waits,
-# TP communication that GEMMs hide
-QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits", "hidden")
+# forward seconds, their flops, exposed communication by axis, launches of the host, its waits
+QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
 COMMUNICATION = slice(2, 5)
 # Layout fields that say how results travel. `Savings` do not depend on them, since no budget saves
 # communication; but for Ulysses, under which attention runs in one piece, and HybridEP, which pads.
@@ -192,7 +191,7 @@ def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
         [
             np.array([[c.forward for c in costs], [c.flops for c in costs]]),
             np.array([c.exposed_forward for c in costs]).swapaxes(0, 1),
-            np.array([host.forward_OU, host.waits_OU, [c.hidden_forward for c in costs]]),
+            np.array([host.forward_OU, host.waits_OU]),
         ]
     )
 
