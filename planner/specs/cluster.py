@@ -172,7 +172,7 @@ def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) ->
     per_node = min(typed, num_gpus)
     if num_gpus % per_node:
         near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})
-        divisor = max(size for size in range(1, per_node + 1) if num_gpus % size == 0)
+        divisor = max(n for n in (1, 2, 4, 8, 16) if n <= per_node and num_gpus % n == 0)
         rule = f"must fill whole nodes of {counted(per_node, 'GPU')}"
         remedy = f"use {near[0]} or {counted(near[1], 'GPU')}, or gpus_per_node: {divisor}"
         raise fault(f"{field}.num_gpus", num_gpus, rule, remedy)
