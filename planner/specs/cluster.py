@@ -168,13 +168,13 @@ def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) ->
 
     Raises SpecError where sizes do not divide, or where reservations leave no memory.
     """
-    typed = request.gpus_per_node or gpu.gpus_per_host
-    per_node = min(typed, num_gpus)
+    per_node = min(request.gpus_per_node or gpu.gpus_per_host, num_gpus)
     if num_gpus % per_node:
         near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})
-        divisor = max(n for n in (1, 2, 4, 8, 16) if n <= per_node and num_gpus % n == 0)
+        smaller = [n for n in (2, 4, 8, 16) if n <= per_node and num_gpus % n == 0][-1:]
         rule = f"must fill whole nodes of {counted(per_node, 'GPU')}"
-        remedy = f"use {near[0]} or {counted(near[1], 'GPU')}, or gpus_per_node: {divisor}"
+        other = "".join(f", or gpus_per_node: {size}" for size in smaller)
+        remedy = f"use {near[0]} or {counted(near[1], 'GPU')}{other}"
         raise fault(f"{field}.num_gpus", num_gpus, rule, remedy)
     spec = ClusterSpec(
         gpu=gpu,
