@@ -133,12 +133,8 @@ def _check_kernels(request: ProbeRequest) -> None:
         try:
             KernelShape.from_dict(values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise fault(
-                f"kernels.{index}",
-                values,
-                f"is no kernel ({error})",
-                "give kind, name, dtype and sizes",
-            ) from None
+            rule, remedy = f"is no kernel ({error})", "give kind, name, dtype and sizes"
+            raise fault(f"kernels.{index}", values, rule, remedy) from None
     if not trainer_of(request.trainer).times_kernels:
         raise fault(
             "trainer", request.trainer, "times no kernels alone", "use the reference program"

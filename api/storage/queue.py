@@ -34,6 +34,7 @@ MESSAGE_CHARACTERS = 20_000
 QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
 LOST_WORKERS = "lost_workers"  # the failure of a job that took down every worker it was given to
 MOST_LOSSES = 10  # workers that may be killed under a job before each counts against it
+LONGEST_LEASE_SECONDS = 60.0  # one that lasts longer was taken before the clock was put back
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 2.0, 300.0  # before a second attempt, before any
 Record = TypeVar("Record", bound=JobRecord)
 Filter = TypeVar("Filter")
@@ -305,11 +306,20 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             return self._record(row)
 
     def expired(self) -> Sequence[Record]:
-        """Running jobs whose lease has expired, oldest first."""
-        table = self.row_class
+        """Running jobs whose lease has expired, oldest first.
+
+        Leases from before the clock was put back are cut: a living owner renews its own in time.
+        """
+        table, longest = self.row_class, database_time(LONGEST_LEASE_SECONDS)
         query = select(table).where(*self._has_expired()).order_by(table.created_at, table.id)
+        ahead = table.state == RUNNING, table.lease_until > longest
         with reading(self.engine) as session:
-            return tuple(self._record(row) for row in session.scalars(query))
+            found = tuple(self._record(row) for row in session.scalars(query))
+            to_cut = session.scalars(select(table.id).where(*ahead)).first() is not None
+        if to_cut:
+            with writing(self.engine) as session:
+                session.execute(update(table).where(*ahead).values(lease_until=longest))
+        return found
 
     def has_expired(self, record: Record) -> bool:
         """Whether a running job's lease has expired by now."""

@@ -161,12 +161,8 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
     if isinstance(given, str) and trainer_name(given) != stated.trainer:
         remedy = "leave the trainer out, or compare with a layout in JSON"
-        raise fault(
-            "training.trainer",
-            given,
-            f"is not what {spec.name} is written for: {stated.trainer}",
-            remedy,
-        )
+        rule = f"is not what {spec.name} is written for: {stated.trainer}"
+        raise fault("training.trainer", given, rule, remedy)
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
     return job

@@ -75,12 +75,8 @@ def timeline(job: Job) -> PipelineTimeline:
     Raises SpecError without a legal layout with pp > 1, or for a step too long to draw.
     """
     if job.layout is None or job.layout.pp == 1:
-        raise fault(
-            "layout.pp",
-            None if job.layout is None else 1,
-            "a timeline needs a pipeline",
-            "give a layout with pp of 2 or more",
-        )
+        pp, remedy = None if job.layout is None else 1, "give a layout with pp of 2 or more"
+        raise fault("layout.pp", pp, "a timeline needs a pipeline", remedy)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
     if not estimate.valid:

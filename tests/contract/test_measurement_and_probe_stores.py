@@ -283,6 +283,14 @@ class TestProbes:
                 call()
         assert store.get(dead.id) == heir
 
+    def test_a_lease_from_before_the_clock_was_put_back_is_cut(self, store: SqlProbeStore) -> None:
+        store.add([record()])
+        ours = store.claim(lease(seconds=630.0))
+        assert ours is not None
+        assert store.expired() == ()
+        left = store.get(ours.id).lease_until or NOW
+        assert (ours.lease_until or NOW) - left > timedelta(seconds=560)
+
     def test_an_end_is_stored_with_its_measurement_or_not_at_all(
         self, store: SqlProbeStore, engine: Engine
     ) -> None:
