@@ -11,6 +11,7 @@ from planner.api.jobs.owners import has_crashed, owner
 from planner.api.storage.job_records import JobEnd, JobRecord, Lease
 from planner.api.storage.queue import SqlQueue
 from planner.errors import ConflictError, PlannerError
+from planner.units import counted
 
 LEASE_SECONDS = 30.0
 HEARTBEAT_SECONDS = 3.0
@@ -142,3 +143,11 @@ def take_over(
     """
     crashed = has_crashed(record.owner)
     return queue.take_over(record, new_lease(), crashed=crashed, counts=counts)
+
+
+def lost_workers(attempts: int, last: str | None) -> str:
+    """The message of a job that took down every worker it was given to."""
+    return (
+        f"its worker was lost in {counted(attempts, 'attempt')} (the last was {last or 'nobody'}); "
+        "it is not tried again by itself: `planner-cli queue retry ID` does"
+    )

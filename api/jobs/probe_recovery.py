@@ -6,11 +6,11 @@ import logging
 import platform
 from pathlib import Path
 
-from planner.api.jobs.leases import Claimed, abandoned, take_over
+from planner.api.jobs.leases import Claimed, abandoned, lost_workers, take_over
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.probes import OOM, end_of
 from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
-from planner.api.storage.queue import LOST_WORKERS, lost_workers
+from planner.api.storage.queue import LOST_WORKERS
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, NotFoundError, PlannerError
 from planner.probes import guardian

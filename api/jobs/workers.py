@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from planner.api.calibration.update import update_from_probes
 from planner.api.errors import UnavailableError
-from planner.api.jobs.leases import abandoned, new_lease, take_over
+from planner.api.jobs.leases import abandoned, lost_workers, new_lease, take_over
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.plans import subject_of
@@ -33,7 +33,7 @@ from planner.api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
+from planner.api.storage.queue import LOST_WORKERS, SqlQueue
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError, StoreError
 from planner.probes.launch import Watch

@@ -28,7 +28,6 @@ from planner.api.storage.records import Page
 from planner.api.storage.tables import LeasedRow
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
-from planner.units import counted
 
 MESSAGE_CHARACTERS = 20_000
 QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
@@ -393,11 +392,3 @@ _WAITING: dict[str, Any] = {
     "heartbeat_at": None,
     "progress": None,
 }
-
-
-def lost_workers(attempts: int, last: str | None) -> str:
-    """The message of a job that took down every worker it was given to."""
-    return (
-        f"its worker was lost in {counted(attempts, 'attempt')} (the last was {last or 'nobody'}); "
-        "it is not tried again by itself: `planner-cli queue retry ID` does"
-    )

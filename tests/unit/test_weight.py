@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_800,
-    "code lines": 71_727,
+    "lines": 100_798,
+    "code lines": 71_722,
     "files over 400 lines": 10,
     "classes over 250 lines": 8,
     "p95 of function lines": 32,
@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 695,
     "functions that import inside": 50,
 }
-TEST_LINES = 59_460
+TEST_LINES = 59_448
 
 
 def test_the_code_weighs_no_more() -> None:
