@@ -288,7 +288,7 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> Sto
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """The files and command of one ranked layout of a stored plan.
+    """Files and command that run a ranked layout of a stored plan.
 
     to: a format; None for that of the plan's trainer.
 

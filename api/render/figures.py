@@ -43,7 +43,7 @@ def parameters(total: int | None, active: int | None) -> str:
 
 
 def rate_interval(estimate: Estimate) -> str:
-    """The interval of tokens a second a GPU, from that of the step: "1,100 to 1,300, 90%"."""
+    """Interval of tokens/s/GPU that follows from the step's: "1,100 to 1,300, 90%"."""
     rate_now, step, interval = (
         estimate.tokens_per_second_per_gpu,
         estimate.step_seconds,

@@ -96,6 +96,13 @@ def test_every_field_has_a_step_priced_as_the_search_prices_it_or_refused(
     assert len({(one.field, str(one.new)) for one in near}) == len(near) > 5
 
 
+def test_steps_of_degrees_go_both_ways() -> None:
+    pricer = pricer_of("llama3-8b", 64)
+    steps = sensitivity(pricer, layout_of(pricer, tp=4, cp=2, micro_batch_size=4))
+    for field, values in (("tp", {2, 8}), ("cp", {1, 4}), ("micro_batch_size", {2, 8})):
+        assert {step.new for step in steps if step.field == field} == values
+
+
 def test_an_uneven_load_of_experts_slows_the_step_and_takes_memory() -> None:
     pricer = pricer_of("mixtral-8x7b", 64, moe_imbalance=1.0)
     layout = layout_of(pricer, ep=8)

@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 695,
     "functions that import inside": 50,
 }
-TEST_LINES = 59_448
+TEST_LINES = 59_446
 
 
 def test_the_code_weighs_no_more() -> None:

@@ -1,4 +1,4 @@
-"""What was measured, night by night."""
+"""Step times of a sweep's layouts, night by night."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class Nights:
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> "Nights":
-        """The readings, those of one layout and run averaged."""
+        """Readings as a table; several of one layout in one run are averaged."""
         ordered = sorted(readings, key=lambda one: (one.at, one.run, one.layout))
         runs = list(dict.fromkeys(one.run for one in ordered))
         jobs = {one.layout: one.job for one in ordered}
