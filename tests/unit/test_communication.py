@@ -64,7 +64,8 @@ def pipeline_13b() -> tuple[Any, Rows]:
 
     The last of 4 ranks is the busiest: 10 layers and the head, which no stage follows; the one
     before it is in the same node. A layer gathers and scatters twice in each direction, the head
-    gathers forward and scatters backward.
+    gathers forward and scatters backward. A rank saves its share of their linears' inputs, which
+    are gathered again for the weight gradients.
     """
     layer = (4 * 5120**2 + 3 * 5120 * 13824 + 2 * 5120) / 2
     head = (32000 * 5120 + 5120) / 2
@@ -72,7 +73,7 @@ def pipeline_13b() -> tuple[Any, Rows]:
     values = {"tp": 2, "pp": 4, "ac": "none"}
     config = job("llama2-13b", 16, 32, values, trainer="megatron", seq_len=4096)
     return config, {
-        ("tp", "all-gather", 2, INNER, 16 * (10 * 4 + 1), activation, 1 / 2),
+        ("tp", "all-gather", 2, INNER, 16 * (10 * (4 + 2) + 1 + 1), activation, 1 / 2),
         ("tp", "reduce-scatter", 2, INNER, 16 * (10 * 4 + 1), activation, 1 / 2),
         ("pp", "send", 4, INNER, 16, activation / 2, 1.0),
         ("fsdp", "all-gather", 2, INNER, 10, 2.0 * layer, 1 / 2),

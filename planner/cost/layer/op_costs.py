@@ -33,7 +33,7 @@ def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[
     is neither read nor made by attention comes from a pointwise kernel.
     """
     gemms = _gemm_costs(context, ops)
-    beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
+    beside = covers(ops, gemms, len(context.batch)) if _under_gemms(context) else {}
     costs = [
         gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
         for op in ops
@@ -248,7 +248,7 @@ def border_calls(context: CostContext, op: Collective, beside: Cover | None) -> 
                 alone = seconds = context.collective_seconds(operation, wire, rule.axis)
                 if cover is not None:
                     seconds = alone - hidden_seconds(context, op, cover, alone, backward=backward)
-                yield OpCall(
+                call = OpCall(
                     axis=rule.axis,
                     operation=operation,
                     backward=backward,
@@ -256,6 +256,9 @@ def border_calls(context: CostContext, op: Collective, beside: Cover | None) -> 
                     seconds=alone * applies,
                     exposed=exposed * seconds,
                 )
+                yield call
+                if op.site == "tp_enter" and operation == "all-gather" and _gathers_again(context):
+                    yield _again(call, cover, alone * applies)
 
 
 def op_calls(
@@ -263,7 +266,7 @@ def op_calls(
 ) -> Iterator[tuple[int, list[OpCall]]]:
     """(index, collectives) of the operations that communicate, as `op_costs` sums them up."""
     beside = {}
-    if context.tp_hidden:
+    if _under_gemms(context):
         beside = covers(ops, _gemm_costs(context, ops), len(context.batch))
     for index, op in enumerate(ops):
         if isinstance(op, Collective):
@@ -274,6 +277,28 @@ def op_calls(
                 if exchanges
                 else list(border_calls(context, op, beside.get(op.name))),
             )
+
+
+def _under_gemms(context: CostContext) -> bool:
+    """Whether any collective of tensor parallelism runs under GEMMs."""
+    return bool(context.tp_hidden) or _gathers_again(context)
+
+
+def _gathers_again(context: CostContext) -> bool:
+    """Whether a linear's input, of which a rank saves its share, is gathered again backward."""
+    sequence_parallel = context.batch.sequence_parallel & (context.batch.tp > 1)
+    return not context.rules.framework.saves_gathered_inputs and bool(sequence_parallel.any())
+
+
+def _again(call: OpCall, cover: Cover | None, seconds: FloatColumn) -> OpCall:
+    """The backward gather of a linear's input for its weight gradient.
+
+    It runs while the GEMM of input gradients does: max(0, gather - GEMM) is exposed.
+    Source: Megatron-LM core/tensor_parallel/layers.py
+        (LinearWithGradAccumulationAndAsyncCommunication.backward); Korthikanti et al. 2022, 4.2.2.
+    """
+    hidden = cover.input_grad if cover is not None else np.zeros_like(seconds)
+    return replace(call, backward=True, exposed=np.maximum(seconds - hidden, 0.0))
 
 
 def _with_method(batch: LayoutBatch, code: int) -> LayoutBatch:
