@@ -43,6 +43,9 @@ TOKENS = (8192, 32768, 131072, 524288)
 # experts
 SHORT, FAR_EXPERTS = 4096, 4
 CUT = 8192  # tokens a rank below which a sequence is cut for room alone, not for its length
+# Sequences that are cut over ranks as a rule, measured here or not: Llama 3 (arXiv 2407.21783,
+# 3.3.2) and TorchTitan at 128K tokens, both by gathered keys and values.
+GATHERED_FROM = 131072
 LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1, "modules": 1}
 AC_WORDS = {
@@ -179,6 +182,10 @@ def _captures(graphs: int) -> Mask:
     return lambda x, setting: np.asarray(captured(x, _context(setting)) == graphs)
 
 
+def _cut_as_a_rule(setting: Setting) -> bool:
+    return setting.training.seq_len >= GATHERED_FROM
+
+
 def _domain(setting: Setting) -> int:
     """GPUs of one scale-up domain (NVLink or similar)."""
     return setting.cluster.fabric[0].gpus
@@ -262,7 +269,8 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
     for method in CODES["cp_method"]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
         used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
-        yield replace(used, leads=False)
+        cut = replace(used, leads=False)
+        yield replace(cut, practised=_cut_as_a_rule) if method == "allgather" else cut
     yield Mechanism(
         name="short cp", points=0, leads=False,
         words=f"context parallelism with fewer than {CUT:,} tokens a rank",
