@@ -1,7 +1,7 @@
 """A plan on one screen: what wins, by how much, why, and what to paste."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,11 @@ RANKED = (
     number("memory", drop=1),
     Column(name="source", drop=0),
 )
-PRICE = number("price")  # of the whole run, where that is what is minimised
+# What is minimised where that is not the step: the name of its column, and the figure of a layout.
+MINIMISED: Mapping[str, tuple[str, Callable[[RunEstimate], str]]] = {
+    "cost": ("price", lambda run: money(run.cost)),
+    "energy": ("J/token", lambda run: f"{run.joules_per_token:.3g}"),
+}
 
 
 def ranked_table(plan: Plan, width: int) -> Text:
@@ -205,7 +209,7 @@ def ranked_table(plan: Plan, width: int) -> Text:
         entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
     ]
     search = plan.job.get("search") or {}
-    priced = search.get("objective") == "cost" and all(entry.shown.cost for entry in shown)
+    beside = MINIMISED.get(search.get("objective", "")) if all(one.run for one in shown) else None
     rows = []
     for entry in shown:
         figures = entry.shown
@@ -222,11 +226,11 @@ def ranked_table(plan: Plan, width: int) -> Text:
                 percent(figures.mfu),
                 seconds(figures.step_seconds),
                 size(figures.device_bytes),
-                *([money(figures.cost)] if priced and figures.cost else ()),
+                *([beside[1](entry.run)] if beside and entry.run else ()),
                 entry.source if entry.moved is None else f"{entry.source} x{entry.moved:.2f}",
             )
         )
-    columns = [*RANKED[:-1], PRICE, RANKED[-1]] if priced else RANKED
+    columns = [*RANKED[:-1], *([number(beside[0])] if beside else []), RANKED[-1]]
     return grid(columns, rows, width, bold=[entry.rank == 1 for entry in shown])
 
 
