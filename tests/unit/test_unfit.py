@@ -164,6 +164,14 @@ def test_gpus_with_and_without_offload_are_both_told() -> None:
     assert counts[0][0] < counts[1][0]
 
 
+def test_a_gpu_that_computes_in_bf16_is_not_replaced_by_one_that_does_not() -> None:
+    """The V100 of 32 GB, which holds a little more than an RTX 5090, has no bf16."""
+    training = {"trainer": "fsdp", "global_batch_size": 32}
+    job = {"model": "llama3.2-1b", "cluster": {"gpu": "rtx-5090", "num_gpus": 1}}
+    changes = {one["field"]: one["value"] for one in miss_of(**job, training=training)["changes"]}
+    assert changes["cluster.gpu"] == "a100-sxm-40gb"
+
+
 def test_a_fixed_field_that_stands_in_the_way_is_named_first() -> None:
     changes = miss_of(search={"fix": {"dp_replicate": 8}})["changes"]
     assert changes[0]["field"] == "search.fix.dp_replicate"

@@ -228,12 +228,18 @@ def _at_size(request: Request, count: int, offloads: bool) -> tuple[Layout, floa
 
 
 def _larger_gpu(request: Request) -> Iterator[FittingChange]:
-    """The GPU of the catalogue with the least memory on which it fits, of the same vendor."""
+    """The GPU of the catalogue with the least memory on which it fits, of the same vendor.
+
+    One that computes in bf16 is not replaced by an older one that does not.
+    """
     cluster = request.cluster
+    halves = {"bf16"} & set(cluster.gpu.peak_flops_per_second)
     kinds = [
         gpu
         for gpu in catalogue_gpus()
-        if gpu.vendor == cluster.gpu.vendor and gpu.memory_bytes > cluster.gpu.memory_bytes
+        if gpu.vendor == cluster.gpu.vendor
+        and gpu.memory_bytes > cluster.gpu.memory_bytes
+        and halves <= set(gpu.peak_flops_per_second)
     ]
     for gpu in sorted(kinds, key=lambda gpu: gpu.memory_bytes):
         try:
