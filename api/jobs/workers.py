@@ -191,8 +191,10 @@ class Workers(ABC, Generic[Record, End]):
         except PlannerError as error:
             self.log.warning("%s: %s", record.id, error)
         except Exception as error:
-            with contextlib.suppress(PlannerError):
+            try:
                 self._give_up(record, error)
+            except PlannerError:
+                self._unreleased.append(record)
         finally:
             self._running.discard(stop)
             with contextlib.suppress(PlannerError):

@@ -309,9 +309,11 @@ def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None
     engine.dispose()
 
 
+@pytest.mark.parametrize("full", [False, True])
 def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
+    """Also one that found a full disk, which the database could not be told."""
     wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)
     wiring.tasks.add([task()])
@@ -321,9 +323,13 @@ def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
     def gone(*_: object, **__: object) -> None:
         raise UnavailableError("the database is gone", retry_after_seconds=1.0)
 
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "_work", gone)
-        patch.setattr(wiring.tasks, "release", gone)
+        patch.setattr(workers, "_work", no_room if full else gone)
+        for name in ("release", "retry"):
+            patch.setattr(wiring.tasks, name, gone)
         workers._run(held)
         with pytest.raises(UnavailableError):
             workers._release_the_given_up()
