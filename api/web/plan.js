@@ -9,6 +9,7 @@ import {
   mass,
   money,
   moment,
+  none,
   percent,
   rate,
   risk,
@@ -134,6 +135,17 @@ function figures({ shown, estimate }) {
   ]);
 }
 
+const MINIMISED = {
+  cost: [{ name: "Price", number: true, of: (one) => money(one.shown.cost) }],
+  energy: [
+    {
+      name: "J/token",
+      number: true,
+      of: (one) => (one.run ? String(Number(one.run.joules_per_token.toPrecision(3))) : none),
+    },
+  ],
+};
+
 function ranked(plan) {
   const several = new Set(plan.ranked.map((one) => one.num_gpus)).size > 1;
   const columns = [
@@ -157,9 +169,7 @@ function ranked(plan) {
     },
     { name: "Memory", number: true, of: (one) => bytes(one.shown.device_bytes) },
     { name: "Out of memory", number: true, of: (one) => risk(one.shown.oom_probability) },
-    ...(plan.job.search?.objective === "cost"
-      ? [{ name: "Price", number: true, of: (one) => money(one.shown.cost) }]
-      : []),
+    ...(MINIMISED[plan.job.search?.objective] ?? []),
     { name: "Source", short: true, of: (one) => one.source },
   ];
   const sources = Object.keys(SOURCES)

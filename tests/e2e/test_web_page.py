@@ -208,13 +208,15 @@ def test_the_words_are_those_of_the_command_line(
 ) -> None:
     from planner.api.render.plan import plan_view
 
-    console = Console(width=200, file=StringIO(), record=True)
-    console.print(plan_view(Plan.model_validate(site.plan), 200, letters=True))
-    shown = console.export_text()
-    opened(f"plan/{site.plan['id']}")
-    for row in cells(browser, "#ranked"):
-        for cell in (row[1], row[2], row[4], row[5]):
-            assert cell in shown
+    frugal = httpx.post(f"{site.url}/plan", json={**JOB, "search": {"objective": "energy"}})
+    for plan, columns in ((site.plan, (1, 2, 4, 5)), (frugal.json(), (1, 2, 4, 5, 7))):
+        console = Console(width=200, file=StringIO(), record=True)
+        console.print(plan_view(Plan.model_validate(plan), 200, letters=True))
+        shown = console.export_text()
+        opened(f"plan/{plan['id']}")
+        for row in cells(browser, "#ranked"):
+            assert all(row[column] in shown for column in columns)
+    assert f"{plan['ranked'][0]['run']['joules_per_token']:.3g}" == cells(browser, "#ranked")[0][7]
 
 
 NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?: ?(?:%|[TGMK]iB|ms|us|GPUs|kWh|MWh|kg|[sdhtB]\b))?")
