@@ -13,7 +13,6 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
@@ -21,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text
+from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -82,8 +81,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """GPU-seconds that an ended job used."""
 
     def _record(self, row: Any) -> Record:
-        names = (field.name for field in fields(self.record_class))
-        record: Any = self.record_class(**{name: getattr(row, name) for name in names})
+        record: Any = record_of(self.record_class, row)
         return record  # type: ignore[no-any-return]
 
     def add(

@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -58,10 +58,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         )
         with reading(self.engine) as session:
             rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
-            return tuple(
-                TaskEvent(number=row.number, created_at=row.created_at, body=row.body)
-                for row in rows
-            )
+            return tuple(record_of(TaskEvent, row) for row in rows)
 
     def stand(self, claimed: TaskRecord, standing: Mapping[str, Any]) -> None:
         """Stores how far it is. Raises ConflictError where the lease was lost."""

@@ -49,7 +49,6 @@ class LayerKind:
 
     @property
     def mixes(self) -> bool:
-        """Whether it has a mixer at all."""
         return self.mixer != "none"
 
     @property
@@ -386,7 +385,6 @@ class Parameters:
         return self._mlp(width, model.mlp_bias) + scalars if width else 0
 
     def expert(self) -> int:
-        """One routed expert."""
         model = self.model
         if not model.is_moe:
             return 0

@@ -203,14 +203,10 @@ class Knowledge:
         prior = candidates.prior
         count = len(candidates)
         self.candidates = candidates
-        self.time = CorrelatedErrors(
-            sd=prior.sd, factor=prior.factor, groups=candidates.groups, weights=TIME
-        )
+        alike, none = candidates.groups, np.zeros((count, 0))
+        self.time = CorrelatedErrors(sd=prior.sd, factor=prior.factor, groups=alike, weights=TIME)
         self.memory = CorrelatedErrors(
-            sd=prior.memory_sd,
-            factor=np.zeros((count, 0)),
-            groups=candidates.groups,
-            weights=MEMORY,
+            sd=prior.memory_sd, factor=none, groups=alike, weights=MEMORY
         )
         self.log_share = -prior.memory_sd * normal.upper_quantile(prior.oom_probability)
         self.records: dict[int, Record] = {}
@@ -227,8 +223,6 @@ class Knowledge:
         self.first: int | None = None  # to be measured before all others: the answer without probes
         self.first_measures = ""  # what that measures for the first time, as a clause
         self._posterior: StudyPosterior | None = None
-
-    # ---- observations ----------------------------------------------------------------------------
 
     def expect(self, row: int) -> None:
         """An evaluation of this candidate is under way."""
@@ -262,17 +256,15 @@ class Knowledge:
             return self._failed(row, measured, excludes=full) if full or counts else []
         residual = self.candidates.memory_residual(row, measured)
         if not full:
-            self._observe_low_fidelity(
-                row, measured, noise_variance(measured, fidelity_sd), residual
-            )
+            variance = noise_variance(measured, fidelity_sd)
+            self._observe_low_fidelity(row, measured, variance, residual)
             return []
         if residual is not None:
             self.memories.append(Observation(row=row, value=residual, variance=MEMORY_RUN_SD**2))
         if measured.step_seconds:
             self._observe_run(row, measured, noise_variance(measured), residual)
-        self.fits |= pruning.at_most(
-            self.candidates.batch, row, self.candidates.size.global_batch_size
-        ).mask
+        size = self.candidates.size.global_batch_size
+        self.fits |= pruning.at_most(self.candidates.batch, row, size).mask
         return []
 
     def observe_direction(self, loading: Sequence[float], value: float, variance: float) -> None:
@@ -280,22 +272,16 @@ class Knowledge:
 
         loading (Q,): weights of the columns of the prior's factor.
         """
-        self.times.append(
-            Observation(row=None, value=value, variance=variance, loading=tuple(loading))
-        )
+        along = tuple(loading)
+        self.times.append(Observation(row=None, value=value, variance=variance, loading=along))
         self._touch()
 
     def _observe_run(
         self, row: int, measured: Measured, variance: float, residual: float | None
     ) -> None:
         value = float(np.log(measured.step_seconds or 1.0))
-        self.times.append(
-            Observation(
-                row=row,
-                value=value - float(self.candidates.prior.log_seconds[row]),
-                variance=variance,
-            )
-        )
+        off = value - float(self.candidates.prior.log_seconds[row])
+        self.times.append(Observation(row=row, value=off, variance=variance))
         self.low_fidelity.outrun(row, value, variance)
         known = self.records.get(row)
         record = Record(row=row, status="ok", log_seconds=value, variance=variance, runs=1)
@@ -310,11 +296,8 @@ class Knowledge:
     ) -> None:
         """Stores the most accurate result of each fidelity: repeats share the same error."""
         error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
-        memory = (
-            None
-            if residual is None
-            else Observation(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2)
-        )
+        noise = MEMORY_RUN_SD**2 + error**2
+        memory = None if residual is None else Observation(row=row, value=residual, variance=noise)
         before = self.records.get(row)
         if not measured.step_seconds:
             self.memories += [memory] if memory is not None and before is None else []
@@ -382,17 +365,11 @@ class Knowledge:
             fidelity=measured.rung,
         )
         order = pruning.at_least(self.candidates.batch, row, self.candidates.size.global_batch_size)
-        ruled_out = [
-            int(other)
-            for other in np.flatnonzero(order.mask & ~self.barred)
-            if int(other) not in self.records
-        ]
+        larger = map(int, np.flatnonzero(order.mask & ~self.barred))
+        ruled_out = [other for other in larger if other not in self.records]
         for other in ruled_out:
-            self._exclude(
-                other,
-                f"candidate {row} ran out of memory, and here "
-                f"{order.reason(self.candidates.batch, other)}",
-            )
+            why = order.reason(self.candidates.batch, other)
+            self._exclude(other, f"candidate {row} ran out of memory, and here {why}")
         self._exclude(row, "ran out of memory")
         return ruled_out
 
@@ -425,8 +402,6 @@ class Knowledge:
 
     def _touch(self) -> None:
         self._posterior = None
-
-    # ---- what follows from them ------------------------------------------------------------------
 
     def posterior(self) -> "StudyPosterior":
         """The posterior now; evaluations under way are assumed to give what is expected."""

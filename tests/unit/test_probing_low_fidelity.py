@@ -385,7 +385,7 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     later.observe(3, told_of(3, "probed", 0.25))
     later.observe(3, told_of(3, "imitated", 0.05, 0.05))
     assert later.records[3].step_seconds == pytest.approx(0.25)
-    assert later.variance_inflation() > 100, "also when the look comes after"
+    assert later.low_fidelity.variance_inflation() > 100, "also when the look comes after"
 
 
 def test_looks_that_hold_keep_their_trust() -> None:

@@ -355,7 +355,8 @@ class _Component:
 
     @property
     def reads(self) -> frozenset[str]:
-        return frozenset().union(*map(self.of_cell, (*self.rules, *self.keeps)))
+        ties: tuple[Rule | Keep, ...] = (*self.rules, *self.keeps)
+        return frozenset[str]().union(*map(self.of_cell, ties))
 
     def first_legal(self, kept: BoolColumn) -> BoolColumn:
         """The kept rows, with one value of each domain that lists the first legal one alone."""
