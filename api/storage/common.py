@@ -45,7 +45,7 @@ def row_of(
     return row
 
 
-def record_of(kind: Callable[..., Record], row: Any, **own: Any) -> Record:
+def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
     """The record of a row: a dataclass whose fields have the names of columns, but for `own`."""
     names = (field.name for field in fields(cast(Any, kind)) if field.name not in own)
     return kind(**own, **{name: getattr(row, name) for name in names})
