@@ -258,8 +258,8 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         with writing(self.engine) as session:
             row = self.fence.row(session, job_id, lock=True)
             if row.state != FAILED:
-                said = f"{self.fence.what} {job_id} is {row.state}"
-                raise ConflictError(f"{said}; only a failed one can be queued again")
+                now = f"{self.fence.what} {job_id} is {row.state}"
+                raise ConflictError(f"{now}; only a failed one can be queued again")
             row.state, row.attempts, row.not_before = QUEUED, 0, None
             row.gpu_seconds, row.cancel_requested = gpu_seconds, False
             row.finished_at = row.failure = row.message = row.owner = None
