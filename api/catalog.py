@@ -192,7 +192,7 @@ def _trainer_entry(name: str) -> Entry:
         ],
         "schedules": list(rules.schedules),
         "sharding": rules.sharding.name,
-        "framework": rules.runtime,
+        "framework": rules.framework.runtime,
         "history": [known.number for known in rules.history],
         "changes": [
             {name: text for name, text in asdict(change.releases).items() if text}

@@ -100,7 +100,6 @@ class SpecError(PlannerError):
 
 
 def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
-    """The error of one fault."""
     return SpecError(Fault(field, value, rule, remedy))
 
 

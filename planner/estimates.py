@@ -4,6 +4,7 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -173,10 +174,7 @@ def _as_written(job: Job, estimate: Estimate) -> Estimate:
 
 def as_violations(faults: Sequence[Fault]) -> list[Violation]:
     """Refusals of a user's file by its trainer, as an estimate lists them."""
-    return [
-        Violation(field=one.field, value=one.value, rule=one.rule, remedy=one.remedy)
-        for one in faults
-    ]
+    return [Violation(**asdict(one)) for one in faults]
 
 
 def _layout(job: Job) -> Layout:

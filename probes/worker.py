@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     started, clock = datetime.now(UTC), time.monotonic()
     task = ProbeTask.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
-    attempt = Attempt(task)
+    attempt = _Attempt(task)
     try:
         outcome: Outcome = attempt.run()
     except BaseException as error:
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-class Attempt:
+class _Attempt:
     """One run, with everything to report even when it fails on the way."""
 
     def __init__(self, task: ProbeTask) -> None:

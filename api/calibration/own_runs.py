@@ -1,5 +1,6 @@
 """The measurements in the database beside what the calibration that ships predicts of them."""
 
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
@@ -74,17 +75,9 @@ def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
         points.append(point)
         runs.append(
             OwnRun(
-                id=point.id,
-                layout=point.layout,
-                model=point.model,
-                trainer=point.trainer,
-                gpu=point.gpu,
+                **asdict(point),
                 num_gpus=one.job.cluster.num_gpus,
                 rung=one.measured.rung,
-                measured_seconds=point.measured_seconds,
-                predicted_seconds=point.predicted_seconds,
-                low_seconds=point.low_seconds,
-                high_seconds=point.high_seconds,
                 error=point.error,
             )
         )

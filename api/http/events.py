@@ -13,7 +13,7 @@ KEEP_ALIVE_POLLS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class _Snapshot:
     """A plan at one moment.
 
     probes: all of the plan.
@@ -63,10 +63,10 @@ async def follow(
     read: gives the plan's probes.
     """
 
-    async def snapshot() -> Snapshot:
+    async def snapshot() -> _Snapshot:
         records = await read()
         ended = not any(record.state in OPEN for record in records)
-        return Snapshot(probes=records, ended=status if ended else None)
+        return _Snapshot(probes=records, ended=status if ended else None)
 
     async for event in _changes(plan_id, snapshot, wait, stopping):
         yield event
@@ -86,11 +86,11 @@ async def follow_study(
     after: the last event that the client has received. The state of the probes is sent again.
     """
 
-    async def snapshot() -> Snapshot:
+    async def snapshot() -> _Snapshot:
         nonlocal after
         state, events = await study(after)
         after = events[-1].number if events else after
-        return Snapshot(probes=await read(), ended=None if state in OPEN else state, events=events)
+        return _Snapshot(probes=await read(), ended=None if state in OPEN else state, events=events)
 
     async for event in _changes(plan_id, snapshot, wait, stopping):
         yield event
@@ -138,7 +138,7 @@ def described_run(run: TaskRecord) -> dict[str, Any]:
 
 async def _changes(
     plan_id: str,
-    snapshot: Callable[[], Awaitable[Snapshot]],
+    snapshot: Callable[[], Awaitable[_Snapshot]],
     wait: Callable[[float], Awaitable[None]],
     stopping: Callable[[], bool],
 ) -> AsyncIterator[str]:

@@ -18,6 +18,8 @@ from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
+from planner.api.storage.common import is_id
+from planner.api.storage.paging import every
 from planner.api.storage.records import MeasurementFilter
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
@@ -192,22 +194,16 @@ def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measu
     measured = row.get("measured")
     at = measured.get("created_at") if isinstance(measured, Mapping) else None
     asked = row.get("id")
-    usable = (
-        isinstance(asked, str)
-        and 0 < len(asked) <= ID_LENGTH
-        and asked.isascii()
-        and asked.isprintable()
-    )
-    content = hashlib.sha256(json.dumps(_written(row), sort_keys=True).encode()).hexdigest()
+    usable = isinstance(asked, str) and 0 < len(asked) <= ID_LENGTH and is_id(asked)
+    written = _written(row)
+    content = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     name = str(asked) if usable else f"measurement-{content[:24]}"
     created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
-    values = (
-        {**row, "measured": {k: v for k, v in measured.items() if k not in ("created_at", *STORED)}}
-        if isinstance(measured, Mapping)
-        else row
-    )
+    if isinstance(measured, Mapping):
+        own = {key: one for key, one in written["measured"].items() if key != "created_at"}
+        written = {**written, "measured": own}
     return read_measurement(
-        values, measurement_id=name, created_at=created_at, allow_files=allow_files
+        written, measurement_id=name, created_at=created_at, allow_files=allow_files
     )
 
 
@@ -319,10 +315,4 @@ def filter_of(
 
 def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
     """All wanted measurements, newest first, page by page."""
-    cursor = None
-    while True:
-        page = wiring.measurements.list(wanted, cursor, PAGE)
-        yield from page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+    return every(lambda cursor: wiring.measurements.list(wanted, cursor, PAGE))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from planner.errors import fault
+from planner.errors import SpecError, fault
 from planner.intake.near_files import with_near_file
 
 MAX_FILE_BYTES = 10_000_000
@@ -42,9 +42,7 @@ def read_json(text: str | bytes, field: str, within: str = "") -> Any:
     except UnicodeDecodeError:
         raise fault(field, None, "is not UTF-8 text", "save it as UTF-8") from None
     except RecursionError:
-        raise fault(
-            field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
-        ) from None
+        raise _too_deep(field, None) from None
     except ValueError as error:
         raise fault(
             field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON"
@@ -68,6 +66,10 @@ def _surely_plain(text: str) -> bool:
         and not CONTROL.search(text)
         and not LONG_NUMBER.search(text)
     )
+
+
+def _too_deep(field: str, shown: str | None) -> SpecError:
+    return fault(field, shown, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -157,9 +159,7 @@ def _check_nesting(text: str, loader: Any, field: str, shown: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise fault(
-                    field, shown, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
-                )
+                raise _too_deep(field, shown)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -186,9 +186,7 @@ def check_plain(value: object, field: str, within: str = "") -> None:
         inside = f"{where}." if where != field else within
         seen += 1
         if depth > MAX_DEPTH:
-            raise fault(
-                field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
-            )
+            raise _too_deep(field, None)
         if seen > MAX_VALUES:
             raise fault(
                 field,

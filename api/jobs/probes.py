@@ -18,6 +18,7 @@ from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
+from planner.api.storage.paging import every
 from planner.api.storage.probes import most_gpu_seconds
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.room import Room
@@ -194,13 +195,8 @@ def cancel_probe(wiring: Wiring, probe_id: str) -> ProbeRecord:
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
     """All probes of a plan, a study or a run of a sweep, oldest first."""
-    found: list[ProbeRecord] = []
-    cursor = None
-    while True:
-        page = wiring.probes.list(ProbeFilter(plan_id=parent_id), cursor, PAGE)
-        found += page.items
-        if (cursor := page.next_cursor) is None:
-            return found[::-1]
+    wanted = ProbeFilter(plan_id=parent_id)
+    return [*every(lambda cursor: wiring.probes.list(wanted, cursor, PAGE))][::-1]
 
 
 # ---- one probe -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from planner.api.asker import asker
 from planner.api.jobs.plans import subject_of
+from planner.api.storage.common import record_of
 from planner.api.storage.job_records import (
     OPEN,
     JobState,
@@ -85,27 +86,11 @@ def find(wiring: Wiring, job_id: str) -> ProbeRecord | TaskRecord:
 def line_of(record: ProbeRecord | TaskRecord) -> QueuedJob:
     kind: Literal["probe", "study", "sweep"]
     if isinstance(record, ProbeRecord):
-        kind, about = (
-            "probe",
-            f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}",
-        )
+        about = f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}"
+        kind = "probe"
     elif record.kind == "study":
         model, gpu, num_gpus = subject_of(record)
         kind, about = "study", f"{model} on {num_gpus} {gpu}"
     else:
         kind, about = "sweep", f"{record.request.get('name', '')} of {record.parent_id}"
-    return QueuedJob(
-        id=record.id,
-        kind=kind,
-        created_at=record.created_at,
-        state=record.state,
-        about=about,
-        asked_by=record.asked_by,
-        attempts=record.attempts,
-        max_attempts=record.max_attempts,
-        not_before=record.not_before,
-        gpu_seconds=record.gpu_seconds,
-        owner=record.owner,
-        failure=record.failure,
-        message=record.message,
-    )
+    return record_of(QueuedJob, record, kind=kind, about=about)

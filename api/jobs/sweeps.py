@@ -18,6 +18,7 @@ from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
 from planner.api.storage.common import readable
 from planner.api.storage.job_records import TaskFilter, TaskRecord
+from planner.api.storage.paging import every
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import SweepRecord
 from planner.api.wiring import Wiring
@@ -243,13 +244,7 @@ def _priority(sweep: SweepRecord) -> int:
 
 
 def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
-    cursor = None
-    while True:
-        page = wiring.sweeps.list(cursor, PAGE)
-        yield from page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+    return every(lambda cursor: wiring.sweeps.list(cursor, PAGE))
 
 
 def sweep_detail(wiring: Wiring, sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:

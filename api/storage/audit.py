@@ -1,13 +1,12 @@
 """The audit trail: who asked for, ran, cancelled and imported what, written with the thing."""
 
 from dataclasses import fields
-from typing import Any
 
 from sqlalchemy import Engine, delete, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.paging import check_limit, decoded, encoded, unknown_cursor
 from planner.api.storage.records import AuditEvent, AuditFilter, Page
 from planner.api.storage.tables import AuditRow
@@ -82,7 +81,7 @@ class SqlAuditTrail:
         with reading(self.engine) as session:
             rows = session.scalars(query).all()
             return Page(
-                items=[_event(row) for row in rows[:limit]],
+                items=[record_of(AuditEvent, row) for row in rows[:limit]],
                 next_cursor=encoded(str(rows[limit - 1].id)) if len(rows) > limit else None,
             )
 
@@ -92,8 +91,3 @@ def _place(cursor: str) -> int:
     if not place.isascii() or not place.isdigit() or len(place) > 18:
         raise unknown_cursor(cursor)
     return int(place)
-
-
-def _event(row: AuditRow) -> AuditEvent:
-    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(AuditEvent)}
-    return AuditEvent(**values)

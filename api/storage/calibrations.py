@@ -2,15 +2,16 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, Select, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from planner.api.storage.common import plain_text, row_of
+from planner.api.storage.common import plain_text, record_of, row_of
 from planner.api.storage.learning import read_inputs
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
@@ -77,7 +78,8 @@ class SqlCalibrationStore:
         """The calibration of this id. Raises NotFoundError."""
         remedy = "GET /calibrations lists them"
         with reading(self.engine) as session:
-            return _record(row_of(session, CalibrationRow, calibration_id, "calibration", remedy))
+            row = row_of(session, CalibrationRow, calibration_id, "calibration", remedy)
+            return record_of(CalibrationRecord, row)
 
     def latest(
         self, subject: Subject, *, until: datetime | None = None
@@ -93,20 +95,21 @@ class SqlCalibrationStore:
         else:
             later = or_(table.superseded_at.is_(None), table.superseded_at > until)
             query = query.where(table.created_at <= until, later)
-        query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
-        with reading(self.engine) as session:
-            row = session.execute(query).first()
-            return None if row is None else _record(row)
+        return self._newest(query)
 
     def before(self, record: CalibrationRecord) -> CalibrationRecord | None:
         """The one that was in use before it; None where it was its subject's first."""
         table = CalibrationRow.__table__.c
         earlier = (table.created_at < record.created_at, table.built_from.is_not(None))
         query = select(*table).where(*_of(record.subject), *earlier)
+        return self._newest(query)
+
+    def _newest(self, query: Select[Any]) -> CalibrationRecord | None:
+        table = CalibrationRow.__table__.c
         query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
         with reading(self.engine) as session:
             row = session.execute(query).first()
-            return None if row is None else _record(row)
+            return None if row is None else record_of(CalibrationRecord, row)
 
     def plans_on(self, calibration_id: str) -> Sequence[str]:
         """Ids of the stored plans that rest on it, newest first."""
@@ -127,7 +130,9 @@ class SqlCalibrationStore:
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""
-        return read_page(self.engine, CalibrationRow, _record, cursor, limit)
+        return read_page(
+            self.engine, CalibrationRow, partial(record_of, CalibrationRecord), cursor, limit
+        )
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
@@ -141,10 +146,3 @@ def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
 
 def _values(record: CalibrationRecord) -> dict[str, Any]:
     return {**asdict(record), "software": dict(record.software), "document": dict(record.document)}
-
-
-def _record(row: CalibrationRow | Row[Any]) -> CalibrationRecord:
-    values: dict[str, Any] = {
-        field.name: getattr(row, field.name) for field in fields(CalibrationRecord)
-    }
-    return CalibrationRecord(**values)

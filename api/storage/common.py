@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
@@ -17,6 +18,7 @@ from planner.errors import ConflictError, NotFoundError, SpecError
 SHOWN_CHARACTERS = 200
 Row = TypeVar("Row", bound="Base")
 Item = TypeVar("Item")
+Record = TypeVar("Record")
 log = logging.getLogger("planner.storage")
 
 
@@ -41,6 +43,12 @@ def row_of(
     if row is None:
         raise NotFoundError(f"no {what} of id {row_id[:SHOWN_CHARACTERS]!r}; {remedy}")
     return row
+
+
+def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
+    """The record of a row: a dataclass whose fields have the names of columns, but for `own`."""
+    names = (field.name for field in fields(cast(Any, kind)) if field.name not in own)
+    return kind(**own, **{name: getattr(row, name) for name in names})
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Histories of measured layouts in SQL, and the changes that were found in them."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Engine, delete, select
 
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.learning import believed_by
 from planner.api.storage.records import DriftFinding, HistoryRow
 from planner.api.storage.tables import DriftRow, MeasurementRow, ProbeRow
@@ -54,38 +55,19 @@ class SqlDriftStore:
         """From now on these are what the sweep has found."""
         with writing(self.engine) as session:
             session.execute(delete(DriftRow).where(DriftRow.sweep_id == sweep_id))
-            session.add_all(
-                DriftRow(
-                    sweep_id=sweep_id,
-                    trainer=plain_text(one.trainer),
-                    gpu=plain_text(one.gpu),
-                    owner=plain_text(one.owner),
-                    software_hash=one.software_hash,
-                    job_hash=one.job_hash,
-                    layout_hash=one.layout_hash,
-                    since=one.since,
-                    statement=plain_text(one.statement),
-                )
-                for one in found
-            )
+            for one in found:
+                values = asdict(one)
+                texts = ("trainer", "gpu", "owner", "statement")
+                plain = {name: plain_text(values[name]) for name in texts}
+                session.add(DriftRow(sweep_id=sweep_id, **{**values, **plain}))
 
 
 def _history(row: Any) -> HistoryRow:
-    return HistoryRow(
-        id=row.id,
-        created_at=row.created_at,
-        job_hash=row.job_hash,
-        layout_hash=row.layout_hash,
-        software_hash=row.software_hash,
-        model=row.model,
-        trainer=row.trainer,
-        gpu=row.gpu,
-        num_gpus=row.num_gpus,
-        layout=row.layout,
-        step_seconds=row.step_seconds,
+    return record_of(
+        HistoryRow,
+        row,
         software=row.software or {},
         hosts=tuple(row.hosts or ()),
         run=row.plan_id or row.id,
         program=row.program or "",
-        shared=row.shared,
     )

@@ -12,6 +12,7 @@ from planner.specs.plan import Plan
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 EndState = Literal["done", "failed", "cancelled"]
 OPEN: tuple[JobState, ...] = ("queued", "running")
+QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

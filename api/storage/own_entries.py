@@ -1,6 +1,6 @@
 """Models, GPUs and clusters of the users' own, in SQL, for SQLite and PostgreSQL alike."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from planner.api.asker import asker
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import flush_new, plain_text
+from planner.api.storage.common import flush_new, plain_text, record_of
 from planner.api.storage.tables import CatalogEntryRow
 from planner.api.storage.transactions import reading, writing
 
@@ -48,7 +48,7 @@ class SqlOwnEntries:
             if newest is not None:
                 who.check_owner("entry", name, newest.asked_by)
                 if newest.spec == spec:
-                    return _entry(newest)
+                    return record_of(OwnEntry, newest)
             version = 1 if newest is None else newest.version + 1
             row = CatalogEntryRow(
                 kind=kind,
@@ -62,7 +62,7 @@ class SqlOwnEntries:
             flush_new(session, f"version {version} of {name}")
             note(session, who.name, "entry.added", f"{kind}/{name}@{version}")
             session.refresh(row)
-            return _entry(row)
+            return record_of(OwnEntry, row)
 
     def find(self, kind: str, name: str, version: int | None = None) -> OwnEntry | None:
         """One version, or the newest; None where there is none."""
@@ -72,14 +72,14 @@ class SqlOwnEntries:
                 if version is None
                 else session.get(CatalogEntryRow, (kind, plain_text(name), version))
             )
-            return None if row is None else _entry(row)
+            return None if row is None else record_of(OwnEntry, row)
 
     def list(self, kind: str) -> "list[OwnEntry]":
         """The newest version of each name, by name."""
         table = CatalogEntryRow
         query = select(table).where(table.kind == kind).order_by(table.name, table.version)
         with reading(self.engine) as session:
-            newest = {row.name: _entry(row) for row in session.scalars(query)}
+            newest = {row.name: record_of(OwnEntry, row) for row in session.scalars(query)}
         return list(newest.values())
 
 
@@ -92,8 +92,3 @@ def _newest(session: Session, kind: str, name: str) -> CatalogEntryRow | None:
         .limit(1)
     )
     return session.scalars(query).first()
-
-
-def _entry(row: CatalogEntryRow) -> OwnEntry:
-    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(OwnEntry)}
-    return OwnEntry(**values)

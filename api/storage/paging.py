@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -53,6 +53,16 @@ def read_page(
             items=list(all_readable(rows[:limit], item_of)),
             next_cursor=None if last is None else cursor_of(last.created_at, last.id),
         )
+
+
+def every(read: Callable[[str | None], Page[Item]]) -> Iterator[Item]:
+    """All items of a list, page after page. read: gives the page after a cursor."""
+    cursor = None
+    while True:
+        page = read(cursor)
+        yield from page.items
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def check_limit(limit: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from planner.api.storage.common import flush_new, plain_text
+from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from planner.api.storage.measurements import measurement_row
 from planner.api.storage.queue import SqlQueue
@@ -37,8 +38,8 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
 class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
     """Probes; their measurements are stored with their end."""
 
-    row_class, record_class, filter_class = ProbeRow, ProbeRecord, ProbeFilter
-    what, where = "probe", "GET /probes"
+    record_class, filter_class = ProbeRecord, ProbeFilter
+    fence = Fence(ProbeRow, "probe", "GET /probes")
 
     def _values(self, record: ProbeRecord) -> dict[str, Any]:
         values = asdict(record)

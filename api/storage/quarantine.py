@@ -6,7 +6,7 @@ from sqlalchemy import Engine, delete, select
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.records import QuarantinedHost
 from planner.api.storage.tables import QuarantinedHostRow
 from planner.api.storage.transactions import reading, writing
@@ -44,14 +44,7 @@ class SqlQuarantine:
             query = query.where(table.pool == plain_text(pool))
         with reading(self.engine) as session:
             return tuple(
-                QuarantinedHost(
-                    pool=row.pool,
-                    host=row.host,
-                    since=row.since,
-                    until=row.until,
-                    found_by=row.found_by,
-                    evidence=tuple(row.evidence),
-                )
+                record_of(QuarantinedHost, row, evidence=tuple(row.evidence))
                 for row in session.scalars(query.order_by(table.pool, table.host))
             )
 

@@ -13,7 +13,6 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
@@ -21,8 +20,17 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, row_of
-from planner.api.storage.job_records import JobEnd, JobRecord, Lease
+from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of
+from planner.api.storage.fence import Fence
+from planner.api.storage.job_records import (
+    CANCELLED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    JobEnd,
+    JobRecord,
+    Lease,
+)
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import Page
 from planner.api.storage.tables import LeasedRow
@@ -30,7 +38,6 @@ from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 
 MESSAGE_CHARACTERS = 20_000
-QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
 LOST_WORKERS = "lost_workers"  # the failure of a job that took down every worker it was given to
 MOST_LOSSES = 10  # workers that may be killed under a job before each counts against it
 LONGEST_LEASE_SECONDS = 60.0  # one that lasts longer was taken before the clock was put back
@@ -51,17 +58,11 @@ def delay_seconds(attempts: int, chance: float) -> float:
 
 
 class SqlQueue(ABC, Generic[Record, Filter, End]):
-    """A queue on one table. Whoever claimed a job last may write it; anyone else: ConflictError.
+    """A queue on one table. Whoever claimed a job last may write it; anyone else: ConflictError."""
 
-    what: the name of its jobs in messages.
-    where: how a user lists them.
-    """
-
-    row_class: ClassVar[type[LeasedRow]]
+    fence: ClassVar[Fence]
     record_class: ClassVar[type[JobRecord]]
     filter_class: ClassVar[type[Any]]
-    what: ClassVar[str]
-    where: ClassVar[str]
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -80,8 +81,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """GPU-seconds that an ended job used."""
 
     def _record(self, row: Any) -> Record:
-        names = (field.name for field in fields(self.record_class))
-        record: Any = self.record_class(**{name: getattr(row, name) for name in names})
+        record: Any = record_of(self.record_class, row)
         return record  # type: ignore[no-any-return]
 
     def add(
@@ -98,32 +98,26 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """
         with writing(self.engine) as session:
             check(session)
-            rows = [self.row_class(**self._values(record)) for record in records]
+            rows = [self.fence.table(**self._values(record)) for record in records]
             if lease is not None:
                 for row in rows:
-                    self._claim(row, lease, counts=True)
+                    _claim(row, lease, counts=True)
             session.add_all(rows)
             for record in records:
-                note(
-                    session,
-                    record.asked_by,
-                    f"{self.what}.asked",
-                    record.id,
-                    gpu_seconds=record.gpu_seconds,
-                )
+                self._note(session, record, "asked")
             flush_new(session, ", ".join(record.id for record in records[:3]))
             return [self._record(row) for row in rows]
 
     def get(self, job_id: str) -> Record:
         """The job as it stands. Raises NotFoundError."""
         with reading(self.engine) as session:
-            return self._record(self._row(session, job_id))
+            return self._record(self.fence.row(session, job_id))
 
     def list(
         self, wanted: Filter | None = None, cursor: str | None = None, limit: int = 50
     ) -> Page[Record]:
         """The wanted jobs, newest first."""
-        return read_page(self.engine, self.row_class, self._record, cursor, limit, wanted=wanted)
+        return read_page(self.engine, self.fence.table, self._record, cursor, limit, wanted=wanted)
 
     def claim(self, lease: Lease, *, job_id: str | None = None) -> Record | None:
         """The queued job of the highest priority, of equal ones the oldest, now running and ours.
@@ -132,7 +126,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
         job_id: the queued one of this id instead, whether it has to wait or not.
         """
-        table = self.row_class
+        table = self.fence.table
         query = select(table).where(table.state == QUEUED, table.attempts < table.max_attempts)
         if job_id is not None:
             query = query.where(table.id == plain_text(job_id))
@@ -162,12 +156,10 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         crashed: its owner is known to be gone, so its lease need not expire first.
         counts: whether that is an attempt.
         """
-        table = self.row_class
+        table = self.fence.table
         query = select(table).where(table.id == abandoned.id, table.state == RUNNING)
-        if crashed:
-            query = query.where(table.fencing_token == abandoned.fencing_token)
-        else:
-            query = query.where(table.lease_until < database_time())
+        same = table.fencing_token == abandoned.fencing_token
+        query = query.where(same if crashed else table.lease_until < database_time())
         return self._take(query, lease, counts=counts)
 
     def _take(
@@ -180,17 +172,9 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             ).first()
             if row is None or (fresh and self._waits(session, row)):
                 return None
-            self._claim(row, lease, counts=counts)
+            _claim(row, lease, counts=counts)
             session.flush()
             return self._record(row)
-
-    def _claim(self, row: LeasedRow, lease: Lease, *, counts: bool) -> None:
-        row.state, row.owner, row.not_before = RUNNING, plain_text(lease.owner), None
-        row.fencing_token = (row.fencing_token or 0) + 1
-        row.attempts = (row.attempts or 0) + counts
-        row.heartbeat_at, row.lease_until = database_time(), database_time(lease.seconds)
-        if row.started_at is None:
-            row.started_at = database_time()
 
     def heartbeat(self, claimed: Record, lease: Lease, **columns: str) -> bool:
         """Renews the lease. Returns whether somebody asked to cancel.
@@ -209,7 +193,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             "lease_until": database_time(lease.seconds),
         }
         with writing(self.engine) as session:
-            return bool(self._write(session, claimed, values, expired=True).cancel_requested)
+            return bool(self.fence.write(session, claimed, values, expired=True).cancel_requested)
 
     def finish(self, claimed: Record, end: End) -> Record:
         """Ends it, and stores what came of it, all or nothing, while the lease lasts."""
@@ -227,25 +211,23 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             "progress": None,
             **self._end_values(session, claimed, end),
         }
-        row = self._write(session, claimed, values)
+        row = self.fence.write(session, claimed, values)
         row.gpu_seconds = self._used_gpu_seconds(self._record(row), end)
         record = self._record(row)
         detail = f"{end.state}{f', {end.failure}' if end.failure else ''}; run by {record.owner}"
-        note(
-            session,
-            record.asked_by,
-            f"{self.what}.ended",
-            record.id,
-            gpu_seconds=record.gpu_seconds,
-            detail=detail,
-        )
+        self._note(session, record, "ended", detail)
         return record
+
+    def _note(self, session: Session, record: Record, done: str, detail: str | None = None) -> None:
+        """Writes into the audit trail what was done to a job of whoever asked for it."""
+        action, seconds = f"{self.fence.what}.{done}", record.gpu_seconds
+        note(session, record.asked_by, action, record.id, gpu_seconds=seconds, detail=detail)
 
     def release(self, claimed: Record) -> Record:
         """Puts it back into the queue; the attempt does not count."""
         values = {**_WAITING, "attempts": max(claimed.attempts - 1, 0), "not_before": None}
         with writing(self.engine) as session:
-            return self._record(self._write(session, claimed, values))
+            return self._record(self.fence.write(session, claimed, values))
 
     def retry(self, claimed: Record, end: End, *, counts: bool = True) -> Record:
         """Puts it back into the queue for its next attempt, after a delay.
@@ -254,7 +236,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         counts: whether this attempt does.
         """
         with writing(self.engine) as session:
-            row = self._row(session, claimed.id, lock=True)
+            row = self.fence.row(session, claimed.id, lock=True)
             lost = row.fencing_token // 2  # a loss is a claim and a taking over
             counts = counts or lost >= MOST_LOSSES
             if (counts and row.attempts >= row.max_attempts) or row.cancel_requested:
@@ -266,7 +248,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                 "not_before": database_time(seconds),
                 "message": None if end.message is None else plain_text(end.message),
             }
-            return self._record(self._write(session, claimed, values))
+            return self._record(self.fence.write(session, claimed, values))
 
     def requeue(self, job_id: str, by: str | None, gpu_seconds: float | None = None) -> Record:
         """Gives a failed job new attempts. Raises NotFoundError; ConflictError for any other.
@@ -274,16 +256,14 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         gpu_seconds: the most that they may use.
         """
         with writing(self.engine) as session:
-            row = self._row(session, job_id, lock=True)
+            row = self.fence.row(session, job_id, lock=True)
             if row.state != FAILED:
-                raise ConflictError(
-                    f"{self.what} {job_id} is {row.state}; only a failed one can be queued again"
-                )
+                now = f"{self.fence.what} {job_id} is {row.state}"
+                raise ConflictError(f"{now}; only a failed one can be queued again")
             row.state, row.attempts, row.not_before = QUEUED, 0, None
-            row.gpu_seconds = gpu_seconds
+            row.gpu_seconds, row.cancel_requested = gpu_seconds, False
             row.finished_at = row.failure = row.message = row.owner = None
-            row.cancel_requested = False
-            note(session, by, f"{self.what}.requeued", job_id, gpu_seconds=gpu_seconds)
+            note(session, by, f"{self.fence.what}.requeued", job_id, gpu_seconds=gpu_seconds)
             session.flush()
             return self._record(row)
 
@@ -293,9 +273,9 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         by: who asks, for the audit trail.
         """
         with writing(self.engine) as session:
-            row = self._row(session, job_id, lock=True)
+            row = self.fence.row(session, job_id, lock=True)
             if row.state in (QUEUED, RUNNING) and not row.cancel_requested:
-                note(session, by, f"{self.what}.cancelled", job_id)
+                note(session, by, f"{self.fence.what}.cancelled", job_id)
             if row.state == QUEUED:
                 row.state, row.finished_at = CANCELLED, database_time()
                 row.cancel_requested, row.gpu_seconds = True, 0.0
@@ -309,8 +289,8 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
         Leases from before the clock was put back are cut: a living owner renews its own in time.
         """
-        table, longest = self.row_class, database_time(LONGEST_LEASE_SECONDS)
-        query = select(table).where(*self._has_expired()).order_by(table.created_at, table.id)
+        table, longest = self.fence.table, database_time(LONGEST_LEASE_SECONDS)
+        query = select(table).where(*self.fence.expired).order_by(table.created_at, table.id)
         ahead = table.state == RUNNING, table.lease_until > longest
         with reading(self.engine) as session:
             found = tuple(self._record(row) for row in session.scalars(query))
@@ -322,67 +302,19 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
     def has_expired(self, record: Record) -> bool:
         """Whether a running job's lease has expired by now."""
-        table = self.row_class
-        query = select(table.id).where(table.id == record.id, *self._has_expired())
+        table = self.fence.table
+        query = select(table.id).where(table.id == record.id, *self.fence.expired)
         with reading(self.engine) as session:
             return session.scalars(query).first() is not None
 
-    def _has_expired(self) -> tuple[ColumnElement[bool], ...]:
-        table = self.row_class
-        return table.state == RUNNING, table.lease_until < database_time()
 
-    def _write(
-        self, session: Session, claimed: JobRecord, values: dict[str, Any], *, expired: bool = False
-    ) -> Any:
-        """The row with these values. Raises ConflictError where the lease was lost.
-
-        expired: whether a lease that has expired, and was not taken over, will do.
-        """
-        table = self.row_class
-        fence = [
-            table.id == claimed.id,
-            table.state == RUNNING,
-            table.fencing_token == claimed.fencing_token,
-        ]
-        if not expired:
-            fence.append(table.lease_until >= database_time())
-        written = session.execute(
-            update(table)
-            .where(*fence)
-            .values(**values)
-            .returning(table.id)
-            .execution_options(synchronize_session=False)
-        ).first()
-        session.expire_all()
-        row = self._row(session, claimed.id)
-        if written is None:
-            raise self._lost(row, claimed)
-        return row
-
-    def _lock(self, session: Session, claimed: JobRecord) -> None:
-        """Locks its row. Raises ConflictError where the lease was lost."""
-        table = self.row_class
-        row = self._row(session, claimed.id, lock=True)
-        alive = select(table.id).where(table.id == claimed.id, table.lease_until >= database_time())
-        ours = row.state == RUNNING and row.fencing_token == claimed.fencing_token
-        if not ours or session.scalars(alive).first() is None:
-            raise self._lost(row, claimed)
-
-    def _lost(self, row: LeasedRow, claimed: JobRecord) -> ConflictError:
-        owner = row.owner or "nobody"
-        if row.state == RUNNING and row.fencing_token == claimed.fencing_token:
-            return ConflictError(
-                f"{self.what} {claimed.id}: the lease of {claimed.owner} was lost, it ended at "
-                f"{row.lease_until:%H:%M:%S} UTC; what it did since is not stored"
-            )
-        return ConflictError(
-            f"{self.what} {claimed.id} is {row.state}, owned by {owner}: the lease of "
-            f"{claimed.owner} was lost"
-        )
-
-    def _row(self, session: Session, job_id: str, *, lock: bool = False) -> LeasedRow:
-        remedy = f"{self.where} lists them"
-        return row_of(session, self.row_class, job_id, self.what, remedy, lock=lock)
+def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
+    row.state, row.owner, row.not_before = RUNNING, plain_text(lease.owner), None
+    row.fencing_token = (row.fencing_token or 0) + 1
+    row.attempts = (row.attempts or 0) + counts
+    row.heartbeat_at, row.lease_until = database_time(), database_time(lease.seconds)
+    if row.started_at is None:
+        row.started_at = database_time()
 
 
 _WAITING: dict[str, Any] = {

@@ -5,7 +5,7 @@ ConflictError for an id that exists already.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -269,14 +269,8 @@ class QuarantinedHost:
     evidence: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "pool": self.pool,
-            "host": self.host,
-            "since": self.since.isoformat(),
-            "until": self.until.isoformat(),
-            "found_by": self.found_by,
-            "evidence": list(self.evidence),
-        }
+        times = {"since": self.since.isoformat(), "until": self.until.isoformat()}
+        return {**asdict(self), **times, "evidence": list(self.evidence)}
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

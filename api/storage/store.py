@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from planner.api.asker import asker
 from planner.api.identity import hash_of_job
 from planner.api.storage.audit import note
-from planner.api.storage.common import flush_new, plain_text, readable, row_of
+from planner.api.storage.common import flush_new, plain_text, readable, record_of, row_of
 from planner.api.storage.paging import read_page
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
@@ -90,9 +90,7 @@ class SqlStore:
             row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
             with readable("estimate", row.id):
                 estimate = Estimate.model_validate(row.estimate)
-            return StoredEstimate(
-                id=row.id, created_at=row.created_at, job=row.job, estimate=estimate
-            )
+            return record_of(StoredEstimate, row, estimate=estimate)
 
 
 def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:

@@ -1,16 +1,16 @@
 """Sweeps in SQL, for SQLite and PostgreSQL alike."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from functools import partial
 
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import flush_new, plain_text, row_of
+from planner.api.storage.common import flush_new, plain_text, record_of, row_of
 from planner.api.storage.job_records import OPEN, JobState, TaskRecord
 from planner.api.storage.paging import read_page
 from planner.api.storage.queue import Check
@@ -46,11 +46,11 @@ class SqlSweepStore:
     def get(self, sweep_id: str) -> SweepRecord:
         """The sweep as it stands. Raises NotFoundError."""
         with reading(self.engine) as session:
-            return _record(_row(session, sweep_id))
+            return record_of(SweepRecord, _row(session, sweep_id))
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[SweepRecord]:
         """All sweeps, newest first."""
-        return read_page(self.engine, SweepRow, _record, cursor, limit)
+        return read_page(self.engine, SweepRow, partial(record_of, SweepRecord), cursor, limit)
 
     def now(self) -> datetime:
         """The database's time: by it sweeps come due, whatever the clocks of workers say."""
@@ -66,7 +66,7 @@ class SqlSweepStore:
             .order_by(SweepRow.next_due_at, SweepRow.id)
         )
         with reading(self.engine) as session:
-            return tuple(_record(row) for row in session.scalars(query))
+            return tuple(record_of(SweepRecord, row) for row in session.scalars(query))
 
     def advance(
         self,
@@ -126,15 +126,10 @@ class SqlSweepStore:
             row.state, row.next_due_at = state, next_due_at
             note(session, by, f"sweep.{state}", sweep_id)
             cancel_runs(session, sweep_id, ENDED_WITH[state], by)
-            record = _record(row)
+            record = record_of(SweepRecord, row)
         return record
 
 
 def _row(session: Session, sweep_id: str, *, lock: bool = False) -> SweepRow:
     remedy = "`planner-cli sweep list` shows the ids"
     return row_of(session, SweepRow, sweep_id, "sweep", remedy, lock=lock)
-
-
-def _record(row: SweepRow) -> SweepRecord:
-    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(SweepRecord)}
-    return SweepRecord(**values)

@@ -10,16 +10,20 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
+from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
+    CANCELLED,
     OPEN,
+    QUEUED,
+    RUNNING,
     JobState,
     TaskEnd,
     TaskEvent,
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
+from planner.api.storage.queue import SqlQueue
 from planner.api.storage.room import take_turns
 from planner.api.storage.store import add_plan
 from planner.api.storage.tables import PlanRow, TaskEventRow, TaskRow
@@ -31,8 +35,8 @@ KEPT_EVENTS = 10_000
 class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
     """Studies and runs of sweeps; a study's plan is stored with its end."""
 
-    row_class, record_class, filter_class = TaskRow, TaskRecord, TaskFilter
-    what, where = "task", "GET /sweeps or GET /plans"
+    record_class, filter_class = TaskRecord, TaskFilter
+    fence = Fence(TaskRow, "task", "GET /sweeps or GET /plans")
 
     def add_event(self, claimed: TaskRecord, body: Mapping[str, Any], now: datetime) -> TaskEvent:
         """Appends an event. Raises NotFoundError; ConflictError where the lease was lost.
@@ -40,7 +44,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         The row is locked meanwhile, so that nobody takes the task over.
         """
         with writing(self.engine) as session:
-            self._lock(session, claimed)
+            self.fence.lock(session, claimed)
             newest = select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == claimed.id)
             number = (session.scalar(newest) or 0) + 1
             event = TaskEvent(number=number, created_at=now, body=dict(body))
@@ -54,15 +58,12 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         )
         with reading(self.engine) as session:
             rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
-            return tuple(
-                TaskEvent(number=row.number, created_at=row.created_at, body=row.body)
-                for row in rows
-            )
+            return tuple(record_of(TaskEvent, row) for row in rows)
 
     def stand(self, claimed: TaskRecord, standing: Mapping[str, Any]) -> None:
         """Stores how far it is. Raises ConflictError where the lease was lost."""
         with writing(self.engine) as session:
-            self._write(session, claimed, {"standing": dict(standing)}, expired=True)
+            self.fence.write(session, claimed, {"standing": dict(standing)}, expired=True)
 
     def wait_for_room(self, claimed: TaskRecord, pool: str | None, gpus: int | None) -> None:
         """Says that it waits for so many GPUs of a pool; None: it waits no more.
@@ -70,7 +71,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         Raises ConflictError where the lease was lost.
         """
         with writing(self.engine) as session:
-            self._write(session, claimed, {"pool": pool, "wants_gpus": gpus}, expired=True)
+            self.fence.write(session, claimed, {"pool": pool, "wants_gpus": gpus}, expired=True)
 
     def take_notification(self, wait_seconds: float) -> TaskRecord | None:
         """A run whose end is to be told now; nobody else gets it for so many seconds."""

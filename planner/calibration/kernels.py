@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -126,12 +126,7 @@ class KernelShape:
         return cls(kind, name, dtype, tuple(sorted(sizes.items())))
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "dtype": self.dtype,
-            "sizes": dict(self.sizes),
-        }
+        return {**asdict(self), "sizes": dict(self.sizes)}
 
     def __getitem__(self, name: str) -> int:
         return dict(self.sizes)[name]

@@ -30,7 +30,6 @@ class PretrainRecipe:
 
 @cache
 def recipes() -> Mapping[str, PretrainRecipe]:
-    """Name -> the recipe."""
     text = files("planner").joinpath("catalog/megatron_bridge_recipes.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
     return {

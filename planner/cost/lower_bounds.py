@@ -4,7 +4,7 @@ Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, hea
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 
 import numpy as np
@@ -48,6 +48,8 @@ from planner.work.checkpointing import BLOCK, FULL
 SPLIT_HIDES = 0.5  # of the bubble, at most: `search.variations.splits`
 _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes", "boundary_bytes")
 _WITHOUT_EP = tuple(map(MOE_DISPATCHERS.index, WITHOUT_EP))
+# bytes of which a bound counts none
+_NOTHING = RankShapes(**dict.fromkeys((one.name for one in fields(RankShapes)), np.zeros(())))
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
@@ -533,45 +535,18 @@ def _part_bytes(
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
     low = may_store_low(batch, job.recipes)
-    zero = np.zeros(())  # of all layouts
-    shapes = RankShapes(
+    shapes = replace(
+        _NOTHING,
         local=local,
         shard=np.broadcast_to(shard, in_flight.shape),
-        vocabulary_shard=zero,
-        padding=zero,
-        fixed_shard=zero,
-        largest_local=zero,
-        head_local=zero,
-        head_shard=zero,
-        late_shard=zero,
-        early_shard=zero,
-        embedding_local=zero,
-        embedding_whole=zero,
         received_bytes=stored,
         gathered=gathered,
-        largest_gathered=zero,
-        head_gathered=zero,
         copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch, low), 0.0),
-        distinct=zero,
-        root_gathered=zero,
-        root_head=zero,
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
-        head_bytes=zero,
         last_layer_bytes=running,
-        next_layer_bytes=zero,
-        second_layer_bytes=zero,
         in_flight=in_flight,
-        held_bytes=zero,
-        boundary_bytes=zero,
-        stream_bytes=zero,
         logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
-        waiting_loss_bytes=zero,
-        all_in_flight=zero,
-        chunks_bytes=zero,
-        leftover_bytes=zero,
-        working_bytes=zero,
-        graph_bytes=zero,
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes

@@ -59,7 +59,6 @@ class StageSeconds:
 
     @cached_property
     def saved_bytes(self) -> FloatColumn:
-        """Bytes that the forward saves."""
         return self.costs.saved_bytes[:, self.at]
 
     @cached_property

@@ -109,7 +109,7 @@ _RENAMED = {
 
 
 @dataclass(frozen=True, slots=True)
-class MegatronSetting:
+class _MegatronSetting:
     """One argument, named with _ for -; `sets`, `section` and `absent` as in the table."""
 
     name: str
@@ -118,7 +118,7 @@ class MegatronSetting:
     absent: str
 
 
-SETTINGS = tuple(MegatronSetting(*line.split()) for line in _ROWS.strip().splitlines())
+SETTINGS = tuple(_MegatronSetting(*line.split()) for line in _ROWS.strip().splitlines())
 GROUPS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     TOGETHER.get(sets, (sets,)): tuple(one.name for one in SETTINGS if one.sets == sets)
     for sets in dict.fromkeys(one.sets for one in SETTINGS)

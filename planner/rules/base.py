@@ -43,7 +43,6 @@ class Context:
 
     @property
     def released(self) -> TrainerRules:
-        """The trainer as it is in this release."""
         return self.trainer.at(self.release)
 
     @property

@@ -39,11 +39,12 @@ def num_stages(x: LayoutBatch) -> IntColumn:
 
 
 def _most_stages(c: Context) -> int:
-    return c.model.num_hidden_layers + (ENDS if c.trainer.counts_embedding_and_head else 0)
+    """Stages, two of which may hold no layer where the trainer counts embedding and head."""
+    return c.model.num_hidden_layers + (0 if c.trainer.split == "uneven" else ENDS)
 
 
 def _layers(c: Context) -> str:
-    ends = ", embedding and head" if c.trainer.counts_embedding_and_head else ""
+    ends = "" if c.trainer.split == "uneven" else ", embedding and head"
     return f"{counted(c.model.num_hidden_layers, 'layer')}{ends} of {c.model.name}"
 
 
@@ -215,7 +216,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "pp_schedule"}),
         broken=lambda x, c: (
             (x.pp > 1)
-            & ~schedule_is(x.pp_schedule, lambda schedule: c.trainer.runtime in schedule.runtimes)
+            & ~schedule_is(x.pp_schedule, lambda schedule: schedule.name in c.trainer.schedules)
         ),
         rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
         remedy=lambda x, c: (
@@ -286,7 +287,7 @@ def _schedule_rule(schedule: Schedule, code: int, demand: ScheduleRule, of: Runt
         key=demand.key or f"{schedule.name} refuses the number of {what}",
         field=demand.field,
         reads=frozenset({"pp", "pp_schedule", "virtual_stages", "num_microbatches"}),
-        applies=lambda c: c.trainer.runtime == of,
+        applies=lambda c: c.trainer.framework.runtime == of,
         broken=broken,
         rule=lambda x, c: describe(x, c)[0],
         remedy=lambda x, c: describe(x, c)[1],

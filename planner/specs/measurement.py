@@ -215,7 +215,6 @@ class Measurement(BaseModel):
         }
 
     def key(self) -> MeasurementKey:
-        """What it is found by."""
         layout = self.job.layout
         return MeasurementKey(
             job_hash=question_hash(self.job),

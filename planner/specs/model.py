@@ -49,7 +49,6 @@ class LayerKind:
 
     @property
     def mixes(self) -> bool:
-        """Whether it has a mixer at all."""
         return self.mixer != "none"
 
     @property
@@ -155,190 +154,14 @@ class ModelSpec(Mixers):
     def clashes(self, prefix: str = "model") -> list[Fault]:
         """Contradictions between fields, each as a fault; empty for a model that can be built."""
         checks = [
-            *self._attention_checks(),
-            *self._layer_checks(),
+            *_attention_checks(self),
+            *_layer_checks(self),
             *mixer_checks(self, self.num_hidden_layers),
         ]
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
             for broken, key, rule, remedy in checks
             if broken
-        ]
-
-    def _attention_checks(self) -> list[tuple[bool, str, str, str]]:
-        heads, kv, mla_widths = (
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.qk_nope_head_dim + self.qk_rope_head_dim,
-        )
-        lacking = self.uses_mla and 0 in (
-            self.qk_nope_head_dim,
-            self.qk_rope_head_dim,
-            self.v_head_dim,
-        )
-        other, differs = self.at(1), self.varies_heads or self.attention_k_eq_v
-        other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
-        table = self.position_embedding == "learned" and self.max_position_embeddings == 0
-        return [
-            (
-                self._shares_without_lender(),
-                "mixers",
-                "has a layer that shares keys and values with none before it",
-                "give a layer of attention with the same window before it",
-            ),
-            (
-                self.indexed and not (self.q_lora_rank and self.uses_mla),
-                "q_lora_rank",
-                "an indexer reads the latent of queries",
-                "give q_lora_rank and kv_lora_rank",
-            ),
-            (
-                heads % kv != 0,
-                "num_key_value_heads",
-                f"does not divide {heads} attention heads",
-                "give a divisor of num_attention_heads",
-            ),
-            (
-                other_heads % other_kv != 0,
-                "num_sliding_key_value_heads",
-                f"leaves {other_kv} KV heads for {other_heads} heads of layers with a window",
-                "give a divisor of their number of heads",
-            ),
-            (
-                self.uses_mla and (differs or "attention-shared" in self.mixers),
-                "kv_lora_rank",
-                "MLA has the same heads, and keys of its own, in all layers",
-                "leave out heads of layers with a window, attention_k_eq_v and attention-shared",
-            ),
-            (
-                lacking,
-                "kv_lora_rank",
-                "MLA needs its head widths",
-                "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
-            ),
-            (
-                self.uses_mla and self.head_dim != mla_widths,
-                "head_dim",
-                "with MLA is qk_nope + qk_rope",
-                f"give {mla_widths}",
-            ),
-            (
-                table,
-                "max_position_embeddings",
-                "a learned position table needs its rows",
-                "give max_position_embeddings",
-            ),
-        ]
-
-    def _shares_without_lender(self) -> bool:
-        """Whether a layer shares keys and values that no layer of its window has before it."""
-        lent: set[int] = set()
-        for window, mixer in zip(self.layer_windows(), self.mixers, strict=False):
-            if mixer == "attention-shared" and window not in lent:
-                return True
-            lent |= {window} if mixer == "attention" else set()
-        return False
-
-    def _layer_checks(self) -> list[tuple[bool, str, str, str]]:
-        layers, moe, chosen = self.num_hidden_layers, self.is_moe, "num_experts_per_tok"
-        remedy = f"give 1 to {self.num_experts}" if moe else "give num_experts"
-        no_mlp = self.intermediate_size == 0 and self.num_dense_layers > 0
-        mask_length = self.sliding_mask != () and len(self.sliding_mask) != layers
-        no_window = any(self.sliding_mask) and self.sliding_window == 0
-        lengths = self.sliding_windows
-        odd_windows = lengths != () and (
-            self.sliding_mask != tuple(map(bool, lengths)) or max(lengths) != self.sliding_window
-        )
-        rope_length = self.rope_mask != () and len(self.rope_mask) != layers
-        groups = self.n_group > 0 and self.num_experts % self.n_group != 0
-        chosen_groups = self.n_group > 0 and not 1 <= self.topk_group <= self.n_group
-        no_moe, needed = moe and self.num_moe_layers == 0, "is needed by a MoE model"
-        return [
-            (
-                self.num_experts_per_tok > self.num_experts,
-                chosen,
-                f"is more than the {counted(self.num_experts, 'expert')}",
-                remedy,
-            ),
-            (moe and self.num_experts_per_tok == 0, chosen, needed, remedy),
-            (
-                moe and self.moe_intermediate_size == 0,
-                "moe_intermediate_size",
-                needed,
-                "give the width of one expert",
-            ),
-            (
-                no_moe,
-                "first_k_dense_replace",
-                "leaves no MoE layer",
-                f"give less than {layers}, or leave the experts out",
-            ),
-            (
-                self.zero_expert_num > 0 and not moe,
-                "zero_expert_num",
-                "stands beside experts that compute",
-                "give num_experts, or leave it out",
-            ),
-            (
-                self.num_hash_layers > 0 and not moe,
-                "num_hash_layers",
-                "is of layers with experts",
-                "give num_experts, or leave it out",
-            ),
-            (
-                self.moe_shortcut and not (moe and not self.layer_kinds()[-1].moe),
-                "moe_shortcut",
-                "needs a layer without experts behind each with them",
-                "give moe_layer_freq 2, or leave it out",
-            ),
-            (
-                no_mlp,
-                "intermediate_size",
-                "is needed by dense layers",
-                "give the width of the dense MLP",
-            ),
-            (
-                mask_length,
-                "sliding_mask",
-                f"needs one value for each of {counted(layers, 'layer')}",
-                "give as many values as layers",
-            ),
-            (
-                no_window,
-                "sliding_window",
-                "is needed where layers use it",
-                "give the window in tokens",
-            ),
-            (
-                odd_windows,
-                "sliding_windows",
-                "contradicts sliding_mask or sliding_window",
-                "give a window for each layer, and the longest of them as sliding_window",
-            ),
-            (
-                rope_length,
-                "rope_mask",
-                f"needs one value for each of {layers} layers",
-                "give as many values as layers",
-            ),
-            (
-                groups,
-                "n_group",
-                f"does not divide {self.num_experts} experts",
-                "give a divisor of num_experts, or 0",
-            ),
-            (
-                self.hc_mult > 0 and (self.parallel_residual or self.norms_per_layer == 1),
-                "hc_mult",
-                "mixes streams for each branch apart, and these run side by side",
-                "leave it out, or parallel_residual and norms_per_layer",
-            ),
-            (
-                chosen_groups,
-                "topk_group",
-                f"is not 1 to {self.n_group} groups",
-                f"give 1 to {self.n_group}",
-            ),
         ]
 
     # ---- shapes ----------------------------------------------------------------------------------
@@ -443,180 +266,19 @@ class ModelSpec(Mixers):
         """
         return _distinct_layers(self)
 
-    # ---- parameters (elements) -------------------------------------------------------------------
-
     @property
-    def _norm_width_parameters(self) -> int:
-        """Parameters of one norm over the hidden size."""
-        return self.hidden_size * (self.norm_weight + (self.norm == "layernorm" and self.norm_bias))
-
-    def attention_parameters(self, own_keys: bool = True) -> int:
-        """Projections, biases and sinks of attention in one layer, `at` whose window this is.
-
-        Its norms are in norm_parameters().
-        own_keys: False in a layer that shares another's keys and values.
-        """
-        h, heads = self.hidden_size, self.num_attention_heads
-        if self.uses_mla:
-            q_out, kv_in = heads * self.qk_head_dim, self.kv_lora_rank + self.qk_rope_head_dim
-            q = h * self.q_lora_rank + self.q_lora_rank * q_out if self.q_lora_rank else h * q_out
-            kv = h * kv_in + self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-            bias = kv_in + self.q_lora_rank  # DeepSeek puts biases on the two down projections only
-        else:
-            gated = heads * (1 + self.attention_output_gate) * self.head_dim
-            own = 0 if self.attention_k_eq_v else self.v_dim
-            both = self.num_key_value_heads * (self.head_dim + own) * own_keys
-            q, kv, bias = h * gated, h * both, gated + both
-        out = heads * self.v_dim * h
-        biases = bias * self.attention_bias + h * self.attention_output_bias
-        gates = self.attention_head_gate * h + self.attention_gate_bias
-        return q + kv + out + biases + heads * (self.attention_sinks + gates)
-
-    def _indexer_parameters(self) -> int:
-        """DeepSeek's indexer: queries from their latent, keys with a LayerNorm, a weight a head."""
-        heads, width = self.index_n_heads, self.index_head_dim
-        return self.q_lora_rank * heads * width + self.hidden_size * (width + heads) + 2 * width
-
-    def _compressed_parameters(self, mixer: Mixer) -> int:
-        """DeepSeek-V4's attention with its norms: latents, sinks, output in groups, compressor.
-
-        A compressor projects keys and gates, of two series where entries overlap (CSA), and has a
-        bias for each token of an entry and a norm; the indexer has one more, as wide as its heads.
-        """
-        h, width, heads = self.hidden_size, self.head_dim, self.num_attention_heads
-        own = self.q_lora_rank * (h + 1 + heads * width) + (h + 1) * width + heads
-        own += self.o_lora_rank * (heads * width + self.o_groups * h)
-        rate, chosen = self.entries(mixer)
-        series = (2 if chosen else 1) * (2 * h + rate) + 1
-        own += series * width * (rate > 0)
-        index = series * self.index_head_dim
-        index += self.index_n_heads * (self.q_lora_rank * self.index_head_dim + h)
-        return own + index * (chosen > 0)
-
-    def _mlp(self, width: int, bias: bool, outer: int = 0) -> int:
-        matrices, outer = self.mlp_matrices, outer or self.hidden_size
-        return matrices * outer * width + bias * ((matrices - 1) * width + outer)
-
-    def dense_mlp_parameters(self, wide: bool = False) -> int:
-        """One dense layer's MLP; wide: of twice the width."""
-        scalars = 2 * (self.hidden_act == "xielu")
-        width = self.intermediate_size * (1 + wide)
-        return self._mlp(width, self.mlp_bias) + scalars if width else 0
-
-    def expert_parameters(self) -> int:
-        """One routed expert."""
-        if not self.is_moe:
-            return 0
-        return self._mlp(self.moe_intermediate_size, self.expert_bias, self.expert_input_size)
-
-    def shared_expert_parameters(self) -> int:
-        """All shared experts of one layer, with their gate."""
-        if self.shared_expert_intermediate_size == 0:
-            return 0
-        return (
-            self._mlp(self.shared_expert_intermediate_size, self.expert_bias)
-            + self.hidden_size * self.shared_expert_gate
-        )
-
-    def router_parameters(self) -> int:
-        """Router of one MoE layer: weight, bias and DeepSeek-V3's correction bias.
-
-        The correction bias is a buffer that is published with the weights.
-        """
-        scales = self.moe_branch_norms * (self.hidden_size + self.num_experts)
-        biases = self.router_bias + self.router_correction_bias
-        return self.num_choices * (self.hidden_size + biases) + scales
-
-    def moe_parameters(self, hashed: bool = False) -> int:
-        """One MoE layer: router, projections to and from a latent, routed and shared experts."""
-        if not self.is_moe:
-            return 0
-        return (
-            self.router_parameters()
-            - self.num_experts * (hashed and self.router_correction_bias)
-            + 2 * self.hidden_size * self.moe_latent_size
-            + self.num_experts * self.expert_parameters()
-            + self.shared_expert_parameters()
-        )
-
-    def norm_parameters(self, kind: LayerKind) -> int:
-        """Norms of one layer's branches, query-key norms, and the norms of MLA's latents.
-
-        A layer of one branch has half of a layer's norms.
-        """
-        branches = self.norms_per_layer * self._norm_width_parameters
-        branches = branches * (kind.mixes + kind.feeds) // 2
-        beside = self.moe_output_norm + 3 * self.moe_branch_norms
-        branches += self._norm_width_parameters * kind.moe * beside
-        branches += self._norm_width_parameters * (self.hidden_size_per_layer_input > 0)
-        own = self.at(kind.window)._attention_norms(not kind.shares_keys)
-        return branches + (own if kind.attends else 0)
-
-    def _attention_norms(self, own_keys: bool) -> int:
-        if self.uses_mla:
-            inner = self.kv_lora_rank + self.q_lora_rank
-        elif self.qk_norm == "full":
-            heads = self.num_attention_heads + self.num_key_value_heads * own_keys
-            inner = heads * self.head_dim
-        else:
-            inner = (1 + own_keys) * self.head_dim if self.qk_norm == "head" else 0
-        return inner * (self.norm_weight + self.qk_norm_bias)
-
-    def mixer_parameters(self, kind: LayerKind) -> int:
-        """Parameters of a layer's mixer; norm_parameters() has those of attention's own norms."""
-        count = MIXER_PARAMETERS.get(kind.mixer)
-        own = self.at(kind.window).attention_parameters(not kind.shares_keys)
-        attention = own if kind.attends else 0
-        attention += self._indexer_parameters() * (kind.mixer == "dsa")
-        attention += self._compressed_parameters(kind.mixer) * (kind.mixer in COMPRESSED)
-        return attention + (0 if count is None else count(self, self.hidden_size))
-
-    def layer_parameters(self, kind: LayerKind) -> int:
-        dense = self.dense_mlp_parameters(self.widens_mlp(kind)) * kind.feeds
-        mlp = self.moe_parameters(kind.hashed) if kind.moe else dense
-        gates = 2 * self.hidden_size * self.hidden_size_per_layer_input
-        own = self.mixer_parameters(kind) + mlp + self.norm_parameters(kind) + gates
-        joined = 2 * self.hidden_size**2 + 3 * self._norm_width_parameters
-        joined += self.collapse_parameters(self.hidden_size)
-        streams = self.stream_parameters(self.hidden_size, kind.mixes + kind.feeds)
-        return own + streams + joined * kind.mtp
-
-    def embedding_parameters(self) -> int:
-        """Token table, learned position table and the norm after them; per-layer embeddings."""
-        positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
-        return (
-            (self.vocab_size + positions) * self.hidden_size
-            + self.embedding_norm * self._norm_width_parameters
-            + self.per_layer_width * (self.vocab_size_per_layer_input + self.hidden_size)
-            + self.hidden_size_per_layer_input
-        )
-
-    def head_parameters(self) -> int:
-        """The model's own vocabulary head; only a bias where it is tied to the token table.
-
-        Before it, residual streams become one.
-        """
-        weight = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        weight += self.collapse_parameters(self.hidden_size)
-        return weight + self.vocab_size * self.lm_head_bias
-
-    @property
-    def final_norm_parameters(self) -> int:
-        return self._norm_width_parameters
+    def parameters(self) -> "Parameters":
+        return Parameters(self)
 
     def total_parameters(self) -> int:
         """All parameters; a tied table counts once."""
-        layers = sum(count * self.layer_parameters(kind) for kind, count in self.distinct_layers())
-        return (
-            self.embedding_parameters()
-            + layers
-            + self.final_norm_parameters
-            + self.head_parameters()
-        )
+        own = self.parameters
+        layers = sum(count * own.layer(kind) for kind, count in self.distinct_layers())
+        return own.embedding() + layers + own.final_norm + own.head()
 
     def active_parameters(self) -> int:
         """Parameters that one token uses: the embedding, but no experts it is not routed to."""
-        idle = round((self.num_experts - self.num_computing_per_tok) * self.expert_parameters())
+        idle = round((self.num_experts - self.num_computing_per_tok) * self.parameters.expert())
         routed = sum(count for kind, count in self.distinct_layers() if kind.moe)
         return self.total_parameters() - routed * idle
 
@@ -628,7 +290,7 @@ class ModelSpec(Mixers):
         work (vocab_size * hidden_size multiply-adds per token forward), which the cost model counts
         as an op. The projection beside a per-layer embedding is a product.
         """
-        tables = self.embedding_parameters() - self.per_layer_width * self.hidden_size
+        tables = self.parameters.embedding() - self.per_layer_width * self.hidden_size
         return self.active_parameters() - tables
 
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
@@ -646,18 +308,369 @@ class ModelSpec(Mixers):
         widths = sum(
             count * own.num_attention_heads * (own.qk_head_dim + own.v_dim) * keys
             for kind, count in self.distinct_layers()
-            for own, keys in ((self.at(kind.window), self._keys(kind, seq_len)),)
+            for own, keys in ((self.at(kind.window), _keys(self, kind, seq_len)),)
             if kind.attends or kind.mtp or kind.mixer in COMPRESSED
         )
         return 6 * self.matmul_parameters_per_token() + 6 * widths
 
-    def _keys(self, kind: LayerKind, seq_len: int) -> int:
-        """Keys that a query of the layer is counted to attend to."""
-        if kind.mixer not in COMPRESSED:
-            return seq_len
-        rate, chosen = self.entries(kind.mixer)
-        every = seq_len // rate if rate else 0
-        return min(self.sliding_window + min(chosen or every, every), seq_len)
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters of each part of a model, in elements."""
+
+    model: ModelSpec
+
+    @property
+    def final_norm(self) -> int:
+        """Parameters of one norm over the hidden size."""
+        model = self.model
+        bias = model.norm == "layernorm" and model.norm_bias
+        return model.hidden_size * (model.norm_weight + bias)
+
+    def attention(self, own_keys: bool = True) -> int:
+        """Projections, biases and sinks of attention in one layer, `at` whose window this is.
+
+        Its norms are in norms().
+        own_keys: False in a layer that shares another's keys and values.
+        """
+        model, h, heads = self.model, self.model.hidden_size, self.model.num_attention_heads
+        if model.uses_mla:
+            latent, rank = model.q_lora_rank, model.kv_lora_rank
+            q_out, kv_in = heads * model.qk_head_dim, rank + model.qk_rope_head_dim
+            q = h * latent + latent * q_out if latent else h * q_out
+            kv = h * kv_in + rank * heads * (model.qk_nope_head_dim + model.v_head_dim)
+            bias = kv_in + latent  # DeepSeek puts biases on the two down projections only
+        else:
+            gated = heads * (1 + model.attention_output_gate) * model.head_dim
+            own = 0 if model.attention_k_eq_v else model.v_dim
+            both = model.num_key_value_heads * (model.head_dim + own) * own_keys
+            q, kv, bias = h * gated, h * both, gated + both
+        out = heads * model.v_dim * h
+        biases = bias * model.attention_bias + h * model.attention_output_bias
+        gates = model.attention_head_gate * h + model.attention_gate_bias
+        return q + kv + out + biases + heads * (model.attention_sinks + gates)
+
+    def _indexer(self) -> int:
+        """DeepSeek's indexer: queries from their latent, keys with a LayerNorm, a weight a head."""
+        model = self.model
+        heads, width = model.index_n_heads, model.index_head_dim
+        return model.q_lora_rank * heads * width + model.hidden_size * (width + heads) + 2 * width
+
+    def _compressed(self, mixer: Mixer) -> int:
+        """DeepSeek-V4's attention with its norms: latents, sinks, output in groups, compressor.
+
+        A compressor projects keys and gates, of two series where entries overlap (CSA), and has a
+        bias for each token of an entry and a norm; the indexer has one more, as wide as its heads.
+        """
+        model = self.model
+        h, width, heads = model.hidden_size, model.head_dim, model.num_attention_heads
+        own = model.q_lora_rank * (h + 1 + heads * width) + (h + 1) * width + heads
+        own += model.o_lora_rank * (heads * width + model.o_groups * h)
+        rate, chosen = model.entries(mixer)
+        series = (2 if chosen else 1) * (2 * h + rate) + 1
+        own += series * width * (rate > 0)
+        index = series * model.index_head_dim
+        index += model.index_n_heads * (model.q_lora_rank * model.index_head_dim + h)
+        return own + index * (chosen > 0)
+
+    def _mlp(self, width: int, bias: bool, outer: int = 0) -> int:
+        matrices, outer = self.model.mlp_matrices, outer or self.model.hidden_size
+        return matrices * outer * width + bias * ((matrices - 1) * width + outer)
+
+    def dense_mlp(self, wide: bool = False) -> int:
+        """One dense layer's MLP; wide: of twice the width."""
+        model = self.model
+        scalars = 2 * (model.hidden_act == "xielu")
+        width = model.intermediate_size * (1 + wide)
+        return self._mlp(width, model.mlp_bias) + scalars if width else 0
+
+    def expert(self) -> int:
+        model = self.model
+        if not model.is_moe:
+            return 0
+        return self._mlp(model.moe_intermediate_size, model.expert_bias, model.expert_input_size)
+
+    def shared_expert(self) -> int:
+        """All shared experts of one layer, with their gate."""
+        model = self.model
+        if model.shared_expert_intermediate_size == 0:
+            return 0
+        return (
+            self._mlp(model.shared_expert_intermediate_size, model.expert_bias)
+            + model.hidden_size * model.shared_expert_gate
+        )
+
+    def router(self) -> int:
+        """Router of one MoE layer: weight, bias and DeepSeek-V3's correction bias.
+
+        The correction bias is a buffer that is published with the weights.
+        """
+        model = self.model
+        scales = model.moe_branch_norms * (model.hidden_size + model.num_experts)
+        biases = model.router_bias + model.router_correction_bias
+        return model.num_choices * (model.hidden_size + biases) + scales
+
+    def moe(self, hashed: bool = False) -> int:
+        """One MoE layer: router, projections to and from a latent, routed and shared experts."""
+        model = self.model
+        if not model.is_moe:
+            return 0
+        return (
+            self.router()
+            - model.num_experts * (hashed and model.router_correction_bias)
+            + 2 * model.hidden_size * model.moe_latent_size
+            + model.num_experts * self.expert()
+            + self.shared_expert()
+        )
+
+    def norms(self, kind: LayerKind) -> int:
+        """Norms of one layer's branches, query-key norms, and the norms of MLA's latents.
+
+        A layer of one branch has half of a layer's norms.
+        """
+        model = self.model
+        branches = model.norms_per_layer * self.final_norm
+        branches = branches * (kind.mixes + kind.feeds) // 2
+        beside = model.moe_output_norm + 3 * model.moe_branch_norms
+        branches += self.final_norm * kind.moe * beside
+        branches += self.final_norm * (model.hidden_size_per_layer_input > 0)
+        own = Parameters(model.at(kind.window))._attention_norms(not kind.shares_keys)
+        return branches + (own if kind.attends else 0)
+
+    def _attention_norms(self, own_keys: bool) -> int:
+        model = self.model
+        if model.uses_mla:
+            inner = model.kv_lora_rank + model.q_lora_rank
+        elif model.qk_norm == "full":
+            heads = model.num_attention_heads + model.num_key_value_heads * own_keys
+            inner = heads * model.head_dim
+        else:
+            inner = (1 + own_keys) * model.head_dim if model.qk_norm == "head" else 0
+        return inner * (model.norm_weight + model.qk_norm_bias)
+
+    def mixer(self, kind: LayerKind) -> int:
+        """Parameters of a layer's mixer; norms() has those of attention's own norms."""
+        count = MIXER_PARAMETERS.get(kind.mixer)
+        own = Parameters(self.model.at(kind.window)).attention(not kind.shares_keys)
+        attention = own if kind.attends else 0
+        attention += self._indexer() * (kind.mixer == "dsa")
+        attention += self._compressed(kind.mixer) * (kind.mixer in COMPRESSED)
+        return attention + (0 if count is None else count(self.model, self.model.hidden_size))
+
+    def layer(self, kind: LayerKind) -> int:
+        model = self.model
+        dense = self.dense_mlp(model.widens_mlp(kind)) * kind.feeds
+        mlp = self.moe(kind.hashed) if kind.moe else dense
+        gates = 2 * model.hidden_size * model.hidden_size_per_layer_input
+        own = self.mixer(kind) + mlp + self.norms(kind) + gates
+        joined = 2 * model.hidden_size**2 + 3 * self.final_norm
+        joined += model.collapse_parameters(model.hidden_size)
+        streams = model.stream_parameters(model.hidden_size, kind.mixes + kind.feeds)
+        return own + streams + joined * kind.mtp
+
+    def embedding(self) -> int:
+        """Token table, learned position table and the norm after them; per-layer embeddings."""
+        model = self.model
+        positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
+        return (
+            (model.vocab_size + positions) * model.hidden_size
+            + model.embedding_norm * self.final_norm
+            + model.per_layer_width * (model.vocab_size_per_layer_input + model.hidden_size)
+            + model.hidden_size_per_layer_input
+        )
+
+    def head(self) -> int:
+        """The model's own vocabulary head; only a bias where it is tied to the token table.
+
+        Before it, residual streams become one.
+        """
+        model = self.model
+        weight = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+        weight += model.collapse_parameters(model.hidden_size)
+        return weight + model.vocab_size * model.lm_head_bias
+
+
+def _attention_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
+    heads, kv, mla_widths = (
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.qk_nope_head_dim + model.qk_rope_head_dim,
+    )
+    lacking = model.uses_mla and 0 in (
+        model.qk_nope_head_dim,
+        model.qk_rope_head_dim,
+        model.v_head_dim,
+    )
+    other, differs = model.at(1), model.varies_heads or model.attention_k_eq_v
+    other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
+    table = model.position_embedding == "learned" and model.max_position_embeddings == 0
+    return [
+        (
+            _shares_without_lender(model),
+            "mixers",
+            "has a layer that shares keys and values with none before it",
+            "give a layer of attention with the same window before it",
+        ),
+        (
+            model.indexed and not (model.q_lora_rank and model.uses_mla),
+            "q_lora_rank",
+            "an indexer reads the latent of queries",
+            "give q_lora_rank and kv_lora_rank",
+        ),
+        (
+            heads % kv != 0,
+            "num_key_value_heads",
+            f"does not divide {heads} attention heads",
+            "give a divisor of num_attention_heads",
+        ),
+        (
+            other_heads % other_kv != 0,
+            "num_sliding_key_value_heads",
+            f"leaves {other_kv} KV heads for {other_heads} heads of layers with a window",
+            "give a divisor of their number of heads",
+        ),
+        (
+            model.uses_mla and (differs or "attention-shared" in model.mixers),
+            "kv_lora_rank",
+            "MLA has the same heads, and keys of its own, in all layers",
+            "leave out heads of layers with a window, attention_k_eq_v and attention-shared",
+        ),
+        (
+            lacking,
+            "kv_lora_rank",
+            "MLA needs its head widths",
+            "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
+        ),
+        (
+            model.uses_mla and model.head_dim != mla_widths,
+            "head_dim",
+            "with MLA is qk_nope + qk_rope",
+            f"give {mla_widths}",
+        ),
+        (
+            table,
+            "max_position_embeddings",
+            "a learned position table needs its rows",
+            "give max_position_embeddings",
+        ),
+    ]
+
+
+def _shares_without_lender(model: ModelSpec) -> bool:
+    """Whether a layer shares keys and values that no layer of its window has before it."""
+    lent: set[int] = set()
+    for window, mixer in zip(model.layer_windows(), model.mixers, strict=False):
+        if mixer == "attention-shared" and window not in lent:
+            return True
+        lent |= {window} if mixer == "attention" else set()
+    return False
+
+
+def _layer_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
+    layers, moe, chosen = model.num_hidden_layers, model.is_moe, "num_experts_per_tok"
+    remedy = f"give 1 to {model.num_experts}" if moe else "give num_experts"
+    no_mlp = model.intermediate_size == 0 and model.num_dense_layers > 0
+    mask_length = model.sliding_mask != () and len(model.sliding_mask) != layers
+    no_window = any(model.sliding_mask) and model.sliding_window == 0
+    lengths = model.sliding_windows
+    odd_windows = lengths != () and (
+        model.sliding_mask != tuple(map(bool, lengths)) or max(lengths) != model.sliding_window
+    )
+    rope_length = model.rope_mask != () and len(model.rope_mask) != layers
+    groups = model.n_group > 0 and model.num_experts % model.n_group != 0
+    chosen_groups = model.n_group > 0 and not 1 <= model.topk_group <= model.n_group
+    no_moe, needed = moe and model.num_moe_layers == 0, "is needed by a MoE model"
+    return [
+        (
+            model.num_experts_per_tok > model.num_experts,
+            chosen,
+            f"is more than the {counted(model.num_experts, 'expert')}",
+            remedy,
+        ),
+        (moe and model.num_experts_per_tok == 0, chosen, needed, remedy),
+        (
+            moe and model.moe_intermediate_size == 0,
+            "moe_intermediate_size",
+            needed,
+            "give the width of one expert",
+        ),
+        (
+            no_moe,
+            "first_k_dense_replace",
+            "leaves no MoE layer",
+            f"give less than {layers}, or leave the experts out",
+        ),
+        (
+            model.zero_expert_num > 0 and not moe,
+            "zero_expert_num",
+            "stands beside experts that compute",
+            "give num_experts, or leave it out",
+        ),
+        (
+            model.num_hash_layers > 0 and not moe,
+            "num_hash_layers",
+            "is of layers with experts",
+            "give num_experts, or leave it out",
+        ),
+        (
+            model.moe_shortcut and not (moe and not model.layer_kinds()[-1].moe),
+            "moe_shortcut",
+            "needs a layer without experts behind each with them",
+            "give moe_layer_freq 2, or leave it out",
+        ),
+        (
+            no_mlp,
+            "intermediate_size",
+            "is needed by dense layers",
+            "give the width of the dense MLP",
+        ),
+        (
+            mask_length,
+            "sliding_mask",
+            f"needs one value for each of {counted(layers, 'layer')}",
+            "give as many values as layers",
+        ),
+        (no_window, "sliding_window", "is needed where layers use it", "give the window in tokens"),
+        (
+            odd_windows,
+            "sliding_windows",
+            "contradicts sliding_mask or sliding_window",
+            "give a window for each layer, and the longest of them as sliding_window",
+        ),
+        (
+            rope_length,
+            "rope_mask",
+            f"needs one value for each of {layers} layers",
+            "give as many values as layers",
+        ),
+        (
+            groups,
+            "n_group",
+            f"does not divide {model.num_experts} experts",
+            "give a divisor of num_experts, or 0",
+        ),
+        (
+            model.hc_mult > 0 and (model.parallel_residual or model.norms_per_layer == 1),
+            "hc_mult",
+            "mixes streams for each branch apart, and these run side by side",
+            "leave it out, or parallel_residual and norms_per_layer",
+        ),
+        (
+            chosen_groups,
+            "topk_group",
+            f"is not 1 to {model.n_group} groups",
+            f"give 1 to {model.n_group}",
+        ),
+    ]
+
+
+def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
+    """Keys that a query of the layer is counted to attend to."""
+    if kind.mixer not in COMPRESSED:
+        return seq_len
+    rate, chosen = model.entries(kind.mixer)
+    every = seq_len // rate if rate else 0
+    return min(model.sliding_window + min(chosen or every, every), seq_len)
 
 
 _USUAL: tuple[Mixer, ...] = ("attention",)

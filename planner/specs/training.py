@@ -122,7 +122,7 @@ class TrainingSpec(BaseModel):
 
 def mean_state_bytes(optimizer: Optimizer, model: ModelSpec) -> float:
     """Bytes of optimizer state per parameter, the mean over a model, for fp32 masters."""
-    vocabulary = model.embedding_parameters() + model.head_parameters()
+    vocabulary = model.parameters.embedding() + model.parameters.head()
     return (
         OPTIMIZER_STATE_BYTES[optimizer]
         + VOCABULARY_STATE_BYTES.get(optimizer, 0.0) * vocabulary / model.total_parameters()

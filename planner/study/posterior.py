@@ -50,11 +50,11 @@ class Record:
 
     row: int
     status: str
-    log_seconds: float | None
-    variance: float | None
-    runs: int
-    margin: float | None
-    message: str
+    log_seconds: float | None = None
+    variance: float | None = None
+    runs: int = 0
+    margin: float | None = None
+    message: str = ""
     fidelity: str = FULL_FIDELITY[0]
     mean_log_seconds: float | None = None
 
@@ -73,6 +73,20 @@ class Record:
         """Mean seconds of a step over its runs."""
         mean = self.log_seconds if self.mean_log_seconds is None else self.mean_log_seconds
         return None if mean is None else float(np.exp(mean))
+
+    def with_run(self, log_seconds: float, variance: float) -> "Record":
+        """The record with one more run before it: the fastest counts, and the mean of all."""
+        assert self.log_seconds is not None, "a layout that ran has its time"
+        assert self.variance is not None, "a time has a variance"
+        precision = 1.0 / self.variance + 1.0 / variance
+        mean = self.log_seconds if self.mean_log_seconds is None else self.mean_log_seconds
+        return replace(
+            self,
+            log_seconds=min(log_seconds, self.log_seconds),
+            variance=1.0 / precision,
+            runs=1 + self.runs,
+            mean_log_seconds=(mean / self.variance + log_seconds / variance) / precision,
+        )
 
 
 def noise_variance(measured: Measured, fidelity_sd: float = 0.0) -> float:
@@ -126,6 +140,62 @@ class LowFidelityResult:
     margin: float | None
 
 
+class LowFidelityResults:
+    """Results of candidates that did not run themselves, the most accurate of each fidelity."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, dict[str, LowFidelityResult]] = {}
+        self.squared_residuals: list[float] = []
+
+    def add(self, row: int, result: LowFidelityResult) -> None:
+        """Takes in one; repeats of a fidelity share the same error."""
+        known = self.results.setdefault(row, {})
+        if result.fidelity not in known or known[result.fidelity].variance > result.variance:
+            known[result.fidelity] = result
+
+    def outrun(self, row: int, log_seconds: float, variance: float) -> None:
+        """The layout itself ran: its results go, and show how far they were off."""
+        for result in self.results.pop(row, {}).values():
+            self.note(result.log_seconds - log_seconds, result.variance + variance)
+
+    def note(self, difference: float, variance: float) -> None:
+        self.squared_residuals.append(difference**2 / variance)
+
+    def variance_inflation(self) -> float:
+        """Factor on the variances that low-fidelity results claim, at least 1.
+
+        The mean squared residual of those whose layout ran later, over the claimed variance. One
+        accurate result counts in advance.
+        """
+        return max((1.0 + sum(self.squared_residuals)) / (1.0 + len(self.squared_residuals)), 1.0)
+
+    def records(self) -> Iterator[Record]:
+        """The best of each candidate's results as its record."""
+        for row, results in self.results.items():
+            best = min(results.values(), key=lambda result: result.variance)
+            yield Record(
+                row=row,
+                status="ok",
+                log_seconds=best.log_seconds,
+                variance=best.variance * self.variance_inflation(),
+                runs=len(results),
+                margin=best.margin,
+                fidelity=best.fidelity,
+            )
+
+    def times(self, prior: FloatColumn) -> Iterator[Observation]:
+        """As observations of the time model's error; prior (N,): log seconds that it predicts."""
+        inflation = self.variance_inflation()
+        for row, results in self.results.items():
+            for one in results.values():
+                off = one.log_seconds - float(prior[row])
+                yield Observation(row=row, value=off, variance=one.variance * inflation)
+
+    def memories(self) -> Iterator[Observation]:
+        every = (one.memory for results in self.results.values() for one in results.values())
+        return (one for one in every if one is not None)
+
+
 class Knowledge:
     """The mutable state of a study: it follows from its candidates and the calls made, in order."""
 
@@ -133,21 +203,16 @@ class Knowledge:
         prior = candidates.prior
         count = len(candidates)
         self.candidates = candidates
-        self.time = CorrelatedErrors(
-            sd=prior.sd, factor=prior.factor, groups=candidates.groups, weights=TIME
-        )
+        alike, none = candidates.groups, np.zeros((count, 0))
+        self.time = CorrelatedErrors(sd=prior.sd, factor=prior.factor, groups=alike, weights=TIME)
         self.memory = CorrelatedErrors(
-            sd=prior.memory_sd,
-            factor=np.zeros((count, 0)),
-            groups=candidates.groups,
-            weights=MEMORY,
+            sd=prior.memory_sd, factor=none, groups=alike, weights=MEMORY
         )
         self.log_share = -prior.memory_sd * normal.upper_quantile(prior.oom_probability)
         self.records: dict[int, Record] = {}
         self.times: list[Observation] = []
         self.memories: list[Observation] = []
-        self.low_fidelity: dict[int, dict[str, LowFidelityResult]] = {}
-        self.squared_residuals: list[float] = []
+        self.low_fidelity = LowFidelityResults()
         self.excluded: dict[int, str] = {}
         self.fits: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.barred: BoolColumn = np.zeros(count, dtype=np.bool_)
@@ -158,9 +223,6 @@ class Knowledge:
         self.first: int | None = None  # to be measured before all others: the answer without probes
         self.first_measures = ""  # what that measures for the first time, as a clause
         self._posterior: StudyPosterior | None = None
-        self._regrets: dict[int, ExpectedRegret] = {}
-
-    # ---- observations ----------------------------------------------------------------------------
 
     def expect(self, row: int) -> None:
         """An evaluation of this candidate is under way."""
@@ -194,17 +256,15 @@ class Knowledge:
             return self._failed(row, measured, excludes=full) if full or counts else []
         residual = self.candidates.memory_residual(row, measured)
         if not full:
-            self._observe_low_fidelity(
-                row, measured, noise_variance(measured, fidelity_sd), residual
-            )
+            variance = noise_variance(measured, fidelity_sd)
+            self._observe_low_fidelity(row, measured, variance, residual)
             return []
         if residual is not None:
             self.memories.append(Observation(row=row, value=residual, variance=MEMORY_RUN_SD**2))
         if measured.step_seconds:
             self._observe_run(row, measured, noise_variance(measured), residual)
-        self.fits |= pruning.at_most(
-            self.candidates.batch, row, self.candidates.size.global_batch_size
-        ).mask
+        size = self.candidates.size.global_batch_size
+        self.fits |= pruning.at_most(self.candidates.batch, row, size).mask
         return []
 
     def observe_direction(self, loading: Sequence[float], value: float, variance: float) -> None:
@@ -212,54 +272,23 @@ class Knowledge:
 
         loading (Q,): weights of the columns of the prior's factor.
         """
-        self.times.append(
-            Observation(row=None, value=value, variance=variance, loading=tuple(loading))
-        )
+        along = tuple(loading)
+        self.times.append(Observation(row=None, value=value, variance=variance, loading=along))
         self._touch()
 
     def _observe_run(
         self, row: int, measured: Measured, variance: float, residual: float | None
     ) -> None:
         value = float(np.log(measured.step_seconds or 1.0))
-        self.times.append(
-            Observation(
-                row=row,
-                value=value - float(self.candidates.prior.log_seconds[row]),
-                variance=variance,
-            )
-        )
-        # the run replaces low-fidelity results, and shows how far they were off
-        for result in self.low_fidelity.pop(row, {}).values():
-            self._note_residual(result.log_seconds - value, result.variance + variance)
-        before = self.records.get(row)
-        fastest, mean, runs = value, value, 1
-        if (
-            before is not None
-            and before.measured
-            and before.log_seconds is not None
-            and before.variance is not None
-        ):
-            precision = 1.0 / before.variance + 1.0 / variance
-            mean_before = (
-                before.log_seconds if before.mean_log_seconds is None else before.mean_log_seconds
-            )
-            mean = (mean_before / before.variance + value / variance) / precision
-            fastest, variance, runs = (
-                min(value, before.log_seconds),
-                1.0 / precision,
-                1 + before.runs,
-            )
-        self.records[row] = Record(
-            row=row,
-            status="ok",
-            log_seconds=fastest,
-            variance=variance,
-            runs=runs,
-            margin=self._margin_of(row, residual),
-            message="",
-            fidelity=measured.rung,
-            mean_log_seconds=mean,
-        )
+        off = value - float(self.candidates.prior.log_seconds[row])
+        self.times.append(Observation(row=row, value=off, variance=variance))
+        self.low_fidelity.outrun(row, value, variance)
+        known = self.records.get(row)
+        record = Record(row=row, status="ok", log_seconds=value, variance=variance, runs=1)
+        if known is not None and known.measured:
+            record = known.with_run(value, variance)
+        margin = self._margin_of(row, residual)
+        self.records[row] = replace(record, margin=margin, fidelity=measured.rung)
         self._update_low_fidelity()
 
     def _observe_low_fidelity(
@@ -267,11 +296,8 @@ class Knowledge:
     ) -> None:
         """Stores the most accurate result of each fidelity: repeats share the same error."""
         error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
-        memory = (
-            None
-            if residual is None
-            else Observation(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2)
-        )
+        noise = MEMORY_RUN_SD**2 + error**2
+        memory = None if residual is None else Observation(row=row, value=residual, variance=noise)
         before = self.records.get(row)
         if not measured.step_seconds:
             self.memories += [memory] if memory is not None and before is None else []
@@ -280,7 +306,7 @@ class Knowledge:
         value = float(np.log(measured.step_seconds))
         if before is not None and before.fidelity in FULL_FIDELITY:
             if before.log_seconds is not None and before.variance is not None:
-                self._note_residual(value - before.log_seconds, variance + before.variance)
+                self.low_fidelity.note(value - before.log_seconds, variance + before.variance)
                 self._update_low_fidelity()
             return
         result = LowFidelityResult(
@@ -290,36 +316,12 @@ class Knowledge:
             memory=memory,
             margin=self._margin_of(row, residual),
         )
-        known = self.low_fidelity.setdefault(row, {})
-        if measured.rung not in known or known[measured.rung].variance > variance:
-            known[measured.rung] = result
+        self.low_fidelity.add(row, result)
         self._update_low_fidelity()
-
-    def _note_residual(self, difference: float, variance: float) -> None:
-        self.squared_residuals.append(difference**2 / variance)
-
-    def variance_inflation(self) -> float:
-        """Factor on the variances that low-fidelity results claim, at least 1.
-
-        The mean squared residual of those whose layout ran later, over the claimed variance. One
-        accurate result counts in advance.
-        """
-        return max((1.0 + sum(self.squared_residuals)) / (1.0 + len(self.squared_residuals)), 1.0)
 
     def _update_low_fidelity(self) -> None:
         """Sets the records of candidates that have only low-fidelity results."""
-        for row, results in self.low_fidelity.items():
-            best = min(results.values(), key=lambda result: result.variance)
-            self.records[row] = Record(
-                row=row,
-                status="ok",
-                log_seconds=best.log_seconds,
-                variance=best.variance * self.variance_inflation(),
-                runs=len(results),
-                margin=best.margin,
-                message="",
-                fidelity=best.fidelity,
-            )
+        self.records.update((one.row, one) for one in self.low_fidelity.records())
         self._touch()
 
     def _margin_of(self, row: int, residual: float | None) -> float | None:
@@ -340,69 +342,34 @@ class Knowledge:
                     slow[one.row] = float(np.exp(one.value))
         return slow if len(slow) == 1 else {}
 
-    def _runs(self) -> Iterator[Observation]:
-        """Observations of runs and directions, wide where they are not believed."""
-        odd, fastest = self.odd(), dict[int, float]()
-        for one in self.times:
-            if one.row is not None:
-                fastest[one.row] = min(one.value, fastest.get(one.row, np.inf))
-        for one in self.times:
-            off = 0.0 if one.row is None else one.value - fastest[one.row]
-            if one.row in odd:
-                off = one.value
-            wide = one.row in odd or off > DISTURBED
-            yield replace(one, variance=one.variance + off**2) if wide else one
-
     def time_observations(self) -> list[Observation]:
         """All observations of times: runs, directions, low-fidelity results."""
-        prior, inflation = self.candidates.prior.log_seconds, self.variance_inflation()
-        low = [
-            Observation(
-                row=row,
-                value=result.log_seconds - float(prior[row]),
-                variance=result.variance * inflation,
-            )
-            for row, results in self.low_fidelity.items()
-            for result in results.values()
-        ]
-        return [*self._runs(), *low]
+        prior = self.candidates.prior.log_seconds
+        return [*_believed(self.times, self.odd()), *self.low_fidelity.times(prior)]
 
     def memory_observations(self) -> list[Observation]:
         """All observations of memory: runs and low-fidelity results."""
-        low = [
-            result.memory
-            for results in self.low_fidelity.values()
-            for result in results.values()
-            if result.memory is not None
-        ]
-        return [*self.memories, *low]
+        return [*self.memories, *self.low_fidelity.memories()]
 
     def _ran_out(self, row: int, measured: Measured) -> list[int]:
-        margin = self.margin(row, measured)
-        self.low_fidelity.pop(row, None)
-        self.memories.append(self._censored(row, float(np.log1p(margin))))
+        margin = _excess(measured, self.candidates.size.usable_bytes)
+        self.low_fidelity.results.pop(row, None)
+        posterior = condition(self.memory, self.memory_observations())
+        beyond = float(np.log1p(margin) - self.log_share[row])
+        self.memories.append(_censored(posterior, row, beyond))
         self.records[row] = Record(
             row=row,
             status="oom",
-            log_seconds=None,
-            variance=None,
-            runs=0,
             margin=margin,
             message=measured.message or "out of memory",
             fidelity=measured.rung,
         )
         order = pruning.at_least(self.candidates.batch, row, self.candidates.size.global_batch_size)
-        ruled_out = [
-            int(other)
-            for other in np.flatnonzero(order.mask & ~self.barred)
-            if int(other) not in self.records
-        ]
+        larger = map(int, np.flatnonzero(order.mask & ~self.barred))
+        ruled_out = [other for other in larger if other not in self.records]
         for other in ruled_out:
-            self._exclude(
-                other,
-                f"candidate {row} ran out of memory, and here "
-                f"{order.reason(self.candidates.batch, other)}",
-            )
+            why = order.reason(self.candidates.batch, other)
+            self._exclude(other, f"candidate {row} ran out of memory, and here {why}")
         self._exclude(row, "ran out of memory")
         return ruled_out
 
@@ -416,14 +383,10 @@ class Knowledge:
         excludes = excludes and kind not in BLAMELESS
         if not excludes and row in self.records:
             return []
-        self.low_fidelity.pop(row, None)
+        self.low_fidelity.results.pop(row, None)
         self.records[row] = Record(
             row=row,
             status="failed",
-            log_seconds=None,
-            variance=None,
-            runs=0,
-            margin=None,
             message=f"{kind}: {measured.message or ''}",
             fidelity=measured.rung,
         )
@@ -438,39 +401,7 @@ class Knowledge:
         self._touch()
 
     def _touch(self) -> None:
-        self._posterior, self._regrets = None, {}
-
-    def margin(self, row: int, measured: Measured) -> float:
-        """Share of the usable memory by which a run exceeded it, at least 0.
-
-        From the bytes allocated and requested, if the report names them.
-        """
-        extra = measured.model_extra or {}
-        asked = (extra.get("attempted_bytes") or 0.0) + (
-            extra.get("allocated_bytes") or measured.peak_allocated_bytes or 0.0
-        )
-        return max(float(asked) / self.candidates.size.usable_bytes - 1.0, 0.0)
-
-    def _censored(self, row: int, log_margin: float) -> Observation:
-        """The normal observation with the same effect as 'log memory share > log_margin'.
-
-        It matches the first two moments. With m, v the posterior before it, a = (t - m) / sqrt(v)
-        and h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
-        """
-        posterior = condition(self.memory, self.memory_observations())
-        sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
-        mean = float(self.log_share[row] + posterior.mean[row])
-        a = np.array((log_margin - mean) / sd)
-        hazard = float(normal.density(a) / np.maximum(normal.upper_tail(a), 1e-300))
-        shrunk = np.clip(1.0 - hazard * (hazard - float(a)), 1e-3, 1.0 - 1e-6)
-        noise = sd**2 * shrunk / (1.0 - shrunk)
-        value = mean + sd * hazard
-        observed = (value * (1.0 / sd**2 + 1.0 / noise) - mean / sd**2) * noise
-        return Observation(
-            row=row, value=float(observed - self.log_share[row]), variance=float(noise)
-        )
-
-    # ---- what follows from them ------------------------------------------------------------------
+        self._posterior = None
 
     def posterior(self) -> "StudyPosterior":
         """The posterior now; evaluations under way are assumed to give what is expected."""
@@ -516,30 +447,48 @@ class Knowledge:
             one for one in ran[1:] if self.whole_affordable[one.row] and one.row not in self.pending
         ]
 
-    def regret(self, *, seed: int = 0, of: int | None = None) -> ExpectedRegret:
-        """Expected regret of the winner, or of row `of`, against all that are not ruled out.
 
-        A candidate that ran enters with its own time and noise, not with its posterior.
-        """
-        posterior = self.posterior()
-        compared = posterior.winner if of is None else of
-        if compared not in self._regrets:
-            rivals = [row for row in posterior.promising(~self.barred, RIVALS) if row != compared]
-            rows = np.array([compared, *rivals])
-            mean, covariance = posterior.log_seconds[rows], posterior.time.covariance(rows)
-            for index, row in enumerate(rows):
-                record = self.believed(int(row))
-                if record is not None:
-                    mean[index], covariance[index], covariance[:, index] = (
-                        record.log_seconds,
-                        0.0,
-                        0.0,
-                    )
-                    covariance[index, index] = record.variance
-            self._regrets[compared] = expected_regret(
-                mean, covariance, 1.0 - posterior.risk(rows), 0, seed=seed
-            )
-        return self._regrets[compared]
+def _believed(times: Sequence[Observation], odd: Mapping[int, float]) -> Iterator[Observation]:
+    """Observations of runs and directions, wide where they are not believed."""
+    fastest = dict[int, float]()
+    for one in times:
+        if one.row is not None:
+            fastest[one.row] = min(one.value, fastest.get(one.row, np.inf))
+    for one in times:
+        off = 0.0 if one.row is None else one.value - fastest[one.row]
+        if one.row in odd:
+            off = one.value
+        wide = one.row in odd or off > DISTURBED
+        yield replace(one, variance=one.variance + off**2) if wide else one
+
+
+def _excess(measured: Measured, usable_bytes: float) -> float:
+    """Share of the usable memory by which a run exceeded it, at least 0.
+
+    From the bytes allocated and requested, if the report names them.
+    """
+    extra = measured.model_extra or {}
+    asked = (extra.get("attempted_bytes") or 0.0) + (
+        extra.get("allocated_bytes") or measured.peak_allocated_bytes or 0.0
+    )
+    return max(float(asked) / usable_bytes - 1.0, 0.0)
+
+
+def _censored(posterior: ErrorPosterior, row: int, least: float) -> Observation:
+    """The normal observation with the same effect as 'the error of this row exceeds `least`'.
+
+    It matches the first two moments. With m, v the posterior before it, a = (t - m) / sqrt(v)
+    and h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
+    """
+    sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
+    mean = float(posterior.mean[row])
+    a = np.array((least - mean) / sd)
+    hazard = float(normal.density(a) / np.maximum(normal.upper_tail(a), 1e-300))
+    shrunk = np.clip(1.0 - hazard * (hazard - float(a)), 1e-3, 1.0 - 1e-6)
+    noise = sd**2 * shrunk / (1.0 - shrunk)
+    value = mean + sd * hazard
+    observed = (value * (1.0 / sd**2 + 1.0 / noise) - mean / sd**2) * noise
+    return Observation(row=row, value=float(observed), variance=float(noise))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,6 +512,9 @@ class StudyPosterior:
     best: float
     measured: bool
     known_promising: dict[tuple[bytes, int, float], list[int]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    known_regrets: dict[int, ExpectedRegret] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -623,6 +575,30 @@ class StudyPosterior:
         return normal.expected_excess(
             self.log_seconds[rows] - self.best, np.sqrt(self.time.variance(rows))
         )
+
+    def regret(self, *, seed: int = 0, of: int | None = None) -> ExpectedRegret:
+        """Expected regret of the winner, or of row `of`, against all that are not ruled out.
+
+        A candidate that ran enters with its own time and noise, not with its posterior.
+        """
+        compared = self.winner if of is None else of
+        if compared not in self.known_regrets:
+            rivals = self.promising(~self.knowledge.barred, RIVALS)
+            rows = np.array([compared, *(row for row in rivals if row != compared)])
+            mean, covariance = self.log_seconds[rows], self.time.covariance(rows)
+            for index, row in enumerate(rows):
+                record = self.knowledge.believed(int(row))
+                if record is not None:
+                    mean[index], covariance[index], covariance[:, index] = (
+                        record.log_seconds,
+                        0.0,
+                        0.0,
+                    )
+                    covariance[index, index] = record.variance
+            self.known_regrets[compared] = expected_regret(
+                mean, covariance, 1.0 - self.risk(rows), 0, seed=seed
+            )
+        return self.known_regrets[compared]
 
     def promising(self, allowed: BoolColumn, count: int, *, risk_limit: float = 1.0) -> list[int]:
         """The allowed rows with the largest expected improvement x P(fits), best first.

@@ -299,7 +299,7 @@ class ProbeStudy:
         leader = self._unconfirmed()
         decided = (
             leader is not None
-            and self.knowledge.regret(seed=self.settings.seed, of=leader).expected_share
+            and self.knowledge.posterior().regret(seed=self.settings.seed, of=leader).expected_share
             <= self.settings.tolerance
         )
         last = self.spent.probes + under_way + 1 >= self.settings.budget.probes
@@ -403,7 +403,7 @@ class ProbeStudy:
             self._stale = True
 
     def regret(self) -> ExpectedRegret:
-        return self.knowledge.regret(seed=self.settings.seed)
+        return self.knowledge.posterior().regret(seed=self.settings.seed)
 
     def gpu_seconds_left(self) -> float:
         """GPU-seconds neither spent nor reserved by evaluations under way."""

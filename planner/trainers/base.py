@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from planner.precision import Recipe
-from planner.schedules import Runtime, schedules_of
+from planner.schedules import schedules_of
 from planner.specs.gpu import GpuSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
@@ -16,7 +16,6 @@ from planner.trainers.muon import EXCHANGED, Muon
 from planner.trainers.release import Known, Release, Releases, named, release_in
 from planner.trainers.sharding import Sharding
 from planner.trainers.tp_overlap import TpOverlap
-from planner.trainers.transports import Transport
 
 NEVER = ("0", "")  # no release, no month
 LayerSplit = Literal["effective", "even", "uneven"]
@@ -257,10 +256,6 @@ class TrainerRules:
         return self.code or self.name
 
     @property
-    def runtime(self) -> Runtime:
-        return self.framework.runtime
-
-    @property
     def dials(self) -> frozenset[str]:
         """Modes of recomputation that variations of the best layouts turn."""
         turned = frozenset({"memory-budget", "block"}) & self.ac_kinds
@@ -269,12 +264,7 @@ class TrainerRules:
     @property
     def schedules(self) -> tuple[str, ...]:
         """The pipeline schedules it can run, in the order in which a search tries them."""
-        return schedules_of(self.runtime)
-
-    @property
-    def counts_embedding_and_head(self) -> bool:
-        """Whether two stages may hold no layer, only the embedding or the head."""
-        return self.split != "uneven"
+        return schedules_of(self.framework.runtime)
 
     def release(self, text: str | None) -> Release:
         """The release whose rules hold where a job names this one."""
@@ -300,15 +290,6 @@ class TrainerRules:
     def tp_overlaps_at(self, release: Release) -> tuple[TpOverlap, ...]:
         """How a release hides tensor-parallel communication; the first row that holds counts."""
         return tuple(row for row in self.tp_overlaps if row.releases.hold(release))
-
-    def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
-        """How a release moves what a schedule sends.
-
-        overlap: False where the run switched overlap of sends off.
-        """
-        year = named(trainer_version).year
-        rows = self.framework.transports
-        return next(row.transport for row in rows if row.holds(schedule, year, overlap))
 
 
 @lru_cache(maxsize=256)

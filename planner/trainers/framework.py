@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from planner.schedules.base import Runtime
-from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, TransportRow
+from planner.trainers.release import named
+from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, Transport, TransportRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,15 @@ class Framework:
     hides_combine: bool
     whole_table_gradient: bool
     source: str
+
+    def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
+        """How a release moves what a schedule sends.
+
+        overlap: False where the run switched overlap of sends off.
+        """
+        year = named(trainer_version).year
+        rows = self.transports
+        return next(row.transport for row in rows if row.holds(schedule, year, overlap))
 
 
 TORCH = Framework(

@@ -51,12 +51,12 @@ def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedM
     }
     dense, expert, weights = (np.zeros((len(kinds), len(recipes))) for _ in range(3))
     for row, kind in enumerate(kinds):
-        routed = model.num_experts * model.expert_parameters() if kind.moe else 0
+        routed = model.num_experts * model.parameters.expert() if kind.moe else 0
         for op in products(model, kind):
             if op.role == "expert":
                 expert[row] += model.num_experts * sizes[op.name] / routed
             else:
-                dense[row] += sizes[op.name] / (model.layer_parameters(kind) - routed)
+                dense[row] += sizes[op.name] / (model.parameters.layer(kind) - routed)
                 weights[row] += shares[op.name] > 0
     return QuantisedModel(
         recipes=recipes,

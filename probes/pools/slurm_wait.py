@@ -277,7 +277,6 @@ class OrderWait:
             )
 
     def _line(self) -> str:
-        """How far it is, in a line."""
         if self.order.started is not None:
             return newest_line(self.order.probe)
         if self._silence() > 2 * self.pace.slurm:

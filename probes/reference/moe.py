@@ -9,7 +9,7 @@ is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -173,33 +173,26 @@ class MixtureOfExperts(nn.Module):
 
         Under TP it is the rank's part of the sequence, or all of it if experts are cut over TP.
         """
-        axes = self.axes
-        if axes.tp is None:
-            return x
-        if axes.etp is None:
-            return (
-                x
-                if axes.sequence_parallel
-                else cast(torch.Tensor, Split.apply(x, axes.tp, SEQUENCE))
-            )
-        if axes.sequence_parallel:
-            return cast(torch.Tensor, Gather.apply(x, axes.tp, SEQUENCE))
-        return cast(torch.Tensor, Copy.apply(x, axes.tp))
+        return self._over_tp(x, Split, Gather, Copy)
 
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
         """Returns the output in the form of the block's residual."""
+        return self._over_tp(out, Join, Scatter, Reduce)
+
+    def _over_tp(self, x: torch.Tensor, uncut: Any, cut: Any, whole: Any) -> torch.Tensor:
+        """Moves tokens between TP ranks.
+
+        uncut: for experts that TP does not cut, where each rank holds the whole sequence.
+        cut, whole: for those that it cuts, where a rank holds its part of it, or all of it.
+        """
         axes = self.axes
-        if axes.tp is None:
-            return out
+        if axes.tp is None or (axes.etp is None and axes.sequence_parallel):
+            return x
         if axes.etp is None:
-            return (
-                out
-                if axes.sequence_parallel
-                else cast(torch.Tensor, Join.apply(out, axes.tp, SEQUENCE))
-            )
+            return cast(torch.Tensor, uncut.apply(x, axes.tp, SEQUENCE))
         if axes.sequence_parallel:
-            return cast(torch.Tensor, Scatter.apply(out, axes.tp, SEQUENCE))
-        return cast(torch.Tensor, Reduce.apply(out, axes.tp))
+            return cast(torch.Tensor, cut.apply(x, axes.tp, SEQUENCE))
+        return cast(torch.Tensor, whole.apply(x, axes.tp))
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
         assert self.shared is not None

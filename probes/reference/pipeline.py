@@ -20,7 +20,7 @@ from planner.probes.reference.recipe import ReferenceRecipe
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class LoneStage(PipelineStage):
+class _LoneStage(PipelineStage):
     """A stage without real neighbours.
 
     It assumes that they agree on static shapes, which torch 2.13 asks them.
@@ -70,7 +70,7 @@ class Pipeline:
         device: torch.device,
         microbatches: int,
     ) -> None:
-        kind = LoneStage if recipe.emulated else PipelineStage
+        kind = _LoneStage if recipe.emulated else PipelineStage
         stages = []
         self.bytes_a_microbatch = 0  # torch has a buffer for everything that it will receive
         for stage, part, module in parts:

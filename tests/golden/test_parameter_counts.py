@@ -82,7 +82,7 @@ def test_lightning_is_nemotron_3_nano_with_a_prediction_of_two_letters():
     kinds = model.layer_kinds()
     attention = next(kind for kind in kinds if kind.mixer == "attention")
     experts = next(kind for kind in kinds if kind.moe)
-    more = sum(model.layer_parameters(kind) for kind in (attention, experts))
+    more = sum(model.parameters.layer(kind) for kind in (attention, experts))
     hidden = model.hidden_size
     assert model.total_parameters() + more + 2 * hidden**2 + 3 * hidden == 32_913_266_240
 
@@ -96,11 +96,11 @@ def test_active_parameters_match_the_published_figure(name):
 @pytest.mark.parametrize("name", model_names())
 def test_parts_sum_to_the_total(name):
     model = load_model(name)
-    layers = sum(model.layer_parameters(kind) for kind in model.layer_kinds())
+    layers = sum(model.parameters.layer(kind) for kind in model.layer_kinds())
     layers += sum(
-        n * model.layer_parameters(kind) for kind, n in model.distinct_layers() if kind.mtp
+        n * model.parameters.layer(kind) for kind, n in model.distinct_layers() if kind.mtp
     )
-    ends = model.embedding_parameters() + model.final_norm_parameters + model.head_parameters()
+    ends = model.parameters.embedding() + model.parameters.final_norm + model.parameters.head()
     assert layers + ends == model.total_parameters()
     all_layers = model.num_hidden_layers + model.mtp_num_layers
     assert sum(count for _, count in model.distinct_layers()) == all_layers

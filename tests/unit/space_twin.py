@@ -78,7 +78,7 @@ def states_fit(x: LayoutBatch, c: Context) -> np.ndarray:
 
     FSDP adds gradients in reduce_dtype under a pipeline; Megatron parameters and gradients.
     """
-    experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
+    experts = c.model.num_moe_layers * c.model.num_experts * c.model.parameters.expert()
     dense = c.model.total_parameters() - experts
     rank = dense / (x.tp * x.pp) + experts / (x.ep * x.etp * x.pp)
     sharded = (dense + experts) / (x.tp * x.pp * x.dp_shard * x.cp)

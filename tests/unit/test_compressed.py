@@ -110,9 +110,9 @@ def test_each_stream_is_projected_for_multi_token_prediction() -> None:
     assert isinstance(embedded, Gemm)
     assert (state.rows, embedded.rows) == (("tokens_sp", "streams"), ("tokens_sp",))
     assert {"attention_mix", "mlp_mix", "head_mix", "head"} <= ops.keys()
-    plain = model.layer_parameters(LayerKind(moe=True, window=128, mixer="shared-kv"))
+    plain = model.parameters.layer(LayerKind(moe=True, window=128, mixer="shared-kv"))
     joined = 2 * 4096**2 + 3 * 4096 + 4 * (4 * 4096 + 1) + 1
-    assert model.layer_parameters(kind) == plain + joined
+    assert model.parameters.layer(kind) == plain + joined
 
 
 # ---- attention -----------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_its_model_has_our_number_of_parameters(name: str, built: dict[str, Any]
     # counted with the weights when published
     buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
     # TorchTitan ties them after it has built both
-    tied = 0 if not spec.tie_word_embeddings else spec.embedding_parameters()
+    tied = 0 if not spec.tie_word_embeddings else spec.parameters.embedding()
     assert said["layers"] == spec.num_hidden_layers
     own = spec.total_parameters() - buffers
     assert said["parameters"] in (own, own + tied)

@@ -91,7 +91,7 @@ def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
     # counted with the weights when published
     buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
     # TorchTitan ties them after it has built both
-    tied = spec.embedding_parameters() if spec.tie_word_embeddings else 0
+    tied = spec.parameters.embedding() if spec.tie_word_embeddings else 0
     own = spec.total_parameters() - buffers
     assert said["parameters"] in (own, own + tied)
 

@@ -84,7 +84,7 @@ def test_one_projection_for_keys_and_values() -> None:
     assert windowed - full == {"wv"}
     assert full >= {"value_norm", "router_norm", "experts_norm", "shared_norm", "moe_norm"}
     kinds = dict(model.distinct_layers())
-    shapes = {kind.window: model.mixer_parameters(kind) for kind in kinds}
+    shapes = {kind.window: model.parameters.mixer(kind) for kind in kinds}
     hidden = 2816
     assert shapes[0] == hidden * 16 * 512 * 2 + hidden * 2 * 512
     assert shapes[1024] == hidden * 16 * 256 * 2 + 2 * hidden * 8 * 256
@@ -242,8 +242,8 @@ def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
     windowed = model.at(1)
     assert (windowed.num_key_value_heads, windowed.attention_sinks) == (4, True)
     assert (model.num_key_value_heads, model.attention_sinks) == (2, False)
-    assert model.attention_parameters() == 64 * (4 * 32 + 2 * (32 + 16) + 4 * 16)
-    assert windowed.attention_parameters() == 64 * (4 * 32 + 4 * (32 + 16) + 4 * 16) + 4
+    assert model.parameters.attention() == 64 * (4 * 32 + 2 * (32 + 16) + 4 * 16)
+    assert windowed.parameters.attention() == 64 * (4 * 32 + 4 * (32 + 16) + 4 * 16) + 4
     assert (model.layer_windows(), model.dense_layers) == ((0, 16, 16, 0), (0,))
     assert read_model(inline_keys(model)) == model
     assert lacking(model, release_of("megatron-bridge", "0.5")) == []

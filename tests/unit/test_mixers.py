@@ -356,7 +356,7 @@ def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
     norms = {kind: sum(op.name.endswith("_norm") for op in blocks.layer_ops(model, kind, True))
              for kind in kinds}  # fmt: skip
     assert norms == {mamba: 2, alone: 1, attention: 1}  # the mixer's own is the second
-    assert model.layer_parameters(alone) == 2 * 8192 * 32768 + 8192
+    assert model.parameters.layer(alone) == 2 * 8192 * 32768 + 8192
 
 
 @pytest.mark.parametrize(
@@ -622,7 +622,7 @@ MTP = "deepseek-v3-mtp"
 def test_a_layer_that_predicts_more_is_counted() -> None:
     """DeepSeek-V3 README_WEIGHTS.md: 11.5B of its own; a projection of two hidden sizes besides."""
     one, none = read_model(MTP), read_model("deepseek-v3")
-    layer = none.layer_parameters(none.layer_kinds()[-1])
+    layer = none.parameters.layer(none.layer_kinds()[-1])
     assert layer == pytest.approx(11.5e9, rel=0.01)
     assert one.total_parameters() - none.total_parameters() == layer + 2 * 7168**2 + 3 * 7168
     kind, count = one.distinct_layers()[-1]
@@ -643,9 +643,9 @@ def test_the_last_stage_has_it() -> None:
     assert more[:-1] == plain[:-1]
     model = read_model(MTP)
     kind, _ = model.distinct_layers()[-1]
-    routed = model.num_experts * model.expert_parameters()
+    routed = model.num_experts * model.parameters.expert()
     table = model.vocab_size * model.hidden_size
-    own = (model.layer_parameters(kind) - routed + table) / 2 + routed / 32
+    own = (model.parameters.layer(kind) - routed + table) / 2 + routed / 32
     assert more[-1] - plain[-1] == pytest.approx(2 * own, rel=0.01)  # 16 bits
     ratio = two[1].step_seconds / two[0].step_seconds
     assert 1.0 < ratio < 1.0 + 3 / 61

@@ -345,16 +345,16 @@ class TestLayers:
     def test_widths_of_moe(self):
         model = load_model("mixtral-8x7b")
         widths = (model.intermediate_size, model.moe_intermediate_size)
-        assert (*widths, model.dense_mlp_parameters()) == (0, 14336, 0)
+        assert (*widths, model.parameters.dense_mlp()) == (0, 14336, 0)
         shared = load_model("deepseek-v2")
         assert shared.shared_expert_intermediate_size == 2 * 1536
         assert (
-            shared.moe_parameters()
-            == 160 * shared.expert_parameters() + shared.shared_expert_parameters() + 160 * 5120
+            shared.parameters.moe()
+            == 160 * shared.parameters.expert() + shared.parameters.shared_expert() + 160 * 5120
         )
 
     def test_mla_widths(self):
         model = load_model("deepseek-v3")
         assert (model.qk_head_dim, model.v_dim, model.head_dim) == (192, 128, 192)
         # DeepSeek-V3: q 1536 + 512 latents, 128 heads
-        assert model.attention_parameters() == 187_105_280
+        assert model.parameters.attention() == 187_105_280

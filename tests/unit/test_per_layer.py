@@ -44,7 +44,7 @@ def test_layers_that_share_have_only_queries_and_may_be_wider() -> None:
     assert {"k", "v"} <= missing
     assert shared["mlp_w1"].cols == ("wide_ffn",)
     counts = {
-        (kind.shares_keys, kind.window): model.layer_parameters(kind)
+        (kind.shares_keys, kind.window): model.parameters.layer(kind)
         for kind, _ in model.distinct_layers()
     }
     for window, head in ((512, 256), (0, 512)):

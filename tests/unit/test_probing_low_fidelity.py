@@ -372,12 +372,12 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     assert knowledge.posterior().winner == 3, (
         "no answer yet: only what ran is one where anything did"
     )
-    assert knowledge.variance_inflation() == 1.0
+    assert knowledge.low_fidelity.variance_inflation() == 1.0
     knowledge.observe(5, told_of(5, "probed", 0.34))
     posterior = knowledge.posterior()
     assert posterior.winner == posterior.leader == 3
     assert np.exp(posterior.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
-    assert knowledge.variance_inflation() > 100, (
+    assert knowledge.low_fidelity.variance_inflation() > 100, (
         "what else was said by such looks counts for little"
     )
     assert knowledge.records[5].runs == 1
@@ -385,7 +385,7 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     later.observe(3, told_of(3, "probed", 0.25))
     later.observe(3, told_of(3, "imitated", 0.05, 0.05))
     assert later.records[3].step_seconds == pytest.approx(0.25)
-    assert later.variance_inflation() > 100, "also when the look comes after"
+    assert later.low_fidelity.variance_inflation() > 100, "also when the look comes after"
 
 
 def test_looks_that_hold_keep_their_trust() -> None:
@@ -398,7 +398,7 @@ def test_looks_that_hold_keep_their_trust() -> None:
             told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03),
         )
         knowledge.observe(row, told_of(row, "probed", seconds))
-    assert knowledge.variance_inflation() < 2.0
+    assert knowledge.low_fidelity.variance_inflation() < 2.0
 
 
 def test_a_look_that_may_be_far_off_makes_no_winner() -> None:

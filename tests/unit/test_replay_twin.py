@@ -158,9 +158,9 @@ def plain_programs(
 def test_sends_queue_on_links(
     which: tuple[Schedule, tuple[int, int, int]], seed: int, send: float, seen_through: bool
 ) -> None:
-    entry, shape = which
+    (entry, shape), torch = which, TRAINERS["torchtitan"].framework
     costs = Costs(shape[0] * shape[1], seed, send)
-    how = TRAINERS["torchtitan"].transport("ZB-1p", None, overlap=False) if seen_through else IDEAL
+    how = torch.transport("ZB-1p", None, overlap=False) if seen_through else IDEAL
     assert how.exposed == ("send" if seen_through else "none")
     check(entry, shape, how, costs, plain_programs(entry, shape, costs, seen_through=seen_through))
 
@@ -242,7 +242,7 @@ def megatron_1f1b(
 
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-deepspeed"])
 def test_blocking_1f1b(trainer: str) -> None:
-    how = TRAINERS[trainer].transport("1F1B", None, overlap=True)
+    how = TRAINERS[trainer].framework.transport("1F1B", None, overlap=True)
     for entry, (pp, v, m) in legal(["1F1B"], "megatron"):
         for seed in range(4):
             costs = Costs(pp, seed, 0.7)
@@ -359,7 +359,7 @@ def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, i
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_megatron_interleaved(overlap: bool) -> None:
-    how = TRAINERS["megatron"].transport("Interleaved1F1B", None, overlap=overlap)
+    how = TRAINERS["megatron"].framework.transport("Interleaved1F1B", None, overlap=overlap)
     assert (how.receive, how.synchronises) == (("ahead", False) if overlap else ("turn", True))
     compared = 0
     for entry, (pp, v, m) in legal(["Interleaved1F1B"], "megatron"):
@@ -516,7 +516,7 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 ])  # fmt: skip
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("torch")
-    how = TRAINERS["torchtitan"].transport(name, None, overlap=True)
+    how = TRAINERS["torchtitan"].framework.transport(name, None, overlap=True)
     compared = 0
     for entry, shape in legal([name]):
         for seed, send in ((0, 0.05), (1, 0.7), (2, 3.0)):

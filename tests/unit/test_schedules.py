@@ -290,9 +290,9 @@ def test_bubbles_order_as_in_the_papers() -> None:
 TRANSPORTS: dict[Exposed, Transport] = {
     one.exposed: one
     for one in (
-        TRAINERS["torchtitan"].transport("DualPipeV", None, overlap=False),
-        TRAINERS["torchtitan"].transport("DualPipeV", None, overlap=True),
-        TRAINERS["megatron"].transport("Interleaved1F1B", None, overlap=False),
+        TRAINERS["torchtitan"].framework.transport("DualPipeV", None, overlap=False),
+        TRAINERS["torchtitan"].framework.transport("DualPipeV", None, overlap=True),
+        TRAINERS["megatron"].framework.transport("Interleaved1F1B", None, overlap=False),
     )
 }
 
@@ -335,7 +335,7 @@ def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> floa
 ])  # fmt: skip
 def test_exposed_sends_are_the_slope(name: str, trainer: str, overlap: bool, within: float) -> None:
     """Under the trainer's own transport, from two ranks and two rounds on."""
-    entry, how = SCHEDULES[name], TRAINERS[trainer].transport(name, None, overlap=overlap)
+    entry, how = SCHEDULES[name], TRAINERS[trainer].framework.transport(name, None, overlap=overlap)
     for pp, v, rounds in itertools.product((2, 3, 4, 8), (1, 2, 3), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:

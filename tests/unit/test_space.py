@@ -10,12 +10,12 @@ from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_doma
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
 from planner.precision import PRECISIONS
-from planner.rules import legal_mask, violations
+from planner.rules import columns_of, legal_mask, violations
 from planner.schedules import SCHEDULES
-from planner.search.space import enumerate as space_module
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, default_domains, domains_of
 from planner.search.space.enumerate import build_space, enumerate_space
 from planner.search.space.keeps import KEEPS
+from planner.search.space.rows import unique_boolean_rows
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS
@@ -277,7 +277,7 @@ def test_keeps_read_what_they_say() -> None:
                 return getattr(batch, name)
 
         keep.mask(Spy(), c)  # type: ignore[arg-type]
-        assert read <= space_module.columns_of(keep.reads)
+        assert read <= columns_of(keep.reads)
 
 
 def test_values_come_parsed() -> None:
@@ -343,7 +343,7 @@ def test_equal_rows_of_truths_are_one_kind(width: int) -> None:
     values = rng.random((50, width)) < 0.5
     values = values[rng.integers(0, 50, size=400)]
     values[::2, : width // 2] = False  # the first words of many are equal
-    firsts, kinds = space_module._unique_boolean_rows(values)
+    firsts, kinds = unique_boolean_rows(values)
     assert (values[firsts[kinds]] == values).all()
     assert len(firsts) == len(np.unique(values, axis=0))
-    assert len(space_module._unique_boolean_rows(values[:0])[0]) == 0
+    assert len(unique_boolean_rows(values[:0])[0]) == 0

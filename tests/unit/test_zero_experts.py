@@ -38,7 +38,7 @@ def test_a_layer_is_two_of_which_one_has_experts_beside_its_mlp() -> None:
     assert read_model(inline_keys(model)) == model
     assert [kind.moe for kind in model.layer_kinds()] == [True, False] * 28
     assert model.shared_expert_intermediate_size == model.intermediate_size == 12288
-    assert model.router_parameters() == (512 + 256) * (6144 + 1)
+    assert model.parameters.router() == (512 + 256) * (6144 + 1)
     assert 26e9 < model.active_parameters() < 28.5e9  # published: 27B on average
 
 

@@ -5,7 +5,7 @@ Letters: A layouts, F families of layouts, T nights.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class Replay:
         """All differences anew, after readings were left out or taken in again."""
         self.steps[:], self.last[:] = np.nan, -1
         for one in range(night + 1):
-            self._add_steps(one, self._starts_at(one))
+            self._add_steps(one, _starts_at(self.levels, one, len(self.starts)))
 
     def _new_level(self, noise: Noise, night: int) -> bool:
         """Looks for a change and takes it in."""
@@ -120,15 +120,6 @@ class Replay:
         self.starts[list(layouts)] = since
         self.steps[list(layouts), since] = np.nan
         return True
-
-    def _starts_at(self, night: int) -> NDArray[np.int64]:
-        """First nights of the levels of a night, as they are known now, (A,)."""
-        starts = np.zeros(len(self.starts), dtype=np.int64)
-        for one in self.levels:
-            if one.since <= night:
-                rows = list(one.layouts)
-                starts[rows] = np.maximum(starts[rows], one.since)
-        return starts
 
     # ---- hosts -----------------------------------------------------------------------------------
 
@@ -152,7 +143,7 @@ class Replay:
         self.slow[host] = night, since
         # what was found since then may have been this host
         self.levels = [one for one in self.levels if one.found < since]
-        self.starts = self._starts_at(night)
+        self.starts = _starts_at(self.levels, night, len(self.starts))
         for one in range(since, night + 1):
             self._leave_out(host, one)
         self._all_steps(night)
@@ -208,7 +199,7 @@ class Replay:
         slow = [(host, *at, None) for host, at in self.slow.items()]
         sd = float(np.median(noise.layout_sd))
         series = len(self.members) + self._num_hosts()
-        changes = tuple(self._changes())
+        changes = tuple(_Changes(self.nights, self.seconds, self.steps, list(self.levels)).found())
         compared = self._threshold(2 * len(self.seconds))
         return Drift(
             changes=changes,
@@ -219,83 +210,6 @@ class Replay:
             threshold=self._threshold(series),
             night_sd=sd,
         )
-
-    def _changes(self) -> list[StepChange]:
-        """With the first nights sought once more by the nights that came since.
-
-        What then began within `TOGETHER` nights in the same direction is one change.
-        """
-        levels = list(self.levels)
-        for place, one in enumerate(levels):
-            levels[place] = Level(
-                layouts=one.layouts, found=one.found, since=self._first_night(levels, one)
-            )
-        groups: list[tuple[bool, Level]] = []
-        for one in sorted(levels, key=lambda level: (level.since, level.found)):
-            slower = self._gap(levels, one)[0] > 0
-            for place, (alike, other) in enumerate(groups):
-                apart = one.since - other.since > TOGETHER or set(one.layouts) & set(other.layouts)
-                if alike == slower and not apart:
-                    groups[place] = slower, self._joined(levels, one, other)
-                    break
-            else:
-                groups.append((slower, one))
-        changes = [self._change(levels, level) for _, level in groups]
-        return sorted(changes, key=lambda one: (one.found, one.since))
-
-    def _joined(self, levels: Sequence[Level], one: Level, other: Level) -> Level:
-        """One level of both, from the night that all their layouts speak for."""
-        joined = Level(
-            layouts=tuple(sorted({*one.layouts, *other.layouts})),
-            found=min(one.found, other.found),
-            since=min(one.since, other.since),
-        )
-        first = self._first_night(levels, joined)
-        return Level(layouts=joined.layouts, found=joined.found, since=first)
-
-    def _change(self, levels: Sequence[Level], level: Level) -> StepChange:
-        rows, since = list(level.layouts), level.since
-        gap, sd, degrees = self._gap(levels, level)
-        half = student_quantile(0.5 + 0.5 * COVERAGE, degrees) * sd
-        _, after = _neighbours(levels, level, len(self.nights.runs))
-        measured = np.flatnonzero(np.isfinite(self.seconds[rows]).any(axis=0))
-        on = (host for host, where in self.nights.on.items() if where[rows, since:after].any())
-        return StepChange(
-            layouts=level.layouts,
-            found=level.found,
-            since=since,
-            last_before=int(measured[measured < since][-1]),
-            change=float(np.expm1(gap)),
-            low=float(np.expm1(gap - half)),
-            high=float(np.expm1(gap + half)),
-            versions=self.nights.versions_changed(level.layouts, since),
-            hosts=tuple(sorted(on)),
-        )
-
-    def _gap(self, levels: Sequence[Level], level: Level) -> tuple[float, float, float]:
-        before, after = _neighbours(levels, level, len(self.nights.runs))
-        noise = self._noise_around(level.since, after)
-        return noise.level_change(list(level.layouts), before, level.since, after)
-
-    def _noise_around(self, since: int, after: int) -> Noise:
-        night = min(after - 1, since + WINDOW // 2)
-        noise = Noise.at(self.seconds, self.steps, self._starts_at(night), night)
-        assert noise is not None, "a change has enough nights"
-        return noise
-
-    def _first_night(self, levels: Sequence[Level], level: Level) -> int:
-        """The likeliest first night; of those about as likely, one on which a version changed."""
-        before, after = _neighbours(levels, level, len(self.nights.runs))
-        noise = self._noise_around(level.since, after)
-        likely = {
-            one: value
-            for one, value in noise.likelihoods(list(level.layouts), before, after).items()
-            if one <= level.found and abs(one - level.since) <= MOST_MOVED
-        }
-        best = max(likely.values(), default=0.0)
-        among = [one for one, value in likely.items() if best - value <= AS_LIKELY]
-        changed = [one for one in among if self.nights.versions_changed(level.layouts, one)]
-        return max(changed or among, key=lambda one: likely[one], default=level.since)
 
     def _host(self, sd: float, host: str, found: int, since: int, until: int | None) -> SlowHost:
         last = len(self.nights.runs) - 1 if until is None else until - 1
@@ -316,6 +230,101 @@ class Replay:
             newest=None if newest is None else float(np.expm1(newest)),
             layouts=tuple(int(one) for one in np.flatnonzero(on.any(axis=1))),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Levels as changes, once all nights are known.
+
+    levels: with first nights that are sought once more by the nights that came since.
+    """
+
+    nights: Nights
+    seconds: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    levels: list[Level]
+
+    def found(self) -> list[StepChange]:
+        """What began within `TOGETHER` nights in the same direction is one change."""
+        for place, one in enumerate(self.levels):
+            self.levels[place] = replace(one, since=self._first_night(one))
+        groups: list[tuple[bool, Level]] = []
+        for one in sorted(self.levels, key=lambda level: (level.since, level.found)):
+            slower = self._gap(one)[0] > 0
+            for place, (alike, other) in enumerate(groups):
+                apart = one.since - other.since > TOGETHER or set(one.layouts) & set(other.layouts)
+                if alike == slower and not apart:
+                    groups[place] = slower, self._joined(one, other)
+                    break
+            else:
+                groups.append((slower, one))
+        changes = [self._change(level) for _, level in groups]
+        return sorted(changes, key=lambda one: (one.found, one.since))
+
+    def _joined(self, one: Level, other: Level) -> Level:
+        """One level of both, from the night that all their layouts speak for."""
+        joined = Level(
+            layouts=tuple(sorted({*one.layouts, *other.layouts})),
+            found=min(one.found, other.found),
+            since=min(one.since, other.since),
+        )
+        return replace(joined, since=self._first_night(joined))
+
+    def _change(self, level: Level) -> StepChange:
+        rows, since = list(level.layouts), level.since
+        gap, sd, degrees = self._gap(level)
+        half = student_quantile(0.5 + 0.5 * COVERAGE, degrees) * sd
+        _, after = _neighbours(self.levels, level, len(self.nights.runs))
+        measured = np.flatnonzero(np.isfinite(self.seconds[rows]).any(axis=0))
+        on = (host for host, where in self.nights.on.items() if where[rows, since:after].any())
+        return StepChange(
+            layouts=level.layouts,
+            found=level.found,
+            since=since,
+            last_before=int(measured[measured < since][-1]),
+            change=float(np.expm1(gap)),
+            low=float(np.expm1(gap - half)),
+            high=float(np.expm1(gap + half)),
+            versions=self.nights.versions_changed(level.layouts, since),
+            hosts=tuple(sorted(on)),
+        )
+
+    def _gap(self, level: Level) -> tuple[float, float, float]:
+        before, after = _neighbours(self.levels, level, len(self.nights.runs))
+        noise = self._noise_around(level.since, after)
+        return noise.level_change(list(level.layouts), before, level.since, after)
+
+    def _noise_around(self, since: int, after: int) -> Noise:
+        night = min(after - 1, since + WINDOW // 2)
+        noise = Noise.at(
+            self.seconds, self.steps, _starts_at(self.levels, night, len(self.seconds)), night
+        )
+        assert noise is not None, "a change has enough nights"
+        return noise
+
+    def _first_night(self, level: Level) -> int:
+        """The likeliest first night; of those about as likely, one on which a version changed."""
+        before, after = _neighbours(self.levels, level, len(self.nights.runs))
+        noise = self._noise_around(level.since, after)
+        likely = {
+            one: value
+            for one, value in noise.likelihoods(list(level.layouts), before, after).items()
+            if one <= level.found and abs(one - level.since) <= MOST_MOVED
+        }
+        best = max(likely.values(), default=0.0)
+        among = [one for one, value in likely.items() if best - value <= AS_LIKELY]
+        changed = [one for one in among if self.nights.versions_changed(level.layouts, one)]
+        return max(changed or among, key=lambda one: likely[one], default=level.since)
+
+
+def _starts_at(levels: Sequence[Level], night: int, count: int) -> NDArray[np.int64]:
+    """First nights of the levels of a night, as they are known now, (A,)."""
+    starts = np.zeros(count, dtype=np.int64)
+    for one in levels:
+        if one.since <= night:
+            rows = list(one.layouts)
+            starts[rows] = np.maximum(starts[rows], one.since)
+    return starts
 
 
 def _neighbours(levels: Sequence[Level], level: Level, end: int) -> tuple[int, int]:

@@ -28,11 +28,11 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
         batch.etp.astype(np.float64),
     )
     for kind, _ in model.distinct_layers():
-        routed = model.num_experts * model.expert_parameters() if kind.moe else 0
+        routed = model.num_experts * model.parameters.expert() if kind.moe else 0
         narrow = model.moe_latent_size * kind.moe + model.hidden_size_per_layer_input
         uncut = 2 * model.hidden_size * narrow
         uncut += model.stream_parameters(model.hidden_size, kind.mixes + kind.feeds)
-        dense.append((model.layer_parameters(kind) - routed - uncut) / tp + uncut)
+        dense.append((model.parameters.layer(kind) - routed - uncut) / tp + uncut)
         expert.append(routed / (ep * etp))
     # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy, as
     # it does where it predicts more tokens.
@@ -43,8 +43,8 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
     )
     projected = model.per_layer_width * model.hidden_size
     for whole, uncut in (
-        (model.embedding_parameters(), projected),
-        (model.head_parameters() + model.hidden_size + tied_copy, 0),
+        (model.parameters.embedding(), projected),
+        (model.parameters.head() + model.hidden_size + tied_copy, 0),
     ):
         dense.append((whole - uncut) / tp + uncut)
         expert.append(np.zeros_like(tp))

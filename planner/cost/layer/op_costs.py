@@ -42,7 +42,6 @@ def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[
 
 
 def _gemm_costs(context: CostContext, ops: Sequence[Op]) -> dict[str, OpCost]:
-    """Costs of the GEMMs by name."""
     gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
     beside_attention = {

@@ -22,7 +22,7 @@ from planner.work import axes
 
 def transport_of(training: TrainingSpec, schedule: str) -> Transport:
     """How this run moves what this schedule sends."""
-    return TRAINERS[training.trainer].transport(
+    return TRAINERS[training.trainer].framework.transport(
         schedule, training.trainer_version, overlap=training.overlap.pp
     )
 

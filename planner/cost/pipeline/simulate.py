@@ -55,7 +55,6 @@ class SimulatedPipeline(NamedTuple):
 
     @property
     def per_microbatch(self) -> int:
-        """Actions of one microbatch."""
         return self.pp * self.virtual_stages * (3 if self.schedule.splits_backward else 2)
 
     @property

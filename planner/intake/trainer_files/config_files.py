@@ -38,7 +38,6 @@ class Read:
     notes: list[str] = field(default_factory=list)
 
     def job(self) -> dict[str, object]:
-        """As keys of a job."""
         parts = {"model": self.model, "cluster": self.cluster, "training": self.training}
         return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
 

@@ -153,7 +153,8 @@ def read_script(text: str) -> Script:
     for name, value in known.items():
         script.variables[name] = [Field(_made(value), None)]
     try:
-        _Reader(script, Chars(text, tuple(range(len(text))), (None,) * len(text))).statements()
+        source = Chars(text, tuple(range(len(text))), (None,) * len(text))
+        _Reader(_Words(script, source)).statements()
     except RecursionError:
         raise _refused("is nested too deeply") from None
     return script
@@ -195,296 +196,20 @@ class _Branch:
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Reads a source: the script, or a text that one of its commands hands to a shell.
+class _Words:
+    """Words of a source: the script, or a text that one of its commands hands to a shell.
 
-    last: where the last word of a command ends in the source.
-    sign, joined: how the last command ended, and the one before it.
-    status, sure: whether it succeeded, and whether that needs no running.
-    open: whether a [[ is still open.
-    given: text of the script that the last command reads.
+    here: where the next one begins. stop: where the text after `:-` ends, while it is read.
     """
 
     script: Script
     source: Chars
-    ending: int = 0
     here: int = 0
-    last: int = 0
     stop: int | None = None
-    sign: str = ""
-    joined: str = ""
-    status: bool = True
-    sure: bool = True
-    open: bool = False
-    given: Chars | None = None
-    branches: list[_Branch] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return self.source.text
-
-    @property
-    def reading(self) -> bool:
-        return all(branch.reading for branch in self.branches)
-
-    @property
-    def unsure(self) -> bool:
-        """Whether a running shell might read the skipped part."""
-        return any(branch.unsure and not branch.reading for branch in self.branches)
-
-    def statements(self) -> None:
-        while self.here < len(self.text):
-            guard = self.guard()
-            self.joined, self.sign, self.given = self.sign, "", None
-            words = list(self.command())
-            if words:
-                self.control(words)
-            if guard is not None and not guard.end:
-                self.branches.remove(guard)
-            top = self.branches[-1] if self.branches else None
-            if top is None or self.open:
-                continue
-            if top.end == "fi" and top.deciding and self.sign not in ("&&", "||", "|"):
-                top.deciding, top.reading = False, self.status and not top.taken
-                top.taken, top.unsure = top.taken or top.reading, top.unsure or not self.sure
-            elif top.end == "esac" and self.sign == ";;":
-                top.deciding, top.reading = True, False
-
-    def guard(self) -> _Branch | None:
-        """The branch of one command after && or ||, by whether the command before succeeded."""
-        if self.sign not in ("&&", "||") or self.open:
-            return None
-        while self.text[self.here : self.here + 1].isspace():
-            self.here += 1
-        branch = _Branch("", self.status == (self.sign == "&&"), unsure=not self.sure)
-        self.branches.append(branch)
-        return branch
-
-    # ---- control words ---------------------------------------------------------------------------
-
-    def opening(self, word: str) -> None:
-        """A word that stands before a command and decides whether it is read."""
-        top = self.branches[-1] if self.branches else None
-        if word == "if":
-            self.branches.append(_Branch("fi", True, taken=False, deciding=True))
-        elif word == "{" and top is not None and not top.end:
-            top.end = "}"
-        elif word == "{":
-            self.branches.append(_Branch("}", True))
-        elif word in ("elif", "else") and top is not None:
-            top.reading, top.deciding = not top.taken, word == "elif"
-
-    def control(self, words: list[Field]) -> None:
-        first, top = words[0].text, self.branches[-1] if self.branches else None
-        if top is not None and first and first == top.end:
-            self.branches.pop()
-        elif top is not None and top.end == "esac" and top.deciding:
-            self.pattern(top, words)
-        elif first == "case":
-            subject = words[1].text if len(words) > 2 else ""
-            # one that only running the script tells leaves every branch unread
-            self.branches.append(_Branch("esac", False, not subject, True, subject, not subject))
-            self.pattern(self.branches[-1], words[3:])
-        elif self.reading:
-            self.status = self.succeeds(words)
-            while words and words[0].text in PREFIXES:
-                words = words[1:]
-            if words:
-                self.keep(words)
-        elif self.unsure and any(word.text.startswith("--") for word in words):
-            self.script.skipped.append(" ".join(word.text for word in words))
-
-    def pattern(self, branch: _Branch, words: list[Field]) -> None:
-        """One of the patterns of a `case`, up to its bracket."""
-        if any(fnmatchcase(branch.subject, word.text) for word in words) and not branch.taken:
-            branch.reading = branch.taken = True
-        branch.deciding = branch.deciding and self.sign != ")"
-
-    def succeeds(self, words: list[Field]) -> bool:
-        """Whether a command succeeds: a test where it holds, others outside of an `if`."""
-        texts, before = [word.text for word in words], self.status
-        first = texts[1] if texts[0] == "!" and len(texts) > 1 else texts[0]
-        asked = any(branch.deciding for branch in self.branches if branch.end == "fi")
-        self.sure = True
-        succeeded = not (asked or self.open or first in TESTS) or self.holds(words)
-        if self.open:
-            succeeded = before and succeeded if self.joined == "&&" else before or succeeded
-        self.open = (self.open or first == "[[") and "]]" not in texts
-        return succeeded
-
-    def keep(self, words: list[Field]) -> None:
-        """Keeps a command that is read, or the commands that it hands to a shell."""
-        texts, handed = [word.text for word in words], self.handed(words)
-        if texts[0] == "for" and len(words) > 3 and texts[2] == "in":
-            self.script.variables[texts[1]] = [words[3]]
-        elif texts[0] == "read" and self.given is not None:
-            names = [text for text in texts[1:] if not text.startswith("-")]
-            parts = _split(self.given, f"[{re.escape(self.script.value('IFS') or ' ')}]")
-            values = {name: [Field(part, None)] for name, part in zip(names, parts, strict=False)}
-            self.script.variables.update(values)
-        elif handed is not None:
-            before, source = handed
-            first = len(self.script.commands)
-            _Reader(self.script, source, ending=self.end_of_command()).statements()
-            for index in range(first, len(self.script.commands)):
-                self.script.commands[index] = [*before, *self.script.commands[index]]
-        elif texts[0] not in PASSED_OVER and texts[-1] != "]]":
-            self.script.commands.append(words)
-            self.script.ends.append(self.end_of_command())
-
-    def handed(self, words: list[Field]) -> tuple[list[Field], Chars] | None:
-        """Words before a shell, and the text that `eval`, `bash -c` or `sbatch <<EOF` gives it."""
-        if words[0].text == "eval":
-            blank = _made(" ")
-            return [], sum((blank + word.chars for word in words[1:]), Chars())
-        program = self.given is not None and self.given.text.startswith("#!")
-        for at, word in enumerate(words):
-            if self.given is not None and (program or word.text == "sbatch"):
-                return words[:at], self.given
-            if _SHELL.fullmatch(word.text):
-                rest = words[at + 1 :]
-                options = [*takewhile(lambda one: one.text.startswith("-"), rest)]
-                if any(_COMMAND_OF.fullmatch(one.text) for one in options):
-                    return words[:at], rest[len(options)].chars if rest[len(options) :] else Chars()
-                return None if self.given is None else (words[:at], self.given)
-        return None
-
-    def end_of_command(self) -> int:
-        """Where the last word of the command ends in the script."""
-        at = self.source.at[: self.last]
-        return at[-1] + 1 if at and at[-1] >= 0 else self.ending
-
-    def holds(self, words: list[Field]) -> bool:
-        """Whether a simple test holds. One that needs a running shell does not, and is unsure."""
-        texts, pattern = [word.text for word in words], self.open or words[0].text == "[["
-        if texts and texts[0] in TESTS:
-            texts = texts[1:]
-        texts = texts[:-1] if texts and texts[-1] in ("]", "]]") else texts
-        if texts and texts[0] == "!":
-            return not self.holds([word for word in words if word.text not in {"!", *TESTS}])
-        self.sure = True
-        if len(texts) == 2 and texts[0] in ("-n", "-z"):
-            return bool(texts[1]) == (texts[0] == "-n")
-        if texts in (["-z"], ["true"]):
-            return True
-        left, test, right = texts if len(texts) == 3 else ("", "", "")
-        if test in COMPARISONS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
-            return COMPARISONS[test](int(left), int(right))
-        self.sure = bool(left and right) and test in ("=", "==", "!=")
-        if test in ("=", "=="):
-            return left == right or (pattern and fnmatchcase(left, right))
-        return test == "!=" and left != right
-
-    # ---- one command -----------------------------------------------------------------------------
-
-    def command(self) -> Iterator[Field]:
-        """Words up to the end of the command. Assignments take effect as they are read."""
-        starting = True
-        while self.here < len(self.text):
-            if not self.skip_blanks():
-                return
-            found = ASSIGNMENT.match(self.text, self.here) if starting else None
-            if found is not None:
-                self.assign(found)
-                continue
-            place = self.here
-            words = self.word()
-            if self.here == place:
-                self.here += 1  # a sign that ends a command, or one that cannot be read
-                return
-            if starting and len(words) == 1 and words[0].text in DECLARING:
-                self.run(_FLAGS)
-                continue
-            if starting and len(words) == 1 and self.text[place : self.here] in OPENING:
-                self.opening(words[0].text)
-                continue
-            self.last, starting = self.here, False
-            yield from words
-
-    def skip_blanks(self) -> bool:
-        """Goes to the next word. False where the command ends, with its end sign skipped."""
-        while self.here < len(self.text):
-            char = self.text[self.here]
-            if char in " \t":
-                self.here += 1
-            elif self.text.startswith("\\\n", self.here):
-                self.here += 2
-            elif char == "#" and (self.here == 0 or self.text[self.here - 1] in " \t\n;"):
-                self.here = self.found("\n")
-            elif char in "<>" or (
-                char.isdigit() and self.text[self.here + 1 : self.here + 2] in (">", "<")
-            ):
-                self.redirection()
-            elif char in "\n;&|)(":
-                twice = self.text.startswith((";;", "&&", "||"), self.here)
-                self.sign = 2 * char if twice else char
-                self.here += len(self.sign)
-                return False
-            else:
-                return True
-        return False
-
-    def redirection(self) -> None:
-        """Skips `2>&1` or `> log`, and remembers a here-document or `<<< text`."""
-        if self.text.startswith("<<<", self.here):
-            self.here += 3
-            self.skip_blanks()
-            self.given = self.quoted_word()
-            return
-        found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
-            self.text, self.here
-        )
-        assert found is not None, "it was recognised by the same signs"
-        self.here = max(found.end(), self.here + 1)
-        if found[1]:
-            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(
-                self.text, self.here
-            )
-            start, close = self.found("\n") + 1, len(self.text) if end is None else end.start()
-            self.given = self.source.cut(start, close)
-            self.here = close if end is None else end.end()
-
-    def assign(self, found: re.Match[str]) -> None:
-        self.here = found.end()
-        name, adding = found[1], found[3] == "+="
-        if self.text.startswith("(", self.here):
-            self.here += 1
-            value = list(self.array())
-        else:
-            whole = self.quoted_word()
-            value = [Field(whole, None)]
-        if not self.reading or found[2]:
-            if self.unsure and any(part.text.startswith("--") for part in value):
-                self.script.skipped.append(" ".join(part.text for part in value))
-            return
-        before = self.script.variables.get(name, [])
-        if adding and self.text[found.end() : found.end() + 1] != "(":
-            head = before[0].chars if before else Chars()
-            self.script.variables[name] = [Field(head + value[0].chars, None), *before[1:]]
-        else:
-            self.script.variables[name] = [*before, *value] if adding else value
-        if len(self.script.variables[name]) > MAX_WORDS:
-            raise _refused("holds an array that grows without end")
-
-    def array(self) -> Iterator[Field]:
-        """Words up to the closing bracket, over several lines if need be."""
-        while self.here < len(self.text):
-            char = self.text[self.here]
-            if char == ")":
-                self.here += 1
-                return
-            if char in " \t\n":
-                self.here += 1
-            elif self.text.startswith("\\\n", self.here):
-                self.here += 2
-            elif char == "#":
-                self.here = self.found("\n")
-            else:
-                place = self.here
-                yield from self.word()
-                self.here += self.here == place
-
-    # ---- words -----------------------------------------------------------------------------------
 
     def word(self) -> list[Field]:
         """The next word as fields.
@@ -677,6 +402,310 @@ class _Reader:
             self.here += 1
             if not depth:
                 return
+
+    def array(self) -> Iterator[Field]:
+        """Words up to the closing bracket, over several lines if need be."""
+        while self.here < len(self.text):
+            char = self.text[self.here]
+            if char == ")":
+                self.here += 1
+                return
+            if char in " \t\n":
+                self.here += 1
+            elif self.text.startswith("\\\n", self.here):
+                self.here += 2
+            elif char == "#":
+                self.here = self.found("\n")
+            else:
+                place = self.here
+                yield from self.word()
+                self.here += self.here == place
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads the commands of a source, as far as a shell would run them.
+
+    last: where the last word of a command ends in the source.
+    sign, joined: how the last command ended, and the one before it.
+    status, sure: whether it succeeded, and whether that needs no running.
+    open: whether a [[ is still open.
+    given: text of the script that the last command reads.
+    """
+
+    words: _Words
+    ending: int = 0
+    last: int = 0
+    sign: str = ""
+    joined: str = ""
+    status: bool = True
+    sure: bool = True
+    open: bool = False
+    given: Chars | None = None
+    branches: list[_Branch] = field(default_factory=list)
+
+    @property
+    def script(self) -> Script:
+        return self.words.script
+
+    @property
+    def text(self) -> str:
+        return self.words.text
+
+    @property
+    def reading(self) -> bool:
+        return all(branch.reading for branch in self.branches)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a running shell might read the skipped part."""
+        return any(branch.unsure and not branch.reading for branch in self.branches)
+
+    def statements(self) -> None:
+        while self.words.here < len(self.text):
+            guard = self.guard()
+            self.joined, self.sign, self.given = self.sign, "", None
+            words = list(self.command())
+            if words:
+                self.control(words)
+            if guard is not None and not guard.end:
+                self.branches.remove(guard)
+            top = self.branches[-1] if self.branches else None
+            if top is None or self.open:
+                continue
+            if top.end == "fi" and top.deciding and self.sign not in ("&&", "||", "|"):
+                top.deciding, top.reading = False, self.status and not top.taken
+                top.taken, top.unsure = top.taken or top.reading, top.unsure or not self.sure
+            elif top.end == "esac" and self.sign == ";;":
+                top.deciding, top.reading = True, False
+
+    def guard(self) -> _Branch | None:
+        """The branch of one command after && or ||, by whether the command before succeeded."""
+        if self.sign not in ("&&", "||") or self.open:
+            return None
+        while self.text[self.words.here : self.words.here + 1].isspace():
+            self.words.here += 1
+        branch = _Branch("", self.status == (self.sign == "&&"), unsure=not self.sure)
+        self.branches.append(branch)
+        return branch
+
+    # ---- control words ---------------------------------------------------------------------------
+
+    def opening(self, word: str) -> None:
+        """A word that stands before a command and decides whether it is read."""
+        top = self.branches[-1] if self.branches else None
+        if word == "if":
+            self.branches.append(_Branch("fi", True, taken=False, deciding=True))
+        elif word == "{" and top is not None and not top.end:
+            top.end = "}"
+        elif word == "{":
+            self.branches.append(_Branch("}", True))
+        elif word in ("elif", "else") and top is not None:
+            top.reading, top.deciding = not top.taken, word == "elif"
+
+    def control(self, words: list[Field]) -> None:
+        first, top = words[0].text, self.branches[-1] if self.branches else None
+        if top is not None and first and first == top.end:
+            self.branches.pop()
+        elif top is not None and top.end == "esac" and top.deciding:
+            self.pattern(top, words)
+        elif first == "case":
+            subject = words[1].text if len(words) > 2 else ""
+            # one that only running the script tells leaves every branch unread
+            self.branches.append(_Branch("esac", False, not subject, True, subject, not subject))
+            self.pattern(self.branches[-1], words[3:])
+        elif self.reading:
+            self.status = self.succeeds(words)
+            while words and words[0].text in PREFIXES:
+                words = words[1:]
+            if words:
+                self.keep(words)
+        elif self.unsure and any(word.text.startswith("--") for word in words):
+            self.script.skipped.append(" ".join(word.text for word in words))
+
+    def pattern(self, branch: _Branch, words: list[Field]) -> None:
+        """One of the patterns of a `case`, up to its bracket."""
+        if any(fnmatchcase(branch.subject, word.text) for word in words) and not branch.taken:
+            branch.reading = branch.taken = True
+        branch.deciding = branch.deciding and self.sign != ")"
+
+    def succeeds(self, words: list[Field]) -> bool:
+        """Whether a command succeeds: a test where it holds, others outside of an `if`."""
+        texts, before = [word.text for word in words], self.status
+        first = texts[1] if texts[0] == "!" and len(texts) > 1 else texts[0]
+        asked = any(branch.deciding for branch in self.branches if branch.end == "fi")
+        succeeded, self.sure = True, True
+        if asked or self.open or first in TESTS:
+            succeeded, self.sure = _tested(texts, self.open)
+        if self.open:
+            succeeded = before and succeeded if self.joined == "&&" else before or succeeded
+        self.open = (self.open or first == "[[") and "]]" not in texts
+        return succeeded
+
+    def keep(self, words: list[Field]) -> None:
+        """Keeps a command that is read, or the commands that it hands to a shell."""
+        texts, handed = [word.text for word in words], _handed(words, self.given)
+        if texts[0] == "for" and len(words) > 3 and texts[2] == "in":
+            self.script.variables[texts[1]] = [words[3]]
+        elif texts[0] == "read" and self.given is not None:
+            names = [text for text in texts[1:] if not text.startswith("-")]
+            parts = _split(self.given, f"[{re.escape(self.script.value('IFS') or ' ')}]")
+            values = {name: [Field(part, None)] for name, part in zip(names, parts, strict=False)}
+            self.script.variables.update(values)
+        elif handed is not None:
+            before, source = handed
+            first = len(self.script.commands)
+            _Reader(_Words(self.script, source), ending=self.end_of_command()).statements()
+            for index in range(first, len(self.script.commands)):
+                self.script.commands[index] = [*before, *self.script.commands[index]]
+        elif texts[0] not in PASSED_OVER and texts[-1] != "]]":
+            self.script.commands.append(words)
+            self.script.ends.append(self.end_of_command())
+
+    def end_of_command(self) -> int:
+        """Where the last word of the command ends in the script."""
+        at = self.words.source.at[: self.last]
+        return at[-1] + 1 if at and at[-1] >= 0 else self.ending
+
+    # ---- one command -----------------------------------------------------------------------------
+
+    def command(self) -> Iterator[Field]:
+        """Words up to the end of the command. Assignments take effect as they are read."""
+        starting = True
+        while self.words.here < len(self.text):
+            if not self.skip_blanks():
+                return
+            found = ASSIGNMENT.match(self.text, self.words.here) if starting else None
+            if found is not None:
+                self.assign(found)
+                continue
+            place = self.words.here
+            words = self.words.word()
+            if self.words.here == place:
+                self.words.here += 1  # a sign that ends a command, or one that cannot be read
+                return
+            if starting and len(words) == 1 and words[0].text in DECLARING:
+                self.words.run(_FLAGS)
+                continue
+            if starting and len(words) == 1 and self.text[place : self.words.here] in OPENING:
+                self.opening(words[0].text)
+                continue
+            self.last, starting = self.words.here, False
+            yield from words
+
+    def skip_blanks(self) -> bool:
+        """Goes to the next word. False where the command ends, with its end sign skipped."""
+        while self.words.here < len(self.text):
+            char = self.text[self.words.here]
+            if char in " \t":
+                self.words.here += 1
+            elif self.text.startswith("\\\n", self.words.here):
+                self.words.here += 2
+            elif char == "#" and (
+                self.words.here == 0 or self.text[self.words.here - 1] in " \t\n;"
+            ):
+                self.words.here = self.words.found("\n")
+            elif char in "<>" or (
+                char.isdigit()
+                and self.text[self.words.here + 1 : self.words.here + 2] in (">", "<")
+            ):
+                self.redirection()
+            elif char in "\n;&|)(":
+                twice = self.text.startswith((";;", "&&", "||"), self.words.here)
+                self.sign = 2 * char if twice else char
+                self.words.here += len(self.sign)
+                return False
+            else:
+                return True
+        return False
+
+    def redirection(self) -> None:
+        """Skips `2>&1` or `> log`, and remembers a here-document or `<<< text`."""
+        if self.text.startswith("<<<", self.words.here):
+            self.words.here += 3
+            self.skip_blanks()
+            self.given = self.words.quoted_word()
+            return
+        found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
+            self.text, self.words.here
+        )
+        assert found is not None, "it was recognised by the same signs"
+        self.words.here = max(found.end(), self.words.here + 1)
+        if found[1]:
+            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(
+                self.text, self.words.here
+            )
+            start, close = (
+                self.words.found("\n") + 1,
+                len(self.text) if end is None else end.start(),
+            )
+            self.given = self.words.source.cut(start, close)
+            self.words.here = close if end is None else end.end()
+
+    def assign(self, found: re.Match[str]) -> None:
+        self.words.here = found.end()
+        name, adding = found[1], found[3] == "+="
+        if self.text.startswith("(", self.words.here):
+            self.words.here += 1
+            value = list(self.words.array())
+        else:
+            whole = self.words.quoted_word()
+            value = [Field(whole, None)]
+        if not self.reading or found[2]:
+            if self.unsure and any(part.text.startswith("--") for part in value):
+                self.script.skipped.append(" ".join(part.text for part in value))
+            return
+        before = self.script.variables.get(name, [])
+        if adding and self.text[found.end() : found.end() + 1] != "(":
+            head = before[0].chars if before else Chars()
+            self.script.variables[name] = [Field(head + value[0].chars, None), *before[1:]]
+        else:
+            self.script.variables[name] = [*before, *value] if adding else value
+        if len(self.script.variables[name]) > MAX_WORDS:
+            raise _refused("holds an array that grows without end")
+
+
+def _handed(words: list[Field], given: Chars | None) -> tuple[list[Field], Chars] | None:
+    """Words before a shell, and the text that `eval`, `bash -c` or `sbatch <<EOF` gives it."""
+    if words[0].text == "eval":
+        blank = _made(" ")
+        return [], sum((blank + word.chars for word in words[1:]), Chars())
+    program = given is not None and given.text.startswith("#!")
+    for at, word in enumerate(words):
+        if given is not None and (program or word.text == "sbatch"):
+            return words[:at], given
+        if _SHELL.fullmatch(word.text):
+            rest = words[at + 1 :]
+            options = [*takewhile(lambda one: one.text.startswith("-"), rest)]
+            if any(_COMMAND_OF.fullmatch(one.text) for one in options):
+                return words[:at], rest[len(options)].chars if rest[len(options) :] else Chars()
+            return None if given is None else (words[:at], given)
+    return None
+
+
+def _tested(texts: list[str], open: bool) -> tuple[bool, bool]:
+    """(whether a simple test holds, whether that is sure).
+
+    One that needs a running shell does not hold, and is unsure.
+    open: it is a part of a [[ that began before.
+    """
+    pattern = open or texts[:1] == ["[["]
+    rest = texts[1:] if texts and texts[0] in TESTS else texts
+    rest = rest[:-1] if rest and rest[-1] in ("]", "]]") else rest
+    if rest and rest[0] == "!":
+        held, sure = _tested([text for text in texts if text not in {"!", *TESTS}], open)
+        return not held, sure
+    if len(rest) == 2 and rest[0] in ("-n", "-z"):
+        return bool(rest[1]) == (rest[0] == "-n"), True
+    if rest in (["-z"], ["true"]):
+        return True, True
+    left, test, right = rest if len(rest) == 3 else ("", "", "")
+    if test in COMPARISONS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
+        return COMPARISONS[test](int(left), int(right)), True
+    sure = bool(left and right) and test in ("=", "==", "!=")
+    if test in ("=", "=="):
+        return left == right or (pattern and fnmatchcase(left, right)), sure
+    return test == "!=" and left != right, sure
 
 
 def _split(chars: Chars, blanks: str = r"\s+") -> list[Chars]:

@@ -10,22 +10,19 @@ Letters: N cells, C classes of a component, T rows of its table, V values of a d
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken, wide
-from planner.columns.groups import unique_rows
+from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, domains_of
 from planner.search.space.keeps import Keep
+from planner.search.space.rows import Columns, Mask, Rows, kinds_of, length, unique_boolean_rows
 from planner.specs.job import SearchSpec
-from planner.trainers.registry import resolve_layout
 
-Columns = dict[str, Column]
-Mask = Callable[[LayoutBatch, Context], BoolColumn]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
 
@@ -80,7 +77,7 @@ class Expansion:
         come first in each part, class after class)
         """
         own = [column for name, column in self.table.items() if name in names]
-        _, values = _kinds(own, _length(self.table))
+        _, values = kinds_of(own, length(self.table))
         owner = np.repeat(np.arange(len(self.counts)), self.counts)
         codes = owner * (int(values.max(initial=0)) + 1) + values[self.rows]
         _, first, part = np.unique(codes, return_index=True, return_inverse=True)
@@ -154,7 +151,7 @@ class Space:
         fields of these names.
         """
         of = [one.classes for one in self.expansions if not one.table.keys().isdisjoint(names)]
-        firsts, kinds = _kinds([*columns, *of], len(self.cells))
+        firsts, kinds = kinds_of([*columns, *of], len(self.cells))
         return kinds, self.take(firsts)
 
     def schedules(self) -> Iterator[tuple[int, IntColumn]]:
@@ -339,17 +336,27 @@ class _Component:
     """Free fields tied together by rules.
 
     It holds their crossed table, and the rules and keeps that read it.
+    known: columns that are the same in all cells.
     """
 
     domains: tuple[Domain, ...]
     shape: tuple[int, ...]
     table: Columns
     rules: tuple[Rule, ...]
-    reads: frozenset[str]
+    known: frozenset[str]
 
     @property
     def keeps(self) -> tuple[Keep, ...]:
         return tuple(domain.keep for domain in self.domains if domain.keep is not None)
+
+    def of_cell(self, tie: Rule | Keep) -> frozenset[str]:
+        """What a rule or keep reads of a cell, and not of the table."""
+        return tie.reads - self.table.keys() - self.known
+
+    @property
+    def reads(self) -> frozenset[str]:
+        ties: tuple[Rule | Keep, ...] = (*self.rules, *self.keeps)
+        return frozenset[str]().union(*map(self.of_cell, ties))
 
     def first_legal(self, kept: BoolColumn) -> BoolColumn:
         """The kept rows, with one value of each domain that lists the first legal one alone."""
@@ -375,75 +382,28 @@ class _Verdict:
     holds: BoolColumn
     parts: IntColumn
 
+    @classmethod
+    def ask(
+        cls, tie: Rule | Keep, mask: Mask, rows: Rows, cells: Columns, component: _Component
+    ) -> "_Verdict":
+        """The mask once for each distinct case of what it reads of these cells and of the table."""
+        table, count = component.table, length(cells) if cells else 1
+        known = rows.batch({**rows.constants, **cells})
+        of_cell = component.of_cell(tie)
+        firsts, cases = kinds_of([rows.value(name, known, count) for name in of_cell], count)
+        heads, parts = kinds_of([table[name] for name in table.keys() & tie.reads], length(table))
+        crossed = {
+            **rows.constants,
+            **{name: column[firsts][:, None] for name, column in cells.items()},
+            **{name: column[heads] for name, column in table.items()},
+        }
+        values = np.broadcast_to(mask(rows.batch(crossed), rows.context), (len(firsts), len(heads)))
+        alike, same = unique_boolean_rows(values)
+        return cls(cases=same[cases], holds=values[alike], parts=parts)
+
     def of(self, cells: IntColumn) -> BoolColumn:
         """What it says of each table row, for these cells, (C, T)."""
         return np.asarray(self.holds[self.cases[cells]][:, self.parts])
-
-
-class _Rows:
-    """Columns of rows that are crossed with values and dropped, each gathered when it is read.
-
-    count: how many rows. A column read since the last `settle` is one of these rows, others are
-    those of the rows at `_at` before it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 1
-        self._before: Columns = {}
-        self._at: IntColumn | None = None
-        self._now: Columns = {}
-
-    def names(self) -> frozenset[str]:
-        return frozenset((*self._before, *self._now))
-
-    def __getitem__(self, name: str) -> Column:
-        if name in self._before:
-            column = self._before.pop(name)
-            self._now[name] = column if self._at is None else column[self._at]
-        return self._now[name]
-
-    def __setitem__(self, name: str, column: Column) -> None:
-        self._now[name] = column
-
-    def uncrossed(self, name: str) -> Column | None:
-        """The column at the rows before the last crossing, of which there are fewer.
-
-        None of a column that came later or was read since.
-        """
-        return None if self._at is None else self._before.get(name)
-
-    def crossed(self, column: Column) -> Column:
-        """A column of the rows before the last crossing, at each row."""
-        return column if self._at is None else column[self._at]
-
-    def pop(self, name: str) -> Column:
-        column = self[name]
-        del self._now[name]
-        return column
-
-    def at(self, places: IntColumn) -> Columns:
-        before = places if self._at is None else self._at[places]
-        return {
-            **{name: wide(column[before]) for name, column in self._before.items()},
-            **{name: wide(column[places]) for name, column in self._now.items()},
-        }
-
-    def cross(self, columns: Columns) -> None:
-        self.settle()
-        count = _length(columns)
-        self._at = np.repeat(np.arange(self.count), count)
-        self._now = {name: np.tile(values, self.count) for name, values in columns.items()}
-        self.count *= count
-
-    def take(self, kept: IntColumn) -> None:
-        self._at = kept if self._at is None else self._at[kept]
-        self._now = {name: column[kept] for name, column in self._now.items()}
-        self.count = len(kept)
-
-    def settle(self) -> Columns:
-        columns = {name: self[name] for name in sorted(self.names())}
-        self._before, self._at, self._now = columns, None, {}
-        return columns
 
 
 class _Builder:
@@ -451,26 +411,22 @@ class _Builder:
 
     def __init__(self, context: Context, domains: Domains, without: frozenset[str]) -> None:
         self.context, self.domains = context, domains
-        neutral = resolve_layout(
-            {}, trainer=context.training.trainer, num_gpus=context.cluster.num_gpus
-        )
-        self.template = dict(LayoutBatch.from_layouts([neutral]).columns())
+        self.rows = Rows(context, domains.splits)
         self.rejected: Counter[str] = Counter()
         self.rules = [rule for rule in rules_for(context) if rule.key not in without]
         self.values = {name: self._legal_values(name) for name in (*CELL_FIELDS, *FREE_FIELDS)}
-        single = [columns for columns in self.values.values() if _length(columns) == 1]
-        self.constants: Columns = {
+        single = [columns for columns in self.values.values() if length(columns) == 1]
+        self.rows.constants = {
             name: column for columns in single for name, column in columns.items()
         }
-        self.impossible = any(_length(columns) == 0 for columns in self.values.values())
+        self.impossible = any(length(columns) == 0 for columns in self.values.values())
         self.rules = [rule for rule in self.rules if self._may_break(rule)]
-        self.rows = _Rows()
         self.expansions: list[Expansion] = []
         self.pending = self._components()
         of_rows = [
             name
             for name, columns in self.values.items()
-            if name in CELL_FIELDS or _length(columns) == 1
+            if name in CELL_FIELDS or length(columns) == 1
         ]
         self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
@@ -481,8 +437,8 @@ class _Builder:
     def _legal_values(self, name: str) -> Columns:
         """The domain's columns, without values that a rule always excludes."""
         columns, domain = self.domains.columns(name), self.domains.by_field[name]
-        batch = self._batch(columns)
-        legal = np.ones(_length(columns), dtype=np.bool_)
+        batch = self.rows.batch(columns)
+        legal = np.ones(length(columns), dtype=np.bool_)
         for rule in self.rules:
             if columns_of(rule.reads) <= columns.keys():
                 broken = rule.broken(batch, self.context) & legal
@@ -499,19 +455,19 @@ class _Builder:
         if not rule.reads.isdisjoint(DERIVED):
             return True
         fields = [columns for columns in self.values.values() if not rule.reads.isdisjoint(columns)]
-        if not np.prod([_length(columns) for columns in fields]) <= MAX_TRIED:
+        if not np.prod([length(columns) for columns in fields]) <= MAX_TRIED:
             return True
         shaped = {
             name: values.reshape([-1 if place == axis else 1 for place in range(len(fields))])
             for axis, columns in enumerate(fields)
             for name, values in columns.items()
         }
-        return bool(rule.broken(self._batch(shaped), self.context).any())
+        return bool(rule.broken(self.rows.batch(shaped), self.context).any())
 
     def cross(self, name: str) -> None:
         """Crosses all rows with all values of this field, and drops what a rule now excludes."""
         columns, given = self.values[name], self.domains.by_field[name].given
-        if self.impossible or columns.keys() <= self.constants.keys():
+        if self.impossible or columns.keys() <= self.rows.constants.keys():
             return
         if name == "dp_shard" and not given:
             self.rows[name] = narrow(self.context.cluster.num_gpus // self._product())
@@ -528,8 +484,8 @@ class _Builder:
         for axis in DEGREES:
             if axis in self.rows.names():
                 product = product * self.rows[axis]
-            elif axis in self.constants:
-                product = product * self.constants[axis]
+            elif axis in self.rows.constants:
+                product = product * self.rows.constants[axis]
         return product
 
     def _factor(self, given: bool) -> None:
@@ -545,16 +501,16 @@ class _Builder:
 
     def _prune(self) -> None:
         """Applies the rules whose columns are known, then resolves the components that can be."""
-        known = self.rows.names() | self.constants.keys()
+        known = self.rows.names() | self.rows.constants.keys()
         alive = np.ones(self.rows.count, dtype=np.bool_)
         for rule in [rule for rule in self.rules if columns_of(rule.reads) <= known]:
             self.rules.remove(rule)
-            broken = self._of_cells(rule.reads, rule.broken) & alive
+            broken = self.rows.of_cells(rule.reads, rule.broken) & alive
             self.rejected[rule.key] += int(broken.sum())
             alive &= ~broken
         for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
             self.keeps.remove(keep)
-            kept = self._of_cells(keep.reads, keep.mask)
+            kept = self.rows.of_cells(keep.reads, keep.mask)
             if keep.counted:
                 self.rejected[keep.counted] += int((alive & ~kept).sum())
             alive &= kept
@@ -565,28 +521,15 @@ class _Builder:
             self.pending.remove(component)
             self._resolve(component)
 
-    def _of_cells(self, reads: frozenset[str], mask: Mask) -> BoolColumn:
-        """The mask of each row, worked out once for each distinct case of what it reads, (N,)."""
-        firsts, cases = self._cases(reads)
-        values = mask(self._batch({**self.constants, **self.rows.at(firsts)}), self.context)
-        return np.asarray(np.broadcast_to(values, len(firsts))[cases])
-
     def _take(self, alive: BoolColumn) -> None:
         if not alive.all():
             self.rows.take(np.flatnonzero(alive))
-
-    def _batch(self, columns: Mapping[str, Column]) -> LayoutBatch:
-        """A batch in which columns still unknown hold one neutral value; no rule reads them."""
-        return LayoutBatch(
-            **{name: columns.get(name, neutral) for name, neutral in self.template.items()},
-            splits=self.domains.splits,
-        )
 
     # ---- components ----
 
     def _components(self) -> list[_Component]:
         """Free fields with more than one value, grouped so that no rule reads two groups."""
-        free = [name for name in FREE_FIELDS if _length(self.values[name]) > 1]
+        free = [name for name in FREE_FIELDS if length(self.values[name]) > 1]
         groups: list[list[str]] = [[name] for name in free]
         keeps = [keep for name in free if (keep := self.domains.by_field[name].keep)]
         for reads in [*(rule.reads for rule in self.rules), *(keep.reads for keep in keeps)]:
@@ -603,7 +546,7 @@ class _Builder:
         return [self._component([name for name in free if name in group]) for group in groups]
 
     def _component(self, names: Sequence[str]) -> _Component:
-        shape = tuple(_length(self.values[name]) for name in names)
+        shape = tuple(length(self.values[name]) for name in names)
         places = np.indices(shape).reshape(len(names), -1)
         fields = zip(names, places, strict=True)
         table = {
@@ -614,26 +557,22 @@ class _Builder:
         domains = tuple(self.domains.by_field[name] for name in names)
         rules = tuple(rule for rule in self.rules if columns_of(rule.reads) & table.keys())
         self.rules = [rule for rule in self.rules if rule not in rules]
-        ties: list[Rule | Keep] = [*rules, *(domain.keep for domain in domains if domain.keep)]
-        reads = {name for tie in ties for name in tie.reads} - table.keys() - self.constants.keys()
-        return _Component(
-            domains=domains, shape=shape, table=table, rules=rules, reads=frozenset(reads)
-        )
+        known = frozenset(self.rows.constants)
+        return _Component(domains=domains, shape=shape, table=table, rules=rules, known=known)
 
     def _resolve(self, component: _Component) -> None:
         """Finds the classes of the rows; drops and counts rows without a legal expansion.
 
         Rows that all rules and keeps read the same of are one kind, and are asked about once.
         """
-        ties: tuple[Rule | Keep, ...] = (*component.rules, *component.keeps)
-        reads = {name for tie in ties for name in self._of_cell(tie, component)}
-        heads, kinds = self._cases(reads)
+        heads, kinds = self.rows.cases(component.reads)
         one_each = self.rows.at(heads)
-        rules = [self._verdict(rule, rule.broken, component, one_each) for rule in component.rules]
-        keeps = [self._verdict(keep, keep.mask, component, one_each) for keep in component.keeps]
-        firsts, classes = _kinds([one.cases for one in (*rules, *keeps)], len(heads))
+        asked = self.rows, one_each, component
+        rules = [_Verdict.ask(rule, rule.broken, *asked) for rule in component.rules]
+        keeps = [_Verdict.ask(keep, keep.mask, *asked) for keep in component.keeps]
+        firsts, classes = kinds_of([one.cases for one in (*rules, *keeps)], len(heads))
         classes = classes[kinds]
-        legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
+        legal = np.ones((len(firsts), length(component.table)), dtype=np.bool_)
         first_broken = np.full(legal.shape, len(component.rules))
         for index, rule in enumerate(rules):
             broken = rule.of(firsts) & legal
@@ -659,67 +598,6 @@ class _Builder:
         )
         self._take(counts[classes] > 0)
 
-    def _of_cell(self, tie: Rule | Keep, component: _Component) -> frozenset[str]:
-        """What it reads of a cell, and not of the component's table."""
-        return tie.reads - component.table.keys() - self.constants.keys()
-
-    def _verdict(
-        self, tie: Rule | Keep, mask: Mask, component: _Component, rows: Columns
-    ) -> _Verdict:
-        """The mask once for each distinct case of what it reads of these rows and of the table."""
-        table, count = component.table, _length(rows) if rows else 1
-        known = self._batch({**self.constants, **rows})
-        of_cell = self._of_cell(tie, component)
-        firsts, cases = _kinds([self._value(name, known, count) for name in of_cell], count)
-        heads, parts = _kinds([table[name] for name in table.keys() & tie.reads], _length(table))
-        crossed = {
-            **self.constants,
-            **{name: column[firsts][:, None] for name, column in rows.items()},
-            **{name: column[heads] for name, column in table.items()},
-        }
-        values = np.broadcast_to(
-            mask(self._batch(crossed), self.context), (len(firsts), len(heads))
-        )
-        alike, same = _unique_boolean_rows(values)
-        return _Verdict(cases=same[cases], holds=values[alike], parts=parts)
-
-    def _cases(self, reads: Iterable[str]) -> tuple[IntColumn, IntColumn]:
-        """(a row of each case, the case of each row (N,)): rows of one read the same.
-
-        Columns that the last crossing repeated are told apart before it.
-        """
-        names = sorted(set(reads) - self.constants.keys())
-        early: list[IntColumn] = []
-        late: list[IntColumn] = []
-        for name in names:
-            needs = columns_of(frozenset({name})) & self.rows.names()
-            before = {
-                needed: wide(column)
-                for needed in needs
-                if (column := self.rows.uncrossed(needed)) is not None
-            }
-            if needs and len(before) == len(needs):
-                batch = self._batch({**self.constants, **before})
-                early.append(self._value(name, batch, _length(before)))
-            else:
-                late.append(self._read(name))
-        if early:
-            _, codes = _kinds(early, len(early[0]))
-            late.append(self.rows.crossed(codes))
-        return _kinds(late, self.rows.count)
-
-    def _read(self, name: str) -> IntColumn:
-        needs = columns_of(frozenset({name})) & self.rows.names()
-        known = {**self.constants, **{needed: wide(self.rows[needed]) for needed in needs}}
-        return self._value(name, self._batch(known), self.rows.count)
-
-    def _value(self, name: str, batch: LayoutBatch, count: int) -> IntColumn:
-        """A column that rules read, of the `count` rows of a batch."""
-        values = (
-            DERIVED[name].value(batch, self.context) if name in DERIVED else getattr(batch, name)
-        )
-        return np.broadcast_to(values, count)
-
     def _count_empty(self, component: _Component, first_broken: IntColumn, lost: IntColumn) -> None:
         """Counts lost rows under the rule that their most nearly legal table row breaks first.
 
@@ -742,7 +620,7 @@ class _Builder:
         if self.impossible:
             nothing = np.zeros(0, dtype=np.int64)
             return Space(
-                cells=self._batch({}).take(nothing),
+                cells=self.rows.batch({}).take(nothing),
                 cell_sizes=nothing,
                 rejected=rejected,
                 expansions=(),
@@ -755,7 +633,10 @@ class _Builder:
             for index, e in enumerate(self.expansions)
         )
         columns = {
-            **{name: np.broadcast_to(column, num_rows) for name, column in self.constants.items()},
+            **{
+                name: np.broadcast_to(column, num_rows)
+                for name, column in self.rows.constants.items()
+            },
             **self.rows.settle(),
         }
         sizes = np.ones(num_rows, dtype=np.int64)
@@ -763,30 +644,8 @@ class _Builder:
             columns.update(expansion.first())
             sizes *= expansion.counts[expansion.classes]
         return Space(
-            cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions
+            cells=self.rows.batch(columns),
+            cell_sizes=sizes,
+            rejected=rejected,
+            expansions=expansions,
         )
-
-
-def _unique_boolean_rows(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
-    """(a row of each kind, the kind of each row (N,)), where rows (N, T) differ in a boolean."""
-    if not values.size:
-        return np.arange(len(values)), np.arange(len(values))
-    packed = np.packbits(values, axis=1)
-    words = np.zeros((len(values), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
-    words[:, : packed.shape[1]] = packed
-    kinds = np.zeros(len(values), dtype=np.int64)
-    for column in words.view(np.uint64).T:
-        firsts, kinds = unique_rows([kinds, np.ascontiguousarray(column)])
-    return firsts, kinds
-
-
-def _length(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
-
-
-def _kinds(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
-    """(a row of each kind (C,), the kind of each row (N,)): rows of one are equal in all keys."""
-    differ = [key for key in keys if key.strides != (0,)] if num_rows else []
-    if differ:
-        return unique_rows(differ)
-    return np.arange(min(num_rows, 1)), np.zeros(num_rows, dtype=np.int64)

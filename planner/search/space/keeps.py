@@ -88,7 +88,7 @@ def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
         accumulate in reduce_dtype.
     Others: parameters and gradients of the rank, sharded optimizer.
     """
-    experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
+    experts = c.model.num_moe_layers * c.model.num_experts * c.model.parameters.expert()
     dense = c.model.total_parameters() - experts
     local = (dense / x.tp + experts / (x.ep * x.etp)) / x.pp
     shard = (dense + experts) / (x.tp * x.pp * x.dp_shard * x.cp)

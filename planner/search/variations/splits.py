@@ -149,7 +149,6 @@ class Tried(Table):
 
     @classmethod
     def of(cls, owner: IntColumn, splits: Sequence[Split], budget: IntColumn) -> "Tried":
-        """From a split each."""
         places = {split: place for place, split in enumerate(dict.fromkeys(splits))}
         at = np.array([places[split] for split in splits], dtype=np.int64)
         return cls(owner, at, tuple(places), budget)
