@@ -20,11 +20,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Published rows: too few to fit again, so what is told of them is in sample."""
     texts = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
     lines = {json.loads(line)["id"]: line for line in texts}
+    few = "\n".join(lines[name] for name in (*HOPPER, *AMPERE, *TITAN, *OPEN_ALONE))
     path = tmp_path_factory.mktemp("rows") / "few.jsonl"
-    path.write_text(
-        "".join(f"{lines[name]}\n" for name in (*HOPPER, *AMPERE, *TITAN, *OPEN_ALONE)),
-        encoding="utf-8",
-    )
+    path.write_text(few, encoding="utf-8")
     return str(path)
 
 
@@ -33,12 +31,9 @@ PLAIN |= dict.fromkeys(("rows", "recompute", "json"), False)
 
 
 def told(
-    capsys: pytest.CaptureFixture[str],
-    jobs: str,
-    where: list[str] | None = None,
-    markdown: Path | None = None,
+    capsys: pytest.CaptureFixture[str], jobs: str, where: list[str] | None = None
 ) -> dict[str, Any]:
-    command(**{**PLAIN, "jobs": jobs, "where": where, "markdown": markdown, "json": True})
+    command(**{**PLAIN, "jobs": jobs, "where": where, "json": True})
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 

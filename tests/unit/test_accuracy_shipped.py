@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import kind_of
 from planner.errors import SpecError
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 REMAKE = (
     "planner-cli accuracy --recompute --markdown docs/accuracy.md --save "
     "planner/catalog/calibrations/accuracy.json"
@@ -28,13 +29,19 @@ REMAKE = (
 EVERY = 45  # of the rows are predicted again here; all of them take minutes
 
 
+def asked(**options: Any) -> None:
+    unsaid = dict.fromkeys(("jobs", "where", "markdown", "save"))
+    command(**{**unsaid, "rows": False, "recompute": False, "json": True, **options})
+
+
 def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
-    command(
-        **{"jobs": None, "where": None, "rows": False, "markdown": None, "recompute": False,
-            "save": None, "json": True, **options},
-    )  # fmt: skip
+    asked(**options)
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def public_lines() -> list[str]:
+    return PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def test_the_stamp_is_that_of_today() -> None:
 
 def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
     """A few rows of all groups, to all digits: a change of the model that moves one shows here."""
-    lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[::EVERY]
+    lines = public_lines()[::EVERY]
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(lines), encoding="utf-8")
     shipped = {row.id: row for row in shipped_comparison().rows}
@@ -61,50 +68,32 @@ def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
     assert (len(rows), malformed) == (len(lines), [])
     for row in rows:
         now, before = row.compared(seen=True), shipped[str(row.job.id)]
-        assert now.predicted_seconds == pytest.approx(before.predicted_seconds, rel=1e-6), (
-            f"{now.id}: run {REMAKE}"
-        )
-        assert now.interval_seconds == pytest.approx(before.interval_seconds, rel=1e-6), now.id
-        held = now.predicted_reserved_bytes
-        assert held == pytest.approx(before.predicted_reserved_bytes, rel=1e-6), now.id
-        assert (now.fits, now.layout, now.labels, now.used) == (
-            before.fits,
-            before.layout,
-            before.labels,
-            before.used,
-        ), now.id
+        for name in ("predicted_seconds", "interval_seconds", "predicted_reserved_bytes"):
+            expected = pytest.approx(getattr(before, name), rel=1e-6)
+            assert getattr(now, name) == expected, f"{now.id} {name}: run {REMAKE}"
+        exact = attrgetter("fits", "layout", "labels", "used")
+        assert exact(now) == exact(before), now.id
 
 
 def test_the_document_is_that_of_the_shipped_report() -> None:
-    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == document(
-        report(shipped_comparison())
-    ), f"run {REMAKE}"
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert page == document(report(shipped_comparison())), f"run {REMAKE}"
 
 
 @pytest.mark.usefixtures("no_pricing")
 def test_every_option_that_only_prints_works_from_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, some = (
-        printed(capsys, rows=True),
-        printed(capsys, where=["complete=true", "trainer=torchtitan,megatron"], rows=True),
-    )
-    num_rows = len(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines())
-    assert (whole["headline"]["overall"]["rows"], len(whole["rows"]), whole["num_fitted"]) == (
-        num_rows,
-        num_rows,
-        745,
-    )
-    assert {one["name"] for one in some["headline"]["groups"]["trainer"]} == {
-        "trainer torchtitan",
-        "trainer megatron",
-    }
-    assert 0 < len(some["rows"]) < num_rows
+    where = ["complete=true", "trainer=torchtitan,megatron"]
+    whole, some = printed(capsys, rows=True), printed(capsys, where=where, rows=True)
+    count = len(public_lines())
+    assert (whole["headline"]["overall"]["rows"], len(whole["rows"])) == (count, count)
+    assert whole["num_fitted"] == 745
+    trainers = {one["name"] for one in some["headline"]["groups"]["trainer"]}
+    assert trainers == {"trainer torchtitan", "trainer megatron"}
+    assert 0 < len(some["rows"]) < count
     assert {"id", "measured_step_seconds", "step_seconds", "fits"} <= some["rows"][0].keys()
-    command(
-        jobs=None, where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md",
-        recompute=False, save=None, json=False,
-    )  # fmt: skip
+    asked(where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md", json=False)
     assert "A cluster never seen" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 
@@ -126,7 +115,7 @@ def test_other_rows_than_it_was_made_of_are_noticed(
     changed = tmp_path / "public.jsonl"
     changed.write_text(PUBLIC_ROWS.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     monkeypatch.setattr(accuracy, "PUBLIC_ROWS", changed)
-    command(jobs=None, where=None, rows=False, markdown=None, recompute=False, save=None, json=True)
+    asked()
     assert "digest of the rows" in capsys.readouterr().err
     shipped = shipped_comparison()
     assert [words.split()[0] for words in shipped.stale("other", None)] == ["calibration"]
@@ -138,13 +127,10 @@ def test_what_was_computed_is_read_back_without_loss(
     shipped = shipped_comparison()
     assert Comparison.from_document(shipped.as_document()) == shipped
     few, saved = tmp_path / "few.jsonl", tmp_path / "few.json"
-    lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
-    few.write_text("\n".join(lines[:2]), encoding="utf-8")
+    few.write_text("\n".join(public_lines()[:2]), encoding="utf-8")
     printed(capsys, jobs=str(few), save=saved)
     found = Comparison.from_document(saved.read_text(encoding="utf-8"))
-    assert [row.id for row in found.rows] == [row.id for row in shipped.rows[:2]]
-    assert found.left_out == {}
-    assert found.rows == shipped.rows[:2]
+    assert (found.rows, found.left_out) == (shipped.rows[:2], {})
     with pytest.raises(SpecError, match="--save"):
         printed(capsys, save=saved)
 
@@ -180,9 +166,8 @@ def test_one_own_run_makes_no_kind_of_four_rows_worse_by_more_than_a_point() -> 
     rows = Counter(row.label("unit") for row in shipped.left_out["group"])
     kinds: dict[str, list[tuple[float, float]]] = {}
     for unit, after in shipped.own_runs[1].items():  # not of units with a single row
-        kinds.setdefault(unit.partition(": ")[2], []).append(
-            (shipped.own_runs[0][unit].error, after.error)
-        )
+        pair = (shipped.own_runs[0][unit].error, after.error)
+        kinds.setdefault(unit.partition(": ")[2], []).append(pair)
     sizes = {kind: sum(rows[unit] for unit in rows if unit.endswith(f": {kind}")) for kind in kinds}
     rise = {kind: float(np.diff(np.mean(pairs, axis=0))[0]) for kind, pairs in kinds.items()}
     large = {kind: rise[kind] for kind in rise if sizes[kind] >= 4}

@@ -1,48 +1,48 @@
 """Intervals: the posterior through the model, joint draws, memory, what was not seen."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from planner.calibration.accuracy import Row
+from planner.calibration import intervals
 from planner.calibration.basis import WIDER, basis, memory_basis, seen, widening
-from planner.calibration.conformal import MEMORY_PRIOR, memory_coverage
-from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import (
-    TWO_SIDED_90,
-    memory_deviation,
-    oom_probability,
-    spread,
-    time_spread,
-)
+from planner.calibration.intervals import memory_deviation, oom_probability, spread, time_spread
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration, Knob
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import STACK
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_job, read_training
+from planner.intake.jobs import read_job
 from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
 from planner.specs.job import Job
 from planner.trainers.registry import resolve_layout
 from planner.units import GIB
+from tests.conftest import job_values
+
+HOPPER, TWO_SIDED_90 = "h100-sxm-80gb", intervals.TWO_SIDED_90
 
 
-def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    cluster = read_cluster({"gpu": gpu, "num_gpus": 8})
-    return Pricer.build(read_model("llama3-8b"), cluster, training, calibration)
+def job_of(gpu: str = HOPPER, trainer: str = "torchtitan", **layout: object) -> Job:
+    return read_job(job_values("llama3-8b", gpu, 8, 4096, 64, trainer=trainer, layout=layout))
+
+
+def pricer(
+    gpu: str = HOPPER, calibration: Calibration | None = None, trainer: str = "torchtitan"
+) -> Pricer:
+    job = job_of(gpu, trainer)
+    return Pricer.build(job.model, job.cluster, job.training, calibration)
+
+
+def layouts(*given: dict[str, object], trainer: str = "torchtitan") -> LayoutBatch:
+    rows = [resolve_layout(values, trainer=trainer, num_gpus=8) for values in given]
+    return LayoutBatch.from_layouts(rows)
 
 
 def batch() -> LayoutBatch:
-    given: list[dict[str, object]] = [{}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True}]
-    return LayoutBatch.from_layouts(
-        [resolve_layout(values, trainer="torchtitan", num_gpus=8) for values in given]
-    )
+    return layouts({}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True})
 
 
 def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
@@ -128,58 +128,23 @@ def test_a_gpu_never_measured_is_less_sure() -> None:
 
 def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
     profile = replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.4 * GIB)
-    large, small = (
-        memory_deviation(profile, np.array([400 * GIB])),
-        memory_deviation(profile, np.array([1.0 * GIB])),
-    )
+    large, small = (memory_deviation(profile, np.array([n * GIB])) for n in (400, 1.0))
     assert large[0] == pytest.approx(0.03, rel=0.01)
     assert small[0] == pytest.approx(np.hypot(0.03, np.log1p(0.4 * TWO_SIDED_90) / TWO_SIDED_90))
     alone = replace(profile, memory_sd=0.0, memory_extra_sd=0.0)
     tiny = np.array([0.01 * GIB])
     upper = tiny * np.exp(TWO_SIDED_90 * memory_deviation(alone, tiny))
-    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB), (
-        "what is fixed is added, however little the model holds"
-    )
+    # what is fixed is added, however little the model holds
+    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB)
 
 
-def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
-    known, doubted = (
-        replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_extra_sd=rates_sd)
-        for rates_sd in (0.0, 0.04)
-    )
-    assert memory_deviation(known, np.array([GIB]))[0] == pytest.approx(0.03)
-    assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)
-
-
-def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
-    """A run predicted at 40 GiB that needed `factor` times that."""
-    job = SimpleNamespace(
-        labels={"complete": complete, "group": source,
-            "measured": {"peak_allocated_bytes": 40 * GIB * factor}}, id=number, layout=None,
-        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
-        model=SimpleNamespace(is_moe=False),
-    )  # fmt: skip
-    estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
-    return Row.build(job, estimate)  # type: ignore[arg-type]
-
-
-def test_a_place_with_many_runs_says_no_more_of_memory_than_one_with_few() -> None:
-    """200 runs of one place within 1%; one run each of five places off by 8%."""
-    many = [run(number, np.exp(0.01), source="many") for number in range(200)]
-    few = [run(number, np.exp(0.08), source=f"few {number}") for number in range(5)]
-    relative, fixed = fitted_deviation([*many, *few])
-    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.08, rel=0.15)
-    assert memory_coverage([*many, *few]) == 1.0
-    assert memory_coverage(many) is None
-
-
-def test_memory_deviates_as_runs_do_that_state_everything() -> None:
-    """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
-    stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
-    others = (run(number, 1.5, False) for number in range(60))
-    relative, fixed = fitted_deviation([*stated, *others])
-    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
-    assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
+@pytest.mark.parametrize(("extra", "deviation"), [(0.0, 0.03), (0.04, 0.05)])
+def test_a_trainer_whose_memory_was_never_compared_is_doubted(
+    extra: float, deviation: float
+) -> None:
+    sd = {"memory_sd": 0.03, "memory_sd_bytes": 0.0, "memory_extra_sd": extra}
+    found = memory_deviation(replace(pricer().profile, **sd), np.array([GIB]))
+    assert found[0] == pytest.approx(deviation)
 
 
 def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit() -> None:
@@ -195,12 +160,11 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
 
 
 def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() -> None:
-    layout = resolve_layout({"ac": "none", "micro_batch_size": 2}, trainer="torchtitan", num_gpus=8)
-    batch = LayoutBatch.from_layouts([layout])
-    whole = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 1.0})
+    batch = layouts({"ac": "none", "micro_batch_size": 2})
+    cluster = {"gpu": HOPPER, "num_gpus": 8}
+    whole = read_cluster({**cluster, "memory_fraction": 1.0})
     for share in (0.95, 1.0):
-        cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": share}
-        p = replace(pricer(), cluster=read_cluster(cluster))
+        p = replace(pricer(), cluster=read_cluster({**cluster, "memory_fraction": share}))
         prices = p.price(batch)
         found = spread(p, batch, prices, prices.step_seconds)
         usable, card = found.oom_probability[0], found.oom_probability_full_card[0]
@@ -209,27 +173,16 @@ def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() 
 
 
 def test_basis_tells_what_was_measured() -> None:
-    def job(trainer: str, gpu: str, **layout: object) -> Job:
-        training = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer}
-        return read_job(
-            {
-                "model": "llama3-8b",
-                "cluster": {"gpu": gpu, "num_gpus": 8},
-                "training": training,
-                "layout": layout,
-            }
-        )
-
-    measured = job("torchtitan", "h100-sxm-80gb", tp=2)
+    measured, ampere = job_of(tp=2), "a100-sxm-80gb"
     calibration = replace(Calibration.prior(), seen=seen([measured]))
 
     def of(asked: Job) -> dict[str, str]:
         return dict(basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0])
 
     assert set(of(measured).values()) == {"calibrated"}
-    assert of(job("torchtitan", "a100-sxm-80gb", tp=2))["tp"] == "interpolated"
-    assert of(job("megatron", "a100-sxm-80gb", tp=2))["tp"] == "extrapolated"
-    assert of(job("torchtitan", "h100-sxm-80gb", cp=2))["cp"] == "extrapolated"
+    assert of(job_of(ampere, tp=2))["tp"] == "interpolated"
+    assert of(job_of(ampere, "megatron", tp=2))["tp"] == "extrapolated"
+    assert of(job_of(cp=2))["cp"] == "extrapolated"
     assert memory_basis(calibration, "torchtitan") == "interpolated"
     assert memory_basis(shipped_calibration(), "torchtitan") == "calibrated"
 
@@ -246,22 +199,9 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
 def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands beside a layout; of two splits each has its own."""
     given = {"dp_shard": 2, "pp": 4, "micro_batch_size": 1}
-    splits = ([8, 8, 8, 8], [9, 8, 8, 7], None)
-    first, second, third = (
-        LayoutBatch.from_layouts(
-            [
-                resolve_layout(
-                    given | ({} if one is None else {"layers_per_stage": one}),
-                    trainer="megatron",
-                    num_gpus=8,
-                )
-            ]
-        )
-        for one in splits
-    )
-    training = read_training({"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"})
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    here = Pricer.build(read_model("llama3-8b"), cluster, training)
+    splits = ({"layers_per_stage": split} for split in ([8, 8, 8, 8], [9, 8, 8, 7]))
+    first, second, third = (layouts(given | one, trainer="megatron") for one in (*splits, {}))
+    here = pricer(trainer="megatron")
     whole = LayoutBatch.concatenate([second, first, third])
     together = time_spread(here, whole, here.price(whole)).loadings
     monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))

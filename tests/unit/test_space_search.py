@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planner
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
@@ -15,18 +16,13 @@ from planner.search.fit import priced_and_fitting
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.search.space_search import searched
+from tests.conftest import job_values
 
 FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
 
 
 def pricer_of(model: str, num_gpus: int, gpu: str = "h100-sxm-80gb", **training: object) -> Pricer:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 1024, **training},
-        }
-    )
+    job = read_job(job_values(model, gpu, num_gpus, 4096, 1024, **training))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -53,21 +49,16 @@ def cell_of(batch: Any, row: int) -> tuple[object, ...]:
     return tuple(column[row] for name, column in batch.columns() if name not in FREE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "gpu", "num_gpus", "batch"),
-    [("deepseek-v3", "h800-sxm-80gb", 2048, 15360), ("kimi-k2", "h100-sxm-80gb", 1024, 8192)],
-)
-def test_what_no_run_supports_is_named_and_does_not_lead(
-    model: str, gpu: str, num_gpus: int, batch: int
-) -> None:
-    import planner
+LARGE = [
+    ("deepseek-v3", "h800-sxm-80gb", 2048, 4096, 15360),
+    ("kimi-k2", "h100-sxm-80gb", 1024, 4096, 8192),
+]
 
-    plan = planner.recommend(
-        model=model,
-        cluster={"gpu": gpu, "num_gpus": num_gpus},
-        training={"seq_len": 4096, "global_batch_size": batch},
-    )
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", LARGE, ids=str)
+def test_what_no_run_supports_is_named_and_does_not_lead(given: tuple[Any, ...]) -> None:
+    plan = planner.recommend(**job_values(*given))
     fastest = min(plan.ranked, key=lambda one: one.estimate.step_seconds or np.inf)
     assert any("deepep" in one for one in fastest.unmeasured)
     assert plan.ranked[0].layout.moe_dispatcher == "alltoall"

@@ -9,18 +9,12 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.intake.jobs import read_job
 from planner.schedules import SCHEDULES
 from planner.search.one_size import search_size
-from planner.search.variations.split_moves import (
-    all_pairs,
-    balanced,
-    even,
-    helpful_pairs,
-    holders_of,
-    moved,
-    possible,
-    sloped,
-)
+from planner.search.variations import split_moves
+from planner.search.variations.split_moves import balanced, holders_of, possible, sloped
 from planner.search.variations.splits import Climb, Tried
+from tests.conftest import job_values
 
+ONE_EACH = ((0,), (1,), (2,))
 LOOPED = holders_of(SCHEDULES["Interleaved1F1B"], 3, 2)
 V_SHAPED = holders_of(SCHEDULES["ZBVZeroBubble"], 3, 2)
 
@@ -31,38 +25,34 @@ def test_stages_of_each_rank() -> None:
 
 
 def test_a_slope_is_layers_more_on_each_rank() -> None:
-    one_each = tuple((rank,) for rank in range(3))
-    assert sloped((4, 4, 4), 1.0, one_each) == (3, 4, 5)
-    assert sloped((4, 4, 4), 2.0, one_each) == (2, 4, 6)
+    assert sloped((4, 4, 4), 1.0, ONE_EACH) == (3, 4, 5)
+    assert sloped((4, 4, 4), 2.0, ONE_EACH) == (2, 4, 6)
     assert sloped((2, 2, 2, 2, 2, 2), 2.0, LOOPED) == (0, 2, 3, 2, 2, 3)
-    assert sloped((1, 1, 1), 2.0, one_each) == (1, 1, 1)  # no stage gives its last layer and more
+    assert sloped((1, 1, 1), 2.0, ONE_EACH) == (1, 1, 1)  # no stage gives its last layer and more
 
 
 def test_layers_go_from_the_busiest_to_the_idlest() -> None:
-    one_each = tuple((rank,) for rank in range(3))
     # a layer takes a second; the head alone takes three
-    assert balanced((4, 4, 4), one_each, np.array([4.0, 4.0, 7.0])) == (5, 5, 2)
-    assert balanced((4, 4, 4), one_each, np.array([4.0, 4.0, 4.5])) == (4, 4, 4)
+    assert balanced((4, 4, 4), ONE_EACH, np.array([4.0, 4.0, 7.0])) == (5, 5, 2)
+    assert balanced((4, 4, 4), ONE_EACH, np.array([4.0, 4.0, 4.5])) == (4, 4, 4)
     # the inner stages keep a layer each
-    assert balanced((5, 1, 5), one_each, np.array([5.0, 9.0, 5.0])) == (5, 1, 5)
+    assert balanced((5, 1, 5), ONE_EACH, np.array([5.0, 9.0, 5.0])) == (5, 1, 5)
 
 
 def test_moves_are_off_the_busiest_and_the_fullest_rank() -> None:
     split = (2, 3, 2, 9, 2, 2)
-    pairs = helpful_pairs(split, LOOPED, (0, 1), {1, 2})
-    assert pairs == [
-        (3, 4, 1), (3, 4, 2), (3, 4, 4), (3, 2, 1), (3, 2, 2), (3, 2, 4), (1, 2, 1),
-    ]  # fmt: skip
-    assert moved(split, 3, 4, 2) == (2, 3, 2, 7, 4, 2)
+    pairs = split_moves.helpful_pairs(split, LOOPED, (0, 1), {1, 2})
+    assert pairs == [*((3, to, layers) for to in (4, 2) for layers in (1, 2, 4)), (1, 2, 1)]
+    assert split_moves.moved(split, 3, 4, 2) == (2, 3, 2, 7, 4, 2)
 
 
 def test_inner_stages_keep_a_layer() -> None:
     assert possible((0, 1, 0))
     assert not possible((1, 0, 1))
     assert not possible((-1, 2, 2))
-    assert even(7, 3) == (3, 2, 2)
-    assert len(all_pairs((1,) * 12)) == 12 * 11
-    assert len(all_pairs((2, 3, 1, *(2,) * 12))) == 4 * 3
+    assert split_moves.even(7, 3) == (3, 2, 2)
+    assert len(split_moves.all_pairs((1,) * 12)) == 12 * 11
+    assert len(split_moves.all_pairs((2, 3, 1, *(2,) * 12))) == 4 * 3
 
 
 def test_distinct_splits_are_listed_once() -> None:
@@ -74,14 +64,13 @@ def test_distinct_splits_are_listed_once() -> None:
     assert (last.owner[0], last.splits[last.split[0]], last.budget[0]) == (2, (1, 2), 7)
 
 
+GPU, PLAIN = "h100-sxm-80gb", {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}
 JOBS: dict[str, dict[str, Any]] = {
-    "one stage a rank": {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-        "search": {"fix": {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}}},
-    "all schedules": {"model": "llama3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 4096, "global_batch_size": 128},
-        "search": {"fix": {"pp": 8, "tp": 1}}},
-}  # fmt: skip
+    "one stage a rank": job_values("llama3-8b", GPU, 8, 4096, 32, search={"fix": PLAIN}),
+    "all schedules": job_values(
+        "llama3-70b", GPU, 64, 4096, 128, search={"fix": {"pp": 8, "tp": 1}}
+    ),
+}
 
 
 @pytest.mark.parametrize("name", JOBS)

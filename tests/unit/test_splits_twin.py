@@ -1,6 +1,6 @@
 """Layer splits and memory budgets against brute force: every legal split, each simulated."""
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,16 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.intake.jobs import read_job
-from planner.rules import Context, legal_mask
+from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.specs.layout import Layout
+from tests.conftest import job_values, one_fast
 
 NEAR = 1.002
 WIDE: dict[str, Any] = {
     "name": "wide", "hidden_size": 4096, "num_hidden_layers": 11, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 14336, "vocab_size": 128256,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 128256,
 }  # fmt: skip
 EXPERTS = {
     **WIDE, "name": "experts", "hidden_size": 2048, "num_attention_heads": 16, "num_experts": 16,
@@ -51,18 +51,14 @@ def splits_of(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 def brute_force(pricer: Pricer, like: Layout, budgets: bool) -> float:
     """The fastest step of this layout under any split and any of the trainer's recomputations."""
-    stages = like.pp * like.virtual_stages
+    splits = splits_of(pricer.model.num_hidden_layers, like.pp * like.virtual_stages)
     modes = [*(f"memory-budget-{part / 50:g}" for part in range(1, 50) if budgets), "none", "full"]
-    layouts = [
-        like.model_copy(update={"layers_per_stage": split, "ac": mode})
-        for split in splits_of(pricer.model.num_hidden_layers, stages)
-        for mode in modes
-    ]
+    changes = [{"layers_per_stage": split, "ac": mode} for split, mode in product(splits, modes)]
+    layouts = [like.model_copy(update=change) for change in changes]
     best = np.inf
-    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     for start in range(0, len(layouts), 2048):
         batch = LayoutBatch.from_layouts(layouts[start : start + 2048])
-        batch = batch.take(legal_mask(batch, context))
+        batch = batch.take(legal_mask(batch, pricer.rules_context))
         if not len(batch):
             continue
         prices = pricer.price(batch)
@@ -74,29 +70,19 @@ def brute_force(pricer: Pricer, like: Layout, budgets: bool) -> float:
     return best
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name == "Megatron" else [pytest.mark.slow]) for name in CASES],
-)
+@pytest.mark.parametrize("name", one_fast("Megatron", *sorted({*CASES} - {"Megatron"})))
 def test_the_search_finds_the_best_split_and_budget(name: str) -> None:
     model, trainer, cluster, fix = CASES[name]
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", **cluster},
-            "training": {"seq_len": 4096, "global_batch_size": 16, "trainer": trainer},
-            "search": {"prefer": "fastest", "fix": {**fix, "precision": "bf16"}},
-        }
-    )
+    search = {"prefer": "fastest", "fix": {**fix, "precision": "bf16"}}
+    values = job_values(model, "h100-sxm-80gb", 8, 4096, 16, trainer=trainer, search=search)
+    job = read_job({**values, "cluster": {**values["cluster"], **cluster}})
     found = search_size(job, job.cluster, lambda _: None)
     best, _, layout = found.candidates[0]
     pricer = found.pricer
     # every class that the search has looked at by its best member, and those of other microbatches
     plain = {"layers_per_stage": None, "ac": "full"}
     likes = {one.model_copy(update=plain) for _, _, one in found.candidates[:40]}
-    likes = {like for like in sorted(likes, key=str)[:6]} | {
-        layout.model_copy(update={"layers_per_stage": None, "ac": "full"})
-    }
+    likes = {*sorted(likes, key=str)[:6], layout.model_copy(update=plain)}
     budgets = trainer == "torchtitan"
     brute = min(brute_force(pricer, like, budgets) for like in likes)
     assert brute < np.inf

@@ -13,36 +13,29 @@ from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.rules import Context
 from planner.search import bounds, cell_queue
 from planner.search import screen as screen_module
 from planner.search.fit import OOM_LIMIT
 from planner.search.screen import PARETO_SLACK, Goal
-from planner.search.space.enumerate import build_space
+from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import KnownBudgets, searched
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
-from planner.specs.plan import RankedLayout
-from tests.conftest import fixed_ports, one_fast
+from tests.conftest import fixed_ports, job_values, one_fast
 
+GPU = "h100-sxm-80gb"
+LONG_HEAD = job_values("llama3.1-8b", GPU, 8, 8192, 128)
 JOBS: dict[str, dict[str, Any]] = {
-    "8B, with a long head": {"model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "8B, short of memory": {"model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "70B, where everything is cut": {"model": "llama3.1-70b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "experts": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64}},
-    "Megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"}},
-    "1B, where launches count": {"model": "llama3.2-1b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32}},
-}  # fmt: skip
+    "8B, with a long head": LONG_HEAD,
+    "8B, short of memory": {
+        **LONG_HEAD,
+        "cluster": {**LONG_HEAD["cluster"], "memory_fraction": 0.80},
+    },
+    "70B, where everything is cut": job_values("llama3.1-70b", GPU, 64, 8192, 128),
+    "experts": job_values("mixtral-8x7b", GPU, 16, 4096, 64),
+    "Megatron": job_values("llama3.1-8b", GPU, 8, 8192, 128, trainer="megatron"),
+    "1B, where launches count": job_values("llama3.2-1b", GPU, 16, 2048, 32),
+}
 FIXES: tuple[dict[str, Any], ...] = (
     {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},
     {"ac": "full"},
@@ -50,9 +43,15 @@ FIXES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
+def winner(name: str, fix: dict[str, Any]) -> Layout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=fixed_ports()).ranked[0]
+    return recommend(job, ports=fixed_ports()).ranked[0].layout
+
+
+def prepared(name: str) -> tuple[Pricer, Space]:
+    job = read_job(JOBS[name])
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return pricer, build_space(pricer.rules_context, SearchSpec())
 
 
 @pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
@@ -80,39 +79,33 @@ def test_the_split_of_every_pipeline_is_polished() -> None:
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
     """8B on 8 under ZeRO-2 with less memory: a budget near 1 costs almost nothing."""
-    layout = winner("8B, short of memory", {"pp": 1}).layout
-    assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
-    assert parse_ac(layout.ac)[1] > 0.5
+    layout = winner("8B, short of memory", {"pp": 1})
+    kind, budget = parse_ac(layout.ac)
+    assert (layout.dp_shard, layout.zero_stage, kind) == (8, 2, "memory-budget")
+    assert budget > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
     """Llama 3.1's head weighs two layers: an even split leaves three ranks of four waiting."""
-    sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
+    sizes = winner("Megatron", {"pp": 4}).layers_per_stage
     assert sizes[-1] < sizes[0]
 
 
 def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
-    job = read_job(JOBS["8B, short of memory"])
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer, space = (
-        Pricer.build(job.model, job.cluster, job.training),
-        build_space(context, SearchSpec()),
-    )
+    pricer, space = prepared("8B, short of memory")
     search = searched(pricer, space, Goal(count=10, budgets=20))
     found = search.best_budgets(float(search.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
-        budgets = [_with_budget(layout, hundredths) for hundredths in range(101)]
-        rest = LayoutBatch.from_layouts(budgets)
-        prices = pricer.price(rest)
+        modes = [{"ac": f"memory-budget-{hundredths / 100:g}"} for hundredths in range(101)]
+        rest = LayoutBatch.from_layouts([layout.model_copy(update=mode) for mode in modes])
+        prices, own = pricer.price(rest), pricer.price(found.take(slice(row, row + 1)))
         risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
         fits = risk <= OOM_LIMIT
         assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
-        assert prices.step_seconds[fits].min() == pytest.approx(
-            float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
-        )
+        assert prices.step_seconds[fits].min() == pytest.approx(own.step_seconds[0])
 
 
 @pytest.mark.parametrize("name", one_fast("Megatron", "8B, short of memory", "experts"))
@@ -123,9 +116,7 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
 
     Without `Goal.budgets` none is sought early.
     """
-    job = read_job(JOBS[name])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, SearchSpec())
+    pricer, space = prepared(name)
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
@@ -134,7 +125,6 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     assert plain.budgets is None
     search = searched(pricer, space, Goal(count=3, budgets=20))
     known = search.budgets
-    assert known is not None
     worth = float(screened.step_seconds[2])
     found = search.best_budgets(worth)
     search.budgets = None
@@ -153,10 +143,7 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
 
 
 def test_budgets_sought_for_less_are_sought_again() -> None:
-    job = read_job(JOBS["experts"])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, SearchSpec())
-    search = searched(pricer, space, Goal(count=10, budgets=20))
+    search = searched(*prepared("experts"), Goal(count=10, budgets=20))
     worth = float(search.screened.step_seconds[9])
     whole = search.best_budgets(worth)
     found = search._fastest_budgets(worth)
@@ -166,7 +153,3 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
     search.budgets = KnownBudgets(worth=worth, kinds=kinds)
     assert not len(search.best_budgets(worth))
     assert len(whole)
-
-
-def _with_budget(layout: Layout, hundredths: int) -> Layout:
-    return layout.model_copy(update={"ac": f"memory-budget-{hundredths / 100:g}"})
