@@ -1,6 +1,7 @@
 """What `planner-cli accuracy` says of groups of rows, and of the rows that it is asked for."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,20 @@ PLAIN: dict[str, Any] = dict.fromkeys(("where", "markdown", "save"))
 PLAIN |= dict.fromkeys(("rows", "recompute", "json"), False)
 
 
-def told(
-    capsys: pytest.CaptureFixture[str], jobs: str, where: list[str] | None = None
-) -> dict[str, Any]:
-    command(**{**PLAIN, "jobs": jobs, "where": where, "json": True})
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+@pytest.fixture
+def told(few: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """What is told of the few rows, in sample; `where` narrows them."""
+
+    def ask(where: list[str] | None = None) -> dict[str, Any]:
+        command(**{**PLAIN, "jobs": few, "where": where, "json": True})
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["in_sample"]
+        return found
+
+    return ask
 
 
-def test_a_platform_is_a_trainer_on_a_family_of_gpus_with_its_complete_rows_beside_it(
-    few: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    platforms = told(capsys, few)["in_sample"]["groups"]["platform"]
+def test_a_platform_is_a_trainer_on_a_family_with_its_complete_rows_beside_it(told: Any) -> None:
+    platforms = told()["groups"]["platform"]
     assert [(one["name"], one["rows"]) for one in platforms] == [
         ("platform megatron on hopper", 3),
         ("platform megatron on hopper, complete", 2),
@@ -53,10 +56,8 @@ def test_a_platform_is_a_trainer_on_a_family_of_gpus_with_its_complete_rows_besi
     ]
 
 
-def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(
-    few: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    everything, chosen = (told(capsys, few, where)["in_sample"] for where in (None, KEEP))
+def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(told: Any) -> None:
+    everything, chosen = told(), told(KEEP)
     own = {one["name"]: one["time"] for one in everything["groups"]["platform"]}
     names = (f"platform megatron on {family}, complete" for family in ("hopper", "ampere"))
     hopper, ampere = (own[name] for name in names)
@@ -77,9 +78,7 @@ def test_what_no_row_has_is_refused(few: str, where: list[str], says: str) -> No
         command(**{**PLAIN, "jobs": few, "where": where, "json": True})
 
 
-def test_the_document_and_the_table_name_complete_rows_of_a_platform(
-    few: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_names_complete_rows_of_a_platform(few: str, tmp_path: Path, capsys: Any) -> None:
     unseen = tmp_path / "unseen.jsonl"
     rows = [json.loads(line) for line in Path(few).read_text(encoding="utf-8").splitlines()]
     for row in rows:

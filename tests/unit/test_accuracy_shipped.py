@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,14 @@ def asked(**options: Any) -> None:
     command(**{**unsaid, "rows": False, "recompute": False, "json": True, **options})
 
 
-def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
-    asked(**options)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    def print_it(**options: Any) -> dict[str, Any]:
+        asked(**options)
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return print_it
 
 
 def public_lines() -> list[str]:
@@ -81,11 +86,9 @@ def test_the_document_is_that_of_the_shipped_report() -> None:
 
 
 @pytest.mark.usefixtures("no_pricing")
-def test_every_option_that_only_prints_works_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_option_that_only_prints_works(tmp_path: Path, printed: Any, capsys: Any) -> None:
     where = ["complete=true", "trainer=torchtitan,megatron"]
-    whole, some = printed(capsys, rows=True), printed(capsys, where=where, rows=True)
+    whole, some = printed(rows=True), printed(where=where, rows=True)
     count = len(public_lines())
     assert (whole["headline"]["overall"]["rows"], len(whole["rows"])) == (count, count)
     assert whole["num_fitted"] == 745
@@ -99,13 +102,11 @@ def test_every_option_that_only_prints_works_from_it(
 
 
 @pytest.mark.usefixtures("no_pricing")
-def test_without_the_rows_it_is_printed_but_not_made_anew(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_rows_it_is_not_made_anew(monkeypatch: Any, printed: Any) -> None:
     monkeypatch.setattr(accuracy, "PUBLIC_ROWS", Path("/not/installed"))
-    assert printed(capsys)["headline"]["overall"]["rows"] > 300
+    assert printed()["headline"]["overall"]["rows"] > 300
     with pytest.raises(SpecError, match=r"needs the published rows.*give --jobs FILE") as caught:
-        printed(capsys, recompute=True)
+        printed(recompute=True)
     assert len(caught.value.faults) == 1
 
 
@@ -121,18 +122,16 @@ def test_other_rows_than_it_was_made_of_are_noticed(
     assert [words.split()[0] for words in shipped.stale("other", None)] == ["calibration"]
 
 
-def test_what_was_computed_is_read_back_without_loss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_computed_is_read_back_without_loss(tmp_path: Path, printed: Any) -> None:
     shipped = shipped_comparison()
     assert Comparison.from_document(shipped.as_document()) == shipped
     few, saved = tmp_path / "few.jsonl", tmp_path / "few.json"
     few.write_text("\n".join(public_lines()[:2]), encoding="utf-8")
-    printed(capsys, jobs=str(few), save=saved)
+    printed(jobs=str(few), save=saved)
     found = Comparison.from_document(saved.read_text(encoding="utf-8"))
     assert (found.rows, found.left_out) == (shipped.rows[:2], {})
     with pytest.raises(SpecError, match="--save"):
-        printed(capsys, save=saved)
+        printed(save=saved)
 
 
 def test_scatter_within_units_is_that_of_the_published_runs() -> None:

@@ -63,9 +63,7 @@ def test_a_catalogues_name_takes_the_catalogues_gpu(
 
 
 @pytest.mark.parametrize("factor", [1006.0, 1e30, 40.0])
-def test_what_is_far_off_is_asked_about_and_counts_once_its_owner_vouches_for_it(
-    wiring: Wiring, factor: float
-) -> None:
+def test_what_is_far_off_is_asked_about_until_vouched_for(wiring: Wiring, factor: float) -> None:
     before = seconds_of(wiring)
     stored = imported(wiring, factor * before)
     words = "is it in seconds, and of this job? `planner-cli measurements believe m`"

@@ -109,6 +109,9 @@ def test_schedules_of_cells_are_those_of_their_layouts(priced: Priced) -> None:
 def test_a_cell_bounds_all_its_layouts(priced: Priced) -> None:
     pricer, space = priced
     idle = Idle.of(pricer, space.cells, space.schedules())
+    by_kind = idle_of(pricer, space)  # asks of one cell of each kind
+    assert np.array_equal(by_kind.overlaps, idle.overlaps)
+    assert np.array_equal(by_kind.microbatches, idle.microbatches)
     bounds_of_cells, _ = pricer.lower_bounds(space.cells, idle)
     loose, _ = pricer.lower_bounds(space.cells)
     assert (bounds_of_cells >= loose * (1.0 - 1e-12)).all()
@@ -136,9 +139,7 @@ def bounds_of(pricer: Any, *sizes: int) -> CellBounds:
     return CellBounds(pricer, cells(*sizes))
 
 
-def test_few_cells_are_taken_up_by_their_own_bounds_and_many_by_their_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_cells_are_taken_up_by_own_bounds_many_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = bounds_of(Counting(), 1, 2)
     assert found.seconds.tolist() == found.coarse_bound_seconds.tolist() == [10.0, 11.0]
     assert found.device_bytes.tolist() == [BYTES, 2 * BYTES]
@@ -231,14 +232,6 @@ def test_what_nothing_fits_for_is_priced_whole_but_below_a_limit_not_looked_at_a
     assert screen(pricer, space, Goal(count=3, limit_seconds=1e3)).num_priced == 0
 
 
-def test_schedules_are_asked_of_one_cell_of_each_kind(priced: Priced) -> None:
-    pricer, space = priced
-    by_kind = idle_of(pricer, space)
-    by_cell = Idle.of(pricer, space.cells, space.schedules())
-    assert np.array_equal(by_kind.overlaps, by_cell.overlaps)
-    assert np.array_equal(by_kind.microbatches, by_cell.microbatches)
-
-
 def same_layouts(first: LayoutBatch, second: LayoutBatch) -> bool:
     pairs = zip(first.columns(), second.columns(), strict=True)
     return all(np.array_equal(one, other) for (_, one), (_, other) in pairs)
@@ -263,9 +256,7 @@ def test_branches_expand_to_the_layouts_of_their_cells_in_order(priced: Priced) 
             assert (getattr(some.batch(), field) == getattr(branches.batch, field)[place]).all()
 
 
-def test_what_branches_leave_out_computes_longer_than_the_limit(
-    priced: Priced, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_branches_leave_out_is_slow(priced: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_module, "FEW", 0)
     pricer, space = priced
     chosen = np.arange(len(space.cells))

@@ -12,16 +12,14 @@ from planner.cost.machine.shipped import from_document, shipped_calibration, to_
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.models import read_model
+from tests.conftest import job_values
 
 DENSE, EXPERTS = "dense, Hopper and Ampere", "experts, Blackwell"
 
 
 def misses(log_seconds: FloatColumn, units: list[str], classes: list[str] | None = None) -> Misses:
-    count = len(log_seconds)
-    return Misses(
-        log_seconds=log_seconds, scales=np.full(count, 0.1), units=units,
-        classes=classes or [DENSE] * count,
-    )  # fmt: skip
+    scales, alike = np.full(len(log_seconds), 0.1), [DENSE] * len(log_seconds)
+    return Misses(log_seconds=log_seconds, scales=scales, units=units, classes=classes or alike)
 
 
 def test_the_score_is_the_width_and_twenty_times_what_lies_outside() -> None:
@@ -77,15 +75,10 @@ def test_classes_are_of_a_kind_of_model_on_a_generation_of_gpus() -> None:
 
 
 def test_an_estimate_is_as_wide_as_its_class_says() -> None:
-    asked = {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64}, "layout": {},
-    }  # fmt: skip
+    asked = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64, layout={}))
     shipped, widths = shipped_calibration(), []
     for factor in (1.0, 0.5):
         calibration = replace(shipped, interval_factors={DENSE: factor})
         assert from_document(to_document(calibration)).interval_factors == {DENSE: factor}
-        found = estimate_job(read_job(asked), calibration).interval
-        assert found is not None
-        widths.append(np.log(found.step_seconds[1] / found.step_seconds[0]))
+        widths.append(np.ptp(np.log(estimate_job(asked, calibration).interval.step_seconds)))
     assert widths[1] == pytest.approx(0.5 * widths[0])

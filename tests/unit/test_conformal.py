@@ -48,7 +48,6 @@ def test_memory_deviates_as_runs_do_that_state_everything() -> None:
 def test_coverage_is_of_places_and_of_one_place_none() -> None:
     many = [run(number, 40 * GIB, 0.01, "many") for number in range(200)]
     few = [run(number, 40 * GIB, 0.08, f"few {number}") for number in range(5)]
-    assert of_one_peak([*many, *few]) == pytest.approx(0.08, rel=0.15)
     assert conformal.memory_coverage([*few, *many]) == 1.0
     assert conformal.memory_coverage(many) is None
 
@@ -73,10 +72,7 @@ def test_errors_of_equal_bytes_are_a_fixed_part_and_of_equal_shares_a_relative_o
 
 
 def test_every_place_counts_once_in_the_stretch_and_in_the_fit() -> None:
-    """Ninety runs of one place, and one run each of others.
-
-    Of eleven places ten have to be inside: the one that misses by 0.9 is the last of them.
-    """
+    """Of eleven places ten have to be inside: the one that misses by 0.9 is the last of them."""
     few = [run(n, 40 * GIB, 0.1 * n, f"place {n}") for n in range(10, 0, -1)]
     many = [run(n, 40 * GIB, 0.01, "many") for n in range(90)]
     assert of_one_peak([*few, *many]) == pytest.approx(0.9, rel=0.01)

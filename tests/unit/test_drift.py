@@ -52,23 +52,19 @@ def name_of(value: Any) -> str:
 
 
 ALARMS = [
-    *((kind, 2, 6) for kind in (simulated.KINDS[0], simulated.KINDS[-1])),
-    *(pytest.param(kind, 10, 16, marks=pytest.mark.slow) for kind in simulated.KINDS),
+    *((kind, 2, 0, 6) for kind in (simulated.KINDS[0], simulated.KINDS[-1])),
+    *(pytest.param(kind, 10, 0, 16, marks=pytest.mark.slow) for kind in simulated.KINDS),
+    (simulated.NORMAL, 1, simulated.NUM_HOSTS, 4),
+    pytest.param(simulated.NORMAL, 5, simulated.NUM_HOSTS, 10, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("kind", "years", "most"), ALARMS, ids=name_of)
+@pytest.mark.parametrize(("kind", "years", "hosts", "most"), ALARMS, ids=name_of)
 def test_false_alarms_are_not_more_frequent_than_promised(
-    kind: simulated.Noise, years: int, most: int
+    kind: simulated.Noise, years: int, hosts: int, most: int
 ) -> None:
     """One a year: at that rate one trial in 37 (10 years), or in 220 (2 years), has more."""
-    assert simulated.false_alarms(kind, 6, years, seed=3) <= most
-
-
-@pytest.mark.parametrize(("years", "most"), [(1, 4), pytest.param(5, 10, marks=pytest.mark.slow)])
-def test_hosts_raise_no_false_alarms_either(years: int, most: int) -> None:
-    hosts = simulated.NUM_HOSTS
-    assert simulated.false_alarms(simulated.NORMAL, 6, years, hosts=hosts, seed=3) <= most
+    assert simulated.false_alarms(kind, 6, years, hosts=hosts, seed=3) <= most
 
 
 def test_the_threshold_rises_with_what_is_watched_and_with_the_rate() -> None:

@@ -210,9 +210,7 @@ def test_directions_carry_the_spread_of_predictions() -> None:
 
 
 @pytest.mark.parametrize("family", ["hopper", "ampere", "blackwell"])
-def test_directions_do_not_depend_on_which_way_eigenvectors_point(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directions_hold_if_eigenvectors_turn(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors decide that differently, and no interval may depend on them."""
     calibration, found = shipped_calibration(), np.linalg.eigh
     directions, _ = calibration.directions("megatron", family)

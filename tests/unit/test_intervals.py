@@ -46,9 +46,7 @@ def batch() -> LayoutBatch:
 
 
 def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
-    """Only `compute` uncertain: the loadings are the change of log seconds for one deviation of it,
-    and the offsets of stack and unit.
-    """
+    """Loadings are the change of log seconds for a deviation of it, beside stack and unit."""
     keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", _own(knob)))
     covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
     calibration = replace(
@@ -90,9 +88,7 @@ def _own(knob: Knob) -> str:
 
 
 def test_what_the_directions_leave_out_is_each_layouts_own() -> None:
-    """The variance of predictions under a calibration, tr(C M), is that of its directions and the
-    rest.
-    """
+    """The variance of predictions, tr(C M), is that of the directions and the rest."""
     p = pricer()
     trainer, family = p.training.trainer, p.cluster.gpu.family
     covariance = p.calibration.effective_covariance(trainer, family)
@@ -139,9 +135,7 @@ def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
 
 
 @pytest.mark.parametrize(("extra", "deviation"), [(0.0, 0.03), (0.04, 0.05)])
-def test_a_trainer_whose_memory_was_never_compared_is_doubted(
-    extra: float, deviation: float
-) -> None:
+def test_memory_never_compared_is_doubted(extra: float, deviation: float) -> None:
     sd = {"memory_sd": 0.03, "memory_sd_bytes": 0.0, "memory_extra_sd": extra}
     found = memory_deviation(replace(pricer().profile, **sd), np.array([GIB]))
     assert found[0] == pytest.approx(deviation)

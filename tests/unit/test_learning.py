@@ -284,9 +284,7 @@ def test_a_calibration_is_undone_with_those_after_it(wiring: Wiring) -> None:
     assert learned(wiring, JOB) is None, "the first one undone leaves the shipped one"
 
 
-def test_a_calibration_from_older_runs_never_replaces_a_newer_one(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_runs_never_replace_newer(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow teacher reads, the fast one stores a run and teaches, the slow one stores."""
     stored(wiring, run("m-1", 1.3, VERSIONS))
     slow, made = wire(wiring.settings), update._made
@@ -321,16 +319,13 @@ def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
     assert latest(wiring).num_runs == len(runs)
 
 
-def test_an_update_that_would_change_nothing_makes_nothing(
+def test_a_run_is_priced_once_and_no_change_makes_no_calibration(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(wiring, run("m-1", 1.3, VERSIONS))
-    monkeypatch.setattr(update, "learn_priced", None)
-    assert update_from(wiring, "m-1") == []
-
-
-def test_a_run_is_priced_once(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(wiring, run("m-1", 1.3, VERSIONS))
+    with monkeypatch.context() as patch:
+        patch.setattr(update, "learn_priced", None)
+        assert update_from(wiring, "m-1") == []
     asked: list[str] = []
 
     def counted(calibration: Calibration, runs: Sequence[Measurement]) -> list[PricedRun]:

@@ -11,6 +11,7 @@ from planner.columns import LayoutBatch
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
+from planner.search import one_size
 from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.search.size_candidates import OneSize
@@ -161,3 +162,31 @@ def test_where_all_fits_or_the_user_says_so_no_share_is_tried() -> None:
     roomy = searched({"gpu": "h200-sxm-141gb", "num_gpus": 16})
     assert not layouts_of(roomy)[0].cpu_offload
     assert not any(one.cpu_offload for one in layouts_of(searched(fix={"cpu_offload": False})))
+
+
+# 13B parameters and their states fill 4 A100 so far that layers must be recomputed; states that
+# are on the host leave room not to.
+FULL = job_values("llama2-13b", "a100-sxm-80gb", 4, 4096, 64, trainer="megatron-deepspeed")
+
+
+def nearly_full(**search: Any) -> OneSize:
+    return best_of(job_of(FULL, {}, {}, search))
+
+
+def test_states_on_the_host_win_where_the_device_is_nearly_full() -> None:
+    on_device, on_host = (nearly_full(fix={"cpu_offload": value}) for value in (False, True))
+    assert on_device.candidates
+    assert on_host.best_seconds < 0.9 * on_device.best_seconds
+    found = nearly_full()
+    assert found.best_seconds == pytest.approx(on_host.best_seconds, rel=0.002)
+    assert {layout.cpu_offload for layout in layouts_of(found)} == {False, True}
+
+
+def test_a_space_too_large_is_searched_on_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_size, "MOST_OFFLOADED", 0)
+    assert not any(layout.cpu_offload for layout in layouts_of(nearly_full()))
+
+
+def test_the_smallest_layouts_are_not_sought_on_the_host() -> None:
+    """Who asks for least memory wants room on the device, not the device's states elsewhere."""
+    assert not any(x.cpu_offload for x in layouts_of(nearly_full(objective="memory")))

@@ -76,9 +76,7 @@ def failed_as(folder: Path) -> Failed:
     (True, 0, "heat or a fault held the GPU's clock down"),
     (False, 3, "the allocator emptied its cache 3 times between steps"),
 ])  # fmt: skip
-def test_a_disturbed_run_teaches_nothing(
-    throttled: bool | None, retries: int | None, reason: str | None
-) -> None:
+def test_a_disturbed_run_teaches_nothing(throttled: Any, retries: Any, reason: str | None) -> None:
     peaks = {"peak_allocated_bytes": 1, "peak_reserved_bytes": 2}
     rank = protocol.RankMemory(rank=0, **peaks, allocator_retries=retries)
     task = ProbeTask.model_validate({"id": "probe-1", "job": JOB})
@@ -214,9 +212,7 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
     assert (text[:5], text[-4:], len(text)) == ("first", "last", 2 * LOG_BYTES + len("\n[...]\n"))
 
 
-def test_a_result_counts_where_the_disk_takes_no_more(
-    ended: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_counts_on_a_full_disk(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: of the owner, and of the worker that finds the folder later."""
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))

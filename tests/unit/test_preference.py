@@ -82,21 +82,45 @@ def chosen(
     return preference.prefer(batch, weighed, expected, 64, spread_of)
 
 
-def test_the_faster_comes_first_where_nothing_else_differs() -> None:
-    assert chosen([PLAIN, PLAIN | {"zero_stage": 2}], [10.0, 9.99]) == 1
+# Two points less a half for narrower groups; a run that dies; what is lost and what is doubted.
+BRINGS, DIES, DOUBT, HALF = WORTH * 1.5, RISK * 0.015, 2.0 * UNPROVEN, WORTH / 2.0
+TIGHT, FULL = PLAIN | {"zero_stage": 2}, PLAIN | {"ac": "full"}
+SHORT, LONG = PIPED | {"zero_stage": 2}, PIPED | {"dp_shard": 2, "pp": 4, "zero_stage": 2}
+COMPILED, TWICE = PIPED | {"compile": True}, BUDGET | {"dp_replicate": 2, "dp_shard": 4}
+RISKY_SECOND = {"oom": [0.0, 0.015]}
+TWO_LACKING = {"calibration": all_but("ac memory-budget", "hsdp")}
+# Two layouts, the gain of the second over the first, what else is so, and who comes first.
+CHOICES: dict[str, tuple[dict, dict, float, dict, int]] = {
+    "a pipeline that brings too little stands back": (PLAIN, PIPED, BRINGS - 0.001, {}, 0),
+    "a pipeline that brings enough does not": (PLAIN, PIPED, BRINGS + 0.001, {}, 1),
+    "what can be told apart": (PLAIN, PIPED, BRINGS - 0.001, {"own": 0.005}, 1),
+    "a risk that loses less than is gained": (PLAIN, TIGHT, DIES + 0.001, RISKY_SECOND, 1),
+    "a risk that loses more": (PLAIN, TIGHT, DIES - 0.001, RISKY_SECOND, 0),
+    "of equals the narrowest groups": (LONG, SHORT, 0.001 - HALF, {}, 1),
+    "narrow groups that are no equals": (LONG, SHORT, -0.001 - HALF, {}, 0),
+    "narrow groups that can be told apart": (LONG, SHORT, 0.001 - HALF, {"own": 0.005}, 0),
+    "as wide and faster": (PLAIN, FULL, 0.0001, {}, 1),
+    "as wide and slower": (PLAIN, FULL, -0.0001, {}, 0),
+    "unmeasured, less than its doubt": (COMPILED, BUDGET, DOUBT - 0.001, {}, 0),
+    "unmeasured, more than its doubt": (COMPILED, BUDGET, DOUBT + 0.001, {}, 1),
+    "two unmeasured, below root two": (COMPILED, TWICE, DOUBT + 1.3 * UNPROVEN, TWO_LACKING, 0),
+    "two unmeasured, above root two": (COMPILED, TWICE, DOUBT + 1.5 * UNPROVEN, TWO_LACKING, 1),
+    "errs little both ways": (COMPILED, BUDGET, DOUBT + 0.005, {"own": 0.01}, 1),
+    "errs far both ways": (COMPILED, BUDGET, DOUBT + 0.005, {"own": 0.3}, 1),
+    "rest on the same": (BUDGET | {"ac": "memory-budget-0.9"}, BUDGET, np.log(10 / 9), {}, 1),
+}
 
 
-GAINS = [
-    pytest.param(WORTH * 1.5 - 0.001, 0.06, 0, id="too little"),
-    pytest.param(WORTH * 1.5 + 0.001, 0.06, 1, id="enough"),
-    pytest.param(WORTH * 1.5 - 0.001, 0.005, 1, id="what a model that hardly errs can tell"),
-]
+@pytest.mark.parametrize("name", CHOICES)
+def test_of_two_comes_first(name: str) -> None:
+    first, second, gain, more, place = CHOICES[name]
+    assert chosen([first, second], [10.0, 10.0 * np.exp(-gain)], **more) == place
 
 
-@pytest.mark.parametrize(("gain", "own", "place"), GAINS)
-def test_a_pipeline_comes_first_that_brings(gain: float, own: float, place: int) -> None:
-    """Half a point less is as much: its groups are narrower."""
-    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)], own=own) == place
+def test_equals_have_as_many_points_and_a_risk_of_one_in_a_hundred_is_worth_one() -> None:
+    assert np.ptp(points(layouts(SHORT, LONG), NODE)) == 0
+    assert np.ptp(points(layouts(COMPILED, BUDGET), NODE)) == 0
+    assert pytest.approx(WORTH) == 0.01 * RISK
 
 
 def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
@@ -126,37 +150,13 @@ def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> N
     assert first_of(0.0, 0.030, 0.051) == 0, "beyond what anybody gives up"
 
 
-def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
-    """Twice: the run that dies, and what passes until another one runs."""
-    safe, tight = PLAIN, PLAIN | {"zero_stage": 2}
-    gain = RISK * 0.015
-    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain - 0.001)], [0.0, 0.015]) == 1
-    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain + 0.001)], [0.0, 0.015]) == 0
-    assert pytest.approx(WORTH) == 0.01 * RISK
-
-
-def test_of_equals_the_one_with_the_narrowest_groups_comes_first() -> None:
-    """Less than half a point apart is equal; a longer pipeline has as many points."""
-    short, long = PIPED | {"zero_stage": 2}, PIPED | {"dp_shard": 2, "pp": 4, "zero_stage": 2}
-    assert preference.widest_group(layouts(short, long)).tolist() == [2, 4]
-    assert np.ptp(points(layouts(short, long), NODE)) == 0
-    half = WORTH / 2.0
-    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0]) == 1
-    assert chosen([long, short], [10.0 * np.exp(-half - 0.001), 10.0]) == 0
-    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0], own=0.005) == 0
-
-
-def test_among_equals_with_groups_as_wide_the_lowest_value_comes_first() -> None:
-    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [10.0, 9.999]) == 1
-    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [9.999, 10.0]) == 0
-
-
 def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
     """Whoever meets once a step does not."""
     widths = (
         (8, {"dp_shard": 8}),
         (4, {"dp_shard": 4, "pp": 2, "zero_stage": 3}),
-        (2, {"dp_shard": 4, "pp": 2, "zero_stage": 2}),
+        (2, SHORT),
+        (4, LONG),
         (1, {"dp_shard": 8, "zero_stage": 1}),
         (8, {"dp_shard": 2, "cp": 4}),
         (4, {"dp_shard": 2, "tp": 4}),
@@ -164,36 +164,6 @@ def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
     )
     batch = layouts(*(values for _, values in widths))
     assert preference.widest_group(batch).tolist() == [wide for wide, _ in widths]
-
-
-def test_what_nobody_measured_has_to_bring_more_than_its_own_doubt() -> None:
-    """With as many points as the best measured one, which is a pipeline here."""
-    piped = PIPED | {"compile": True}
-    assert np.ptp(points(layouts(piped, BUDGET), NODE)) == 0
-    gain = 2.0 * UNPROVEN  # what is lost of it, and what is in doubt
-    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
-    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.001)]) == 1
-
-
-def test_the_doubt_of_two_unmeasured_mechanisms_is_larger_by_the_root_of_two() -> None:
-    piped, both = PIPED | {"compile": True}, BUDGET | {"dp_replicate": 2, "dp_shard": 4}
-    lacking = all_but("ac memory-budget", "hsdp")
-    for gain, place in ((1.3 * UNPROVEN, 0), (1.5 * UNPROVEN, 1)):
-        seconds = [10.0, 10.0 * np.exp(-2.0 * UNPROVEN - gain)]
-        assert chosen([piped, both], seconds, calibration=lacking) == place
-
-
-def test_what_errs_both_ways_keeps_nothing_back() -> None:
-    """How far any two layouts err against each other is no doubt of the unmeasured one's own."""
-    piped = PIPED | {"compile": True}
-    gain = 2.0 * UNPROVEN + 0.005
-    for own in (0.01, 0.06, 0.3):
-        assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=own) == 1
-
-
-def test_what_all_candidates_rest_on_keeps_none_back() -> None:
-    other = BUDGET | {"ac": "memory-budget-0.9"}
-    assert chosen([other, BUDGET], [10.0, 9.0]) == 1
 
 
 def test_leaders_are_the_best_of_each_number_of_points() -> None:

@@ -82,9 +82,7 @@ def test_collectives_go_together_and_cost_all_their_gpus(kernels: StudyKernels) 
     assert together.gpu_seconds > gpus * 10.0
 
 
-def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(
-    kernels: StudyKernels, candidates: Candidates
-) -> None:
+def test_slow_products_slow_layouts(kernels: StudyKernels, candidates: Candidates) -> None:
     after = posterior_of(candidates, kernels.observed(timings(kernels, "gemm", 1.2)))
     moved = after.log_seconds - posterior_of(candidates).log_seconds
     assert 0.03 < moved.mean() < np.log(1.2)
@@ -93,9 +91,7 @@ def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(
 
 
 def test_products_that_training_runs_have_seen_say_little_more() -> None:
-    """On Hopper runs have told how fast products are in a step, so that faster ones alone only mean
-    that a step costs them more.
-    """
+    """On Hopper: faster ones alone only mean that a step costs them more."""
     pricer, candidates = searched("h100-sxm-80gb")
     kernels = StudyKernels.of(pricer, candidates)
     after = posterior_of(candidates, kernels.observed(timings(kernels, "gemm", 1.2)))
@@ -141,9 +137,7 @@ def divided(candidates: Candidates) -> Candidates:
     return replace(candidates, prior=replace(candidates.prior, log_seconds=close))
 
 
-def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
-    kernels: StudyKernels, candidates: Candidates
-) -> None:
+def test_kernels_that_could_decide_go_first(kernels: StudyKernels, candidates: Candidates) -> None:
     probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
     study = ProbeStudy(divided(candidates), StudySettings(micro_probes=probes))
     asked = study.ask()

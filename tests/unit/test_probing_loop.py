@@ -20,16 +20,8 @@ def machine() -> Machine:
     return Machine.wrong_by(small(), 0.1)
 
 
-def test_the_budget_of_probes_is_kept(machine: Machine) -> None:
-    outcome, asked = play(machine.run, probes=4)
-    assert len(asked) == outcome.spent.probes == 4
-    assert "budget of 4 probes" in outcome.stopped
-
-
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_gpu_seconds_are_kept_even_where_every_probe_uses_its_limit(
-    parallel: int, machine: Machine
-) -> None:
+def test_gpu_seconds_are_kept_if_probes_use_their_limits(parallel: int, machine: Machine) -> None:
     most = 8000.0
 
     def greedy(asked: Proposal) -> Measurement:
@@ -195,7 +187,9 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
 
 def test_events_tell_the_best_so_far_the_regret_and_what_is_left(machine: Machine) -> None:
     events: list[Event] = []
-    outcome, _ = play(machine.run, on_event=events.append, probes=3, gpu_seconds=1e6)
+    outcome, asked = play(machine.run, on_event=events.append, probes=3, gpu_seconds=1e6)
+    assert len(asked) == outcome.spent.probes == 3
+    assert "budget of 3 probes" in outcome.stopped
     assert [event.kind for event in events] == ["asked", "told"] * 3 + ["stopped"]
     assert [event.probes_left for event in events if event.kind == "told"] == [2, 1, 0]
     told = [event for event in events if event.kind == "told"]

@@ -124,9 +124,7 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
     assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
 
 
-def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends(
-    machine: Machine,
-) -> None:
+def test_a_winner_only_looked_at_is_run_before_the_study_ends(machine: Machine) -> None:
     look = imitated(*asked_of([7]), machine, off=-0.5)
     outcome, asked = play(looks(machine, -0.5), known=[look], tolerance=0.9, **IMITATED)
     assert [(one.row, one.fidelity) for one in asked] == [(7, "probed")]
@@ -145,9 +143,7 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert study.knowledge.records[second.row].fidelity == "emulated"
 
 
-def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated(
-    machine: Machine,
-) -> None:
+def test_a_failed_look_says_nothing_of_the_layout_and_is_not_repeated(machine: Machine) -> None:
     study = ProbeStudy(small(), settings(**IMITATED))
     look = after_the_first(study, machine)
     assert (look.fidelity, look.num_gpus, look.counts) == ("imitated", 2, False)
@@ -160,9 +156,7 @@ def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated(
     assert (again.row, again.fidelity) != (look.row, "imitated")
 
 
-def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed(
-    machine: Machine,
-) -> None:
+def test_a_rung_that_keeps_failing_is_dropped_and_layouts_still_probed(machine: Machine) -> None:
     outcome, asked = play(runs_and(crashed, machine), probes=12, **IMITATED)
     rungs, trials = rungs_of(asked), outcome.study.trials
     assert rungs.count("imitated") == 3
@@ -191,9 +185,7 @@ def test_a_look_counts_by_the_error_that_it_claims() -> None:
     assert moved[0] > 2 * moved[1] > 0
 
 
-def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts(
-    machine: Machine,
-) -> None:
+def test_what_cannot_run_is_looked_at_alone_and_every_look_counts(machine: Machine) -> None:
     outcome, asked = play(lambda one: imitated(one, machine), **LOOKS_ALONE)
     assert [(one.fidelity, one.counts) for one in asked] == [("imitated", True)] * 6
     same = "the same look again would be wrong in the same way"

@@ -119,9 +119,7 @@ def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for(study: ProbeStudy)
     assert not study.knowledge.records
 
 
-def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_trial(
-    study: ProbeStudy,
-) -> None:
+def test_a_repeat_counts_by_its_faster_run_in_one_trial(study: ProbeStudy) -> None:
     first, second = (
         Measured(rung="probed", step_seconds=seconds, step_seconds_sd=sd, steps=10)
         for seconds, sd in ((10.0, 0.5), (10.4, 0.1))
@@ -147,9 +145,7 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
 
 
 def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None:
-    """One layout much faster than all that resemble it: the smoothed expectation takes that for
-    noise, the answer does not.
-    """
+    """Much faster than all alike: the smoothed expectation takes that for noise, this does not."""
     knowledge, seconds = Knowledge(small()), np.exp(small().prior.log_seconds)
     for row in range(8):
         factor = 0.85 if row == 3 else 1.0

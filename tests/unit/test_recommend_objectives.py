@@ -111,9 +111,8 @@ def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
 
 
 def test_one_size_ranks_by_expected_step_time() -> None:
-    """The mean of a log-normal: of two equal predictions the surer one comes first, behind the
-    fastest on paper and the best without unmeasured mechanisms. Between layouts what nobody
-    measured widens their own errors alone; in an estimate it widens all (`intervals.interval_sd`).
+    """By the mean of a log-normal, behind the fastest and the best measured. What nobody measured
+    widens own errors between layouts, and all in an estimate (`intervals.interval_sd`).
     """
     plan = plan_of("throughput", "8", prefer="fastest")
     job = read_job(plan.job)

@@ -208,9 +208,7 @@ STUDIES = [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "noise", "tolerance"), STUDIES)
-def test_replayed_studies_stand_by_what_they_measured(
-    seed: int, noise: float, tolerance: float
-) -> None:
+def test_studies_stand_by_what_they_measured(seed: int, noise: float, tolerance: float) -> None:
     truth = Truth.of_landscape(landscapes.generate(SMALL, 0.30, seed), noise)
     played = replay_studies.play(truth, seed, probes=6, tolerance=tolerance)
     assert played.told

@@ -324,9 +324,7 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert regret_of([1.0, 2.0], independent(2, 0.1), "memory") is None
 
 
-def test_regret_does_not_depend_on_which_way_eigenvectors_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_regret_holds_if_eigenvectors_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = np.random.default_rng(1).normal(size=(6, 6)) * 0.05
     given = np.linspace(1.0, 1.05, 6).tolist(), loads @ loads.T + 0.001 * np.eye(6), "throughput"
     found, before = np.linalg.eigh, regret_of(*given)

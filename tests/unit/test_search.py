@@ -32,7 +32,7 @@ from planner.search.variations.splits import shifted
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values, slow
+from tests.conftest import fixed_ports, job_values, one_fast, slow
 
 NUM_JOBS, TOP = 20, 10
 GPUS = ("h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb", "b200-sxm-180gb")
@@ -140,14 +140,14 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
-def test_the_best_structures_survive_the_screen() -> None:
+@pytest.mark.parametrize("at_once", one_fast(screen.ROUND, 512))
+def test_the_best_structures_survive(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "ROUND", at_once)
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
 @pytest.mark.parametrize("smallest", [False, True])
-def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
-    smallest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_by_band_give_the_same(smallest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     value = "device_bytes" if smallest else "step_seconds"
     for seed in range(0, NUM_JOBS, 4):
         pricer, space = random_job(seed)
@@ -177,12 +177,6 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
         assert bounds.seconds[known] == pytest.approx(own[known], rel=1e-12)
         assert (bounds.coarse_bound_seconds <= own * (1 + 1e-12)).all()
         assert (space.cells.ac_kind > 0).any()
-
-
-@pytest.mark.slow
-def test_the_best_structures_survive_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "ROUND", 512)
-    assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
 def test_floors_are_below_every_layout_of_their_cell() -> None:
@@ -269,10 +263,9 @@ def test_front_holds_what_nothing_beats() -> None:
     rng = np.random.default_rng(3)
     step, device = rng.uniform(1, 2, 300), rng.uniform(1e9, 2e9, 300)
     rows = pareto.front(step, device, most=300)
-    # no two are equal in either, so that what is no worse in both is better
-    beaten = (step <= step[:, None]) & (device <= device[:, None])
-    assert sorted(rows.tolist()) == np.flatnonzero(beaten.sum(axis=1) == 1).tolist()
-    assert len(pareto.front(step, device, most=3)) <= 3
+    # no two are equal in either, so that what is no worse in both is better; the fastest first
+    as_good = ((step <= step[:, None]) & (device <= device[:, None])).sum(axis=1)
+    assert rows.tolist() == [row for row in np.argsort(step).tolist() if as_good[row] == 1]
 
 
 def test_the_plans_front_is_one(shown: Plan) -> None:
@@ -308,35 +301,12 @@ def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     assert seconds == pytest.approx(winner.estimate.step_seconds, rel=1e-9)
 
 
-@pytest.mark.slow
-def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
-    best = shown.ranked[0].estimate.step_seconds or 0.0
-    for fix in ({"precision": "bf16"}, {"tp": 4}, {"compile": False}, {"pp": 2}):
-        first = plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate
-        assert (first.step_seconds or 0.0) >= best * (1 - 1e-12)
-
-
 def test_offload_is_tried_before_giving_up() -> None:
     plan = plan_of(
         cluster={"gpu": "rtx-4090", "num_gpus": 4, "host_memory": "1 TiB"},
         training={"seq_len": 2048, "global_batch_size": 8},
     )
     assert plan.ranked[0].layout.cpu_offload
-
-
-def test_same_seed_same_plan() -> None:
-    search = {"fix": {"pp": 2}, "top_k": 4, "seed": 3}
-    changing = {"id": True, "created_at": True, "searched": {"seconds"}}
-    first, second = (
-        plan_of(cluster={"num_gpus": 16}, search=search).model_dump(mode="json", exclude=changing)
-        for _ in range(2)
-    )
-    assert first == second
-
-
-def test_a_plan_survives_json(shown: Plan) -> None:
-    assert Plan.model_validate_json(shown.model_dump_json()) == shown
-    assert shown.versus_current is None  # without a current layout
 
 
 def test_a_range_of_sizes_is_searched_at_each() -> None:

@@ -1,6 +1,7 @@
 """The space holds exactly the legal layouts, once each, and says why the others are not in it."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from planner.search.space.enumerate import build_space, enumerate_space
 from planner.search.space.keeps import KEEPS
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS
-from planner.trainers.registry import TRAINERS
+from planner.trainers.registry import TRAINERS, resolve_layout
 from tests.conftest import slow
 
 MLA = {
@@ -155,15 +156,6 @@ def test_large_microbatches_stop_where_nothing_fits() -> None:
     assert (cells.micro_batch_size * sequence_bytes <= room)[large].all()
     filled = 1024 // (cells.micro_batch_size * cells.dp_replicate * cells.dp_shard) >= cells.pp
     assert filled[large & (cells.pp > 1)].all()
-
-
-def test_optimizer_in_backward_only_where_it_steps_once() -> None:
-    c = context(max_grad_norm=None)
-    batch = build_space(c).expand(slice(None))
-    on = batch.take(batch.optimizer_in_backward)
-    assert len(on) > 0
-    assert (on.micro_batch_size * on.dp_replicate * on.dp_shard == 8).all()
-    assert (on.dp_shard * on.cp > 1).all()
 
 
 def test_offload_is_a_second_pass() -> None:
@@ -316,3 +308,31 @@ def test_equal_rows_of_truths_are_one_kind(width: int) -> None:
     assert (values[firsts[kinds]] == values).all()
     assert len(firsts) == len(np.unique(values, axis=0))
     assert len(space_module._unique_boolean_rows(values[:0])[0]) == 0
+
+
+SEQ, GLOBAL_BATCH, NUM_GPUS = 16384, 64, 64
+WIDE = context("llama3-8b", num_gpus=NUM_GPUS, seq_len=SEQ, global_batch_size=GLOBAL_BATCH)
+
+
+def kept(micro: int, pp: int, dp: int, tp: int, cp: int) -> bool:
+    given = {"micro_batch_size": micro, "pp": pp, "dp_shard": dp, "tp": tp, "cp": cp}
+    layout = resolve_layout(given, trainer="torchtitan", num_gpus=NUM_GPUS)
+    mask = KEEPS["micro_batch_size"].mask(LayoutBatch.from_layouts([layout]), WIDE)
+    return bool(mask[0])
+
+
+def wanted(micro: int, pp: int, dp: int, tp: int, cp: int) -> bool:
+    """1 always; else inputs of 32 layers that fit, a microbatch for every rank, 262,144 tokens."""
+    memory = WIDE.cluster.gpu.memory_bytes
+    inputs = 2 * micro * SEQ * 4096 * 32 / (cp * tp * pp)
+    microbatches = GLOBAL_BATCH // (micro * dp)
+    enough = pp == 1 or microbatches >= pp
+    return micro == 1 or (inputs <= memory and enough and micro * SEQ / cp <= 2**18)
+
+
+def test_microbatches_that_pay_are_these() -> None:
+    """The brute-force twin reads the same masks, so that it cannot see a fault in them."""
+    sizes = itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 4, 8), (1, 4), (1, 2))
+    checked = [size for size in sizes if size[0] * size[2] <= GLOBAL_BATCH]
+    assert {size for size in checked if kept(*size)} == {size for size in checked if wanted(*size)}
+    assert 0 < sum(wanted(*size) for size in checked) < len(checked)

@@ -19,6 +19,8 @@ from planner.search.fit import OOM_LIMIT
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import KnownBudgets, searched
+from planner.search.variations import budgets
+from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from tests.conftest import fixed_ports, job_values, one_fast
@@ -112,10 +114,7 @@ def test_the_budget_is_the_largest_that_fits() -> None:
 def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they take lowers the limit of later rounds; what is near the best stays, and so do they.
-
-    Without `Goal.budgets` none is sought early.
-    """
+    """What they take lowers the limit of later rounds; what is near the best stays, as they do."""
     pricer, space = prepared(name)
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
@@ -153,3 +152,52 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
     search.budgets = KnownBudgets(worth=worth, kinds=kinds)
     assert not len(search.best_budgets(worth))
     assert len(whole)
+
+
+KEEP = 3
+
+
+def asked(name: str) -> Budgeted:
+    """The layouts of a job that can be within a fifth of the best with a budget, not sought yet."""
+    search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
+    (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))
+    return one
+
+
+def all_of(one: Budgeted) -> LargestBudgets:
+    """All of them that have a budget, none left out."""
+    rounds = list(one._rounds())
+    batch = LayoutBatch.concatenate([each.batch for each in rounds])
+    simple = np.concatenate([each.simple for each in rounds])
+    limits = StepLimits(every=one.worth, simple=one.worth)
+    return largest_budgets(one.pricer, batch, simple, limits, len(batch) + 1, one.dial)
+
+
+@pytest.mark.parametrize("at_once", [2**13, 64])
+@pytest.mark.parametrize("name", ["8B, short of memory", "experts"])
+def test_the_fastest_are_sought_among_all(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
+    monkeypatch.setattr(budgets, "CHUNK", at_once)
+    monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
+    one = asked(name)
+    one.simple = np.arange(len(one.cells)) >= len(one.cells) // 8
+    every = all_of(one)
+    fastest, simple = one.fastest(KEEP)
+    few = every.take(every.simple)
+    for found, wanted in ((fastest, every.first(KEEP)), (simple, few.first(KEEP))):
+        assert len(found.layouts) == KEEP
+        assert np.array_equal(found.seconds, wanted.seconds)
+        assert found.layouts.layouts() == wanted.layouts.layouts()
+        assert np.array_equal(found.hundredths, wanted.hundredths)
+    assert simple.seconds[-1] > fastest.seconds[-1]
+    assert simple.simple.all()
+
+
+def test_a_simple_layout_may_be_among_either() -> None:
+    limits = StepLimits(every=4.0, simple=9.0)
+    assert limits.of(np.array([True, False])).tolist() == [9.0, 4.0]
+    seconds, simple = np.array([1.0, 5.0, 3.0, 2.0]), np.array([True, True, False, False])
+    assert limits.lowered(seconds, simple, 2) == StepLimits(every=2.0, simple=5.0)
+    assert limits.lowered(seconds, simple, 4) == limits, "fewer are known, or none is faster"
