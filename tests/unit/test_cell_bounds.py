@@ -16,22 +16,14 @@ from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
 from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import Space
 from planner.search.space_search import screen
 from planner.search.variations.floors import with_budget
-from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import FULL, NONE
 from tests.conftest import job_values
+from tests.unit.priced_cases import batch_of, priced_space, pricer_of
 
-
-def pricer_of(*given: Any, **more: Any) -> tuple[Pricer, Space]:
-    """A job by the arguments of `job_values`, and its space."""
-    job = read_job(job_values(*given, **more))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, build_space(pricer.rules_context, job.search)
-
-
-PRICER, _ = pricer_of("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)
+PRICER = pricer_of(read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)))
 LIMIT = float(PRICER.cluster.usable_memory_bytes)
 BYTES = LIMIT / 8  # of each sequence of a microbatch
 
@@ -61,9 +53,7 @@ class Counting:
 
 
 def cells(*sizes: int) -> LayoutBatch:
-    given = [{"micro_batch_size": size, "ac": "full"} for size in sizes]
-    rows = [resolve_layout(one, trainer="torchtitan", num_gpus=8) for one in given]
-    return LayoutBatch.from_layouts(rows)
+    return batch_of(*({"micro_batch_size": size, "ac": "full"} for size in sizes))
 
 
 DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
@@ -73,7 +63,8 @@ def small_space(
     trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
 ) -> tuple[Pricer, Space]:
     search = {"fix": {"cp": 1, "precision": "bf16", **fix}}
-    return pricer_of(model, "h100-sxm-80gb", 16, 4096, batch, trainer=trainer, search=search)
+    given = (model, "h100-sxm-80gb", 16, 4096, batch)
+    return priced_space(read_job(job_values(*given, trainer=trainer, search=search)))
 
 
 SPACES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -275,7 +266,8 @@ def test_what_branches_leave_out_is_slow(priced: Priced, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("num_gpus", [8, 16])
 def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: int) -> None:
     """The others are slower than the limit with the largest that fits, and are asked anew."""
-    pricer, space = pricer_of("llama3-8b", "a100-sxm-40gb", num_gpus, 8192, 64)
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", num_gpus, 8192, 64))
+    pricer, space = priced_space(job)
     cells, idle = space.cells, Idle.of(pricer, space.cells, space.schedules())
     rows = np.flatnonzero(cells.ac_kind == FULL)
     whole, some = CellBounds(pricer, cells, idle), CellBounds(pricer, cells, idle)

@@ -32,16 +32,12 @@ JOBS = [
 ]  # fmt: skip
 
 
-def shifted(shift: float, knob: str = "compute") -> Calibration:
-    """One knob of TorchTitan moved, nothing else."""
-    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
-    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
-
-
 def made_with(shift: float, knob: str = "compute") -> Data:
     """Runs of a trainer one of whose knobs is this far from the prior."""
+    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
+    truth = replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
     silent = Data.of(JOBS, [1.0] * len(JOBS))
-    return replace(silent, log_seconds=predict(silent, shifted(shift, knob)))
+    return replace(silent, log_seconds=predict(silent, truth))
 
 
 @pytest.mark.parametrize("shift", [-0.15, 0.15])

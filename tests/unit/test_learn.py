@@ -9,15 +9,15 @@ from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
 from planner.calibration.kernels import KernelShape, KernelTiming, alone, shape_seconds
 from planner.calibration.update import KernelRun, learn
-from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
-from planner.cost.price import Pricer, Prices
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values
+from tests.unit.priced_cases import priced_layout, pricer_of
+from tests.unit.priced_cases import step_seconds as predicted
 
 SLOWER = 1.25
 
@@ -30,18 +30,9 @@ def job(model: str = "llama3-8b", **layout: object) -> Job:
     return read_job(job_values(model, HOPPER, 8, 8192, 64, layout=layout))
 
 
-def priced(asked: Job, calibration: Calibration | None) -> tuple[Pricer, LayoutBatch, Prices]:
-    pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)
-    batch = LayoutBatch.from_layouts([asked.layout])
-    return pricer, batch, pricer.price(batch)
-
-
-def predicted(asked: Job, calibration: Calibration | None = None) -> float:
-    return float(priced(asked, calibration)[-1].step_seconds[0])
-
-
 def spread_of(asked: Job, calibration: Calibration) -> float:
-    return float(time_spread(*priced(asked, calibration)).sd[0])
+    pricer, batch = priced_layout(asked, calibration)
+    return float(time_spread(pricer, batch, pricer.price(batch)).sd[0])
 
 
 def measurement(name: str, asked: Job, factor: float = SLOWER, **fields: object) -> Measurement:
@@ -223,8 +214,7 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
     shapes = [KernelShape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
-    pricer = Pricer.build(machine.model, machine.cluster, machine.training)
-    pairs = zip(shapes, shape_seconds(alone(pricer), shapes), strict=True)
+    pairs = zip(shapes, shape_seconds(alone(pricer_of(machine)), shapes), strict=True)
     timings = tuple(KernelTiming(shape=s, seconds=factor * float(t)) for s, t in pairs)
     return KernelRun(job=machine, timings=timings)
 

@@ -28,15 +28,14 @@ from planner.api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.update import learn
-from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
-from planner.cost.price import Pricer
 from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values, side_by_side
+from tests.unit.priced_cases import pricer_of, step_seconds
 
 GPU = "mi300x-192gb"
 SUBJECT = Subject(trainer="torchtitan", gpu=GPU)
@@ -54,8 +53,7 @@ def wiring(tmp_path: Path) -> Wiring:
 
 
 def seconds_of(job: Job, wiring: Wiring) -> float:
-    pricer = Pricer.build(job.model, job.cluster, job.training, learned(wiring, job))
-    return float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
+    return step_seconds(job, learned(wiring, job))
 
 
 def latest(wiring: Wiring) -> CalibrationRecord:
@@ -70,7 +68,7 @@ def timed(
     """A probe of kernels that ended, stored."""
     asked = {**BARE, "training": {**BARE["training"], **training}}
     job = read_job(asked)
-    each = factor * shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), SHAPES)
+    each = factor * shape_seconds(alone(pricer_of(job)), SHAPES)
     rows = [
         {**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions}
         for shape, t in zip(SHAPES, each, strict=True)
@@ -90,9 +88,7 @@ def timed(
 
 
 def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> Measurement:
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
-    measured = Measured(rung="probed", step_seconds=factor * seconds)
+    measured = Measured(rung="probed", step_seconds=factor * step_seconds(job))
     when = "2026-02-01T00:00:00+00:00"
     return Measurement(id=name, created_at=when, job=job, measured=measured, software=versions)
 

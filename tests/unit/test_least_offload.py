@@ -15,13 +15,14 @@ from planner.search import one_size
 from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.search.size_candidates import OneSize
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import Space
 from planner.search.variations import offload
 from planner.search.variations.offload import STATES, STEPS, least_offloaded
-from planner.specs.job import Job, SearchSpec
+from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.units import GIB
 from tests.conftest import job_values
+from tests.unit.priced_cases import priced_space
 
 TIGHT: dict[str, Any] = job_values("llama2-13b", "a100-sxm-40gb", 8, 4096, 128, trainer="megatron")
 
@@ -45,9 +46,7 @@ def layouts_of(found: OneSize) -> list[Layout]:
 
 def offloaded() -> tuple[Pricer, Space]:
     """Every layout of the job with CPU offload."""
-    job = read_job(TIGHT)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, build_space(pricer.rules_context, SearchSpec(), offload=True)
+    return priced_space(read_job(TIGHT), offload=True)
 
 
 def every_amount(
@@ -144,9 +143,8 @@ def test_activations_stay_where_the_host_cannot_hold_them() -> None:
 
 def test_the_fewest_layers_are_those_of_trying_every_number() -> None:
     job = job_of(LONG, {}, {"trainer_version": "0.16"}, {})
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    batch = build_space(pricer.rules_context, SearchSpec(), oversized=True).expand(slice(None))
-    dial = offload.activations(pricer)
+    pricer, space = priced_space(job, oversized=True)
+    batch, dial = space.expand(slice(None)), offload.activations(pricer)
     batch = batch.take(dial.takes(batch))
     seconds, fits = every_amount(pricer, batch, offload.with_layers, 31)
     assert (np.diff(seconds, axis=0) >= 0.0).all()

@@ -15,6 +15,7 @@ from planner.search.space import domains
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
 from tests.conftest import job_values
+from tests.unit.priced_cases import pricer_of
 
 NO_LIMIT = float("inf")
 LAYERS = 56
@@ -25,8 +26,7 @@ UNEVEN = {**EVEN, "virtual_stages": 4, "layers_per_stage": (1,) * 2 + (2,) * 24 
 
 @cache
 def pricer() -> Pricer:
-    job = read_job(MIXTRAL)
-    return Pricer.build(job.model, job.cluster, job.training)
+    return pricer_of(read_job(MIXTRAL))
 
 
 def layout(**values: object) -> Layout:

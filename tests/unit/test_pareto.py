@@ -5,14 +5,9 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.search.choice.pareto import different, front
-from planner.trainers.registry import resolve_layout
+from tests.unit.priced_cases import batch_of
 
 GB = 1e9
-
-
-def batch_of(*layouts: dict[str, object]) -> LayoutBatch:
-    rows = [resolve_layout(given, trainer="torchtitan", num_gpus=8) for given in layouts]
-    return LayoutBatch.from_layouts(rows)
 
 
 def shown(batch: LayoutBatch, step: list[float], gigabytes: list[float], count: int) -> list[int]:

@@ -18,8 +18,8 @@ from planner.plan.recommend import recommend
 from planner.search.choice import preference
 from planner.search.choice.preference import RISK, UNPROVEN, WORTH, Weighed, spread_within_stack
 from planner.specs.plan import Plan
-from planner.trainers.registry import resolve_layout
 from tests.conftest import ROOT, UNMEASURED_JOB, fixed_ports, job_values
+from tests.unit.priced_cases import batch_of
 
 NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
 PLAIN = {"dp_shard": 8, "ac": "none"}
@@ -36,19 +36,6 @@ def all_but(*lacking: str) -> Calibration:
 
 
 ALL_BUT_BUDGETS = all_but("ac memory-budget")
-
-
-def layouts(*values: dict) -> LayoutBatch:
-    one_node = {"trainer": "torchtitan", "num_gpus": 8}
-    return LayoutBatch.from_layouts([resolve_layout(one, **one_node) for one in values])
-
-
-def weigh(batch: LayoutBatch, calibration: Calibration) -> Weighed:
-    return Weighed(
-        points=points(batch, NODE),
-        unmeasured=unmeasured(batch, NODE, calibration).T,
-        supported=np.ones(len(batch), dtype=np.bool_),
-    )
 
 
 def pricer_of(calibration: Calibration | None = None, num_gpus: int = 8) -> Pricer:
@@ -69,8 +56,9 @@ def chosen(
     calibration: Calibration = ALL_BUT_BUDGETS,
 ) -> int:
     """The place of the layout that comes first."""
-    batch = layouts(*values)
-    weighed = weigh(batch, calibration)
+    batch = batch_of(*values)
+    lacking, supported = unmeasured(batch, NODE, calibration).T, np.ones(len(batch), np.bool_)
+    weighed = Weighed(points=points(batch, NODE), unmeasured=lacking, supported=supported)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
     prepared = preference.contenders(weighed, expected)
 
@@ -118,8 +106,8 @@ def test_of_two_comes_first(name: str) -> None:
 
 
 def test_equals_have_as_many_points_and_a_risk_of_one_in_a_hundred_is_worth_one() -> None:
-    assert np.ptp(points(layouts(SHORT, LONG), NODE)) == 0
-    assert np.ptp(points(layouts(COMPILED, BUDGET), NODE)) == 0
+    assert np.ptp(points(batch_of(SHORT, LONG), NODE)) == 0
+    assert np.ptp(points(batch_of(COMPILED, BUDGET), NODE)) == 0
     assert pytest.approx(WORTH) == 0.01 * RISK
 
 
@@ -128,14 +116,14 @@ def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
     many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B"}
     many["precision"] = "float8-rowwise"
     slower = 10.0 * (1.0 + preference.MOST_GIVEN_UP + 0.01)
-    assert points(layouts(many), NODE)[0] > 5
+    assert points(batch_of(many), NODE)[0] > 5
     assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1
 
 
 def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> None:
     """Though it is behind the fastest, which stood back for the first."""
     three = [PIPED | {"layers_per_stage": [17, 15]}, PIPED, PLAIN]
-    batch, own = layouts(*three), 0.04
+    batch, own = batch_of(*three), 0.04
     spread = TimeSpread(loadings=np.zeros((0, 3)), own_sd=np.full(3, own))
     to_last = [apart(batch, spread, row)[2] for row in (0, 1)]
     assert to_last == pytest.approx([0.0328, 0.0325], abs=1e-3)
@@ -162,7 +150,7 @@ def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
         (4, {"dp_shard": 2, "tp": 4}),
         (4, {"dp_shard": 8, "zero_stage": 1, "ep": 4}),
     )
-    batch = layouts(*(values for _, values in widths))
+    batch = batch_of(*(values for _, values in widths))
     assert preference.widest_group(batch).tolist() == [wide for wide, _ in widths]
 
 
@@ -173,7 +161,7 @@ def test_leaders_are_the_best_of_each_number_of_points() -> None:
 
 def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     """With the shipped calibration: budgets of one layout by 1%, a pipeline by less than 5%."""
-    batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, BUDGET | PIPED_ALONE)
+    batch = batch_of(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, BUDGET | PIPED_ALONE)
     sd = apart(batch, spread_within_stack(pricer_of(), batch))
     assert sd[0] == 0.0
     assert sd[1] < 0.01 < 0.02 < sd[2] < 0.05
@@ -181,7 +169,7 @@ def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
 
 def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     """Each alone is off by more, and by more yet where nobody measured."""
-    shipped, batch = shipped_calibration(), layouts(PLAIN, PIPED, BUDGET)
+    shipped, batch = shipped_calibration(), batch_of(PLAIN, PIPED, BUDGET)
     pricer = pricer_of(shipped)
     among = spread_within_stack(pricer, batch)
     alone = time_spread(pricer, batch, pricer.price(batch))
@@ -192,7 +180,7 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
 
 
 def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, pricer = layouts(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"}), pricer_of()
+    batch, pricer = batch_of(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"}), pricer_of()
     whole, asked = spread_within_stack(pricer, batch), []
 
     def counted(of: Pricer, those: LayoutBatch) -> TimeSpread:
@@ -210,7 +198,7 @@ def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyP
 
 def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:
     """A cluster larger than any measured one widens each estimate, not their difference."""
-    batch, sizes = layouts(PLAIN, PLAIN | {"zero_stage": 2}), (8, 16_384)
+    batch, sizes = batch_of(PLAIN, PLAIN | {"zero_stage": 2}), (8, 16_384)
     here, large = (spread_within_stack(pricer_of(num_gpus=count), batch) for count in sizes)
     assert here.own_sd == pytest.approx(large.own_sd)
     assert len(here.loadings) == len(large.loadings)  # so that plans over sizes can join them
@@ -218,7 +206,7 @@ def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:
 
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
     full = PLAIN | {"ac": "full", "compile": True}
-    batch, pricer = layouts(full, BUDGET, BUDGET | {"zero_stage": 2}), pricer_of(ALL_BUT_BUDGETS)
+    batch, pricer = batch_of(full, BUDGET, BUDGET | {"zero_stage": 2}), pricer_of(ALL_BUT_BUDGETS)
     count, spread = len(Weighed.of(batch, pricer).unmeasured), spread_within_stack(pricer, batch)
     unproven = spread.loadings[-count:]
     assert np.linalg.norm(unproven, axis=0) == pytest.approx([0.0, UNPROVEN, UNPROVEN])
@@ -253,7 +241,7 @@ def test_rows_that_may_come_first(
 def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> None:
     """And a program's mechanism wherever it is; HSDP is practice on many GPUs."""
     cut = PLAIN | {"dp_shard": 4, "cp": 2}
-    batch = layouts(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
+    batch = batch_of(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
     lacking = all_but("cp allgather", "pp", "ac memory-budget")
     elsewhere = {("torchtitan", "ampere", "cp allgather"), ("megatron", "hopper", "cp allgather")}
     for seen in (lacking.seen, lacking.seen | elsewhere):
@@ -262,7 +250,7 @@ def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> 
 
 
 def test_hsdp_on_many_gpus_is_practice() -> None:
-    hsdp = layouts(PLAIN | {"dp_replicate": 2, "dp_shard": 4}, PLAIN)
+    hsdp = batch_of(PLAIN | {"dp_replicate": 2, "dp_shard": 4}, PLAIN)
     for count, lacking, weight in ((256, 1, 1), (512, 0, 0)):
         weighed = Weighed.of(hsdp, pricer_of(all_but("hsdp"), count))
         assert weighed.unmeasured[:, 0].sum() == lacking

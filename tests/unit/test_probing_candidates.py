@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from planner.calibration.intervals import oom_probability, time_spread
-from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.intake.jobs import read_job
 from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
-from planner.search.space.enumerate import build_space
 from planner.specs.measurement import Measured
 from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
+from tests.unit.priced_cases import priced_space
 from tests.unit.probing_cases import REQUEST, searched, small
 
 SPLIT = {
@@ -80,10 +79,8 @@ def test_the_fastest_are_kept_where_there_are_too_many() -> None:
 
 def test_nothing_that_may_fit_is_said() -> None:
     job = read_job({**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}})
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search, oversized=True)
     with pytest.raises(InfeasibleError, match="likely enough to fit"):
-        enumerate_candidates(pricer, space)
+        enumerate_candidates(*priced_space(job, oversized=True))
 
 
 def test_memory_is_compared_with_the_same_kind() -> None:

@@ -10,12 +10,12 @@ from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.search.space.enumerate import build_space
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.fidelity import ObservedEffect
 from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
 from planner.study.posterior import StudyPosterior
 from planner.study.study import MicroResult, ProbeStudy, StudySettings
+from tests.unit.priced_cases import priced_space
 from tests.unit.probing_cases import REQUEST
 
 UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
@@ -23,8 +23,8 @@ UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
 
 def searched(gpu: str) -> tuple[Pricer, Candidates]:
     job = read_job({**REQUEST, "cluster": {"gpu": gpu, "num_gpus": 8}})
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, enumerate_candidates(pricer, build_space(pricer.rules_context, job.search))
+    pricer, space = priced_space(job)
+    return pricer, enumerate_candidates(pricer, space)
 
 
 @pytest.fixture(scope="module")

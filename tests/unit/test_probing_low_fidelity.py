@@ -60,10 +60,6 @@ def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
     return measurement(asked, Measured(status="failed", rung="imitated", **said))
 
 
-def crashed(asked: Proposal) -> Measurement:
-    return look_failed(asked, "crash")
-
-
 def runs_and(look: Answer, machine: Machine) -> Answer:
     """Layouts themselves run as the machine does; looks at them are answered by `look`."""
     return lambda one: machine.run(one) if one.fidelity == "probed" else look(one)
@@ -157,7 +153,8 @@ def test_a_failed_look_says_nothing_of_the_layout_and_is_not_repeated(machine: M
 
 
 def test_a_rung_that_keeps_failing_is_dropped_and_layouts_still_probed(machine: Machine) -> None:
-    outcome, asked = play(runs_and(crashed, machine), probes=12, **IMITATED)
+    crashing = runs_and(lambda one: look_failed(one, "crash"), machine)
+    outcome, asked = play(crashing, probes=12, **IMITATED)
     rungs, trials = rungs_of(asked), outcome.study.trials
     assert rungs.count("imitated") == 3
     assert outcome.spent.probes == rungs.count("probed") == 12

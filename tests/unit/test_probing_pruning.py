@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.search.space.enumerate import build_space
 from planner.specs.layout import AC_KINDS
 from planner.study import pruning
 from tests.conftest import job_values
+from tests.unit.priced_cases import priced_space
 
 H100, BF16 = "h100-sxm-80gb", {"fix": {"precision": "bf16"}}
 NO_CP, SMALL = {"fix": {"precision": "bf16", "cp": 1}}, "llama3.1-8b"
@@ -29,8 +28,7 @@ PIPED: dict[str, object] = {"pp": 2, "dp_replicate": 1, "pp_schedule": "1F1B"}
 def priced(name: str) -> tuple[LayoutBatch, np.ndarray, int]:
     """A sample of the job's legal layouts, their predicted device bytes, and its batch size."""
     job = read_job(JOBS[name])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search, oversized=True)
+    pricer, space = priced_space(job, oversized=True)
     rng = np.random.default_rng(0)
     cells = np.sort(rng.choice(len(space.cells), min(400, len(space.cells)), replace=False))
     batch = space.expand(cells)

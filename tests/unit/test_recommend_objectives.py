@@ -12,12 +12,12 @@ from planner.api.render.plan import plan_view
 from planner.calibration.classes import factor_of
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
 from tests.conftest import fixed_ports, job_values
+from tests.unit.priced_cases import pricer_of
 
 FRAGILE = {"mtbf_gpu_hours": 40}
 
@@ -116,7 +116,7 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     """
     plan = plan_of("throughput", "8", prefer="fastest")
     job = read_job(plan.job)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    pricer = pricer_of(job)
     batch = LayoutBatch.from_layouts([entry.layout for entry in plan.ranked])
     sd = time_spread(pricer, batch, pricer.price(batch)).sd
     assert np.ptp(sd) > 0.01

@@ -335,6 +335,15 @@ def test_megatron_interleaved(overlap: bool) -> None:
     assert compared >= 15
 
 
+# Who sends an activation or a gradient to a stage one on: from this one, or to it.
+MOVED = {
+    "get_fwd_send_ops": (True, "F", 0, 1),
+    "get_fwd_recv_ops": (False, "F", -1, 1),
+    "get_bwd_send_ops": (True, "B", 0, -1),
+    "get_bwd_recv_ops": (False, "B", 1, -1),
+}
+
+
 class RecordingStage:
     """Stands in for a PipelineStage: operations that say what they move, and noted compute."""
 
@@ -345,27 +354,16 @@ class RecordingStage:
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.has_backward, self.submod, self.home, self.log = True, None, home, log
 
-    def _op(self, sends: bool, kind: str, source: int, target: int, microbatch: int) -> list[Any]:
+    def _op(self, sends: bool, kind: str, source: int, by: int, microbatch: int) -> list[Any]:
         import torch.distributed as dist
 
+        target = source + by
         other = target if sends else source
         if not 0 <= other < self.num_stages or self.home(source) == self.home(target):
             return []
         op = dist.isend if sends else dist.irecv
         tag = (kind, source, microbatch)
         return [SimpleNamespace(op=op, sends=sends, tag=tag, peer=self.home(other))]
-
-    def get_fwd_send_ops(self, k: int) -> list[Any]:
-        return self._op(True, "F", self.stage_index, self.stage_index + 1, k)
-
-    def get_fwd_recv_ops(self, k: int) -> list[Any]:
-        return self._op(False, "F", self.stage_index - 1, self.stage_index, k)
-
-    def get_bwd_send_ops(self, k: int) -> list[Any]:
-        return self._op(True, "B", self.stage_index, self.stage_index - 1, k)
-
-    def get_bwd_recv_ops(self, k: int) -> list[Any]:
-        return self._op(False, "B", self.stage_index + 1, self.stage_index, k)
 
     def forward_one_chunk(self, k: int, *_: Any, **__: Any) -> None:
         self.log.append(Action(self.stage_index, "F", k))
@@ -377,7 +375,10 @@ class RecordingStage:
         self.log.append(Action(self.stage_index, "W", k))
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: []
+        if name not in MOVED:
+            return lambda *_, **__: []
+        sends, kind, source, target = MOVED[name]
+        return lambda k: self._op(sends, kind, self.stage_index + source, target, k)
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:

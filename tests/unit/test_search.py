@@ -26,13 +26,13 @@ from planner.search.choice.preference import Weighed, spread_within_stack
 from planner.search.fit import OOM_LIMIT
 from planner.search.screen import Goal
 from planner.search.shortlist import ENOUGH
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import Space
 from planner.search.variations.floors import with_budget
 from planner.search.variations.splits import shifted
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 from tests.conftest import fixed_ports, job_values, one_fast, slow
+from tests.unit.priced_cases import priced_space, pricer_of
 
 NUM_JOBS, TOP = 20, 10
 GPUS = ("h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb", "b200-sxm-180gb")
@@ -72,11 +72,6 @@ def random_job(seed: int) -> tuple[Pricer, Space]:
         if 0 < space.num_layouts < 120_000:
             return pricer, space
     raise AssertionError("no space of a testable size in ten draws")
-
-
-def priced_space(job: Job) -> tuple[Pricer, Space]:
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, build_space(pricer.rules_context, job.search)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +230,7 @@ def test_ranked_layouts_are_legal_fit_and_stand_in_order(shown: Plan) -> None:
         assert entry.estimate.fits
         assert entry.reasons
     layouts = LayoutBatch.from_layouts([entry.layout for entry in shown.ranked])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    pricer = pricer_of(job)
     unsure = spread_within_stack(pricer, layouts).sd
     oom = np.array([entry.estimate.oom_probability or 0.0 for entry in shown.ranked])
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in shown.ranked])

@@ -1,38 +1,41 @@
 """A search with something fixed never finds anything faster; which budgets are tried."""
 
 from contextlib import suppress
+from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+import planner
 from benchmarks.free_against_fixed import fastest
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
+from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search import bounds, cell_queue
 from planner.search import screen as screen_module
-from planner.search.fit import OOM_LIMIT
+from planner.search.choice.preference import Weighed
+from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import KnownBudgets, searched
 from planner.search.variations import budgets
 from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
-from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from tests.conftest import fixed_ports, job_values, one_fast
+from tests.unit.priced_cases import priced_space, pricer_of
 
 GPU = "h100-sxm-80gb"
 LONG_HEAD = job_values("llama3.1-8b", GPU, 8, 8192, 128)
+SHORT = {**LONG_HEAD["cluster"], "memory_fraction": 0.80}
 JOBS: dict[str, dict[str, Any]] = {
     "8B, with a long head": LONG_HEAD,
-    "8B, short of memory": {
-        **LONG_HEAD,
-        "cluster": {**LONG_HEAD["cluster"], "memory_fraction": 0.80},
-    },
+    "8B, short of memory": {**LONG_HEAD, "cluster": SHORT},
     "70B, where everything is cut": job_values("llama3.1-70b", GPU, 64, 8192, 128),
     "experts": job_values("mixtral-8x7b", GPU, 16, 4096, 64),
     "Megatron": job_values("llama3.1-8b", GPU, 8, 8192, 128, trainer="megatron"),
@@ -51,9 +54,7 @@ def winner(name: str, fix: dict[str, Any]) -> Layout:
 
 
 def prepared(name: str) -> tuple[Pricer, Space]:
-    job = read_job(JOBS[name])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, build_space(pricer.rules_context, SearchSpec())
+    return priced_space(read_job(JOBS[name]))
 
 
 @pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
@@ -157,13 +158,6 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
 KEEP = 3
 
 
-def asked(name: str) -> Budgeted:
-    """The layouts of a job that can be within a fifth of the best with a budget, not sought yet."""
-    search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
-    (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))
-    return one
-
-
 def all_of(one: Budgeted) -> LargestBudgets:
     """All of them that have a budget, none left out."""
     rounds = list(one._rounds())
@@ -181,7 +175,8 @@ def test_the_fastest_are_sought_among_all(
     """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
     monkeypatch.setattr(budgets, "CHUNK", at_once)
     monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
-    one = asked(name)
+    search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
+    (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))  # not sought yet
     one.simple = np.arange(len(one.cells)) >= len(one.cells) // 8
     every = all_of(one)
     fastest, simple = one.fastest(KEEP)
@@ -201,3 +196,67 @@ def test_a_simple_layout_may_be_among_either() -> None:
     seconds, simple = np.array([1.0, 5.0, 3.0, 2.0]), np.array([True, True, False, False])
     assert limits.lowered(seconds, simple, 2) == StepLimits(every=2.0, simple=5.0)
     assert limits.lowered(seconds, simple, 4) == limits, "fewer are known, or none is faster"
+
+
+FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
+
+
+def large_job(model: str, num_gpus: int, gpu: str = "h100-sxm-80gb", **training: object) -> Pricer:
+    return pricer_of(read_job(job_values(model, gpu, num_gpus, 4096, 1024, **training)))
+
+
+def test_the_measured_beside_the_best_fit_and_come_from_their_cells() -> None:
+    pricer = large_job("mixtral-8x7b", 64)
+    space = build_space(pricer.rules_context)
+    search = searched(pricer, space, Goal(count=10))
+    screened, found = search.screened, search.measured(8)
+    assert 0 < len(found) <= 8
+    assert not Weighed.of(found, pricer).unmeasured.any()
+    seconds, fits = priced_and_fitting(pricer, found)
+    assert fits.all()
+    assert (np.diff(seconds) >= 0.0).all()
+    cells = {cell_of(screened.batch, row) for row in range(len(screened.batch))}
+    assert {cell_of(found, row) for row in range(len(found))} <= cells
+    # none of what the screen kept is measured, fits and is faster
+    kept, their_fits = priced_and_fitting(pricer, screened.batch)
+    of_kept = ~Weighed.of(screened.batch, pricer).unmeasured.any(axis=0) & their_fits
+    assert of_kept.any()
+    assert seconds[0] <= kept[of_kept].min() * (1.0 + 1e-12)
+
+
+def cell_of(batch: Any, row: int) -> tuple[object, ...]:
+    return tuple(column[row] for name, column in batch.columns() if name not in FREE)
+
+
+LARGE = [
+    ("deepseek-v3", "h800-sxm-80gb", 2048, 4096, 15360),
+    ("kimi-k2", "h100-sxm-80gb", 1024, 4096, 8192),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", LARGE, ids=str)
+def test_what_no_run_supports_is_named_and_does_not_lead(given: tuple[Any, ...]) -> None:
+    plan = planner.recommend(**job_values(*given))
+    fastest = min(plan.ranked, key=lambda one: one.estimate.step_seconds or np.inf)
+    assert any("deepep" in one for one in fastest.unmeasured)
+    assert plan.ranked[0].layout.moe_dispatcher == "alltoall"
+    assert not any("deepep" in one for one in plan.ranked[0].unmeasured)
+
+
+def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() -> None:
+    """What is priced once for several numbers of stages costs the same for each of them."""
+    pricer = large_job("deepseek-v3", 256)
+    cells = build_space(pricer.rules_context).cells
+    rows = np.random.default_rng(5).permutation(len(cells))[:300]
+    batch = cells.take(rows)
+    assert len({int(pp > 1) for pp in batch.pp}) == 2
+    assert len({*product(batch.precision.tolist(), (batch.cp > 1).tolist())}) > 4
+    alike = pricer.as_units_see(batch)
+    assert (alike.pp < np.minimum(batch.pp, 2)).any()
+    own, shared = (unit_work(pricer.context(one), pricer.model) for one in (batch, alike))
+    for field in fields(own):
+        np.testing.assert_array_equal(getattr(own, field.name), getattr(shared, field.name))
+    wrong = replace(batch, pp=np.ones(len(batch), dtype=np.int64))
+    forgotten = unit_work(pricer.context(wrong), pricer.model)
+    assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)

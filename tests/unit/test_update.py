@@ -17,6 +17,7 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values
+from tests.unit.priced_cases import priced_layout
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -26,8 +27,7 @@ def case(
 ) -> tuple[Pricer, LayoutBatch]:
     given = ("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 4 * num_gpus)
     job = read_job(job_values(*given, layout=layout or {"dp_shard": 16}, **(training or {})))
-    batch = LayoutBatch.from_layouts([job.layout])
-    return Pricer.build(job.model, job.cluster, job.training), batch
+    return priced_layout(job)
 
 
 def on_fabric(pricer: Pricer) -> tuple[Any, ...]:
