@@ -158,14 +158,6 @@ def test_large_microbatches_stop_where_nothing_fits() -> None:
     assert filled[large & (cells.pp > 1)].all()
 
 
-def test_optimizer_in_backward_only_where_it_steps_once() -> None:
-    batch = build_space(context(max_grad_norm=None)).expand(slice(None))
-    on = batch.take(batch.optimizer_in_backward)
-    assert len(on) > 0
-    assert (on.micro_batch_size * on.dp_replicate * on.dp_shard == 8).all()
-    assert (on.dp_shard * on.cp > 1).all()
-
-
 def test_offload_is_a_second_pass() -> None:
     c = context()
     batch = build_space(c, offload=True).expand(slice(None))
