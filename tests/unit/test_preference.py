@@ -100,7 +100,7 @@ CHOICES: dict[str, tuple[dict, dict, float, dict, int]] = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_of_two_comes_first(name: str) -> None:
+def test_which_of_two_layouts_comes_first(name: str) -> None:
     first, second, gain, more, place = CHOICES[name]
     assert chosen([first, second], [10.0, 10.0 * np.exp(-gain)], **more) == place
 
