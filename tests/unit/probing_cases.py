@@ -1,7 +1,9 @@
 """A small job's candidates and a hidden truth about them, for the tests of probing."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -9,9 +11,9 @@ from planner.calibration.mechanisms import MECHANISMS
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.rules import Context
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
+from planner.study.ask_tell import Event, StudyResult, one_at_a_time, run
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.study import Budget, Proposal, StudySettings
 from tests.conftest import job_values
@@ -29,9 +31,8 @@ MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 @lru_cache(maxsize=1)
 def searched() -> tuple[Pricer, Space]:
-    context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
     pricer = Pricer.build(JOB.model, JOB.cluster, JOB.training, ALL_SEEN)
-    return pricer, build_space(context, JOB.search)
+    return pricer, build_space(pricer.rules_context, JOB.search)
 
 
 @lru_cache(maxsize=1)
@@ -82,14 +83,9 @@ class Machine:
         noise = self.noise_sd * np.random.default_rng([self.seed, number]).standard_normal()
         seconds = float(np.exp(self.log_seconds[row] + noise))
         memory = float(self.candidates.memory["peak_reserved_bytes"][row])
-        return Measured(
-            rung="probed",
-            step_seconds=seconds,
-            step_seconds_sd=0.001 * seconds,
-            steps=10,
-            peak_reserved_bytes=memory,
-            gpu_seconds=8 * (30.0 + 13 * seconds),
-        )
+        times = {"step_seconds": seconds, "step_seconds_sd": 0.001 * seconds, "steps": 10}
+        used = {"peak_reserved_bytes": memory, "gpu_seconds": 8 * (30.0 + 13 * seconds)}
+        return Measured(rung="probed", **times, **used)
 
     def regret(self, row: int) -> float:
         return float(np.expm1(self.log_seconds[row] - self.log_seconds.min()))
@@ -97,20 +93,14 @@ class Machine:
 
 def measurement(asked: Proposal, measured: Measured) -> Measurement:
     """As a store would give it back."""
-    job = read_job({**REQUEST, "layout": asked.layout.model_dump()})
-    return Measurement(
-        id=f"measurement-{asked.number}",
-        created_at="2026-01-01T00:00:00Z",
-        job=job,
-        measured=measured,
-    )
+    job, name = read_job({**REQUEST, "layout": asked.layout.model_dump()}), asked.number
+    when = "2026-01-01T00:00:00Z"
+    return Measurement(id=f"measurement-{name}", created_at=when, job=job, measured=measured)
 
 
 def out_of_memory(**numbers: float) -> Measured:
-    return Measured.model_validate({
-        "status": "oom", "rung": "probed", "message": "CUDA out of memory", "gpu_seconds": 300.0,
-        **numbers,
-    })  # fmt: skip
+    said = {"message": "CUDA out of memory", "gpu_seconds": 300.0, **numbers}
+    return Measured.model_validate({"status": "oom", "rung": "probed", **said})
 
 
 def failed(kind: str = "crash") -> Measured:
@@ -118,11 +108,27 @@ def failed(kind: str = "crash") -> Measured:
     return Measured(status="failed", rung="probed", **said)
 
 
-def settings(**changes: object) -> StudySettings:
-    """Of a study that nothing but its budget of probes ends."""
-    return replace(
-        StudySettings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes
-    )
+def settings(probes: int = 6, gpu_seconds: float = 1e12, **changes: Any) -> StudySettings:
+    """Of a study that nothing but its budget ends."""
+    budget = Budget(probes=probes, gpu_seconds=gpu_seconds)
+    return StudySettings(**{"tolerance": -1.0, "budget": budget, **changes})
+
+
+def play(
+    answer: Callable[[Proposal], Measurement],
+    known: Sequence[Measurement] = (),
+    on_event: Callable[[Event], None] | None = None,
+    **changes: Any,
+) -> tuple[StudyResult, list[Proposal]]:
+    """A study of all candidates with `settings(**changes)`, and what it asked, in order."""
+    asked: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return answer(one)
+
+    more = {"known": known, "on_event": on_event}
+    return run(small(), settings(**changes), one_at_a_time(measure), **more), asked
 
 
 def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> Measured:

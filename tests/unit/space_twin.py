@@ -20,8 +20,7 @@ from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, MOE_DISPATCHERS
 NAMES = (*CELL_FIELDS, *FREE_FIELDS)
 TINY: dict[str, Any] = {
     "name": "tiny", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 32,
-    "intermediate_size": 768, "vocab_size": 1000,
+    "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 768, "vocab_size": 1000,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
@@ -99,10 +98,8 @@ WANTED: dict[str, Callable[[LayoutBatch, Context], np.ndarray]] = {
     "precision": states_fit,
     "pp_schedule": schedule_pays,
     "virtual_stages": stages_pay,
-    "zero_stage": lambda x, c: np.where(
-        (sharding_degree(x, c) > 1) | (x.cpu_offload & (x.zero_stage > 0)),
-        x.zero_stage > 0,
-        x.zero_stage == 0,
+    "zero_stage": lambda x, c: (
+        (x.zero_stage > 0) == ((sharding_degree(x, c) > 1) | (x.cpu_offload & (x.zero_stage > 0)))
     ),
     "cp_method": lambda x, c: (x.cp > 1) | (names_of(x.cp_method, CP_METHODS) == "allgather"),
     "moe_dispatcher": lambda x, c: (
@@ -126,12 +123,9 @@ def context(
 
 def narrowed(domains: Domains, values: dict[str, tuple[Any, ...]]) -> Domains:
     """The same domains with fewer values; what they want to keep stays."""
-    return replace(
-        domains,
-        by_field={
-            n: replace(d, values=values.get(n, d.values)) for n, d in domains.by_field.items()
-        },
-    )
+    fields = domains.by_field.items()
+    fewer = {name: replace(d, values=values.get(name, d.values)) for name, d in fields}
+    return replace(domains, by_field=fewer)
 
 
 def small_domains(
@@ -140,11 +134,8 @@ def small_domains(
     schedules = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "ZB-1p")
     few = {"virtual_stages": (1, 2, 3), "pp_schedule": schedules}
     domains = domains_of(c, search or SearchSpec())
-    given = {name for name, domain in domains.by_field.items() if domain.given}
-    kept = {
-        name: tuple(v for v in domains.by_field[name].values if v in few[name])
-        for name in few.keys() - given
-    }
+    free = {name: domains.by_field[name] for name in few if not domains.by_field[name].given}
+    kept = {name: tuple(v for v in d.values if v in few[name]) for name, d in free.items()}
     return narrowed(domains, {**kept, **values})
 
 

@@ -11,26 +11,19 @@ from planner.columns import COLUMNS, LayoutBatch
 from planner.cost.lower_bounds import Idle
 from planner.cost.prepared_job import KnownJob
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_job, read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
-from planner.rules import Context
+from planner.intake.jobs import read_job
 from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
 from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import Space
 from planner.search.space_search import screen
 from planner.search.variations.floors import with_budget
-from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import FULL, NONE
 from tests.conftest import job_values
+from tests.unit.priced_cases import batch_of, priced_space, pricer_of
 
-PRICER = Pricer.build(
-    read_model("llama3-8b"),
-    read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}),
-    read_training({"seq_len": 4096, "global_batch_size": 64}),
-)
+PRICER = pricer_of(read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)))
 LIMIT = float(PRICER.cluster.usable_memory_bytes)
 BYTES = LIMIT / 8  # of each sequence of a microbatch
 
@@ -60,9 +53,7 @@ class Counting:
 
 
 def cells(*sizes: int) -> LayoutBatch:
-    given = [{"micro_batch_size": size, "ac": "full"} for size in sizes]
-    rows = [resolve_layout(one, trainer="torchtitan", num_gpus=8) for one in given]
-    return LayoutBatch.from_layouts(rows)
+    return batch_of(*({"micro_batch_size": size, "ac": "full"} for size in sizes))
 
 
 DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
@@ -71,13 +62,9 @@ DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
 def small_space(
     trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
 ) -> tuple[Pricer, Space]:
-    job = read_job(job_values(
-        model, "h100-sxm-80gb", 16, 4096, batch, trainer=trainer,
-        search={"fix": {"cp": 1, "precision": "bf16", **fix}},
-    ))  # fmt: skip
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, build_space(context, job.search)
+    search = {"fix": {"cp": 1, "precision": "bf16", **fix}}
+    given = (model, "h100-sxm-80gb", 16, 4096, batch)
+    return priced_space(read_job(job_values(*given, trainer=trainer, search=search)))
 
 
 SPACES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,11 +74,17 @@ SPACES: dict[str, tuple[str, dict[str, Any]]] = {
     "two stages a rank": ("torchtitan", {"virtual_stages": 2}),
     "both": ("torchtitan", {"pp_schedule": "DualPipeV", "virtual_stages": 2}),
 }
+Priced = tuple[Pricer, Space]
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_schedules_of_cells_are_those_of_their_layouts(name: str) -> None:
-    _, space = small_space(*SPACES[name])
+@pytest.fixture(scope="module", params=SPACES)
+def priced(request: pytest.FixtureRequest) -> Priced:
+    """A pricer and a space, of each of SPACES."""
+    return small_space(*SPACES[request.param])
+
+
+def test_schedules_of_cells_are_those_of_their_layouts(priced: Priced) -> None:
+    _, space = priced
     layouts = space.expand(slice(None))
     owner = np.repeat(np.arange(len(space.cells)), space.cell_sizes)
     found = dict(space.schedules())
@@ -104,10 +97,12 @@ def test_schedules_of_cells_are_those_of_their_layouts(name: str) -> None:
         assert ((stages > 0) == (most > 0)).all()
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_a_cell_bounds_all_its_layouts(name: str) -> None:
-    pricer, space = small_space(*SPACES[name])
+def test_a_cell_bounds_all_its_layouts(priced: Priced) -> None:
+    pricer, space = priced
     idle = Idle.of(pricer, space.cells, space.schedules())
+    by_kind = idle_of(pricer, space)  # asks of one cell of each kind
+    assert np.array_equal(by_kind.overlaps, idle.overlaps)
+    assert np.array_equal(by_kind.microbatches, idle.microbatches)
     bounds_of_cells, _ = pricer.lower_bounds(space.cells, idle)
     loose, _ = pricer.lower_bounds(space.cells)
     assert (bounds_of_cells >= loose * (1.0 - 1e-12)).all()
@@ -117,9 +112,8 @@ def test_a_cell_bounds_all_its_layouts(name: str) -> None:
     assert (of_cells <= own * (1.0 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_cells_of_one_kind_compute_as_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pricer, space = small_space(*SPACES[name])
+def test_cells_of_one_kind_compute_as_long(priced: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
+    pricer, space = priced
     idle = Idle.of(pricer, space.cells, space.schedules())
     monkeypatch.setattr(bounds, "BAND", 0)
     found = CellBounds(pricer, space.cells, idle)
@@ -136,13 +130,10 @@ def bounds_of(pricer: Any, *sizes: int) -> CellBounds:
     return CellBounds(pricer, cells(*sizes))
 
 
-def test_few_cells_are_all_known_and_taken_up_by_their_own_bounds() -> None:
+def test_few_cells_are_taken_up_by_own_bounds_many_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = bounds_of(Counting(), 1, 2)
     assert found.seconds.tolist() == found.coarse_bound_seconds.tolist() == [10.0, 11.0]
     assert found.device_bytes.tolist() == [BYTES, 2 * BYTES]
-
-
-def test_many_cells_are_taken_up_by_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
     found = bounds_of(Counting(), 3, 1, 2)
     assert found.coarse_bound_seconds.tolist() == [3.0, 1.0, 2.0]
@@ -177,33 +168,22 @@ def test_a_cell_fits_up_to_a_chance_of_one_in_twenty_to_run_out() -> None:
     for share, fits in ((0.99, True), (1.01, False)):
         found.device_bytes[:] = share * LIMIT * np.exp(-TWO_SIDED_90 * deviation)
         assert found.may_fit(np.array([0])).tolist() == [fits]
-
-
-def test_a_bound_of_no_memory_fits() -> None:
-    found = bounds_of(Counting(), 1)
     found.device_bytes[:] = 0.0
-    assert found.may_fit(np.array([0])).tolist() == [True]
+    assert found.may_fit(np.array([0])).tolist() == [True], "a bound of no memory"
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_layouts_without_room_are_none_that_fit(trainer: str) -> None:
     pricer, space = small_space(trainer, {"tp": 1}, **DENSE)
-    some, all_of_them = (
-        screen(pricer, space, Goal(count=10, everything=everything)) for everything in (False, True)
-    )
-    assert some.num_priced < all_of_them.num_priced
-    for each in (some, all_of_them):
+    some, whole = (screen(pricer, space, Goal(count=10, everything=one)) for one in (False, True))
+    assert some.num_priced < whole.num_priced
+    shown = []
+    for each in (some, whole):
         assert each.num_fitting > 0
         assert each.num_priced + each.bounded_out >= space.num_layouts - each.out_of_memory
-    near = [
-        [
-            (seconds, each.batch.row(row))
-            for row, seconds in enumerate(each.step_seconds)
-            if seconds <= PARETO_SLACK * each.step_seconds[0]
-        ]
-        for each in (some, all_of_them)
-    ]
-    assert near[0] == near[1]
+        near = each.step_seconds <= PARETO_SLACK * each.step_seconds[0]
+        shown.append((each.step_seconds[near].tolist(), each.batch.take(near).layouts()))
+    assert shown[0] == shown[1]
 
 
 def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
@@ -218,9 +198,8 @@ def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
     assert shares[0] < shares[1] / 2.0
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_room_is_asked_of_its_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pricer, space = small_space(*SPACES[name])
+def test_room_is_asked_of_its_columns(priced: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
+    pricer, space = priced
     own = CellBounds(pricer, space.cells, idle_of(pricer, space))
     own.most_bytes = float(np.median(own.device_bytes))
     own.device_bytes[:] = np.nan
@@ -233,30 +212,15 @@ def test_room_is_asked_of_its_columns(name: str, monkeypatch: pytest.MonkeyPatch
     assert not roomy.all()
 
 
-def test_what_nothing_fits_for_is_priced_whole() -> None:
+def test_what_nothing_fits_for_is_priced_whole_but_below_a_limit_not_looked_at_again() -> None:
     """Then the answer is what comes closest, whatever its schedule holds."""
     narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
     pricer, space = small_space("torchtitan", narrow, **DENSE)
     found, whole = (screen(pricer, space, Goal(count=3, everything=one)) for one in (False, True))
     assert found.num_fitting == 0
-    assert found.num_priced == whole.num_priced
+    assert found.num_priced == whole.num_priced > 0
     np.testing.assert_array_equal(found.device_bytes, whole.device_bytes)
-
-
-def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
-    narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
-    pricer, space = small_space("torchtitan", narrow, **DENSE)
-    assert screen(pricer, space, Goal(count=3)).num_priced > 0
     assert screen(pricer, space, Goal(count=3, limit_seconds=1e3)).num_priced == 0
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_schedules_are_asked_of_one_cell_of_each_kind(name: str) -> None:
-    pricer, space = small_space(*SPACES[name])
-    by_kind = idle_of(pricer, space)
-    by_cell = Idle.of(pricer, space.cells, space.schedules())
-    assert np.array_equal(by_kind.overlaps, by_cell.overlaps)
-    assert np.array_equal(by_kind.microbatches, by_cell.microbatches)
 
 
 def same_layouts(first: LayoutBatch, second: LayoutBatch) -> bool:
@@ -264,9 +228,8 @@ def same_layouts(first: LayoutBatch, second: LayoutBatch) -> bool:
     return all(np.array_equal(one, other) for (_, one), (_, other) in pairs)
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_branches_expand_to_the_layouts_of_their_cells_in_order(name: str) -> None:
-    pricer, space = small_space(*SPACES[name])
+def test_branches_expand_to_the_layouts_of_their_cells_in_order(priced: Priced) -> None:
+    pricer, space = priced
     chosen = np.random.default_rng(3).permutation(len(space.cells))[:200]
     branches = space.branches(chosen, pricer.unit_fields)
     found = branches.expand(np.ones(len(branches.batch), dtype=np.bool_))
@@ -284,12 +247,9 @@ def test_branches_expand_to_the_layouts_of_their_cells_in_order(name: str) -> No
             assert (getattr(some.batch(), field) == getattr(branches.batch, field)[place]).all()
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_what_branches_leave_out_computes_longer_than_the_limit(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_branches_leave_out_is_slow(priced: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_module, "FEW", 0)
-    pricer, space = small_space(*SPACES[name])
+    pricer, space = priced
     chosen = np.arange(len(space.cells))
     bounds_of_cells = CellBounds(pricer, space.cells, idle_of(pricer, space))
     everything = space.expand(chosen)
@@ -307,8 +267,7 @@ def test_what_branches_leave_out_computes_longer_than_the_limit(
 def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: int) -> None:
     """The others are slower than the limit with the largest that fits, and are asked anew."""
     job = read_job(job_values("llama3-8b", "a100-sxm-40gb", num_gpus, 8192, 64))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search)
+    pricer, space = priced_space(job)
     cells, idle = space.cells, Idle.of(pricer, space.cells, space.schedules())
     rows = np.flatnonzero(cells.ac_kind == FULL)
     whole, some = CellBounds(pricer, cells, idle), CellBounds(pricer, cells, idle)

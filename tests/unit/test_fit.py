@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,22 +12,18 @@ from planner.calibration.linear_model import Linear, Scales, Unknowns
 from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.intake.jobs import read_job
-from planner.rules import Violation, violations
+from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import ROOT, job_values
 
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
 def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: object) -> Job:
-    return read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": seq_len, "global_batch_size": 64, "trainer": trainer},
-            "layout": {"compile": trainer == "torchtitan", **layout},
-        }
-    )
+    given = {"compile": trainer == "torchtitan", **layout}
+    node = ("llama3-8b", "h100-sxm-80gb", num_gpus)
+    return read_job(job_values(*node, seq_len, 64, trainer=trainer, layout=given))
 
 
 JOBS = [
@@ -37,16 +32,12 @@ JOBS = [
 ]  # fmt: skip
 
 
-def shifted(shift: float, knob: str = "compute") -> Calibration:
-    """One knob of TorchTitan moved, nothing else."""
-    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
-    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
-
-
 def made_with(shift: float, knob: str = "compute") -> Data:
     """Runs of a trainer one of whose knobs is this far from the prior."""
+    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
+    truth = replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
     silent = Data.of(JOBS, [1.0] * len(JOBS))
-    return replace(silent, log_seconds=predict(silent, shifted(shift, knob)))
+    return replace(silent, log_seconds=predict(silent, truth))
 
 
 @pytest.mark.parametrize("shift", [-0.15, 0.15])
@@ -66,11 +57,13 @@ def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> No
     place = PLACE["compute"]
     other, own = (calibration.shift(t, "hopper")[place] for t in ("megatron", "torchtitan"))
     assert 0.0 < other <= own
-    known, unknown = (
-        calibration.effective_covariance(trainer, "hopper")[place, place]
-        for trainer in ("torchtitan", "megatron")
-    )
+    known, unknown = (variance(calibration, t) for t in ("torchtitan", "megatron"))
     assert known < unknown < (1 + OWN_SHARE**2) * KNOBS[place].sd ** 2
+
+
+def variance(calibration: Calibration, trainer: str, knob: str = "compute") -> float:
+    """Of this knob for this trainer on Hopper."""
+    return float(np.diag(calibration.effective_covariance(trainer, "hopper"))[PLACE[knob]])
 
 
 def test_no_runs_leave_the_priors() -> None:
@@ -78,9 +71,9 @@ def test_no_runs_leave_the_priors() -> None:
     profile = prior.profile("torchtitan", "hopper")
     knobs = [knob for knob in KNOBS if knob.scope == "trainer"]
     assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in knobs)
-    variance = np.diag(prior.effective_covariance("torchtitan", "hopper"))
+    found = np.diag(prior.effective_covariance("torchtitan", "hopper"))
     variances = [(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS]
-    assert variance == pytest.approx(variances)
+    assert found == pytest.approx(variances)
 
 
 @pytest.mark.slow
@@ -97,10 +90,7 @@ def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() ->
 def test_a_fit_goes_on_from_a_calibration() -> None:
     first, _ = fit(made_with(0.15))
     second, _ = fit(made_with(0.15), first)
-    place = PLACE["compute"]
-    both = (found.effective_covariance("torchtitan", "hopper") for found in (first, second))
-    before, after = (covariance[place, place] for covariance in both)
-    assert after < before
+    assert variance(second, "torchtitan") < variance(first, "torchtitan")
 
 
 @pytest.mark.slow
@@ -140,33 +130,21 @@ def synthetic(run: float, stack: float, unit: float) -> Linear:
     chance = np.random.default_rng(3)
     count = STACKS * UNITS_EACH * RUNS_EACH
     names = np.arange(count) // RUNS_EACH
-    misses = (
-        stack * chance.standard_normal(STACKS)[names // UNITS_EACH]
-        + unit * chance.standard_normal(STACKS * UNITS_EACH)[names]
-        + run * chance.standard_normal(count)
-    )
-    unknowns = Unknowns.of(
-        replace(
-            Data.of(JOBS[:1], [1.0]).names,
-            stacks=tuple(str(name) for name in names // UNITS_EACH),
-            units=tuple(str(name) for name in names),
-        ),
-        replace(Calibration.prior(), place=0.0),
-    )
+    misses = stack * chance.standard_normal(STACKS)[names // UNITS_EACH]
+    misses += unit * chance.standard_normal(STACKS * UNITS_EACH)[names]
+    misses += run * chance.standard_normal(count)
+    stacks, units = (tuple(map(str, labels)) for labels in (names // UNITS_EACH, names))
+    named = replace(Data.of(JOBS[:1], [1.0]).names, stacks=stacks, units=units)
+    unknowns = Unknowns.of(named, replace(Calibration.prior(), place=0.0))
     derivatives = np.zeros((count, len(unknowns.keys)))
     for column, (level, own) in enumerate(unknowns.keys):
         if level in ("stack", "unit"):
-            labels = names // UNITS_EACH if level == "stack" else names
-            derivatives[:, column] = [str(label) == own for label in labels]
-    return Linear(
-        unknowns=unknowns,
-        at=np.zeros(len(unknowns.keys)),
-        derivatives=derivatives,
-        gradient=np.zeros((count, len(KNOBS))),
-        predicted=np.zeros(count),
-        measured=misses,
-        units=tuple(str(name) for name in names),
-    )
+            labels = stacks if level == "stack" else units
+            derivatives[:, column] = [label == own for label in labels]
+    none, gradient = np.zeros(count), np.zeros((count, len(KNOBS)))
+    at = np.zeros(len(unknowns.keys))
+    given = {"unknowns": unknowns, "at": at, "derivatives": derivatives, "gradient": gradient}
+    return Linear(**given, predicted=none, measured=misses, units=units)
 
 
 @pytest.mark.parametrize(("run", "stack", "unit"), [(0.05, 0.15, 0.1), (0.1, 0.3, 0.1)])
@@ -228,9 +206,7 @@ def test_directions_carry_the_spread_of_predictions() -> None:
 
 
 @pytest.mark.parametrize("family", ["hopper", "ampere", "blackwell"])
-def test_directions_do_not_depend_on_which_way_eigenvectors_point(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directions_hold_if_eigenvectors_turn(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors decide that differently, and no interval may depend on them."""
     calibration, found = shipped_calibration(), np.linalg.eigh
     directions, _ = calibration.directions("megatron", family)
@@ -244,56 +220,44 @@ def test_directions_do_not_depend_on_which_way_eigenvectors_point(
 
 
 def test_a_document_reads_back() -> None:
-    shipped = shipped_calibration()
-    again = from_document(to_document(shipped))
-    assert again.keys == shipped.keys
-    assert again.shifts == pytest.approx(shipped.shifts)
-    assert again.covariance == pytest.approx(shipped.covariance)
-    mine = replace(shipped, own_runs={"torchtitan on h100-sxm-80gb, bf16, dense": 2})
-    assert from_document(to_document(mine)).own_runs == mine.own_runs
-    assert (again.seen, again.fitted) == (shipped.seen, shipped.fitted)
-    assert (again.run_sd, again.stack_sd, again.unit_sd, again.own_run_sd) == pytest.approx(
-        (shipped.run_sd, shipped.stack_sd, shipped.unit_sd, shipped.own_run_sd)
-    )
-
-
-def violations_of(job: Job) -> list[Violation]:
-    """Three published rows contradict themselves or leave the split out, and are not fitted."""
-    assert job.layout is not None
-    return violations(job.layout, job.model, job.cluster, job.training)
+    mine = replace(shipped_calibration(), own_runs={"torchtitan on h100-sxm-80gb, bf16, dense": 2})
+    again = from_document(to_document(mine))
+    numbers, exact = ("shifts", "covariance"), ("keys", "own_runs", "seen", "fitted")
+    for name in (*numbers, "run_sd", "stack_sd", "unit_sd", "own_run_sd"):
+        assert getattr(again, name) == pytest.approx(getattr(mine, name)), name
+    for name in exact:
+        assert getattr(again, name) == getattr(mine, name), name
 
 
 def test_the_shipped_calibration_is_a_posterior() -> None:
+    """Three published rows contradict themselves or leave the split out, and are not fitted."""
     shipped = shipped_calibration()
     assert np.linalg.eigvalsh(shipped.covariance).min() > 0
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
     asked = [(read_job(row), row["measured"].get("step_seconds")) for row in rows]
-    legal = [(job, found) for job, found in asked if found and not violations_of(job)]
-    timed = {fingerprint(job, found) for job, found in legal}
+    timed = {
+        fingerprint(job, found)
+        for job, found in asked
+        if found and not violations(job.layout, job.model, job.cluster, job.training)
+    }
     assert shipped.fitted == timed
     assert len(timed) > 350
-    for index, knob in enumerate(KNOBS):
-        variance = shipped.effective_covariance("megatron", "hopper")[index, index]
-        assert variance <= ((1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2) * 1.001, knob.name
+    for knob in KNOBS:
+        most = (1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2
+        assert variance(shipped, "megatron", knob.name) <= 1.001 * most, knob.name
     assert profile_at("torchtitan", np.zeros(len(KNOBS))).compute == KNOBS[PLACE["compute"]].prior
 
 
 def test_a_field_that_came_later_changes_no_stored_name() -> None:
     """Names from before optimizer_offload_fraction and activation_offload_layers were fields."""
-    question = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"},
-    }
     names = []
     for share in (1.0, 0.5):
-        layout = {"tp": 2, "cpu_offload": True, "optimizer_offload_fraction": share}
-        job = read_job({**question, "layout": layout})
-        run = Measurement(id="m", created_at="2026-01-01", job=job, measured=Measured())
-        names.append((fingerprint(job, 1.5), run.key().layout_hash[:16]))
+        offloaded = {"cpu_offload": True, "optimizer_offload_fraction": share}
+        asked = job(8, 4096, "megatron", tp=2, **offloaded)
+        run = Measurement(id="m", created_at="2026-01-01", job=asked, measured=Measured())
+        names.append((fingerprint(asked, 1.5), run.key().layout_hash[:16]))
     assert names[0] == ("526cf49760a8", "ba079c11bef2c8b9")
-    assert names[1][0] != names[0][0]
-    assert names[1][1] != names[0][1]
+    assert [old != new for old, new in zip(*names, strict=True)] == [True, True]
 
 
 def test_a_fingerprint_tells_runs_apart() -> None:
@@ -304,12 +268,9 @@ def test_a_fingerprint_tells_runs_apart() -> None:
 
 def test_what_differs_from_place_to_place_is_doubted_until_the_place_is_known() -> None:
     """Host time decides a launch-bound layout, and a new cluster's host is less sure."""
-    place = PLACE["launch_seconds"]
-    shipped = shipped_calibration()
-    new, known = (
-        replace(shipped, place=share).effective_covariance("megatron", "hopper")[place, place]
-        for share in (1.0, 0.0)
-    )
-    assert new - known == pytest.approx(KNOBS[place].place_sd ** 2)
-    assert to_document(replace(shipped, place=0.25))["place"] == 0.25
-    assert from_document(to_document(replace(shipped, place=0.25))).place == 0.25
+    knob, shipped = "launch_seconds", shipped_calibration()
+    places = (replace(shipped, place=share) for share in (1.0, 0.0))
+    new, known = (variance(one, "megatron", knob) for one in places)
+    assert new - known == pytest.approx(KNOBS[PLACE[knob]].place_sd ** 2)
+    document = to_document(replace(shipped, place=0.25))
+    assert document["place"] == from_document(document).place == 0.25

@@ -6,49 +6,47 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from planner.calibration import conformal, intervals, student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER, basis, memory_basis, seen, widening
-from planner.calibration.conformal import MEMORY_PRIOR, memory_coverage
-from planner.calibration.conformal import memory_deviation as fitted_deviation
+from planner.calibration.classes import PRIOR_UNITS, Misses, class_of, factor_of, interval_score
+from planner.calibration.conformal import MEMORY_FLOOR
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import (
-    TWO_SIDED_90,
-    memory_deviation,
-    oom_probability,
-    spread,
-    time_spread,
-)
+from planner.calibration.intervals import memory_deviation, oom_probability, spread, time_spread
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
-from planner.columns import LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration, Knob
-from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.cost.machine.stacks import STACK
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_job, read_training
+from planner.estimates import estimate_job
+from planner.intake.jobs import read_job
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.specs.job import Job
-from planner.trainers.registry import resolve_layout
 from planner.units import GIB
+from tests.conftest import job_values
+from tests.unit.priced_cases import batch_of, pricer_of
+
+HOPPER, TWO_SIDED_90 = "h100-sxm-80gb", intervals.TWO_SIDED_90
 
 
-def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
-    training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    cluster = read_cluster({"gpu": gpu, "num_gpus": 8})
-    return Pricer.build(read_model("llama3-8b"), cluster, training, calibration)
+def job_of(gpu: str = HOPPER, trainer: str = "torchtitan", **layout: object) -> Job:
+    return read_job(job_values("llama3-8b", gpu, 8, 4096, 64, trainer=trainer, layout=layout))
+
+
+def pricer(
+    gpu: str = HOPPER, calibration: Calibration | None = None, trainer: str = "torchtitan"
+) -> Pricer:
+    return pricer_of(job_of(gpu, trainer), calibration)
 
 
 def batch() -> LayoutBatch:
-    given: list[dict[str, object]] = [{}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True}]
-    return LayoutBatch.from_layouts(
-        [resolve_layout(values, trainer="torchtitan", num_gpus=8) for values in given]
-    )
+    return batch_of({}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True})
 
 
 def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
-    """Only `compute` uncertain: the loadings are the change of log seconds for one deviation of it,
-    and the offsets of stack and unit.
-    """
+    """Loadings are the change of log seconds for a deviation of it, beside stack and unit."""
     keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", _own(knob)))
     covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
     calibration = replace(
@@ -90,9 +88,7 @@ def _own(knob: Knob) -> str:
 
 
 def test_what_the_directions_leave_out_is_each_layouts_own() -> None:
-    """The variance of predictions under a calibration, tr(C M), is that of its directions and the
-    rest.
-    """
+    """The variance of predictions, tr(C M), is that of the directions and the rest."""
     p = pricer()
     trainer, family = p.training.trainer, p.cluster.gpu.family
     covariance = p.calibration.effective_covariance(trainer, family)
@@ -128,58 +124,21 @@ def test_a_gpu_never_measured_is_less_sure() -> None:
 
 def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
     profile = replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.4 * GIB)
-    large, small = (
-        memory_deviation(profile, np.array([400 * GIB])),
-        memory_deviation(profile, np.array([1.0 * GIB])),
-    )
+    large, small = (memory_deviation(profile, np.array([n * GIB])) for n in (400, 1.0))
     assert large[0] == pytest.approx(0.03, rel=0.01)
     assert small[0] == pytest.approx(np.hypot(0.03, np.log1p(0.4 * TWO_SIDED_90) / TWO_SIDED_90))
     alone = replace(profile, memory_sd=0.0, memory_extra_sd=0.0)
     tiny = np.array([0.01 * GIB])
     upper = tiny * np.exp(TWO_SIDED_90 * memory_deviation(alone, tiny))
-    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB), (
-        "what is fixed is added, however little the model holds"
-    )
+    # what is fixed is added, however little the model holds
+    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB)
 
 
-def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
-    known, doubted = (
-        replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_extra_sd=rates_sd)
-        for rates_sd in (0.0, 0.04)
-    )
-    assert memory_deviation(known, np.array([GIB]))[0] == pytest.approx(0.03)
-    assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)
-
-
-def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
-    """A run predicted at 40 GiB that needed `factor` times that."""
-    job = SimpleNamespace(
-        labels={"complete": complete, "group": source,
-            "measured": {"peak_allocated_bytes": 40 * GIB * factor}}, id=number, layout=None,
-        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
-        model=SimpleNamespace(is_moe=False),
-    )  # fmt: skip
-    estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
-    return Row.build(job, estimate)  # type: ignore[arg-type]
-
-
-def test_a_place_with_many_runs_says_no_more_of_memory_than_one_with_few() -> None:
-    """200 runs of one place within 1%; one run each of five places off by 8%."""
-    many = [run(number, np.exp(0.01), source="many") for number in range(200)]
-    few = [run(number, np.exp(0.08), source=f"few {number}") for number in range(5)]
-    relative, fixed = fitted_deviation([*many, *few])
-    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.08, rel=0.15)
-    assert memory_coverage([*many, *few]) == 1.0
-    assert memory_coverage(many) is None
-
-
-def test_memory_deviates_as_runs_do_that_state_everything() -> None:
-    """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
-    stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
-    others = (run(number, 1.5, False) for number in range(60))
-    relative, fixed = fitted_deviation([*stated, *others])
-    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
-    assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
+@pytest.mark.parametrize(("extra", "deviation"), [(0.0, 0.03), (0.04, 0.05)])
+def test_memory_never_compared_is_doubted(extra: float, deviation: float) -> None:
+    sd = {"memory_sd": 0.03, "memory_sd_bytes": 0.0, "memory_extra_sd": extra}
+    found = memory_deviation(replace(pricer().profile, **sd), np.array([GIB]))
+    assert found[0] == pytest.approx(deviation)
 
 
 def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit() -> None:
@@ -195,12 +154,11 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
 
 
 def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() -> None:
-    layout = resolve_layout({"ac": "none", "micro_batch_size": 2}, trainer="torchtitan", num_gpus=8)
-    batch = LayoutBatch.from_layouts([layout])
-    whole = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 1.0})
+    batch = batch_of({"ac": "none", "micro_batch_size": 2})
+    cluster = {"gpu": HOPPER, "num_gpus": 8}
+    whole = read_cluster({**cluster, "memory_fraction": 1.0})
     for share in (0.95, 1.0):
-        cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": share}
-        p = replace(pricer(), cluster=read_cluster(cluster))
+        p = replace(pricer(), cluster=read_cluster({**cluster, "memory_fraction": share}))
         prices = p.price(batch)
         found = spread(p, batch, prices, prices.step_seconds)
         usable, card = found.oom_probability[0], found.oom_probability_full_card[0]
@@ -209,27 +167,16 @@ def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() 
 
 
 def test_basis_tells_what_was_measured() -> None:
-    def job(trainer: str, gpu: str, **layout: object) -> Job:
-        training = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer}
-        return read_job(
-            {
-                "model": "llama3-8b",
-                "cluster": {"gpu": gpu, "num_gpus": 8},
-                "training": training,
-                "layout": layout,
-            }
-        )
-
-    measured = job("torchtitan", "h100-sxm-80gb", tp=2)
+    measured, ampere = job_of(tp=2), "a100-sxm-80gb"
     calibration = replace(Calibration.prior(), seen=seen([measured]))
 
     def of(asked: Job) -> dict[str, str]:
         return dict(basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0])
 
     assert set(of(measured).values()) == {"calibrated"}
-    assert of(job("torchtitan", "a100-sxm-80gb", tp=2))["tp"] == "interpolated"
-    assert of(job("megatron", "a100-sxm-80gb", tp=2))["tp"] == "extrapolated"
-    assert of(job("torchtitan", "h100-sxm-80gb", cp=2))["cp"] == "extrapolated"
+    assert of(job_of(ampere, tp=2))["tp"] == "interpolated"
+    assert of(job_of(ampere, "megatron", tp=2))["tp"] == "extrapolated"
+    assert of(job_of(cp=2))["cp"] == "extrapolated"
     assert memory_basis(calibration, "torchtitan") == "interpolated"
     assert memory_basis(shipped_calibration(), "torchtitan") == "calibrated"
 
@@ -246,25 +193,151 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
 def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands beside a layout; of two splits each has its own."""
     given = {"dp_shard": 2, "pp": 4, "micro_batch_size": 1}
-    splits = ([8, 8, 8, 8], [9, 8, 8, 7], None)
-    first, second, third = (
-        LayoutBatch.from_layouts(
-            [
-                resolve_layout(
-                    given | ({} if one is None else {"layers_per_stage": one}),
-                    trainer="megatron",
-                    num_gpus=8,
-                )
-            ]
-        )
-        for one in splits
-    )
-    training = read_training({"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"})
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    here = Pricer.build(read_model("llama3-8b"), cluster, training)
+    splits = ({"layers_per_stage": split} for split in ([8, 8, 8, 8], [9, 8, 8, 7]))
+    first, second, third = (batch_of(given | one, trainer="megatron") for one in (*splits, {}))
+    here = pricer(trainer="megatron")
     whole = LayoutBatch.concatenate([second, first, third])
     together = time_spread(here, whole, here.price(whole)).loadings
     monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))
     for place, one in enumerate((second, first, third)):
         alone = time_spread(here, one, here.price(one)).loadings
         np.testing.assert_allclose(alone[:, 0], together[:, place], rtol=1e-9)
+
+
+def run(
+    number: int, predicted: float, off: float, source: str = "one source", complete: bool = True
+) -> Row:
+    """A run that needed e^off times the bytes that were predicted."""
+    needed = {"peak_allocated_bytes": predicted * np.exp(off)}
+    job = SimpleNamespace(
+        labels={"complete": complete, "group": source, "measured": needed}, id=number, layout=None,
+        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
+        model=SimpleNamespace(is_moe=False),
+    )  # fmt: skip
+    unsaid = {"peak_reserved_bytes": None, "memory": None}
+    return Row.build(job, SimpleNamespace(peak_allocated_bytes=predicted, **unsaid))  # type: ignore[arg-type]
+
+
+def of_one_peak(runs: list[Row]) -> float:
+    """How far runs predicted at 40 GiB may be off, of the logarithm."""
+    relative, fixed = conformal.memory_deviation(runs)
+    return float(TWO_SIDED_90 * np.hypot(relative, fixed / (40 * GIB)))
+
+
+def test_runs_that_agree_leave_the_floor_and_too_few_the_prior() -> None:
+    agreeing = [run(number, 40 * GIB, 0.0) for number in range(conformal.LEAST_MEMORY_RUNS)]
+    assert conformal.memory_deviation(agreeing) == MEMORY_FLOOR
+    assert conformal.memory_deviation(agreeing[1:]) == conformal.MEMORY_PRIOR
+
+
+def test_memory_deviates_as_runs_do_that_state_everything() -> None:
+    """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
+    stated = [run(number, 40 * GIB, 0.06 if number % 2 else -0.06) for number in range(40)]
+    others = [run(number, 40 * GIB, np.log(1.5), complete=False) for number in range(60)]
+    assert of_one_peak([*stated, *others]) == pytest.approx(0.06, rel=0.15)
+
+
+def test_coverage_is_of_places_and_of_one_place_none() -> None:
+    many = [run(number, 40 * GIB, 0.01, "many") for number in range(200)]
+    few = [run(number, 40 * GIB, 0.08, f"few {number}") for number in range(5)]
+    assert conformal.memory_coverage([*few, *many]) == 1.0
+    assert conformal.memory_coverage(many) is None
+
+
+PEAKS = np.linspace(4.0, 80.0, 40)
+
+
+def off_by(deviations: np.ndarray, source: str = "one source", times: int = 1) -> list[Row]:
+    """Runs at the PEAKS in GiB, above them by 1.645 of these deviations. {}: the run's number."""
+    off = np.tile([PEAKS * GIB, TWO_SIDED_90 * deviations], times).T
+    return [run(number, *one, source.format(number)) for number, one in enumerate(off)]
+
+
+BYTES, SHARES = 1.0 / PEAKS, np.full(len(PEAKS), 0.1)  # a GiB of each, or 10% of each
+
+
+def test_errors_of_equal_bytes_are_a_fixed_part_and_of_equal_shares_a_relative_one() -> None:
+    relative, fixed = conformal.memory_deviation(off_by(BYTES))
+    assert (relative, fixed) == (MEMORY_FLOOR[0], pytest.approx(GIB, rel=0.1))
+    relative, fixed = conformal.memory_deviation(off_by(SHARES))
+    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), MEMORY_FLOOR[1])
+
+
+def test_every_place_counts_once_in_the_stretch_and_in_the_fit() -> None:
+    """Of eleven places ten have to be inside: the one that misses by 0.9 is the last of them."""
+    few = [run(n, 40 * GIB, 0.1 * n, f"place {n}") for n in range(10, 0, -1)]
+    many = [run(n, 40 * GIB, 0.01, "many") for n in range(90)]
+    assert of_one_peak([*few, *many]) == pytest.approx(0.9, rel=0.01)
+    many = off_by(BYTES, "many", times=20)
+    relative, fixed = conformal.memory_deviation([*off_by(SHARES, "place {}"), *many])
+    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), MEMORY_FLOOR[1])
+
+
+DENSE, EXPERTS = "dense, Hopper and Ampere", "experts, Blackwell"
+
+
+def misses(log_seconds: FloatColumn, units: list[str], classes: list[str] | None = None) -> Misses:
+    scales, alike = np.full(len(log_seconds), 0.1), [DENSE] * len(log_seconds)
+    return Misses(log_seconds=log_seconds, scales=scales, units=units, classes=classes or alike)
+
+
+def test_the_score_is_the_width_and_twenty_times_what_lies_outside() -> None:
+    """Gneiting and Raftery 2007, equation 43, at alpha = 0.1."""
+    misses = np.array([0.0, 0.1, -0.1, 0.25, -0.3])
+    assert interval_score(misses, np.full(5, 0.2)) == pytest.approx([0.4, 0.4, 0.4, 1.4, 2.4])
+
+
+@pytest.mark.parametrize("true", [0.4, 1.0, 1.6])
+def test_the_factor_is_that_of_the_scale_that_runs_were_drawn_with(true: float) -> None:
+    drawn = true * 0.1 * np.random.default_rng(0).standard_t(student.DEGREES, 6000)
+    found = misses(drawn, [str(row // 100) for row in range(6000)]).factors()[DENSE]
+    assert found == pytest.approx(true, rel=0.1)
+    inside = np.abs(drawn) <= student.TWO_SIDED_90 * found * 0.1
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)
+
+
+def test_few_units_tell_little_and_many_runs_of_one_unit_no_more() -> None:
+    exact = np.zeros(40)
+    one = misses(exact, ["a"] * 40).factors()[DENSE]
+    four = misses(exact, ["a", "b", "c", "d"] * 10).factors()[DENSE]
+    assert one == pytest.approx(0.2 ** (1.0 / (1.0 + PRIOR_UNITS)), abs=1e-3)
+    assert four == pytest.approx(0.2 ** (4.0 / (4.0 + PRIOR_UNITS)), abs=1e-3)
+
+
+def test_a_fold_does_not_tell_its_own_factor_and_keeps_none_that_does_not_help() -> None:
+    units = [str(row // 5) for row in range(60)]
+    out = np.arange(60) < 30
+    folds = [out, ~out]
+    alike = misses(np.full(60, 0.02), units)
+    assert (alike.factors_elsewhere(folds) < 0.5).all()
+    # the two folds would tell each other the wrong factor
+    unlike = misses(np.repeat([0.01, 0.6], 30), units)
+    assert unlike.take(~out).factors()[DENSE] > 1.2
+    assert (unlike.factors_elsewhere(folds) == 1.0).all()
+    apart = misses(np.full(60, 0.02), units, [DENSE] * 30 + [EXPERTS] * 30)
+    assert (apart.factors_elsewhere(folds) == 1.0).all()
+
+
+def test_classes_are_of_a_kind_of_model_on_a_generation_of_gpus() -> None:
+    dense, experts = read_model("llama3.1-8b"), read_model("qwen3-30b-a3b")
+    assert class_of(dense, "ampere") == class_of(dense, "hopper") == DENSE
+    assert class_of(experts, "blackwell") == EXPERTS
+    assert class_of(dense, "cdna3") == class_of(dense, "new") == "dense, other GPUs"
+    named = replace(shipped_calibration(), interval_factors={DENSE: 0.5})
+    assert factor_of(named, dense, "hopper") == 0.5
+    assert factor_of(named, experts, "hopper") == 1.0
+    assert factor_of(replace(named, own_runs={"unit": 1}), dense, "hopper") == 1.0
+    hybrid = read_model("nemotron-h-56b")
+    mixers = {("megatron", "hopper", name) for name in hybrid.mixers}
+    assert factor_of(named, hybrid, "hopper") == 1.0
+    assert factor_of(replace(named, seen=frozenset(mixers)), hybrid, "hopper") == 0.5
+
+
+def test_an_estimate_is_as_wide_as_its_class_says() -> None:
+    asked = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64, layout={}))
+    shipped, widths = shipped_calibration(), []
+    for factor in (1.0, 0.5):
+        calibration = replace(shipped, interval_factors={DENSE: factor})
+        assert from_document(to_document(calibration)).interval_factors == {DENSE: factor}
+        widths.append(np.ptp(np.log(estimate_job(asked, calibration).interval.step_seconds)))
+    assert widths[1] == pytest.approx(0.5 * widths[0])

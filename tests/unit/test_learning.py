@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from planner.api.calibration.inputs import learned_without
 from planner.api.calibration.read import learned
 from planner.api.calibration.revert import revert
 from planner.api.calibration.update import (
-    calibration_for_study,
-    line_about,
     update_about,
     update_from_measurements,
     update_from_probes,
@@ -29,15 +28,14 @@ from planner.api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.update import learn
-from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
-from planner.cost.price import Pricer
 from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values, side_by_side
+from tests.unit.priced_cases import pricer_of, step_seconds
 
 GPU = "mi300x-192gb"
 SUBJECT = Subject(trainer="torchtitan", gpu=GPU)
@@ -46,7 +44,7 @@ JOB = read_job({**BARE, "layout": {}})
 OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
 SHAPES = [KernelShape.of("gemm", m=8192, n=n, k=4096) for n in (4096, 14336)]
-SLOWER = 1.3
+SLOWER, SHIPPED = 1.3, shipped_calibration()
 
 
 @pytest.fixture
@@ -55,21 +53,22 @@ def wiring(tmp_path: Path) -> Wiring:
 
 
 def seconds_of(job: Job, wiring: Wiring) -> float:
-    pricer = Pricer.build(job.model, job.cluster, job.training, learned(wiring, job))
-    return float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
+    return step_seconds(job, learned(wiring, job))
+
+
+def latest(wiring: Wiring) -> CalibrationRecord:
+    found = wiring.calibrations.latest(SUBJECT)
+    assert found is not None
+    return found
 
 
 def timed(
-    wiring: Wiring,
-    number: int,
-    factor: float = SLOWER,
-    versions: dict[str, str] = VERSIONS,
-    **training: Any,
+    wiring: Wiring, number: int, factor: float = SLOWER, versions: Any = VERSIONS, **training: Any
 ) -> ProbeRecord:
     """A probe of kernels that ended, stored."""
     asked = {**BARE, "training": {**BARE["training"], **training}}
     job = read_job(asked)
-    each = factor * shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), SHAPES)
+    each = factor * shape_seconds(alone(pricer_of(job)), SHAPES)
     rows = [
         {**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions}
         for shape, t in zip(SHAPES, each, strict=True)
@@ -83,17 +82,13 @@ def timed(
     )  # fmt: skip
     wiring.probes.add([record])
     held = wiring.probes.claim(Lease(owner="here", seconds=60.0), job_id=record.id)
-    assert held is not None
-    wiring.probes.finish(
-        held, ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},))
-    )
+    result = {"gpu_seconds": 9.0, "outcome": {"timings": rows}}
+    wiring.probes.finish(held, ProbeEnd(state="done", results=(result,)))
     return wiring.probes.get(record.id)
 
 
 def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> Measurement:
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
-    measured = Measured(rung="probed", step_seconds=factor * seconds)
+    measured = Measured(rung="probed", step_seconds=factor * step_seconds(job))
     when = "2026-02-01T00:00:00+00:00"
     return Measurement(id=name, created_at=when, job=job, measured=measured, software=versions)
 
@@ -102,12 +97,24 @@ def update_from(wiring: Wiring, *ids: str) -> list[CalibrationRecord]:
     return update_from_measurements(wiring, [wiring.measurements.get(one) for one in ids])
 
 
+def taught(wiring: Wiring, *runs: Measurement) -> CalibrationRecord:
+    """What these runs, added as they are, make of the calibration."""
+    wiring.measurements.add(runs)
+    (record,) = update_from(wiring, *(one.id for one in runs))
+    return record
+
+
+def of_kernels(record: CalibrationRecord) -> int:
+    """How many timings of kernels, or runs, a calibration was fitted to beside the shipped ones."""
+    return len(set(record.document["fitted"]) - SHIPPED.fitted)
+
+
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     (record,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert (record.trainer, record.gpu) == ("torchtitan", GPU)
     assert (record.num_runs, record.software) == (0, VERSIONS)
-    assert line_about(record).endswith("from timed kernels; plans and estimates use it")
+    assert update.line_about(record).endswith("from timed kernels; plans and estimates use it")
     assert 1.05 * before < seconds_of(JOB, wiring) < SLOWER * before
     (again,) = update_from_probes(wiring, [timed(wiring, 2, factor=1.0)])
     assert again.id != record.id
@@ -118,63 +125,52 @@ def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
 @pytest.mark.slow
 def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
     with_trainer = {**VERSIONS, "trainer_version": "0.2.2"}
-    wiring.measurements.add([run("m-1", 1.2, with_trainer)])
-    (alone_,) = update_from(wiring, "m-1")
+    alone_ = taught(wiring, run("m-1", 1.2, with_trainer))
     (both,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert (both.num_runs, both.software) == (1, with_trainer)
     assert both.id != alone_.id
-    assert both.id.startswith(f"{shipped_calibration().id}+1-")
-    wiring.measurements.add([run("m-2", 1.2, with_trainer)])
-    (later,) = update_from(wiring, "m-2")
+    assert both.id.startswith(f"{SHIPPED.id}+1-")
+    later = taught(wiring, run("m-2", 1.2, with_trainer))
     assert later.num_runs == 2
-    assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), (
-        "kernels teach with every later run"
-    )
+    assert of_kernels(later) == len(SHAPES), "kernels teach with every later run"
 
 
 def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wiring) -> None:
     timed(wiring, 1, versions={**VERSIONS, "torch": "2.10.0"})
     timed(wiring, 2, trainer="megatron")
-    wiring.measurements.add([run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"})])
-    (record,) = update_from(wiring, "m-1")
-    assert set(record.document["fitted"]) == shipped_calibration().fitted
+    record = taught(wiring, run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"}))
+    assert set(record.document["fitted"]) == SHIPPED.fitted
 
 
 def test_kernels_whose_versions_contradict_every_run_displace_nothing(wiring: Wiring) -> None:
-    wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
-    (taught,) = update_from(wiring, "m-1")
-    after = seconds_of(JOB, wiring)
+    before = taught(wiring, run("m-1", 1.3, {"torch": "2.10.0"}))
+    seconds = seconds_of(JOB, wiring)
     assert update_from_probes(wiring, [timed(wiring, 1, factor=1.0)]) == []
-    assert seconds_of(JOB, wiring) == after
-    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest.id == taught.id
+    assert (seconds_of(JOB, wiring), latest(wiring).id) == (seconds, before.id)
 
 
 def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None:
     versions = {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]}
     wiring.measurements.add([run("m-1", 1.2, versions)])
     (both,) = update_from_probes(wiring, [timed(wiring, 1)])
-    assert both.num_runs == 1
-    assert len(set(both.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES)
+    assert (both.num_runs, of_kernels(both)) == (1, len(SHAPES))
 
 
 def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wiring) -> None:
     """Else the study would be twice as sure of what it knows."""
-    wiring.measurements.add([run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER)])
-    (newest,) = update_from(wiring, "m-1", "m-2")
+    newest = taught(wiring, run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER))
     whole, (without_first, unstored) = learned(wiring, JOB), learned_without(wiring, JOB, {"m-1"})
     assert whole.id == newest.id
-    alone_ = learn(shipped_calibration(), [run("m-2", 1.0, VERSIONS, OTHER)])
+    alone_ = learn(SHIPPED, [run("m-2", 1.0, VERSIONS, OTHER)])
     assert without_first.id == alone_.id
     assert without_first.shifts == pytest.approx(alone_.shifts)
     assert unstored is not None
     with pytest.raises(NotFoundError):  # a read writes nothing
         wiring.calibrations.get(alone_.id)
-    assert calibration_for_study(wiring, JOB, {"m-1"}, "", until=None) is not None
+    assert update.calibration_for_study(wiring, JOB, {"m-1"}, "", until=None) is not None
     # a plan's calibration is found by its id
     assert wiring.calibrations.get(alone_.id).num_runs == 1
-    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest.id == newest.id
+    assert latest(wiring).id == newest.id
     assert learned_without(wiring, JOB, {"m-1", "m-2"}) == (None, None)
     again, unstored = learned_without(wiring, JOB, {"m-9"})
     assert unstored is None
@@ -187,9 +183,8 @@ def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) 
         command = "update probes set request = replace(request, 'llama3-8b', 'llama3-8c')"
         connection.exec_driver_sql(command)
     assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
-    wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
-    (record,) = update_from(wiring, "m-1")
-    assert set(record.document["fitted"]) == shipped_calibration().fitted
+    record = taught(wiring, run("m-1", 1.2, VERSIONS))
+    assert set(record.document["fitted"]) == SHIPPED.fitted
     assert update_from_probes(wiring, [wiring.probes.get(lost.id)]) == []
 
 
@@ -199,9 +194,12 @@ def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:
     assert learned(wiring, JOB) is None
 
 
-# ---- what may be learnt --------------------------------------------------------------------------
-
 FAST = read_job({**BARE, "layout": {"ac": "full", "micro_batch_size": 2}})
+IMPOSSIBLE = Measured(rung="probed", step_seconds=1e-6)
+
+
+def in_no_time(name: str, job: Job) -> Measurement:
+    return run(name, 1.0, VERSIONS, job).model_copy(update={"measured": IMPOSSIBLE})
 
 
 def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool = True) -> Stored:
@@ -212,27 +210,18 @@ def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool 
 
 def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_no_plans(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
-    fast = [
-        run(f"m-{i}", 1.0, VERSIONS, FAST).model_copy(
-            update={"measured": Measured(rung="probed", step_seconds=1e-6)}
-        )
-        for i in range(36)
-    ]
-    kept = stored(wiring, *fast)
-    assert len(kept.refused) == len(fast)
+    kept = stored(wiring, *(in_no_time(f"m-{i}", FAST) for i in range(36)))
+    assert len(kept.refused) == 36
     found = wiring.measurements.get("m-0")
     assert found.asked_by == "ann"
     assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
     assert learned(wiring, JOB) is None
     assert seconds_of(JOB, wiring) == before
-    assert wiring.measurements.matching(
-        found.key().job_hash, Subject(trainer="torchtitan", gpu=GPU)
-    ) == ((), None)
+    assert wiring.measurements.matching(found.key().job_hash, SUBJECT) == ((), None)
 
 
 def test_a_row_of_before_the_check_is_refused_when_it_is_first_read(wiring: Wiring) -> None:
-    impossible = Measured(rung="probed", step_seconds=1e-6)
-    wiring.measurements.add([run("m-1", 1.0, VERSIONS).model_copy(update={"measured": impossible})])
+    wiring.measurements.add([in_no_time("m-1", JOB)])
     assert update_from(wiring, "m-1") == []
     assert wiring.measurements.get("m-1").refused is not None
 
@@ -241,10 +230,9 @@ def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     stored(wiring, run("m-1", 1.3, VERSIONS))
     stored(wiring, run("m-2", 2.0, VERSIONS, OTHER))
-    with_both = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
+    with_both = latest(wiring)
     (again,) = update_about(wiring, [wiring.measurements.delete("m-2")])
-    alone_ = learn(shipped_calibration(), [run("m-1", 1.3, VERSIONS)])
-    assert again.id == alone_.id
+    assert again.id == learn(SHIPPED, [run("m-1", 1.3, VERSIONS)]).id
     assert wiring.calibrations.get(with_both.id).superseded_at is not None
     assert update_about(wiring, [wiring.measurements.delete("m-1")]) == []
     assert seconds_of(JOB, wiring) == before
@@ -267,39 +255,32 @@ def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -
     assert wiring.calibrations.get(mine.id).owner == "ann"
     stored(wiring, run("m-2", 1.0, VERSIONS, OTHER), owner="root")
     everyones, anns = learned(wiring, JOB), learned(wiring, JOB, "ann")
-    assert everyones is not None
-    assert anns is not None
-    runs = {one.id: wiring.calibrations.get(one.id).num_runs for one in (everyones, anns)}
-    assert list(runs.values()) == [1, 2], "shared runs count for everyone, one's own besides"
-    (found,) = [wiring.measurements.get(one) for one in wiring.measurements.share(asked_by="ann")]
-    update_from_measurements(wiring, [found])
+    runs = [wiring.calibrations.get(one.id).num_runs for one in (everyones, anns)]
+    assert runs == [1, 2], "shared runs count for everyone, one's own besides"
+    (found,) = wiring.measurements.share(asked_by="ann")
+    update_from(wiring, found)
     shared = learned(wiring, JOB, "bob")
     assert wiring.calibrations.get(shared.id).num_runs == 2
 
 
 def test_a_calibration_is_undone_with_those_after_it(wiring: Wiring) -> None:
     stored(wiring, run("m-1", 1.2, VERSIONS))
-    first = wiring.calibrations.latest(SUBJECT)
+    first = latest(wiring)
     stored(wiring, run("m-2", 2.0, VERSIONS, OTHER))
-    second = wiring.calibrations.latest(SUBJECT)
+    second = latest(wiring)
     stored(wiring, run("m-3", 2.0, {**VERSIONS, "torch": "2.12.0"}, FAST))
     assert set(second.document["runs"]) == {"m-1", "m-2"}
     left, made = revert(wiring, second.id, "root")
     assert (set(left), [one.id for one in made]) == ({"m-2", "m-3"}, [first.id])
-    assert wiring.calibrations.latest(SUBJECT).id == first.id
+    assert latest(wiring).id == first.id
     assert "who reverted" in (wiring.measurements.get("m-2").refused or "")
     update_from_measurements(wiring, [believe(wiring, "m-2", "root")])
-    assert wiring.calibrations.latest(SUBJECT).id == second.id
+    assert latest(wiring).id == second.id
     assert revert(wiring, first.id, "root")[1] == []
     assert learned(wiring, JOB) is None, "the first one undone leaves the shipped one"
 
 
-# ---- one writer ----------------------------------------------------------------------------------
-
-
-def test_a_calibration_from_older_runs_never_replaces_a_newer_one(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_runs_never_replace_newer(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow teacher reads, the fast one stores a run and teaches, the slow one stores."""
     stored(wiring, run("m-1", 1.3, VERSIONS))
     slow, made = wire(wiring.settings), update._made
@@ -313,16 +294,14 @@ def test_a_calibration_from_older_runs_never_replaces_a_newer_one(
 
     monkeypatch.setattr(update, "_made", overtaken)
     update.update_calibrations(slow, [("torchtitan", GPU)], anew=True)
-    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest.num_runs == 3
-    assert latest.built_from == wiring.learning.inputs(latest.subject).digest
+    assert latest(wiring).num_runs == 3
+    assert latest(wiring).built_from == wiring.learning.inputs(SUBJECT).digest
 
 
 def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
-    layouts = [
-        {"micro_batch_size": size, "ac": ac} for size in (1, 2, 4) for ac in ("none", "full")
-    ]
-    jobs = [read_job({**BARE, "layout": layout}) for layout in layouts]
+    layouts = product((1, 2, 4), ("none", "full"))
+    given = [{"micro_batch_size": size, "ac": ac} for size, ac in layouts]
+    jobs = [read_job({**BARE, "layout": layout}) for layout in given]
     runs = [run(f"m-{i}", 1.2, VERSIONS, job) for i, job in enumerate(jobs)]
     others = [wire(wiring.settings) for _ in runs]
     start = threading.Barrier(len(runs))
@@ -333,20 +312,16 @@ def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
 
     assert wiring.store is not None  # makes the tables before they race
     side_by_side(teach, *zip(others, runs, strict=True))
-    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest.num_runs == len(runs)
+    assert latest(wiring).num_runs == len(runs)
 
 
-def test_an_update_that_would_change_nothing_makes_nothing(
+def test_a_run_is_priced_once_and_no_change_makes_no_calibration(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(wiring, run("m-1", 1.3, VERSIONS))
-    monkeypatch.setattr(update, "learn_priced", None)
-    assert update_from(wiring, "m-1") == []
-
-
-def test_a_run_is_priced_once(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(wiring, run("m-1", 1.3, VERSIONS))
+    with monkeypatch.context() as patch:
+        patch.setattr(update, "learn_priced", None)
+        assert update_from(wiring, "m-1") == []
     asked: list[str] = []
 
     def counted(calibration: Calibration, runs: Sequence[Measurement]) -> list[PricedRun]:

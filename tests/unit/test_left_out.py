@@ -15,6 +15,7 @@ from planner.search.space import domains
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
 from tests.conftest import job_values
+from tests.unit.priced_cases import pricer_of
 
 NO_LIMIT = float("inf")
 LAYERS = 56
@@ -25,8 +26,7 @@ UNEVEN = {**EVEN, "virtual_stages": 4, "layers_per_stage": (1,) * 2 + (2,) * 24 
 
 @cache
 def pricer() -> Pricer:
-    job = read_job(MIXTRAL)
-    return Pricer.build(job.model, job.cluster, job.training)
+    return pricer_of(read_job(MIXTRAL))
 
 
 def layout(**values: object) -> Layout:
@@ -60,16 +60,15 @@ def test_a_value_that_a_domain_misses_is_found() -> None:
     assert (place, found) == (0, layout(**EVEN))
     assert search.best_seconds < 0.995 * before
     trials = search.propose([(place, found)], name="random", seed=0)
-    assert (
-        min(one.step_seconds for one in trials if one.fits and one.step_seconds)
-        <= (simulated_columns(pricer(), [found])[0][0])
-    )
+    proposed = [one.step_seconds for one in trials if one.fits and one.step_seconds]
+    assert min(proposed) <= simulated_columns(pricer(), [found])[0][0]
+
+
+CHOSEN = [{"fix": {"virtual_stages": 4}}, {"allow": {"virtual_stages": [2, 4]}}]
 
 
 @pytest.mark.usefixtures("_without_seven")
-@pytest.mark.parametrize("asked", [
-    {"fix": {"virtual_stages": 4}}, {"allow": {"virtual_stages": [2, 4]}},
-])  # fmt: skip
+@pytest.mark.parametrize("asked", CHOSEN, ids=str)
 def test_what_the_user_chose_is_not_left_out(asked: dict[str, Any]) -> None:
     assert left_out(layout(**UNEVEN), **asked).gains() == []
 
@@ -106,9 +105,8 @@ def test_the_same_seed_proposes_the_same_from_the_best_layouts(name: str) -> Non
 def test_refused_and_hopeless_layouts_say_why_and_nothing_better_is_lost() -> None:
     search = left_out(layout(**EVEN))
     best = search.best_seconds
-    trials = search.at(
-        [layout(pp_schedule="ZB-1p"), layout(**EVEN, ac="full"), layout(tp=16), layout(**EVEN)]
-    )
+    changes = ({"pp_schedule": "ZB-1p"}, {**EVEN, "ac": "full"}, {"tp": 16}, EVEN)
+    trials = search.at([layout(**change) for change in changes])
     assert str(trials[0].refused).startswith("pp_schedule=ZB-1p: "), "the first rule it breaks"
     bounded = [one.layout for one in trials if "by a lower bound" in str(one.refused)]
     assert bounded

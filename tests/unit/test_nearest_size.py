@@ -8,39 +8,33 @@ from planner.intake.jobs import read_job
 from planner.search.infeasible.suggested_fixes import Request, _sizes_between, fitting_changes
 from planner.search.one_size import search_size
 from planner.specs.job import Job
-from planner.specs.plan_comparisons import FittingChange
+from tests.conftest import job_values, one_fast
 
+OFFLOADED, ON_DEVICE = {"ac": "full", "cpu_offload": True}, {"cpu_offload": False}
+AMPERE, HOPPER = "a100-sxm-40gb", "h100-sxm-80gb"
 JOBS: dict[str, dict[str, Any]] = {
-    "no power of two": {"model": "mixtral-8x22b",
-        "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 48},
-        "search": {"fix": {"ac": "full", "cpu_offload": True}}},
-    "on the device": {"model": "llama3-70b", "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 96},
-        "search": {"fix": {"cpu_offload": False}}},
-    "Megatron": {"model": "llama3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 96, "trainer": "megatron"}},
-}  # fmt: skip
+    "on the device": job_values("llama3-70b", AMPERE, 8, 8192, 96, search={"fix": ON_DEVICE}),
+    "no power of two": job_values("mixtral-8x22b", AMPERE, 8, 4096, 48, search={"fix": OFFLOADED}),
+    "Megatron": job_values("llama3-70b", HOPPER, 8, 8192, 96, trainer="megatron"),
+}
 
 
-def changes(name: str) -> tuple[Job, dict[str, FittingChange]]:
-    job = read_job(JOBS[name])
+def value_that_fits(job: Job, field: str) -> int:
+    """The nearest of the changes of this field."""
     found = fitting_changes(job, job.cluster, lambda _: None)
-    return job, {change.field: change for change in reversed(found)}
+    value = next(change.value for change in found if change.field == field)
+    assert isinstance(value, int)
+    return value
 
 
 def fits(request: Request) -> bool:
     return bool(search_size(request.job, request.cluster, lambda _: None).candidates)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "on the device" else [pytest.mark.slow]) for n in JOBS],
-)
+@pytest.mark.parametrize("name", one_fast(*JOBS))
 def test_the_fewest_gpus_are_the_fewest(name: str) -> None:
-    job, found = changes(name)
-    request, count = Request(job=job, cluster=job.cluster), found["cluster.num_gpus"].value
-    assert isinstance(count, int)
+    job = read_job(JOBS[name])
+    request, count = Request(job=job, cluster=job.cluster), value_that_fits(job, "cluster.num_gpus")
     assert fits(request.on(job.cluster.with_num_gpus(count)))
     for smaller in _sizes_between(job.cluster, count):
         assert not fits(request.on(job.cluster.with_num_gpus(smaller))), smaller
@@ -52,19 +46,11 @@ def test_sizes_are_whole_nodes() -> None:
 
 
 def test_a_shorter_sequence_is_the_longest_that_fits() -> None:
-    job = read_job(
-        {
-            "model": "llama3.1-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 2**17, "global_batch_size": 8},
-            "search": {"fix": {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16", "pp": 1}},
-        }
-    )
+    fix = {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16", "pp": 1}
+    job = read_job(job_values("llama3.1-8b", HOPPER, 8, 2**17, 8, search={"fix": fix}))
     request = Request(job=job, cluster=job.cluster)
     assert not fits(request)
-    found = {c.field: c for c in fitting_changes(job, job.cluster, lambda _: None)}
-    length = found["training.seq_len"].value
-    assert isinstance(length, int)
+    length = value_that_fits(job, "training.seq_len")
 
     def at(seq_len: int) -> Request:
         training = job.training.model_copy(update={"seq_len": seq_len})

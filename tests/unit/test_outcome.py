@@ -13,19 +13,10 @@ from unittest.mock import Mock
 import pytest
 
 from planner.calibration.update import teaches
-from planner.probes import guardian
+from planner.probes import guardian, protocol
 from planner.probes.folder import BEGIN, END, LOG, RESULT, TASK
 from planner.probes.outcome import LOG_BYTES, Begin, conclude, read_end, read_log
-from planner.probes.protocol import (
-    Environment,
-    Failed,
-    FailureKind,
-    MeasuredRun,
-    ProbeResult,
-    ProbeTask,
-    RankMemory,
-    found_by,
-)
+from planner.probes.protocol import Environment, Failed, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import ROOT, job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -55,12 +46,29 @@ def probe(
     guardian.write_json(folder / BEGIN, asdict(BEGUN))
     (folder / LOG).touch()
     if outcome is not None:
-        result = ProbeResult(
-            task=one.model_copy(update={"id": written_by}), outcome=outcome,
-            environment=Environment(python="3"), started_at="", wall_seconds=1.0, gpu_seconds=2.0,
-        )  # fmt: skip
-        (folder / RESULT).write_text(json.dumps(result.model_dump()))
+        written = result_of(one.model_copy(update={"id": written_by}), outcome)
+        (folder / RESULT).write_text(json.dumps(written.model_dump()))
     return one
+
+
+def result_of(task: ProbeTask, outcome: MeasuredRun, **environment: Any) -> ProbeResult:
+    took = {"started_at": "", "wall_seconds": 1.0, "gpu_seconds": 2.0}
+    where = Environment(python="3.11").model_copy(update=environment)
+    return ProbeResult(task=task, outcome=outcome, environment=where, **took)
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """The folder of a probe that measured and ended well."""
+    probe(tmp_path, outcome=measured())
+    end(tmp_path)
+    return tmp_path
+
+
+def failed_as(folder: Path) -> Failed:
+    outcome = conclude(folder).outcome
+    assert isinstance(outcome, Failed)
+    return outcome
 
 
 @pytest.mark.parametrize(("throttled", "retries", "reason"), [
@@ -68,22 +76,13 @@ def probe(
     (True, 0, "heat or a fault held the GPU's clock down"),
     (False, 3, "the allocator emptied its cache 3 times between steps"),
 ])  # fmt: skip
-def test_a_disturbed_run_teaches_nothing(
-    throttled: bool | None, retries: int | None, reason: str | None
-) -> None:
-    rank = RankMemory(
-        rank=0, peak_allocated_bytes=1, peak_reserved_bytes=2, allocator_retries=retries
-    )
-    environment = Environment(python="3.11").model_copy(
-        update={"throttled": throttled, "sm_clock_hertz": 1.5e9}
-    )
-    found = ProbeResult(
-        task=ProbeTask.model_validate({"id": "probe-1", "job": JOB}),
-        outcome=measured(memory=[rank]), environment=environment, started_at="", wall_seconds=1.0,
-        gpu_seconds=2.0,
-    ).measurement()  # fmt: skip
+def test_a_disturbed_run_teaches_nothing(throttled: Any, retries: Any, reason: str | None) -> None:
+    peaks = {"peak_allocated_bytes": 1, "peak_reserved_bytes": 2}
+    rank = protocol.RankMemory(rank=0, **peaks, allocator_retries=retries)
+    task = ProbeTask.model_validate({"id": "probe-1", "job": JOB})
+    clock = {"throttled": throttled, "sm_clock_hertz": 1.5e9}
+    found = result_of(task, measured(memory=[rank]), **clock).measurement()
     assert found.measured.disturbed == reason
-    assert found.measured.model_extra is not None
     assert found.measured.model_extra["sm_clock_hertz"] == 1.5e9
     assert teaches(found) is (reason is None)
 
@@ -122,26 +121,25 @@ def test_what_the_interpreter_of_the_program_found_is_the_environment(tmp_path: 
     venv.create(tmp_path / "env", with_pip=False)
     packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
     for name, version in (("torch", "2.11.0+cu130"), ("nvidia-nccl-cu13", "2.28.9")):
-        (packages / f"{name.replace('-', '_')}-{version}.dist-info").mkdir()
-        metadata = packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        about = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        about.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (about / "METADATA").write_text(metadata)
     done = subprocess.run(
         [python, "-m", "planner.probes.inside", str(tmp_path / RESULT), str(program)],
         env={"PYTHONPATH": str(ROOT), "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = found_by(tmp_path, "NVIDIA L4")
+    found = protocol.found_by(tmp_path, "NVIDIA L4")
     assert (found.torch, found.nccl, found.gpu_name) == ("2.11.0+cu130", "2.28.9", "NVIDIA L4")
     assert found.allocator == "expandable_segments:True"
-    assert found_by(tmp_path / "never-started").torch is None
+    assert protocol.found_by(tmp_path / "never-started").torch is None
 
 
-def test_a_run_beside_others_says_so_and_an_intruder_disturbs_it(tmp_path: Path) -> None:
-    probe(tmp_path, outcome=measured())
-    end(tmp_path)
-    (tmp_path / "others.node0.txt").write_text("GPU 0 is used by pid 7 (gnome)")
-    found = conclude(tmp_path)
+def test_a_run_beside_others_says_so_and_an_intruder_disturbs_it(ended: Path) -> None:
+    (ended / "others.node0.txt").write_text("GPU 0 is used by pid 7 (gnome)")
+    found = conclude(ended)
     assert "GPU 0 is used by pid 7 (gnome)" in found.notes
     assert (found.measurement().measured.shared, teaches(found.measurement())) == (True, True)
     intruded = found.environment.model_copy(update={"intruded": True})
@@ -151,18 +149,16 @@ def test_a_run_beside_others_says_so_and_an_intruder_disturbs_it(tmp_path: Path)
 
 
 class TestConclude:
-    def test_gpu_seconds_are_the_guardians(self, tmp_path: Path) -> None:
-        probe(tmp_path, outcome=measured())
-        end(tmp_path)
-        result = conclude(tmp_path)
+    def test_gpu_seconds_are_the_guardians(self, ended: Path) -> None:
+        result = conclude(ended)
         assert (result.outcome.status, result.complete) == ("ok", True)
         assert (result.wall_seconds, result.gpu_seconds) == (3.0, 6.0)
-        assert ProbeResult.model_validate_json((tmp_path / RESULT).read_text()) == result
+        assert ProbeResult.model_validate_json((ended / RESULT).read_text()) == result
 
     def test_a_result_of_another_probe_is_none(self, tmp_path: Path) -> None:
         probe(tmp_path, outcome=measured(), written_by="probe-0")
         end(tmp_path, exit_code=1)
-        assert conclude(tmp_path).outcome.status == "failed"
+        assert failed_as(tmp_path)
 
     @pytest.mark.parametrize(("values", "task", "message"), [
         ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
@@ -178,9 +174,7 @@ class TestConclude:
     ) -> None:
         probe(tmp_path, outcome=measured(**values), **task)
         end(tmp_path)
-        outcome = conclude(tmp_path).outcome
-        assert isinstance(outcome, Failed)
-        assert message in outcome.message
+        assert message in failed_as(tmp_path).message
 
     @pytest.mark.parametrize(("values", "task"), [
         ({"losses": [float("nan")]}, {"emulate_rank": 1}),
@@ -207,9 +201,9 @@ class TestConclude:
     def test_what_could_not_be_started(self, tmp_path: Path) -> None:
         probe(tmp_path)
         end(tmp_path, reason="not-started", message="No such file: python9")
-        outcome = conclude(tmp_path).outcome
-        assert isinstance(outcome, Failed)
-        assert (outcome.kind, outcome.message) == (FailureKind.IMPORT, "No such file: python9")
+        found = failed_as(tmp_path)
+        assert found.kind is protocol.FailureKind.IMPORT
+        assert found.message == "No such file: python9"
 
 
 def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
@@ -218,15 +212,11 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
     assert (text[:5], text[-4:], len(text)) == ("first", "last", 2 * LOG_BYTES + len("\n[...]\n"))
 
 
-def test_a_result_counts_where_the_disk_takes_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_counts_on_a_full_disk(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: of the owner, and of the worker that finds the folder later."""
-    probe(tmp_path, outcome=measured())
-    end(tmp_path)
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
-    assert [conclude(tmp_path).outcome.status for _ in range(2)] == ["ok", "ok"]
+    assert [conclude(ended).outcome.status for _ in range(2)] == ["ok", "ok"]
 
 
 def test_a_result_file_without_end_is_not_read(tmp_path: Path) -> None:
@@ -234,6 +224,5 @@ def test_a_result_file_without_end_is_not_read(tmp_path: Path) -> None:
     end(tmp_path)
     with (tmp_path / RESULT).open("wb") as file:
         file.truncate(2**31)
-    outcome = conclude(tmp_path).outcome
-    assert isinstance(outcome, Failed)
-    assert "has 2,147,483,648 bytes, more than 16,000,000: it is not read" in outcome.message
+    words = "has 2,147,483,648 bytes, more than 16,000,000: it is not read"
+    assert words in failed_as(tmp_path).message

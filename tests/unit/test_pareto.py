@@ -5,14 +5,9 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.search.choice.pareto import different, front
-from planner.trainers.registry import resolve_layout
+from tests.unit.priced_cases import batch_of
 
 GB = 1e9
-
-
-def batch_of(*layouts: dict[str, object]) -> LayoutBatch:
-    rows = [resolve_layout(given, trainer="torchtitan", num_gpus=8) for given in layouts]
-    return LayoutBatch.from_layouts(rows)
 
 
 def shown(batch: LayoutBatch, step: list[float], gigabytes: list[float], count: int) -> list[int]:
@@ -20,16 +15,8 @@ def shown(batch: LayoutBatch, step: list[float], gigabytes: list[float], count: 
     return different(batch, np.array(step), device, np.arange(len(batch)), count).tolist()
 
 
-def test_the_front_starts_with_the_fastest_and_each_next_row_needs_less_memory() -> None:
-    step, device = np.array([3.0, 1.0, 2.0, 2.5, 2.0]), np.array([1.0, 9.0, 5.0, 7.0, 6.0])
-    assert front(step, device).tolist() == [1, 2, 0]
-
-
-def test_of_equally_fast_rows_the_smaller_one_is_on_the_front() -> None:
+def test_of_equally_fast_rows_the_smaller_is_on_the_front_and_rounding_is_no_less() -> None:
     assert front(np.array([1.0, 1.0]), np.array([5.0, 4.0])).tolist() == [1]
-
-
-def test_rounding_is_no_less_memory() -> None:
     assert front(np.array([1.0, 2.0]), np.array([5.0, 5.0 * (1.0 - 1e-12)])).tolist() == [0]
 
 
@@ -44,19 +31,14 @@ def test_one_structure_is_shown_once_however_far_apart_its_layouts_are() -> None
     assert shown(batch, [1.0, 2.0, 3.0], [10.0, 40.0, 10.0], 2) == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("step", "gigabytes", "rows"),
-    [
-        (1.01, 10.9, [0, 2]),  # 1% slower and 9% larger: one layout to a reader
-        (1.03, 10.9, [0, 1]),
-        (1.01, 11.1, [0, 1]),
-    ],
-)
-def test_other_checkpointing_is_another_layout_where_time_or_memory_differs(
-    step: float, gigabytes: float, rows: list[int]
-) -> None:
+# 1% slower and 9% larger: one layout to a reader
+APART = [(1.01, 10.9, [0, 2]), (1.03, 10.9, [0, 1]), (1.01, 11.1, [0, 1])]
+
+
+@pytest.mark.parametrize(("step", "memory", "rows"), APART)
+def test_other_checkpointing_is_another_layout(step: float, memory: float, rows: list[int]) -> None:
     batch = batch_of({"ac": "full"}, {"ac": "none"}, {"tp": 2, "ac": "none"})
-    assert shown(batch, [1.0, step, 5.0], [10.0, gigabytes, 50.0], 2) == rows
+    assert shown(batch, [1.0, step, 5.0], [10.0, memory, 50.0], 2) == rows
 
 
 def test_near_copies_fill_up_in_the_order_given() -> None:

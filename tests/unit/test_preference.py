@@ -1,7 +1,6 @@
 """Which layout comes first: expected throughput, what can be told apart, what a mechanism adds."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,27 +16,10 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search.choice import preference
-from planner.search.choice.preference import (
-    FAR_BEHIND,
-    MOST_GIVEN_UP,
-    MOST_RISK,
-    RISK,
-    UNPROVEN,
-    WORTH,
-    Spreads,
-    Weighed,
-    contenders,
-    difference_sd,
-    eligible,
-    leaders,
-    prefer,
-    spread_within_stack,
-    widest_group,
-)
-from planner.specs.layout import Layout
+from planner.search.choice.preference import RISK, UNPROVEN, WORTH, Weighed, spread_within_stack
 from planner.specs.plan import Plan
-from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import ROOT, UNMEASURED_JOB, fixed_ports, job_values
+from tests.unit.priced_cases import batch_of
 
 NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
 PLAIN = {"dp_shard": 8, "ac": "none"}
@@ -56,26 +38,14 @@ def all_but(*lacking: str) -> Calibration:
 ALL_BUT_BUDGETS = all_but("ac memory-budget")
 
 
-def layouts(*values: dict) -> LayoutBatch:
-    return LayoutBatch.from_layouts([layout(one) for one in values])
+def pricer_of(calibration: Calibration | None = None, num_gpus: int = 8) -> Pricer:
+    cluster = NODE.cluster.with_num_gpus(num_gpus)
+    return Pricer.build(NODE.model, cluster, NODE.training, calibration)
 
 
-def layout(values: dict) -> Layout:
-    return resolve_layout(values, trainer="torchtitan", num_gpus=8)
-
-
-def weigh(batch: LayoutBatch, calibration: Calibration) -> Weighed:
-    return Weighed(
-        points=points(batch, NODE),
-        unmeasured=unmeasured(batch, NODE, calibration).T,
-        supported=np.ones(len(batch), dtype=np.bool_),
-    )
-
-
-def errors(batch: LayoutBatch, calibration: Calibration | None = None) -> CorrelatedErrors:
-    """Of these layouts of one node."""
-    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, calibration)
-    return CorrelatedErrors.of(batch, spread_within_stack(pricer, batch), 64)
+def apart(batch: LayoutBatch, spread: TimeSpread, row: int = 0) -> np.ndarray:
+    """How far each layout's error deviates from this one's."""
+    return preference.difference_sd(CorrelatedErrors.of(batch, spread, 64), row)
 
 
 def chosen(
@@ -86,61 +56,77 @@ def chosen(
     calibration: Calibration = ALL_BUT_BUDGETS,
 ) -> int:
     """The place of the layout that comes first."""
-    batch = layouts(*values)
-    weighed = weigh(batch, calibration)
+    batch = batch_of(*values)
+    lacking, supported = unmeasured(batch, NODE, calibration).T, np.ones(len(batch), np.bool_)
+    weighed = Weighed(points=points(batch, NODE), unmeasured=lacking, supported=supported)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
-
-    prepared = contenders(weighed, expected)
+    prepared = preference.contenders(weighed, expected)
 
     def spread_of(near: np.ndarray) -> TimeSpread:
         assert np.isin(near, prepared).all()
-        count = len(near)
         unproven = UNPROVEN * weighed.unmeasured[:, near]
-        return TimeSpread(loadings=unproven, own_sd=np.full(count, own))
+        return TimeSpread(loadings=unproven, own_sd=np.full(len(near), own))
 
-    return prefer(batch, weighed, expected, 64, spread_of)
-
-
-# ---- the rule ------------------------------------------------------------------------------------
+    return preference.prefer(batch, weighed, expected, 64, spread_of)
 
 
-def test_the_faster_comes_first_where_nothing_else_differs() -> None:
-    assert chosen([PLAIN, PLAIN | {"zero_stage": 2}], [10.0, 9.99]) == 1
+# Two points less a half for narrower groups; a run that dies; what is lost and what is doubted.
+BRINGS, DIES, DOUBT, HALF = WORTH * 1.5, RISK * 0.015, 2.0 * UNPROVEN, WORTH / 2.0
+TIGHT, FULL = PLAIN | {"zero_stage": 2}, PLAIN | {"ac": "full"}
+SHORT, LONG = PIPED | {"zero_stage": 2}, PIPED | {"dp_shard": 2, "pp": 4, "zero_stage": 2}
+COMPILED, TWICE = PIPED | {"compile": True}, BUDGET | {"dp_replicate": 2, "dp_shard": 4}
+RISKY_SECOND = {"oom": [0.0, 0.015]}
+TWO_LACKING = {"calibration": all_but("ac memory-budget", "hsdp")}
+# Two layouts, the gain of the second over the first, what else is so, and who comes first.
+CHOICES: dict[str, tuple[dict, dict, float, dict, int]] = {
+    "a pipeline that brings too little stands back": (PLAIN, PIPED, BRINGS - 0.001, {}, 0),
+    "a pipeline that brings enough does not": (PLAIN, PIPED, BRINGS + 0.001, {}, 1),
+    "what can be told apart": (PLAIN, PIPED, BRINGS - 0.001, {"own": 0.005}, 1),
+    "a risk that loses less than is gained": (PLAIN, TIGHT, DIES + 0.001, RISKY_SECOND, 1),
+    "a risk that loses more": (PLAIN, TIGHT, DIES - 0.001, RISKY_SECOND, 0),
+    "of equals the narrowest groups": (LONG, SHORT, 0.001 - HALF, {}, 1),
+    "narrow groups that are no equals": (LONG, SHORT, -0.001 - HALF, {}, 0),
+    "narrow groups that can be told apart": (LONG, SHORT, 0.001 - HALF, {"own": 0.005}, 0),
+    "as wide and faster": (PLAIN, FULL, 0.0001, {}, 1),
+    "as wide and slower": (PLAIN, FULL, -0.0001, {}, 0),
+    "unmeasured, less than its doubt": (COMPILED, BUDGET, DOUBT - 0.001, {}, 0),
+    "unmeasured, more than its doubt": (COMPILED, BUDGET, DOUBT + 0.001, {}, 1),
+    "two unmeasured, below root two": (COMPILED, TWICE, DOUBT + 1.3 * UNPROVEN, TWO_LACKING, 0),
+    "two unmeasured, above root two": (COMPILED, TWICE, DOUBT + 1.5 * UNPROVEN, TWO_LACKING, 1),
+    "errs little both ways": (COMPILED, BUDGET, DOUBT + 0.005, {"own": 0.01}, 1),
+    "errs far both ways": (COMPILED, BUDGET, DOUBT + 0.005, {"own": 0.3}, 1),
+    "rest on the same": (BUDGET | {"ac": "memory-budget-0.9"}, BUDGET, np.log(10 / 9), {}, 1),
+}
 
 
-def test_a_pipeline_that_gains_less_than_it_must_bring_stands_back() -> None:
-    """Half a point less is as much: its groups are narrower."""
-    gain = WORTH * 1.5 - 0.001
-    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 0
+@pytest.mark.parametrize("name", CHOICES)
+def test_which_of_two_layouts_comes_first(name: str) -> None:
+    first, second, gain, more, place = CHOICES[name]
+    assert chosen([first, second], [10.0, 10.0 * np.exp(-gain)], **more) == place
 
 
-def test_a_pipeline_that_brings_enough_comes_first() -> None:
-    gain = WORTH * 1.5 + 0.001
-    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 1
-
-
-def test_what_can_be_told_apart_is_not_given_up() -> None:
-    """The same gain, once from a model that hardly errs."""
-    gain = WORTH * 1.5 - 0.001
-    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)], own=0.005) == 1
+def test_equals_have_as_many_points_and_a_risk_of_one_in_a_hundred_is_worth_one() -> None:
+    assert np.ptp(points(batch_of(SHORT, LONG), NODE)) == 0
+    assert np.ptp(points(batch_of(COMPILED, BUDGET), NODE)) == 0
+    assert pytest.approx(WORTH) == 0.01 * RISK
 
 
 def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
     """Nine points would be worth 18%, and the model could not tell."""
     many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B"}
     many["precision"] = "float8-rowwise"
-    slower = 10.0 * (1.0 + MOST_GIVEN_UP + 0.01)
-    assert points(layouts(many), NODE)[0] > 5
+    slower = 10.0 * (1.0 + preference.MOST_GIVEN_UP + 0.01)
+    assert points(batch_of(many), NODE)[0] > 5
     assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1
 
 
 def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> None:
     """Though it is behind the fastest, which stood back for the first."""
     three = [PIPED | {"layers_per_stage": [17, 15]}, PIPED, PLAIN]
-    batch, own = layouts(*three), 0.04
+    batch, own = batch_of(*three), 0.04
     spread = TimeSpread(loadings=np.zeros((0, 3)), own_sd=np.full(3, own))
-    apart = [difference_sd(CorrelatedErrors.of(batch, spread, 64), row)[2] for row in (0, 1)]
-    assert apart == pytest.approx([0.0328, 0.0325], abs=1e-3)
+    to_last = [apart(batch, spread, row)[2] for row in (0, 1)]
+    assert to_last == pytest.approx([0.0328, 0.0325], abs=1e-3)
 
     def first_of(*behind: float) -> int:
         seconds = [float(10.0 * np.exp(one)) for one in behind]
@@ -152,93 +138,39 @@ def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> N
     assert first_of(0.0, 0.030, 0.051) == 0, "beyond what anybody gives up"
 
 
-def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
-    """Twice: the run that dies, and what passes until another one runs."""
-    safe, tight = PLAIN, PLAIN | {"zero_stage": 2}
-    gain = RISK * 0.015
-    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain - 0.001)], [0.0, 0.015]) == 1
-    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain + 0.001)], [0.0, 0.015]) == 0
-    assert pytest.approx(WORTH) == 0.01 * RISK
-
-
-def test_of_equals_the_one_with_the_narrowest_groups_comes_first() -> None:
-    """Less than half a point apart is equal; a longer pipeline has as many points."""
-    short, long = PIPED | {"zero_stage": 2}, PIPED | {"dp_shard": 2, "pp": 4, "zero_stage": 2}
-    assert widest_group(layouts(short, long)).tolist() == [2, 4]
-    assert np.ptp(points(layouts(short, long), NODE)) == 0
-    half = WORTH / 2.0
-    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0]) == 1
-    assert chosen([long, short], [10.0 * np.exp(-half - 0.001), 10.0]) == 0
-    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0], own=0.005) == 0
-
-
-def test_among_equals_with_groups_as_wide_the_lowest_value_comes_first() -> None:
-    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [10.0, 9.999]) == 1
-    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [9.999, 10.0]) == 0
-
-
 def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
     """Whoever meets once a step does not."""
-    for wide, values in {
-        8: {"dp_shard": 8},
-        4: {"dp_shard": 4, "pp": 2, "zero_stage": 3},
-        2: {"dp_shard": 4, "pp": 2, "zero_stage": 2},
-        1: {"dp_shard": 8, "zero_stage": 1},
-    }.items():
-        assert widest_group(layouts(values)).tolist() == [wide]
-    assert widest_group(layouts({"dp_shard": 2, "cp": 4})).tolist() == [8]
-    assert widest_group(layouts({"dp_shard": 2, "tp": 4})).tolist() == [4]
-    assert widest_group(layouts({"dp_shard": 8, "zero_stage": 1, "ep": 4})).tolist() == [4]
-
-
-def test_what_nobody_measured_has_to_bring_more_than_its_own_doubt() -> None:
-    """With as many points as the best measured one, which is a pipeline here."""
-    piped = PIPED | {"compile": True}
-    assert np.ptp(points(layouts(piped, BUDGET), NODE)) == 0
-    gain = 2.0 * UNPROVEN  # what is lost of it, and what is in doubt
-    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
-    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.001)]) == 1
-
-
-def test_the_doubt_of_two_unmeasured_mechanisms_is_larger_by_the_root_of_two() -> None:
-    piped, both = PIPED | {"compile": True}, BUDGET | {"dp_replicate": 2, "dp_shard": 4}
-    lacking = all_but("ac memory-budget", "hsdp")
-    for gain, place in ((1.3 * UNPROVEN, 0), (1.5 * UNPROVEN, 1)):
-        seconds = [10.0, 10.0 * np.exp(-2.0 * UNPROVEN - gain)]
-        assert chosen([piped, both], seconds, calibration=lacking) == place
-
-
-def test_what_errs_both_ways_keeps_nothing_back() -> None:
-    """How far any two layouts err against each other is no doubt of the unmeasured one's own."""
-    piped = PIPED | {"compile": True}
-    gain = 2.0 * UNPROVEN + 0.005
-    for own in (0.01, 0.06, 0.3):
-        assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=own) == 1
-
-
-def test_what_all_candidates_rest_on_keeps_none_back() -> None:
-    other = BUDGET | {"ac": "memory-budget-0.9"}
-    assert chosen([other, BUDGET], [10.0, 9.0]) == 1
+    widths = (
+        (8, {"dp_shard": 8}),
+        (4, {"dp_shard": 4, "pp": 2, "zero_stage": 3}),
+        (2, SHORT),
+        (4, LONG),
+        (1, {"dp_shard": 8, "zero_stage": 1}),
+        (8, {"dp_shard": 2, "cp": 4}),
+        (4, {"dp_shard": 2, "tp": 4}),
+        (4, {"dp_shard": 8, "zero_stage": 1, "ep": 4}),
+    )
+    batch = batch_of(*(values for _, values in widths))
+    assert preference.widest_group(batch).tolist() == [wide for wide, _ in widths]
 
 
 def test_leaders_are_the_best_of_each_number_of_points() -> None:
     seconds, weights = np.array([5.0, 3.0, 4.0, 1.0, 2.0]), np.array([0, 0, 0, 2, 2])
-    assert leaders(seconds, weights, 2).tolist() == [1, 2, 3, 4]
+    assert preference.leaders(seconds, weights, 2).tolist() == [1, 2, 3, 4]
 
 
 def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     """With the shipped calibration: budgets of one layout by 1%, a pipeline by less than 5%."""
-    batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, BUDGET | PIPED_ALONE)
-    sd = difference_sd(errors(batch), 0)
+    batch = batch_of(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, BUDGET | PIPED_ALONE)
+    sd = apart(batch, spread_within_stack(pricer_of(), batch))
     assert sd[0] == 0.0
     assert sd[1] < 0.01 < 0.02 < sd[2] < 0.05
 
 
 def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     """Each alone is off by more, and by more yet where nobody measured."""
-    shipped = shipped_calibration()
-    batch = layouts(PLAIN, PIPED, BUDGET)
-    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, shipped)
+    shipped, batch = shipped_calibration(), batch_of(PLAIN, PIPED, BUDGET)
+    pricer = pricer_of(shipped)
     among = spread_within_stack(pricer, batch)
     alone = time_spread(pricer, batch, pricer.price(batch))
     rest = shipped.directions("torchtitan", "hopper")[1]
@@ -248,8 +180,7 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
 
 
 def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = layouts(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"})
-    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training)
+    batch, pricer = batch_of(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"}), pricer_of()
     whole, asked = spread_within_stack(pricer, batch), []
 
     def counted(of: Pricer, those: LayoutBatch) -> TimeSpread:
@@ -257,7 +188,7 @@ def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyP
         return spread_within_stack(of, those)
 
     monkeypatch.setattr(preference, "spread_within_stack", counted)
-    spreads = Spreads(pricer, batch)
+    spreads = preference.Spreads(pricer, batch)
     for rows in ([2, 0], [0, 2, 2], [3, 0, 1]):
         found = spreads.at(np.array(rows))
         np.testing.assert_allclose(found.loadings, whole.loadings[:, rows], rtol=1e-12)
@@ -267,34 +198,31 @@ def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyP
 
 def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:
     """A cluster larger than any measured one widens each estimate, not their difference."""
-    batch = layouts(PLAIN | {"dp_shard": 8}, PLAIN | {"zero_stage": 2})
-    here, large = (
-        spread_within_stack(
-            Pricer.build(NODE.model, NODE.cluster.with_num_gpus(count), NODE.training), batch
-        )
-        for count in (8, 16_384)
-    )
+    batch, sizes = batch_of(PLAIN, PLAIN | {"zero_stage": 2}), (8, 16_384)
+    here, large = (spread_within_stack(pricer_of(num_gpus=count), batch) for count in sizes)
     assert here.own_sd == pytest.approx(large.own_sd)
     assert len(here.loadings) == len(large.loadings)  # so that plans over sizes can join them
 
 
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
     full = PLAIN | {"ac": "full", "compile": True}
-    batch = layouts(full, BUDGET, BUDGET | {"zero_stage": 2})
-    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, ALL_BUT_BUDGETS)
-    count = len(Weighed.of(batch, pricer).unmeasured)
-    unproven = spread_within_stack(pricer, batch).loadings[-count:]
+    batch, pricer = batch_of(full, BUDGET, BUDGET | {"zero_stage": 2}), pricer_of(ALL_BUT_BUDGETS)
+    count, spread = len(Weighed.of(batch, pricer).unmeasured), spread_within_stack(pricer, batch)
+    unproven = spread.loadings[-count:]
     assert np.linalg.norm(unproven, axis=0) == pytest.approx([0.0, UNPROVEN, UNPROVEN])
     assert np.linalg.norm(unproven[:, 1] - unproven[:, 2]) == 0.0
-    assert difference_sd(errors(batch, ALL_BUT_BUDGETS), 0)[1] > UNPROVEN
+    assert apart(batch, spread)[1] > UNPROVEN
+
+
+RISKY = preference.MOST_RISK
 
 
 @pytest.mark.parametrize(("seconds", "supported", "oom", "rows"), [
     ([10.0, 10.49, 10.51], None, None, [0, 1]),  # nobody gives up more than 5% on paper
     ([8.0, 10.0, 10.4], [False, True, True], None, [1, 2]),  # a speed that no run supports
-    ([8.0, 8.0 * FAR_BEHIND + 0.1], [False, True], None, [0]),
+    ([8.0, 8.0 * preference.FAR_BEHIND + 0.1], [False, True], None, [0]),
     ([8.0, 8.1], [False, False], None, [0, 1]),
-    ([9.0, 10.0, 10.4], None, [MOST_RISK + 0.001, MOST_RISK, 0.0], [1, 2]),  # wants a probe first
+    ([9.0, 10.0, 10.4], None, [RISKY + 0.001, RISKY, 0.0], [1, 2]),  # wants a probe first
     ([9.0, 9.1], None, [0.03, 0.04], [0, 1]),
 ])  # fmt: skip
 def test_rows_that_may_come_first(
@@ -306,44 +234,35 @@ def test_rows_that_may_come_first(
         unmeasured=np.zeros((0, count), dtype=np.bool_),
         supported=np.array(supported or [True] * count),
     )
-    found = eligible(weighed, *[np.array(seconds)] * 2, np.array(oom or [0.0] * count))
+    found = preference.eligible(weighed, *[np.array(seconds)] * 2, np.array(oom or [0.0] * count))
     assert np.flatnonzero(np.isfinite(found)).tolist() == rows
 
 
 def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> None:
     """And a program's mechanism wherever it is; HSDP is practice on many GPUs."""
     cut = PLAIN | {"dp_shard": 4, "cp": 2}
-    batch = layouts(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
+    batch = batch_of(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
     lacking = all_but("cp allgather", "pp", "ac memory-budget")
     elsewhere = {("torchtitan", "ampere", "cp allgather"), ("megatron", "hopper", "cp allgather")}
     for seen in (lacking.seen, lacking.seen | elsewhere):
-        calibration = replace(lacking, seen=seen)
-        pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, calibration)
-        assert Weighed.of(batch, pricer).supported.tolist() == [True, False, True, True, False]
+        weighed = Weighed.of(batch, pricer_of(replace(lacking, seen=seen)))
+        assert weighed.supported.tolist() == [True, False, True, True, False]
 
 
 def test_hsdp_on_many_gpus_is_practice() -> None:
-    hsdp = layouts(PLAIN | {"dp_replicate": 2, "dp_shard": 4}, PLAIN)
+    hsdp = batch_of(PLAIN | {"dp_replicate": 2, "dp_shard": 4}, PLAIN)
     for count, lacking, weight in ((256, 1, 1), (512, 0, 0)):
-        cluster = NODE.cluster.with_num_gpus(count)
-        pricer = Pricer.build(NODE.model, cluster, NODE.training, all_but("hsdp"))
-        weighed = Weighed.of(hsdp, pricer)
+        weighed = Weighed.of(hsdp, pricer_of(all_but("hsdp"), count))
         assert weighed.unmeasured[:, 0].sum() == lacking
         assert weighed.points[0] - weighed.points[1] == weight
 
 
-# ---- the plan ------------------------------------------------------------------------------------
-
-
 def plan_of(*, calibration: Calibration = ALL_BUT_BUDGETS, **search: object) -> Plan:
     """8B that hardly fits without recomputation; fixed to what decides about budgets."""
-    plain = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
     given = search.pop("fix", {})
-    job = job_values(
-        "llama3-8b", "h100-sxm-80gb", 8, 8192, 64, search={**search, "fix": {**plain, **given}}
-    )
-    ports = fixed_ports()
-    return recommend(read_job(job), ports=ports, calibration=calibration)
+    fix = {**UNMEASURED_JOB["search"]["fix"], **given}
+    job = read_job({**UNMEASURED_JOB, "search": {**search, "fix": fix}})
+    return recommend(job, ports=fixed_ports(), calibration=calibration)
 
 
 @pytest.mark.slow
@@ -358,16 +277,12 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
     first, second, other = plan.ranked[0], plan.ranked[1], plan.fastest_on_paper
     assert first.unmeasured == []
     assert "memory-budget recomputation" in second.unmeasured
-    assert other.rank == 2
-    assert other.layout == second.layout
-    assert other.times_as_fast == pytest.approx(
-        first.estimate.step_seconds / second.estimate.step_seconds, rel=1e-3
-    )
-    assert set(other.adds) >= {
-        one.words
-        for one in used_by(second.layout, NODE)
-        if one.points and one not in used_by(first.layout, NODE)
-    }
+    assert (other.rank, other.layout) == (2, second.layout)
+    times = first.estimate.step_seconds / second.estimate.step_seconds
+    assert other.times_as_fast == pytest.approx(times, rel=1e-3)
+    of_first, of_second = (used_by(one.layout, NODE) for one in (first, second))
+    more = [one.words for one in of_second if one.points and one not in of_first]
+    assert set(other.adds) >= set(more)
     assert other.unmeasured == [word for word in other.adds if word in second.unmeasured]
     assert f"{other.oom_probability:.1%}" in other.statement
     assert all(other.statement.count(words) == 1 for words in other.adds)
@@ -414,20 +329,14 @@ def test_prefer_fastest_puts_the_fastest_first() -> None:
 
 
 def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
-    text = (
-        Path(__file__).parents[2] / "docs/decisions/0006-simplest-of-what-cannot-be-told-apart.md"
-    ).read_text(encoding="utf-8")
-    for value in (
-        f"{MOST_GIVEN_UP:.0%}",
-        f"{WORTH:.0%}",
-        f"{UNPROVEN:.0%}",
-        f"{preference.SURE:g} standard deviation",
-        f"(1 - P)^{RISK:g}",
-    ):
-        assert value in text
+    page = ROOT / "docs/decisions/0006-simplest-of-what-cannot-be-told-apart.md"
+    shares = [f"{share:.0%}" for share in (preference.MOST_GIVEN_UP, WORTH, UNPROVEN)]
     families = ("precision ", "schedule ", "dispatcher ")  # one row of the decision for many
-    for one in (one for one in WEIGHTY if not one.name.startswith(families)):
-        assert f"| {one.words} | {one.points} |" in text
+    alone = [one for one in WEIGHTY if not one.name.startswith(families)]
+    rows = [f"| {one.words} | {one.points} |" for one in alone]
+    said = [f"{preference.SURE:g} standard deviation", f"(1 - P)^{RISK:g}", *shares, *rows]
+    text = page.read_text(encoding="utf-8")
+    assert [words for words in said if words not in text] == []
 
 
 @pytest.mark.parametrize(("search", "named"), [({}, False), ({"allow": {"tp": [1, 2]}}, True)])

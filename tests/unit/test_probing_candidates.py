@@ -9,17 +9,16 @@ from planner.calibration.intervals import oom_probability, time_spread
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.intake.jobs import read_job
-from planner.rules import Context, legal_mask
+from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
-from planner.search.space.enumerate import build_space
 from planner.specs.measurement import Measured
 from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
-from tests.unit.probing_cases import JOB, REQUEST, searched, small
+from tests.unit.priced_cases import priced_space
+from tests.unit.probing_cases import REQUEST, searched, small
 
 SPLIT = {
     "tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17),
-    "zero_stage": 2, "pp_schedule": "1F1B",
-    "virtual_stages": 1, "async_tp": False,
+    "zero_stage": 2, "pp_schedule": "1F1B", "virtual_stages": 1, "async_tp": False,
 }  # fmt: skip
 
 
@@ -29,32 +28,24 @@ def test_all_within_the_slack_of_the_best_and_no_other() -> None:
     prices = pricer.price(everything)
     oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     fastest = prices.step_seconds[oom <= OOM_LIMIT].min()
-    expected = {
-        everything.row(int(row))
-        for row in np.flatnonzero((oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest))
-    }
-    found = small()
-    assert {found.batch.row(row) for row in range(len(found))} == expected
-    assert len(expected) == len(found) > 300
+    near = (oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest)
+    expected = {*everything.take(near).layouts()}
+    assert {*small().batch.layouts()} == expected
+    assert len(expected) == len(small()) > 300
 
 
 def test_columns_are_the_planners_own() -> None:
-    pricer, _ = searched()
-    found = small()
-    prices = pricer.price(found.batch)
-    assert np.all(np.diff(found.prior.log_seconds) >= 0.0)
-    assert found.prior.log_seconds == pytest.approx(
-        np.log(refine(pricer, found.batch, prices).step_seconds)
-    )
+    pricer, found = searched()[0], small()
+    prices, prior = pricer.price(found.batch), found.prior
+    assert np.all(np.diff(prior.log_seconds) >= 0.0)
+    refined = refine(pricer, found.batch, prices).step_seconds
+    assert prior.log_seconds == pytest.approx(np.log(refined))
     assert found.memory["device_bytes"] == pytest.approx(prices.device_bytes)
-    assert found.prior.oom_probability == pytest.approx(
-        oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
-    )
-    spread = time_spread(pricer, found.batch, prices)
-    total = np.sqrt((found.prior.factor**2).sum(axis=1) + found.prior.sd**2)
-    assert total == pytest.approx(spread.sd, rel=1e-6)
-    context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
-    assert legal_mask(found.batch, context).all()
+    risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+    assert prior.oom_probability == pytest.approx(risk)
+    total = np.sqrt((prior.factor**2).sum(axis=1) + prior.sd**2)
+    assert total == pytest.approx(time_spread(pricer, found.batch, prices).sd, rel=1e-6)
+    assert legal_mask(found.batch, pricer.rules_context).all()
 
 
 def test_every_layout_is_found_at_its_row_and_others_are_not() -> None:
@@ -68,17 +59,14 @@ def test_every_layout_is_found_at_its_row_and_others_are_not() -> None:
 
 def test_what_must_be_included_is_once() -> None:
     pricer, space = searched()
-    slow = read_job(
-        {**REQUEST, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}}
-    ).layout
-    assert slow is not None
-    inside = small().batch.row(3)
+    given = {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}
+    slow, inside = read_job({**REQUEST, "layout": given}).layout, small().batch.row(3)
     split = inside.model_copy(update=SPLIT)
     found = enumerate_candidates(pricer, space, include=[slow, inside, split])
     assert found.find(slow) is not None
     assert found.find(split) is not None
     assert len(found) == len(small()) + (small().find(slow) is None) + 1
-    assert len({found.batch.row(row) for row in range(len(found))}) == len(found)
+    assert len({*found.batch.layouts()}) == len(found)
 
 
 def test_the_fastest_are_kept_where_there_are_too_many() -> None:
@@ -90,16 +78,9 @@ def test_the_fastest_are_kept_where_there_are_too_many() -> None:
 
 
 def test_nothing_that_may_fit_is_said() -> None:
-    request = {**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}}
-    job = read_job(request)
-    pricer = replace(searched()[0], cluster=job.cluster)
-    space = build_space(
-        Context(model=job.model, cluster=job.cluster, training=job.training),
-        job.search,
-        oversized=True,
-    )
+    job = read_job({**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}})
     with pytest.raises(InfeasibleError, match="likely enough to fit"):
-        enumerate_candidates(type(pricer).build(job.model, job.cluster, job.training), space)
+        enumerate_candidates(*priced_space(job, oversized=True))
 
 
 def test_memory_is_compared_with_the_same_kind() -> None:
@@ -119,11 +100,9 @@ def test_a_prior_from_draws_has_their_covariance() -> None:
 
 
 def test_no_two_candidates_read_alike() -> None:
-    batch = small().batch
-    lines = [batch.row(place).short() for place in range(len(batch))]
-    assert len(set(lines)) == len(lines)
-    uneven = batch.row(0).model_copy(
-        update={"pp": 4, "layers_per_stage": (7, 9, 9, 7), "reduce_dtype": "bfloat16"}
-    )
-    assert "layers 7,9x2,7" in uneven.short()
-    assert "grads bfloat16" in uneven.short()
+    first, *others = small().batch.layouts()
+    assert len({one.short() for one in (first, *others)}) == 1 + len(others)
+    changes = {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "reduce_dtype": "bfloat16"}
+    uneven = first.model_copy(update=changes).short()
+    assert "layers 7,9x2,7" in uneven
+    assert "grads bfloat16" in uneven

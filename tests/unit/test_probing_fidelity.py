@@ -1,5 +1,7 @@
 """The choice of fidelity, against simulation and at its limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,41 +21,31 @@ FULL = Evaluation(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_
 EMULATED = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)
 
 
+BLIND, DEAR = replace(EMULATED, sd=10.0), replace(EMULATED, gpu_seconds=5000.0, sd=0.01)
+EQUALS = [replace(EMULATED, gpu_seconds=cost, sd=0.05) for cost in (900.0, 60.0)]
+
+
 def test_direct_is_expected_improvement_over_cost() -> None:
     choice = direct(Prospect(gap=0.02, sd=0.1, fits=0.8), FULL)
-    assert choice.rate == pytest.approx(
-        0.8 * float(expected_excess(np.array(0.02), np.array(0.1))) / 5000.0
-    )
+    excess = float(expected_excess(np.array(0.02), np.array(0.1)))
+    assert choice.rate == pytest.approx(0.8 * excess / 5000.0)
     assert "probed" in choice.reason(FULL)
 
 
-def test_memory_in_doubt_is_looked_at_cheaply_first() -> None:
-    assert (
-        choose_evaluation(Prospect(gap=0.0, sd=0.05, fits=0.3), [EMULATED], FULL).evaluation
-        is EMULATED
-    )
+LOOKS = [
+    pytest.param((0.0, 0.05, 0.3), [EMULATED], EMULATED, id="cheaply where memory is in doubt"),
+    pytest.param((0.0, 0.05, 1.0), [BLIND], FULL, id="not by a rung that says nothing new"),
+    pytest.param((0.0, 0.2, 0.2), [DEAR], FULL, id="not by a rung as dear as the layout"),
+    pytest.param((0.02, 0.15, 0.7), EQUALS, EQUALS[1], id="by the cheaper of equals"),
+]
 
 
-def test_a_rung_that_says_nothing_new_is_skipped() -> None:
-    blind = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=10.0, shows_memory=True)
-    assert choose_evaluation(Prospect(gap=0.0, sd=0.05, fits=1.0), [blind], FULL).evaluation is FULL
-
-
-def test_a_rung_as_dear_as_the_layout_is_skipped() -> None:
-    dear = Evaluation(name="imitated", num_gpus=1, gpu_seconds=5000.0, sd=0.01, shows_memory=True)
-    assert choose_evaluation(Prospect(gap=0.0, sd=0.2, fits=0.2), [dear], FULL).evaluation is FULL
-
-
-def test_the_cheaper_of_equals_goes_first() -> None:
-    costs = {"imitated": 900.0, "emulated": 60.0}
-    rungs = [
-        Evaluation(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True)
-        for name, cost in costs.items()
-    ]
-    assert (
-        choose_evaluation(Prospect(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).evaluation.name
-        == "emulated"
-    )
+@pytest.mark.parametrize(("belief", "rungs", "chosen"), LOOKS)
+def test_a_layout_is_looked_at_first(
+    belief: tuple[float, float, float], rungs: list[Evaluation], chosen: Evaluation
+) -> None:
+    gap, sd, fits = belief
+    assert choose_evaluation(Prospect(gap=gap, sd=sd, fits=fits), rungs, FULL).evaluation == chosen
 
 
 @pytest.mark.parametrize(
@@ -70,14 +62,12 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
     variance = belief.sd**2
     share = variance / (variance + EMULATED.sd**2)
     after, left = belief.gap + share * (heard - belief.gap), np.sqrt(variance * (1.0 - share))
-    runs = rng.random(len(truth)) < belief.fits
-    full_probability = runs & (
-        expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds
-    )
-    gain = np.where(full_probability, np.maximum(-truth, 0.0), 0.0).mean()
-    cost = EMULATED.gpu_seconds + full_probability.mean() * FULL.gpu_seconds
+    pays = expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds
+    followed = (rng.random(len(truth)) < belief.fits) & pays
+    gain = np.where(followed, np.maximum(-truth, 0.0), 0.0).mean()
+    cost = EMULATED.gpu_seconds + followed.mean() * FULL.gpu_seconds
     assert gain / cost == pytest.approx(choice.rate, rel=0.05)
-    assert full_probability.mean() == pytest.approx(choice.full_probability, abs=0.06)
+    assert followed.mean() == pytest.approx(choice.full_probability, abs=0.06)
 
 
 def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
@@ -95,9 +85,9 @@ def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
         assert choice.rate == pytest.approx(gain / rung.gpu_seconds, rel=0.03)
         assert choice.full_probability is None
         assert f"{rung.name} alone" in choice.reason(FULL)
-    assert choose_without_full(belief, [coarse, fine]).evaluation is max(
-        [coarse, fine], key=lambda rung: choose_without_full(belief, [rung]).rate
-    )
+    rates = [choose_without_full(belief, [rung]).rate for rung in (coarse, fine)]
+    better = (coarse, fine)[int(np.argmax(rates))]
+    assert choose_without_full(belief, [coarse, fine]).evaluation is better
 
 
 def test_the_threshold_is_the_best_one() -> None:
@@ -108,9 +98,8 @@ def test_the_threshold_is_the_best_one() -> None:
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
     moved = belief.sd**2 / np.sqrt(belief.sd**2 + EMULATED.sd**2)
-    gains = expected_excess(
-        belief.gap + moved * nodes, np.full(len(nodes), np.sqrt(belief.sd**2 - moved**2))
-    )
+    left = np.full(len(nodes), np.sqrt(belief.sd**2 - moved**2))
+    gains = expected_excess(belief.gap + moved * nodes, left)
     for threshold in np.linspace(-2.5, 2.5, 21):
         going = nodes < threshold
         cost = EMULATED.gpu_seconds + belief.fits * (weights @ going) * FULL.gpu_seconds
@@ -126,13 +115,10 @@ def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     log_seconds = np.array([0.0, 0.01, 0.5])
     same, apart = np.full(3, 0.05), np.array([0.05, -0.05, 0.0])
     assert knowledge_gradient(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
-    assert knowledge_gradient(log_seconds, apart, 1.0, 0.1) > 0.01
-    assert knowledge_gradient(log_seconds, apart, 1.0, 5.0) < knowledge_gradient(
-        log_seconds, apart, 1.0, 0.1
-    )
-    assert knowledge_gradient(
-        np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1
-    ) == pytest.approx(0.0, abs=1e-9)
+    sharp, dull = (knowledge_gradient(log_seconds, apart, 1.0, sd) for sd in (0.1, 5.0))
+    assert sharp > max(0.01, dull)
+    far = knowledge_gradient(np.array([0.0, 2.0]), apart[:2], 1.0, 0.1)
+    assert far == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:
@@ -141,10 +127,8 @@ def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:
     assert near.along_loading == pytest.approx((-0.4, 0.01))
     assert far.along_loading[0] == pytest.approx(-np.hypot(0.5, 0.1))
     # Along the direction, by its conjugate normal update.
-    moved = [
-        abs(value) * 0.25 / (0.25 + variance)
-        for value, variance in (near.along_loading, far.along_loading)
-    ]
+    answers = (near.along_loading, far.along_loading)
+    moved = [abs(value) * 0.25 / (0.25 + variance) for value, variance in answers]
     assert moved[1] < 0.1 * moved[0]
 
 

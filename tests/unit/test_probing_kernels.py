@@ -10,11 +10,12 @@ from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.rules import Context
-from planner.search.space.enumerate import build_space
 from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.fidelity import ObservedEffect
 from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
+from planner.study.posterior import StudyPosterior
 from planner.study.study import MicroResult, ProbeStudy, StudySettings
+from tests.unit.priced_cases import priced_space
 from tests.unit.probing_cases import REQUEST
 
 UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
@@ -22,9 +23,8 @@ UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
 
 def searched(gpu: str) -> tuple[Pricer, Candidates]:
     job = read_job({**REQUEST, "cluster": {"gpu": gpu, "num_gpus": 8}})
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    return pricer, enumerate_candidates(pricer, build_space(context, job.search))
+    pricer, space = priced_space(job)
+    return pricer, enumerate_candidates(pricer, space)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,17 @@ def timings(kernels: StudyKernels, kind: str, factor: float) -> list[KernelTimin
     ]
 
 
+def posterior_of(
+    candidates: Candidates, observed: tuple[ObservedEffect, ...] = ()
+) -> StudyPosterior:
+    """What a study that has heard of these effects expects at first."""
+    study = ProbeStudy(candidates, StudySettings(observed=observed))
+    return study.knowledge.posterior()
+
+
 def test_a_launch_holds_what_no_timing_covers(kernels: StudyKernels) -> None:
-    (alone,) = (
-        probe for probe in kernels.probes([], num_gpus=1, start_seconds=10.0) if probe.name == ALONE
-    )
+    probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
+    (alone,) = (probe for probe in probes if probe.name == ALONE)
     assert {"gemm bf16", "attention bf16"} <= {look.name for look in alone.effects}
     assert {shape.num_gpus for shape in alone.kernels} == {1}
     assert 10.0 < alone.gpu_seconds < 40.0
@@ -75,42 +82,26 @@ def test_collectives_go_together_and_cost_all_their_gpus(kernels: StudyKernels) 
     assert together.gpu_seconds > gpus * 10.0
 
 
-def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(
-    kernels: StudyKernels, candidates: Candidates
-) -> None:
-    study = ProbeStudy(
-        candidates, StudySettings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
-    )
-    before = ProbeStudy(candidates, StudySettings()).knowledge.posterior()
-    moved = study.knowledge.posterior().log_seconds - before.log_seconds
+def test_slow_products_slow_layouts(kernels: StudyKernels, candidates: Candidates) -> None:
+    after = posterior_of(candidates, kernels.observed(timings(kernels, "gemm", 1.2)))
+    moved = after.log_seconds - posterior_of(candidates).log_seconds
     assert 0.03 < moved.mean() < np.log(1.2)
     assert (moved > 0.0).all()
     assert np.ptp(moved) > 0.0, "not all by the same"
 
 
 def test_products_that_training_runs_have_seen_say_little_more() -> None:
-    """On Hopper runs have told how fast products are in a step, so that faster ones alone only mean
-    that a step costs them more.
-    """
+    """On Hopper: faster ones alone only mean that a step costs them more."""
     pricer, candidates = searched("h100-sxm-80gb")
     kernels = StudyKernels.of(pricer, candidates)
-    study = ProbeStudy(
-        candidates, StudySettings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
-    )
-    before = ProbeStudy(candidates, StudySettings()).knowledge.posterior()
-    assert np.abs(study.knowledge.posterior().log_seconds - before.log_seconds).max() < 0.01
+    after = posterior_of(candidates, kernels.observed(timings(kernels, "gemm", 1.2)))
+    assert np.abs(after.log_seconds - posterior_of(candidates).log_seconds).max() < 0.01
 
 
 def test_as_predicted_is_news_too(kernels: StudyKernels, candidates: Candidates) -> None:
     observed = kernels.observed(timings(kernels, "attention-backward", 1.0))
     assert [one.log_ratio for one in observed] == pytest.approx([0.0])
-    rows = np.arange(len(candidates))
-    narrowed, wide = (
-        ProbeStudy(candidates, StudySettings(observed=seen))
-        .knowledge.posterior()
-        .time.variance(rows)
-        for seen in (observed, ())
-    )
+    narrowed, wide = (posterior_of(candidates, seen).time.variance() for seen in (observed, ()))
     assert (narrowed <= wide + 1e-12).all()
     assert (narrowed < 0.99 * wide).any()
 
@@ -121,20 +112,16 @@ def test_what_the_calibration_has_learnt_is_no_news(
     pricer, candidates = found
     told = timings(kernels, "gemm", 1.2)
     job = read_job({**REQUEST, "cluster": {"gpu": UNCOVERED, "num_gpus": 8}})
-    learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=tuple(told))])
-    after = StudyKernels.of(
-        Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates
-    )
+
+    def taught_by(*some: KernelTiming) -> StudyKernels:
+        learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=some)])
+        here = Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt)
+        return StudyKernels.of(here, candidates)
+
+    after, partly = taught_by(*told), taught_by(told[0])
     assert after.observed(told) == ()
-    first, *rest = told
-    some = learn(pricer.calibration, [], [KernelRun(job=job, timings=(first,))])
-    partly = StudyKernels.of(
-        Pricer.build(pricer.model, pricer.cluster, pricer.training, some), candidates
-    )
-    assert partly.observed(rest) != (), "nobody knows of the first"
-    assert partly.observed(told) == (), (
-        "more of a kind that has taught are off by what the first were off by"
-    )
+    assert partly.observed(told[1:]) != (), "nobody knows of the first"
+    assert partly.observed(told) == (), "others of the kind are off by what the first was off by"
     assert after.observed(timings(kernels, "attention", 1.2)) != ()
 
 
@@ -150,9 +137,7 @@ def divided(candidates: Candidates) -> Candidates:
     return replace(candidates, prior=replace(candidates.prior, log_seconds=close))
 
 
-def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
-    kernels: StudyKernels, candidates: Candidates
-) -> None:
+def test_kernels_that_could_decide_go_first(kernels: StudyKernels, candidates: Candidates) -> None:
     probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
     study = ProbeStudy(divided(candidates), StudySettings(micro_probes=probes))
     asked = study.ask()
@@ -162,7 +147,5 @@ def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
     following = study.ask()
     assert following.fidelity == "probed", "what failed is not asked twice"
     assert study.spent.gpu_seconds == 9.0
-    resumed = ProbeStudy(
-        divided(candidates), StudySettings(micro_probes=(), gpu_seconds_before=9.0)
-    )
+    resumed = ProbeStudy(divided(candidates), StudySettings(gpu_seconds_before=9.0))
     assert resumed.spent.gpu_seconds == 9.0

@@ -1,6 +1,5 @@
 """The closed loop: budgets kept to, stopped with a number, resumed where a kill left it."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,59 +7,38 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
-from planner.study.ask_tell import Event, Result, one_at_a_time, run
+from planner.study.ask_tell import Event, one_at_a_time, run
 from planner.study.fidelity_options import ProbeCost
-from planner.study.study import Budget, ProbeStudy, Proposal
+from planner.study.study import ProbeStudy, Proposal
 from tests.conftest import one_fast
-from tests.unit.probing_cases import (
-    MUCH,
-    Machine,
-    failed,
-    measurement,
-    out_of_memory,
-    settings,
-    small,
-)
-
-# ---- what is spent -------------------------------------------------------------------------------
+from tests.unit import probing_cases
+from tests.unit.probing_cases import Machine, failed, measurement, play, settings, small
 
 
-def test_the_budget_of_probes_is_kept() -> None:
-    machine = Machine.wrong_by(small(), 0.1)
-    outcome = run(
-        small(), settings(budget=Budget(probes=4, gpu_seconds=1e12)), one_at_a_time(machine.run)
-    )
-    assert len(machine.asked) == outcome.spent.probes == 4
-    assert "budget of 4 probes" in outcome.stopped
+@pytest.fixture
+def machine() -> Machine:
+    return Machine.wrong_by(small(), 0.1)
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit(
-    parallel: int,
-) -> None:
-    machine = Machine.wrong_by(small(), 0.1)
-    budget = Budget(probes=50, gpu_seconds=8000.0)
-    limits: list[float] = []
+def test_gpu_seconds_are_kept_if_probes_use_their_limits(parallel: int, machine: Machine) -> None:
+    most = 8000.0
 
     def greedy(asked: Proposal) -> Measurement:
-        limits.append(asked.gpu_seconds_limit)
         assert asked.gpu_seconds <= asked.gpu_seconds_limit + 1e-6
-        told = machine.run(asked)
         spent = min(asked.gpu_seconds_limit, 1.5 * asked.gpu_seconds)
-        return told.model_copy(
-            update={"measured": told.measured.model_copy(update={"gpu_seconds": spent})}
-        )
+        measured = machine.run(asked).measured.model_copy(update={"gpu_seconds": spent})
+        return measurement(asked, measured)
 
-    outcome = run(small(), settings(budget=budget, parallel=parallel), one_at_a_time(greedy))
-    assert outcome.spent.gpu_seconds <= budget.gpu_seconds + 1e-6
-    assert len(machine.asked) >= 2
+    outcome, asked = play(greedy, probes=50, gpu_seconds=most, parallel=parallel)
+    assert outcome.spent.gpu_seconds <= most + 1e-6
+    assert len(asked) >= 2
     assert "GPU-seconds left do not pay" in outcome.stopped
     if parallel > 1:
-        assert sum(limits[:parallel]) <= budget.gpu_seconds + 1e-6
+        assert sum(one.gpu_seconds_limit for one in asked[:parallel]) <= most + 1e-6
 
 
-def test_the_cost_of_starting_is_learnt() -> None:
-    machine = Machine.wrong_by(small(), 0.1)
+def test_the_cost_of_starting_is_learnt(machine: Machine) -> None:
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=600.0, steps=13)))
     first = study.ask()
     study.tell(first, machine.run(first))
@@ -71,75 +49,53 @@ def test_the_cost_of_starting_is_learnt() -> None:
 
 
 def test_it_stops_with_the_number_when_regret_is_below_tolerance() -> None:
-    machine = Machine(small(), small().prior.log_seconds)
-    outcome = run(small(), settings(tolerance=0.2, budget=MUCH), one_at_a_time(machine.run))
-    assert outcome.regret.expected_share <= 0.2
-    assert (
-        f"expected regret {outcome.regret.expected_share:.2%}, below the tolerance of 20.00%"
-        in outcome.stopped
-    )
-    assert len(machine.asked) < 50
-    just_enough = Budget(probes=len(machine.asked), gpu_seconds=MUCH.gpu_seconds)
-    again = run(
-        small(),
-        settings(tolerance=0.2, budget=just_enough),
-        one_at_a_time(Machine(small(), small().prior.log_seconds).run),
-    )
+    right = Machine(small(), small().prior.log_seconds).run
+    outcome, asked = play(right, probes=1000, tolerance=0.2)
+    share = outcome.regret.expected_share
+    assert share <= 0.2
+    assert f"expected regret {share:.2%}, below the tolerance of 20.00%" in outcome.stopped
+    assert len(asked) < 50
+    again, _ = play(right, probes=len(asked), tolerance=0.2)
     assert again.stopped == outcome.stopped, "also where the budget ends with it"
 
 
 def test_it_does_not_stop_before_the_run_that_isolates_what_nobody_measured() -> None:
     machine = Machine(small(), small().prior.log_seconds)
     isolating = (3, "measures what no run used")
-    study = ProbeStudy(small(), settings(tolerance=1e6, budget=MUCH, first=0, isolating=isolating))
+    study = ProbeStudy(small(), settings(1000, tolerance=1e6, first=0, isolating=isolating))
     for row in (0, 3):
         assert study.finished() is None
         asked = study.ask()
-        assert asked is not None
         assert asked.row == row
         study.tell(asked, machine.run(asked))
     assert "expected regret" in (study.finished() or "")
 
 
-def test_asked_to_stop_it_returns_the_best_so_far() -> None:
-    machine = Machine.wrong_by(small(), 0.1)
+def test_asked_to_stop_it_returns_the_best_so_far(machine: Machine) -> None:
     outcome = run(
         small(), settings(), one_at_a_time(machine.run), should_stop=lambda: len(machine.asked) >= 2
     )
     assert outcome.stopped == "asked to stop"
     assert len(machine.asked) == 2
-    measured = [asked.row for asked in machine.asked]
-    assert outcome.ranked[0].row in measured
+    assert outcome.ranked[0].row in [asked.row for asked in machine.asked]
 
 
 def test_a_broken_machine_ends_the_study_before_the_budget() -> None:
-    machine = Machine.wrong_by(small(), 0.1)
-    machine.outcomes = {row: failed("lost-gpu") for row in range(len(small()))}
-    outcome = run(small(), settings(budget=MUCH), one_at_a_time(machine.run))
-    assert len(machine.asked) == 3
+    outcome, asked = play(lambda one: measurement(one, failed("lost-gpu")), probes=1000)
+    assert len(asked) == 3
     assert "3 probes in a row failed" in outcome.stopped
     assert "lost-gpu" in outcome.stopped
 
 
 def test_a_runner_without_an_answer_ends_the_study() -> None:
-    def silent(asked: Sequence[Proposal]) -> Iterable[tuple[Proposal, Result]]:
-        return ()
-
-    outcome = run(small(), settings(), silent)
-    assert outcome.stopped == "the runner gave no result"
-    assert outcome.spent.probes == 0
-
-
-# ---- resume --------------------------------------------------------------------------------------
+    outcome = run(small(), settings(), lambda asked: ())
+    assert (outcome.stopped, outcome.spent.probes) == ("the runner gave no result", 0)
 
 
 def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
-    candidates = small()
-    whole = Machine.wrong_by(candidates, 0.12)
+    candidates, stored = small(), list[Measurement]()
+    whole, machine = (Machine.wrong_by(candidates, 0.12) for _ in range(2))
     uninterrupted = run(candidates, settings(), one_at_a_time(whole.run))
-
-    stored: list[Measurement] = []
-    machine = Machine.wrong_by(candidates, 0.12)
 
     def dies(asked: Proposal) -> Measurement:
         if len(stored) == 3:
@@ -158,83 +114,53 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     assert rows == [asked.row for asked in whole.asked]
     first_looks = [asked.row for asked in machine.asked if not asked.repeat]
     assert len(first_looks) == len(set(first_looks)), "again only where the study says so"
-    assert resumed.spent.probes == uninterrupted.spent.probes == 6
-    assert resumed.spent.gpu_seconds == pytest.approx(uninterrupted.spent.gpu_seconds)
-    assert [one.row for one in resumed.ranked] == [one.row for one in uninterrupted.ranked]
-    assert resumed.regret == uninterrupted.regret
-    assert [trial.params for trial in resumed.study.trials] == [
-        trial.params for trial in uninterrupted.study.trials
-    ]
+    for found in (resumed, uninterrupted):
+        assert found.spent.probes == 6
+        assert found.spent.gpu_seconds == pytest.approx(uninterrupted.spent.gpu_seconds)
+        assert [one.row for one in found.ranked] == [one.row for one in uninterrupted.ranked]
+        assert found.regret == uninterrupted.regret
     said, expected = (
-        [trial.user_attrs["reason"] for trial in study.trials]
-        for study in (resumed.study, uninterrupted.study)
+        [(trial.params, trial.user_attrs["reason"]) for trial in found.study.trials]
+        for found in (resumed, uninterrupted)
     )
     assert said == expected
 
 
 def test_resumed_out_of_memory_and_failures_are_kept() -> None:
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.1)
     asked: list[Measurement] = []
-    first = ProbeStudy(candidates, settings())
-    for outcome in (out_of_memory(), failed("timeout")):
+    first, second = (ProbeStudy(small(), settings()) for _ in range(2))
+    for outcome in (probing_cases.out_of_memory(), failed("timeout")):
         one = first.ask()
-        assert one is not None
         asked.append(measurement(one, outcome))
         first.tell(one, asked[-1])
-    second = ProbeStudy(candidates, settings())
     second.restore(asked, spent=True)
     assert second.knowledge.excluded == first.knowledge.excluded
     assert second.spent == first.spent
-    assert [trial.state for trial in second.optuna_study().trials] == [
-        TrialState.PRUNED,
-        TrialState.FAIL,
-    ]
-    following, expected = second.ask(), first.ask()
-    assert following.row == expected.row
-    assert machine.asked == []
+    states = [trial.state for trial in second.optuna_study().trials]
+    assert states == [TrialState.PRUNED, TrialState.FAIL]
+    assert second.ask().row == first.ask().row
 
 
 def test_known_measurements_teach_but_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regrets of 1,024 draws are off by 7%, more than what the two studies differ by: draw more."""
     monkeypatch.setattr("planner.study.regret.DRAWS", 2**16)
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.12)
-    before = run(candidates, settings(), one_at_a_time(machine.run))
-    stored = [measurement(asked, machine.timed(asked.row or 0, 0)) for asked in machine.asked]
-    fresh = Machine.wrong_by(candidates, 0.12)
-    outcome = run(
-        candidates,
-        settings(budget=Budget(probes=2, gpu_seconds=1e12)),
-        one_at_a_time(fresh.run),
-        known=stored,
-    )
+    machine = Machine.wrong_by(small(), 0.12)
+    before, asked = play(machine.run)
+    stored = [measurement(one, machine.timed(one.row or 0, 0)) for one in asked]
+    outcome, fresh = play(Machine.wrong_by(small(), 0.12).run, known=stored, probes=2)
     assert outcome.spent.probes == 2
-    assert not {asked.row for asked in fresh.asked if not asked.repeat} & {
-        asked.row for asked in machine.asked
-    }
+    assert not {one.row for one in fresh if not one.repeat} & {one.row for one in asked}
     assert outcome.regret.expected_share <= before.regret.expected_share
 
 
-def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
-    candidates = small()
-    study = ProbeStudy(candidates, settings())
-    asked = study.ask()
+def test_measurements_of_other_layouts_are_named_and_ignored(machine: Machine) -> None:
+    asked = ProbeStudy(small(), settings()).ask()
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
-    emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(
-        update={"id": "of a rung not used"}
-    )
-    outcome = run(
-        candidates,
-        settings(budget=Budget(probes=1, gpu_seconds=1e12)),
-        one_at_a_time(Machine.wrong_by(candidates, 0.1).run),
-        known=[stranger, emulated],
-    )
-    assert outcome.ignored == (stranger.id, "of a rung not used")
-
-
-# ---- events --------------------------------------------------------------------------------------
+    emulated = measurement(replace(asked, number=7), Measured(rung="emulated", step_seconds=1.0))
+    outcome, _ = play(machine.run, known=[stranger, emulated], probes=1)
+    assert outcome.ignored == (stranger.id, emulated.id)
+    assert stranger.id != emulated.id
 
 
 @pytest.mark.parametrize("seed", one_fast(*range(6)))
@@ -248,34 +174,22 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
         return stored[-1]
 
     events: list[Event] = []
-    outcome = run(
-        small(),
-        settings(budget=Budget(probes=14, gpu_seconds=1e12)),
-        one_at_a_time(measure),
-        on_event=events.append,
-    )
+    outcome, asked = play(measure, on_event=events.append, probes=14)
     best = [event.best_seconds for event in events if event.best_seconds is not None]
     assert best == sorted(best, reverse=True)
     assert {event.best_fidelity for event in events if event.best_seconds is not None} == {"probed"}
     fastest = min(one.measured.step_seconds or np.inf for one in stored)
     winner = outcome.ranked[0]
-    assert (
-        winner.record.step_seconds == winner.expected_seconds == best[-1] == pytest.approx(fastest)
-    )
-    assert {one.row for one in outcome.ranked if one.record} == {
-        asked.row for asked in machine.asked
-    }
+    assert winner.record.step_seconds == winner.expected_seconds == best[-1]
+    assert best[-1] == pytest.approx(fastest)
+    assert {one.row for one in outcome.ranked if one.record} == {one.row for one in asked}
 
 
-def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
-    machine = Machine.wrong_by(small(), 0.1)
+def test_events_tell_the_best_so_far_the_regret_and_what_is_left(machine: Machine) -> None:
     events: list[Event] = []
-    outcome = run(
-        small(),
-        settings(budget=Budget(probes=3, gpu_seconds=1e6)),
-        one_at_a_time(machine.run),
-        on_event=events.append,
-    )
+    outcome, asked = play(machine.run, on_event=events.append, probes=3, gpu_seconds=1e6)
+    assert len(asked) == outcome.spent.probes == 3
+    assert "budget of 3 probes" in outcome.stopped
     assert [event.kind for event in events] == ["asked", "told"] * 3 + ["stopped"]
     assert [event.probes_left for event in events if event.kind == "told"] == [2, 1, 0]
     told = [event for event in events if event.kind == "told"]

@@ -2,25 +2,21 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
-from planner.study.ask_tell import one_at_a_time, run
+from planner.study import study as study_module
 from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
 from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
 from planner.study.posterior import RUN_SD, Knowledge, noise_variance
-from planner.study.study import (
-    LOW_FIDELITY_PER_PROBE,
-    UNABLE,
-    Budget,
-    MicroResult,
-    ProbeStudy,
-    Proposal,
-)
-from tests.unit.probing_cases import Machine, measurement, settings, small, told_of
+from planner.study.study import MicroResult, ProbeStudy, Proposal
+from tests.unit.probing_cases import Machine, measurement, play, settings, small, told_of
+
+Answer = Callable[[Proposal], Measurement]
 
 
 def rung(
@@ -34,103 +30,20 @@ def rung(
     )
 
 
-def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.15, seed=3)
-    looked: list[Proposal] = []
-
-    def measure(asked: Proposal) -> Measurement:
-        looked.append(asked)
-        if asked.fidelity != "emulated":
-            return machine.run(asked)
-        assert asked.row is not None
-        seconds = float(np.exp(machine.log_seconds[asked.row]))
-        return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
-
-    outcome = run(
-        candidates,
-        settings(fidelities=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)),
-        one_at_a_time(measure),
-    )
-    rungs = [asked.fidelity for asked in looked]
-    assert rungs[0] == "probed"
-    assert rungs.count("probed") == outcome.spent.probes == 4
-    assert rungs.count("emulated") == outcome.spent.low_fidelity > 2
-    assert outcome.spent.gpu_seconds <= 2e4
-    assert "GPU-second" in next(asked.reason for asked in looked if asked.fidelity == "emulated")
-    confirmed = [
-        asked for asked in looked if "it leads by a low-fidelity evaluation" in asked.reason
-    ]
-    assert confirmed
-    assert all(asked.fidelity == "probed" for asked in confirmed)
-    by_row = {asked.row: asked.fidelity for asked in looked}
-    assert len(outcome.study.trials) == len(by_row), (
-        "one trial a candidate, whatever rungs it went through"
-    )
-    for trial in outcome.study.trials:
-        assert trial.state is TrialState.COMPLETE
-        assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
-    winner = outcome.ranked[0]
-    assert winner.record.fidelity == "probed"
-    assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
+IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
+IMITATED = {"fidelities": (IMITATION,)}
+LOOKS_ALONE = {"whole": False, **IMITATED}
 
 
-def promising_looks(machine: Machine, asked: list[Proposal]) -> Callable[[Proposal], Measurement]:
-    """Answers as the machine does, looks much faster than it; keeps what was asked."""
-
-    def measure(one: Proposal) -> Measurement:
-        asked.append(one)
-        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=-0.5)
-
-    return measure
-
-
-def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Proposal] = []
-    measure = promising_looks(machine, asked)
-    question = ProbeStudy(small(), settings()).ask()
-    assert question is not None
-    look = imitated(
-        replace(question, row=7, layout=small().batch.row(7), fidelity="imitated", num_gpus=2),
-        machine,
-        off=-0.5,
-    )
-    outcome = run(
-        small(),
-        settings(fidelities=(IMITATION,), tolerance=0.9),
-        one_at_a_time(measure),
-        known=[look],
-    )
-    assert [(one.row, one.fidelity) for one in asked] == [(7, "probed")]
-    assert "it leads by a low-fidelity evaluation" in asked[0].reason
-    assert "expected regret" in outcome.stopped
-
-
-def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
-    candidates = small()
-    study = ProbeStudy(candidates, settings(fidelities=(rung(),)))
-    machine = Machine.wrong_by(candidates, 0.1)
-    first = study.ask()
-    assert first is not None
-    study.tell(first, machine.run(first))
-    second = study.ask()
-    assert second.fidelity == "emulated"
-    study.tell(
-        second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
-    )
-    third = study.ask()
-    assert third.row != second.row
-    assert study.spent.probes == 1
-    assert second.row is not None
-    assert study.knowledge.records[second.row].fidelity == "emulated"
+@pytest.fixture
+def machine() -> Machine:
+    return Machine.wrong_by(small(), 0.15)
 
 
 def imitated(
     asked: Proposal, machine: Machine, *, error: float = 0.02, off: float = 0.0
 ) -> Measurement:
     """What a smaller layout says of this one, and how wrong it may be by its own word."""
-    assert asked.row is not None
     seconds = float(np.exp(machine.log_seconds[asked.row] + off))
     numbers = {
         "rung": "imitated",
@@ -143,16 +56,26 @@ def imitated(
 
 
 def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
-    return measurement(
-        asked,
-        Measured(
-            status="failed",
-            rung="imitated",
-            failure=kind,
-            message="of a smaller run",
-            gpu_seconds=20.0,
-        ),
-    )
+    said = {"failure": kind, "message": "of a smaller run", "gpu_seconds": 20.0}
+    return measurement(asked, Measured(status="failed", rung="imitated", **said))
+
+
+def runs_and(look: Answer, machine: Machine) -> Answer:
+    """Layouts themselves run as the machine does; looks at them are answered by `look`."""
+    return lambda one: machine.run(one) if one.fidelity == "probed" else look(one)
+
+
+def looks(machine: Machine, off: float) -> Answer:
+    """As `runs_and`, with looks that are off by this."""
+    return runs_and(lambda one: imitated(one, machine, off=off), machine)
+
+
+def rungs_of(asked: list[Proposal]) -> list[str]:
+    return [one.fidelity for one in asked]
+
+
+def rows_of(asked: list[Proposal], fidelity: str) -> set[int | None]:
+    return {one.row for one in asked if one.fidelity == fidelity}
 
 
 def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
@@ -160,100 +83,110 @@ def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
     first = study.ask()
     assert first.fidelity == "probed"
     study.tell(first, machine.run(first))
-    second = study.ask()
-    assert second is not None
-    return second
+    return study.ask()
 
 
-IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
+def asked_of(rows: Iterable[int]) -> list[Proposal]:
+    """Looks at these candidates."""
+    question, layouts = ProbeStudy(small(), settings()).ask(), small().batch.row
+    look = replace(question, fidelity="imitated", num_gpus=2)
+    return [replace(look, number=100 + row, row=row, layout=layouts(row)) for row in rows]
 
 
-def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> None:
-    study, machine = (
-        ProbeStudy(small(), settings(fidelities=(IMITATION,))),
-        Machine.wrong_by(small(), 0.15),
-    )
+def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
+    machine = Machine.wrong_by(small(), 0.15, seed=3)
+
+    def emulated(asked: Proposal) -> Measurement:
+        seconds = float(np.exp(machine.log_seconds[asked.row]))
+        return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
+
+    few = {"probes": 4, "gpu_seconds": 2e4}
+    outcome, looked = play(runs_and(emulated, machine), fidelities=(rung(sd=0.02),), **few)
+    rungs = rungs_of(looked)
+    assert rungs[0] == "probed"
+    assert rungs.count("probed") == outcome.spent.probes == 4
+    assert rungs.count("emulated") == outcome.spent.low_fidelity > 2
+    assert outcome.spent.gpu_seconds <= 2e4
+    assert "GPU-second" in next(asked.reason for asked in looked if asked.fidelity == "emulated")
+    led = [one.fidelity for one in looked if "it leads by a low-fidelity evaluation" in one.reason]
+    assert set(led) == {"probed"}
+    last = {asked.row: asked.fidelity for asked in looked}
+    trials = outcome.study.trials
+    assert len(trials) == len(last), "one trial a candidate, whatever rungs it went through"
+    assert {trial.user_attrs["candidate"]: trial.user_attrs["rung"] for trial in trials} == last
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    winner = outcome.ranked[0]
+    assert winner.record.fidelity == "probed"
+    assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
+
+
+def test_a_winner_only_looked_at_is_run_before_the_study_ends(machine: Machine) -> None:
+    look = imitated(*asked_of([7]), machine, off=-0.5)
+    outcome, asked = play(looks(machine, -0.5), known=[look], tolerance=0.9, **IMITATED)
+    assert [(one.row, one.fidelity) for one in asked] == [(7, "probed")]
+    assert "it leads by a low-fidelity evaluation" in asked[0].reason
+    assert "expected regret" in outcome.stopped
+
+
+def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
+    study = ProbeStudy(small(), settings(fidelities=(rung(),)))
+    second = after_the_first(study, Machine.wrong_by(small(), 0.1))
+    assert second.fidelity == "emulated"
+    full = Measured(status="oom", rung="emulated", gpu_seconds=30.0)
+    study.tell(second, measurement(second, full))
+    assert study.ask().row != second.row
+    assert study.spent.probes == 1
+    assert study.knowledge.records[second.row].fidelity == "emulated"
+
+
+def test_a_failed_look_says_nothing_of_the_layout_and_is_not_repeated(machine: Machine) -> None:
+    study = ProbeStudy(small(), settings(**IMITATED))
     look = after_the_first(study, machine)
     assert (look.fidelity, look.num_gpus, look.counts) == ("imitated", 2, False)
-    assert look.row is not None
     assert study.tell(look, look_failed(look)) == []
     assert look.row not in study.knowledge.excluded
     assert not study.knowledge.barred[look.row]
-    assert (study.spent.probes, study.spent.low_fidelity, study.spent.failures_in_a_row) == (
-        1,
-        1,
-        0,
-    )
+    spent = study.spent
+    assert (spent.probes, spent.low_fidelity, spent.failures_in_a_row) == (1, 1, 0)
     again = study.ask()
     assert (again.row, again.fidelity) != (look.row, "imitated")
 
 
-def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Proposal] = []
-
-    def measure(one: Proposal) -> Measurement:
-        asked.append(one)
-        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
-
-    outcome = run(
-        small(),
-        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
-        one_at_a_time(measure),
-    )
-    rungs = [one.fidelity for one in asked]
+def test_a_rung_that_keeps_failing_is_dropped_and_layouts_still_probed(machine: Machine) -> None:
+    crashing = runs_and(lambda one: look_failed(one, "crash"), machine)
+    outcome, asked = play(crashing, probes=12, **IMITATED)
+    rungs, trials = rungs_of(asked), outcome.study.trials
     assert rungs.count("imitated") == 3
     assert outcome.spent.probes == rungs.count("probed") == 12
     assert "in a row failed" not in outcome.stopped
-    tried = {
-        trial.user_attrs.get("candidate")
-        for trial in outcome.study.trials
-        if trial.state is TrialState.COMPLETE
-    }
-    assert len(tried) == len({one.row for one in asked if one.fidelity == "probed"})
+    complete = (trial for trial in trials if trial.state is TrialState.COMPLETE)
+    tried = {trial.user_attrs.get("candidate") for trial in complete}
+    assert len(tried) == len(rows_of(asked, "probed"))
+    params = [sorted((key, str(value)) for key, value in one.params.items()) for one in trials]
+    assert len(params) == len(set(map(tuple, params))), "one trial, whatever failed on the way"
 
 
 def test_a_look_counts_by_the_error_that_it_claims() -> None:
-    claims = {
-        "rung": "imitated",
-        "step_seconds": 2.0,
-        "step_seconds_sd": 0.5,
-        "relative_error": {"step_seconds": 0.03},
-    }
-    sure = Measured.model_validate(claims)
+    sure = told_of(3, "imitated", 2.0, 0.03).model_copy(update={"step_seconds_sd": 0.5})
     assert noise_variance(sure, 0.5) == pytest.approx(0.03**2)
-    row = 3
-    moved = []
+    row, moved = 3, []
     for error in (0.01, 0.5):
         knowledge = Knowledge(small())
         before = knowledge.posterior().log_seconds[row]
-        seconds = float(np.exp(before + 0.2))
-        told = Measured.model_validate(
-            {"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}}
-        )
+        told = told_of(row, "imitated", float(np.exp(before + 0.2)), error)
         knowledge.observe(row, told, counts=False)
         moved.append(float(knowledge.posterior().log_seconds[row] - before))
         assert knowledge.records[row].fidelity == "imitated"
         assert knowledge.untried()[row], "the layout itself may still be run"
-        assert not knowledge.fits.any(), (
-            "a smaller layout that ran does not show that this one fits"
-        )
+        assert not knowledge.fits.any(), "that a smaller layout ran does not show that this fits"
     assert moved[0] > 2 * moved[1] > 0
 
 
-def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Proposal] = []
-
-    def measure(one: Proposal) -> Measurement:
-        asked.append(one)
-        return imitated(one, machine)
-
-    outcome = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(measure))
+def test_what_cannot_run_is_looked_at_alone_and_every_look_counts(machine: Machine) -> None:
+    outcome, asked = play(lambda one: imitated(one, machine), **LOOKS_ALONE)
     assert [(one.fidelity, one.counts) for one in asked] == [("imitated", True)] * 6
-    assert len({one.row for one in asked}) == 6, (
-        "the same look again would be wrong in the same way"
-    )
+    same = "the same look again would be wrong in the same way"
+    assert len({one.row for one in asked}) == 6, same
     assert (outcome.spent.probes, outcome.spent.low_fidelity) == (6, 0)
     assert "budget of 6 probes" in outcome.stopped
     winner = outcome.ranked[0]
@@ -264,35 +197,28 @@ def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> 
 
 
 def test_looks_that_fail_where_nothing_else_can_run_exclude_nothing_and_end_the_study() -> None:
-    outcome = run(
-        small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(look_failed)
-    )
+    outcome, _ = play(look_failed, **LOOKS_ALONE)
     assert outcome.spent.probes == 3
     assert "3 probes in a row failed, the last with: oom: of a smaller run" in outcome.stopped
     assert outcome.pruned == ()
     assert [trial.state for trial in outcome.study.trials] == [TrialState.FAIL] * 3
 
 
-def test_a_budget_that_pays_for_no_layout_pays_for_looks() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Proposal] = []
-
-    def measure(one: Proposal) -> Measurement:
-        asked.append(one)
-        return imitated(one, machine)
-
-    budget = Budget(probes=20, gpu_seconds=4.0 * 2 * 60.0)
-    assert run(small(), settings(budget=budget), one_at_a_time(measure)).spent.probes == 0
-    outcome = run(small(), settings(budget=budget, fidelities=(IMITATION,)), one_at_a_time(measure))
+def test_a_budget_that_pays_for_no_layout_pays_for_looks(machine: Machine) -> None:
+    budget = {"probes": 20, "gpu_seconds": 4.0 * 2 * 60.0}
+    none, _ = play(lambda one: imitated(one, machine), **budget)
+    assert none.spent.probes == 0
+    outcome, asked = play(lambda one: imitated(one, machine), **budget, **IMITATED)
     assert outcome.spent.probes == len(asked) >= 1
-    assert outcome.spent.gpu_seconds <= budget.gpu_seconds + max(one.gpu_seconds for one in asked)
+    most = budget["gpu_seconds"] + max(one.gpu_seconds for one in asked)
+    assert outcome.spent.gpu_seconds <= most
     assert "GPU-seconds left do not pay" in outcome.stopped
-    assert {one.fidelity for one in asked} == {"imitated"}
+    assert {*rungs_of(asked)} == {"imitated"}
 
 
 def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
     nothing = replace(IMITATION, least_gpus=np.full(len(small()), np.inf))
-    outcome = run(small(), settings(whole=False, fidelities=(nothing,)), one_at_a_time(look_failed))
+    outcome, _ = play(look_failed, whole=False, fidelities=(nothing,))
     assert (outcome.spent.probes, outcome.study.trials) == (0, [])
     assert (
         outcome.stopped
@@ -300,14 +226,14 @@ def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
     )
 
 
-def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
-    odd = replace(IMITATION, options=lambda row: IMITATION.options(row) if row % 2 else ())
-    machine = Machine.wrong_by(small(), 0.15)
-    outcome = run(
-        small(),
-        settings(whole=False, fidelities=(odd,)),
-        one_at_a_time(lambda asked: imitated(asked, machine)),
-    )
+def seen_where(may: Callable[[int], object]) -> dict[str, Any]:
+    """Settings of a study that can look at such candidates alone."""
+    blind = replace(IMITATION, options=lambda row: IMITATION.options(row) if may(row) else ())
+    return {"whole": False, "fidelities": (blind,)}
+
+
+def test_candidates_that_no_rung_can_look_at_are_passed_over(machine: Machine) -> None:
+    outcome, _ = play(lambda one: imitated(one, machine), **seen_where(lambda row: row % 2))
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
     passed = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
@@ -315,51 +241,55 @@ def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
     assert all("no evaluation of it fits" in trial.user_attrs["reason"] for trial in passed)
 
 
+def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study(machine: Machine) -> None:
+    outcome, _ = play(lambda one: imitated(one, machine), **seen_where(lambda row: row >= 60))
+    assert outcome.spent.probes == 6
+    known = [imitated(one, machine) for one in asked_of(range(40))]
+    again, _ = play(lambda one: imitated(one, machine), known=known, **LOOKS_ALONE)
+    assert again.spent.probes > 0
+
+
 def test_looks_are_launches_and_have_a_limit_too() -> None:
     machine = Machine.wrong_by(small(), 0.3)
     free = rung("imitated", num_gpus=1, sd=0.02, shows_memory=False)
-    looks: list[Proposal] = []
-
-    def measure(one: Proposal) -> Measurement:
-        if one.fidelity == "probed":
-            return machine.run(one)
-        looks.append(one)
-        return imitated(one, machine, off=0.3)
-
-    outcome = run(
-        small(),
-        settings(fidelities=(free,), budget=Budget(probes=2, gpu_seconds=1e12)),
-        one_at_a_time(measure),
-    )
-    assert outcome.spent.low_fidelity == len(looks) == 2 * LOW_FIDELITY_PER_PROBE
+    outcome, asked = play(looks(machine, 0.3), probes=2, fidelities=(free,))
+    most = 2 * study_module.LOW_FIDELITY_PER_PROBE
+    assert outcome.spent.low_fidelity == rungs_of(asked).count("imitated") == most
     assert outcome.spent.probes == 2
 
 
-def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    study = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
+def test_resumed_a_look_is_neither_repeated_nor_forgotten(machine: Machine) -> None:
+    study = ProbeStudy(small(), settings(**IMITATED))
     first = study.ask()
-    assert first is not None
     one = machine.run(first)
     study.tell(first, one)
     look = study.ask()
     assert look.fidelity == "imitated"
-    assert look.row is not None
     for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
-        heir = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
+        heir = ProbeStudy(small(), settings(**IMITATED))
         heir.restore([one, told], spent=True)
-        assert (heir.spent.probes, heir.spent.low_fidelity, heir.spent.failures_in_a_row) == (
-            1,
-            1,
-            0,
-        )
-        assert heir.spent.gpu_seconds == pytest.approx(
-            sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
-        )
+        spent = heir.spent
+        assert (spent.probes, spent.low_fidelity, spent.failures_in_a_row) == (1, 1, 0)
+        used = sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
+        assert spent.gpu_seconds == pytest.approx(used)
         assert heir._fidelities_left(look.row) == []
         assert heir.fidelities.failures["imitated"] == failures
         assert len(heir.knowledge.time_observations()) == 2 - failures
         assert look.row not in heir.knowledge.excluded
+
+
+def test_resumed_a_look_counts_as_it_was_asked(machine: Machine) -> None:
+    """Also where what was spent since would not pay for the layout any more."""
+    study = ProbeStudy(small(), settings(2, 3000.0, **IMITATED))
+    look = after_the_first(study, machine)
+    assert (look.fidelity, look.counts) == ("imitated", False)
+    told = imitated(look, machine)
+    run = machine.run(replace(look, row=1, layout=small().batch.row(1), fidelity="probed"))
+    stored = [run.model_copy(update={"id": "one"}), told]
+    for counts, spent in ((False, (1, 1)), (True, (2, 0))):
+        heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
+        heir.restore(stored, spent=True, as_probes={"one": True, told.id: counts})
+        assert (heir.spent.probes, heir.spent.low_fidelity) == spent
 
 
 def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth() -> None:
@@ -369,17 +299,13 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     for row in (5, 9):
         knowledge.observe(row, told_of(row, "imitated", 0.024, 0.065))
     assert knowledge.posterior().leader in (5, 9), "to be run next"
-    assert knowledge.posterior().winner == 3, (
-        "no answer yet: only what ran is one where anything did"
-    )
+    assert knowledge.posterior().winner == 3, "only what ran is an answer, where anything did"
     assert knowledge.low_fidelity.variance_inflation() == 1.0
     knowledge.observe(5, told_of(5, "probed", 0.34))
     posterior = knowledge.posterior()
     assert posterior.winner == posterior.leader == 3
     assert np.exp(posterior.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
-    assert knowledge.low_fidelity.variance_inflation() > 100, (
-        "what else was said by such looks counts for little"
-    )
+    assert knowledge.low_fidelity.variance_inflation() > 100, "what else such looks said counts for little"
     assert knowledge.records[5].runs == 1
     later = Knowledge(small())
     later.observe(3, told_of(3, "probed", 0.25))
@@ -388,15 +314,12 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     assert later.low_fidelity.variance_inflation() > 100, "also when the look comes after"
 
 
-def test_looks_that_hold_keep_their_trust() -> None:
-    machine, knowledge = Machine.wrong_by(small(), 0.15), Knowledge(small())
-    rng = np.random.default_rng(0)
+def test_looks_that_hold_keep_their_trust(machine: Machine) -> None:
+    knowledge, rng = Knowledge(small()), np.random.default_rng(0)
     for row in range(0, 200, 10):
         seconds = float(np.exp(machine.log_seconds[row]))
-        knowledge.observe(
-            row,
-            told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03),
-        )
+        heard = seconds * float(np.exp(0.03 * rng.standard_normal()))
+        knowledge.observe(row, told_of(row, "imitated", heard, 0.03))
         knowledge.observe(row, told_of(row, "probed", seconds))
     assert knowledge.low_fidelity.variance_inflation() < 2.0
 
@@ -406,9 +329,7 @@ def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
     knowledge.observe(3, told_of(3, "probed", 10.0))
     knowledge.observe(7, told_of(7, "imitated", 0.5, 1.05))
     assert knowledge.posterior().winner == 3
-    assert knowledge.records[7].step_seconds == pytest.approx(0.5), (
-        "it is shown all the same, with its error"
-    )
+    assert knowledge.records[7].step_seconds == pytest.approx(0.5), "shown all the same"
 
 
 def test_the_same_look_again_says_nothing_new() -> None:
@@ -438,148 +359,50 @@ def test_a_look_that_fails_takes_nothing_from_what_answered() -> None:
 
 @pytest.mark.parametrize("claim", ["far", True, float("nan"), 1e200, -0.5, [0.1], None])
 def test_strange_claims_are_none(claim: object) -> None:
-    measured = Measured.model_validate(
-        {"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}}
-    )
-    assert noise_variance(measured) == pytest.approx(RUN_SD**2)
+    told = {"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}}
+    assert noise_variance(Measured.model_validate(told)) == pytest.approx(RUN_SD**2)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str) -> None:
-    machine = Machine.wrong_by(small(), 0.0)
-    asked: list[Proposal] = []
-
-    def measure(one: Proposal) -> Measurement:
-        asked.append(one)
-        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=0.5)
-
-    run(
-        small(),
-        settings(
-            sampler=sampler, fidelities=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)
-        ),
-        one_at_a_time(measure),
-    )
-    looked = {one.row for one in asked if one.fidelity == "imitated"}
+    right = Machine.wrong_by(small(), 0.0)
+    _, asked = play(looks(right, 0.5), probes=5, sampler=sampler, **IMITATED)
+    looked = rows_of(asked, "imitated")
     assert looked
-    assert not looked & {one.row for one in asked if one.fidelity == "probed"}
+    assert not looked & rows_of(asked, "probed")
 
 
-def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
+def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure(machine: Machine) -> None:
+    said = {"failure": study_module.UNABLE, "message": "needs 512 GPUs"}
+
     def unable(asked: Proposal) -> Measurement:
-        return measurement(
-            asked,
-            Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"),
-        )
+        return measurement(asked, Measured(status="failed", rung="imitated", **said))
 
-    odd = Machine.wrong_by(small(), 0.15)
-    outcome = run(
-        small(),
-        settings(whole=False, fidelities=(IMITATION,)),
-        one_at_a_time(
-            lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)
-        ),
-    )
+    def odd(asked: Proposal) -> Measurement:
+        return imitated(asked, machine) if (asked.row or 0) % 2 else unable(asked)
+
+    outcome, _ = play(odd, **LOOKS_ALONE)
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
-    never = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(unable))
-    assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (
-        0,
-        0.0,
-        0,
-    )
+    never, _ = play(unable, **LOOKS_ALONE)
+    spent = never.spent
+    assert (spent.probes, spent.gpu_seconds, spent.failures_in_a_row) == (0, 0.0, 0)
     assert "no scaled-down run on it could stand for a layout" in never.stopped
 
 
-def test_what_the_program_cannot_run_is_not_asked() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
+def test_what_the_program_cannot_run_is_not_asked(machine: Machine) -> None:
     refused = np.arange(len(small())) % 3 != 1
-    run(small(), settings(refused=refused), one_at_a_time(machine.run))
-    assert machine.asked
-    assert not [one.row for one in machine.asked if refused[one.row or 0]]
-
-
-def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    blind = replace(IMITATION, options=lambda row: IMITATION.options(row) if row >= 60 else ())
-    outcome = run(
-        small(),
-        settings(whole=False, fidelities=(blind,)),
-        one_at_a_time(lambda asked: imitated(asked, machine)),
-    )
-    assert outcome.spent.probes == 6
-    known = [imitated(one, machine) for one in asked_of(range(40))]
-    again = run(
-        small(),
-        settings(whole=False, fidelities=(IMITATION,)),
-        one_at_a_time(lambda asked: imitated(asked, machine)),
-        known=known,
-    )
-    assert again.spent.probes > 0
-
-
-def asked_of(rows: Iterable[int]) -> list[Proposal]:
-    question = ProbeStudy(small(), settings()).ask()
-    assert question is not None
-    return [
-        replace(
-            question,
-            number=100 + row,
-            row=row,
-            layout=small().batch.row(row),
-            fidelity="imitated",
-            num_gpus=2,
-        )
-        for row in rows
-    ]
-
-
-def test_resumed_a_look_counts_as_it_was_asked() -> None:
-    """Also where what was spent since would not pay for the layout any more."""
-    machine = Machine.wrong_by(small(), 0.15)
-    study = ProbeStudy(
-        small(), settings(fidelities=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0))
-    )
-    look = after_the_first(study, machine)
-    assert (look.fidelity, look.counts) == ("imitated", False)
-    told = imitated(look, machine)
-    stored = [
-        machine.run(
-            replace(look, row=1, layout=small().batch.row(1), fidelity="probed")
-        ).model_copy(update={"id": "one"}),
-        told,
-    ]
-    for counts, spent in ((False, (1, 1)), (True, (2, 0))):
-        heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
-        heir.restore(stored, spent=True, as_probes={"one": True, told.id: counts})
-        assert (heir.spent.probes, heir.spent.low_fidelity) == spent
-
-
-def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-
-    def measure(one: Proposal) -> Measurement:
-        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
-
-    outcome = run(
-        small(),
-        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
-        one_at_a_time(measure),
-    )
-    params = [
-        tuple(sorted((key, str(value)) for key, value in trial.params.items()))
-        for trial in outcome.study.trials
-    ]
-    assert len(params) == len(set(params))
+    _, asked = play(machine.run, refused=refused)
+    assert asked
+    assert not [one.row for one in asked if refused[one.row or 0]]
 
 
 def test_a_look_at_what_is_slower_than_predicted_costs_as_much_more() -> None:
     """Its steps are those of the same model on the same machine; its start is not."""
     way = FidelityOption(num_gpus=2, runs=1, step_seconds=3.0, sd=0.02)
     look = replace(rung("imitated", num_gpus=2), options=lambda _: (way,))
-    study = ProbeStudy(
-        small(), settings(fidelities=(look,), cost=ProbeCost(start_seconds=60.0, steps=13))
-    )
+    cost = ProbeCost(start_seconds=60.0, steps=13)
+    study = ProbeStudy(small(), settings(fidelities=(look,), cost=cost))
     (before,) = study._evaluations(look, 1)
     assert before.gpu_seconds == pytest.approx(2 * (60.0 + 13 * 3.0))
     machine = Machine(small(), small().prior.log_seconds + np.log(2.0))
@@ -600,21 +423,13 @@ def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
         study.fidelities.low_fidelity_starts = [start]
         assert study.fidelities.start_seconds() == expected
         assert study.fidelities.low_fidelity_start_seconds() == start
-    assert before == pytest.approx(
-        8 * (60.0 + 13 * np.exp(study.knowledge.posterior().log_seconds[0]))
-    )
+    seconds = np.exp(study.knowledge.posterior().log_seconds[0])
+    assert before == pytest.approx(8 * (60.0 + 13 * seconds))
 
 
-def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Proposal] = []
-    measure = promising_looks(machine, asked)
-    outcome = run(
-        small(),
-        settings(fidelities=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)),
-        one_at_a_time(measure),
-    )
-    assert outcome.spent.probes == sum(one.fidelity == "probed" for one in asked) <= 3
+def test_probes_side_by_side_that_may_be_followed_keep_the_budget(machine: Machine) -> None:
+    outcome, asked = play(looks(machine, -0.5), probes=3, parallel=4, **IMITATED)
+    assert outcome.spent.probes == rungs_of(asked).count("probed") <= 3
     assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]
 
 
@@ -628,26 +443,17 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     study = ProbeStudy(divided, settings(micro_probes=(probe,)))
     asked = study.ask()
     assert (asked.fidelity, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
-    study.tell(
-        asked, MicroResult(observed=(ObservedEffect(effect=look, log_ratio=1.0),), gpu_seconds=4.0)
-    )
-    assert study.spent.probes == 0
-    assert study.spent.gpu_seconds == 4.0
+    seen = (ObservedEffect(effect=look, log_ratio=1.0),)
+    study.tell(asked, MicroResult(observed=seen, gpu_seconds=4.0))
+    assert (study.spent.probes, study.spent.gpu_seconds) == (0, 4.0)
     following = study.ask()
-    assert following.fidelity == "probed"
-    assert following.layout.pp == 1
+    assert (following.fidelity, following.layout.pp) == ("probed", 1)
     assert not study.optuna_study().trials[0].state.is_finished()
 
 
 def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
-    candidates = small()
-    common = replace(
-        candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3))
-    )
-    probe = MicroProbe(
-        name="clock",
-        effects=(KernelEffect(name="clock", loading=(1.0,), sd=0.05),),
-        gpu_seconds=5.0,
-    )
-    asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
-    assert asked.fidelity == "probed"
+    prior = replace(small().prior, factor=np.full((len(small()), 1), 0.3))
+    look = KernelEffect(name="clock", loading=(1.0,), sd=0.05)
+    probe = MicroProbe(name="clock", effects=(look,), gpu_seconds=5.0)
+    study = ProbeStudy(replace(small(), prior=prior), settings(micro_probes=(probe,)))
+    assert study.ask().fidelity == "probed"

@@ -10,44 +10,34 @@ from planner.api.render.plan import ranked_table
 from planner.plan.recommend import recommend
 from planner.specs.measurement import Measured, Measurement
 from planner.study import pruning
-from planner.study.ask_tell import one_at_a_time, outcome, run
+from planner.study.ask_tell import Ranked, outcome
 from planner.study.fidelity import direct
 from planner.study.measured_search import with_measurement
 from planner.study.posterior import RUN_SD, Knowledge, noise_variance
 from planner.study.samplers import Pick
-from planner.study.study import BROKEN, Budget, ProbeStudy, Proposal
+from planner.study.study import BROKEN, ProbeStudy, Proposal
 from planner.study.trials import MEMORY_CONSTRAINT
 from tests.conftest import fixed_ports
-from tests.unit.probing_cases import (
-    JOB,
-    MUCH,
-    Machine,
-    failed,
-    measurement,
-    out_of_memory,
-    settings,
-    small,
-    subset,
-    told_of,
-)
+from tests.unit import probing_cases
+from tests.unit.probing_cases import Machine, failed, measurement, play, settings, small, told_of
+
+
+@pytest.fixture
+def study() -> ProbeStudy:
+    return ProbeStudy(small(), settings())
 
 
 def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_larger() -> None:
-    candidates = subset(np.arange(row_with_larger(), len(small())))
+    candidates = probing_cases.subset(np.arange(row_with_larger(), len(small())))
     usable = candidates.size.usable_bytes
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
     assert asked.row == 0
-    ruled_out = study.tell(
-        asked,
-        measurement(
-            asked, out_of_memory(attempted_bytes=0.2 * usable, allocated_bytes=0.95 * usable)
-        ),
-    )
+    bytes_of = {"attempted_bytes": 0.2 * usable, "allocated_bytes": 0.95 * usable}
+    ruled_out = study.tell(asked, measurement(asked, probing_cases.out_of_memory(**bytes_of)))
+    larger = np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)
     assert len(ruled_out) > 1
-    assert set(ruled_out) == set(np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)) - {
-        0
-    }
+    assert set(ruled_out) == {*larger} - {0}
     trial = study.optuna_study().trials[0]
     assert trial.state is TrialState.PRUNED
     assert trial.value is None
@@ -58,15 +48,11 @@ def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_large
 
 
 def test_the_memory_model_learns_from_what_ran_out() -> None:
-    candidates = small()
-    row = row_with_larger()
-    knowledge = Knowledge(candidates)
-    alike = np.flatnonzero(
-        (candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5)
-    )
-    alike = alike[~pruning.at_least(candidates.batch, row, 64).mask[alike]]
+    row, risk, knowledge = row_with_larger(), small().prior.oom_probability, Knowledge(small())
+    alike = np.flatnonzero((risk > 0.001) & (risk < 0.5))
+    alike = alike[~pruning.at_least(small().batch, row, 64).mask[alike]]
     before = knowledge.posterior().risk(alike)
-    knowledge.observe(row, out_of_memory())
+    knowledge.observe(row, probing_cases.out_of_memory())
     after = knowledge.posterior().risk(alike)
     assert np.all(after >= before - 1e-9)
     assert np.mean(after) > 1.5 * np.mean(before)
@@ -74,12 +60,9 @@ def test_the_memory_model_learns_from_what_ran_out() -> None:
 
 def row_with_larger() -> int:
     """A candidate that is likely to fit and below which others must be larger."""
-    candidates = small()
-    order = np.flatnonzero(candidates.prior.oom_probability < 0.02)
+    order = map(int, np.flatnonzero(small().prior.oom_probability < 0.02))
     return next(
-        int(row)
-        for row in order
-        if pruning.at_least(candidates.batch, int(row), 64).mask[row:].sum() > 3
+        row for row in order if pruning.at_least(small().batch, row, 64).mask[row:].sum() > 3
     )
 
 
@@ -94,25 +77,18 @@ def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
     assert knowledge.posterior().risk(below).max() == 0.0
 
 
-def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> None:
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, settings())
+def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again(study: ProbeStudy) -> None:
     asked = study.ask()
-    assert asked.row is not None
     study.tell(asked, measurement(asked, failed("invalid-layout")))
     trial = study.optuna_study().trials[0]
     assert trial.state is TrialState.FAIL
     assert "invalid-layout" in trial.user_attrs["message"]
-    following = study.ask()
-    assert following.row != asked.row
+    assert study.ask().row != asked.row
     assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
-    assert machine.asked == []
 
 
 @pytest.mark.parametrize("kind", ["foreign", "lost-gpu", "machine", "preempted"])
-def test_a_failure_of_the_machine_excludes_no_layout(kind: str) -> None:
-    study = ProbeStudy(small(), settings())
+def test_a_failure_of_the_machine_excludes_no_layout(kind: str, study: ProbeStudy) -> None:
     asked = study.ask()
     study.tell(asked, measurement(asked, failed(kind)))
     assert study.ask().row != asked.row
@@ -123,59 +99,41 @@ def test_a_failure_of_the_machine_excludes_no_layout(kind: str) -> None:
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
     machine = Machine.wrong_by(small(), 0.1)
-    told = Measured(
-        status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0
-    )
+    told = failed(BROKEN).model_copy(update={"message": "no torch"})
 
     def breaks_after_two(asked: Proposal) -> Measurement:
         return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
 
-    outcome = run(small(), settings(parallel=parallel), one_at_a_time(breaks_after_two))
+    outcome, _ = play(breaks_after_two, parallel=parallel)
     assert (outcome.stopped, outcome.broken) == ("no probe can run here: no torch", "no torch")
     assert outcome.spent.probes == 2, "what could not run is no probe"
     assert {one.row for one in outcome.ranked if one.record} == {one.row for one in machine.asked}
     assert not outcome.pruned, "and rules nothing out"
 
 
-def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:
-    study = ProbeStudy(small(), settings())
+def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for(study: ProbeStudy) -> None:
     asked = study.ask()
     study.tell(asked, measurement(asked, failed("interrupted")))
-    assert study.spent.probes == 0
-    assert study.spent.gpu_seconds == 200.0
-    again = study.ask()
-    assert again.row == asked.row
+    assert (study.spent.probes, study.spent.gpu_seconds) == (0, 200.0)
+    assert study.ask().row == asked.row
     assert not study.knowledge.records
 
 
-def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_trial() -> None:
-    candidates = small()
-    study = ProbeStudy(candidates, settings())
-    asked = study.ask()
-    assert asked.row is not None
-    study.tell(
-        asked,
-        measurement(
-            asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)
-        ),
+def test_a_repeat_counts_by_its_faster_run_in_one_trial(study: ProbeStudy) -> None:
+    first, second = (
+        Measured(rung="probed", step_seconds=seconds, step_seconds_sd=sd, steps=10)
+        for seconds, sd in ((10.0, 0.5), (10.4, 0.1))
     )
-    first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
-    second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
+    asked = study.ask()
+    study.tell(asked, measurement(asked, first))
     pick = Pick(row=asked.row, reason="again", repeat=True)
     choice = direct(study._prospect(asked.row), study._full(asked.row))
     again = study._open_trial(study.trials.ask(pick), pick, choice)
-    study.tell(
-        again,
-        measurement(
-            again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)
-        ),
-    )
+    study.tell(again, measurement(again, second))
     record = study.knowledge.records[asked.row]
-    weights = np.array([1.0 / first, 1.0 / second])
+    weights = np.array([1.0 / noise_variance(first), 1.0 / noise_variance(second)])
     assert record.runs == 2
-    assert record.step_seconds == pytest.approx(10.0), (
-        "a run that was disturbed takes nothing from one that was not"
-    )
+    assert record.step_seconds == pytest.approx(10.0), "a disturbed run takes nothing from another"
     mean = float(np.exp(weights @ np.log([10.0, 10.4]) / weights.sum()))
     assert record.mean_step_seconds == pytest.approx(mean)
     assert record.variance == pytest.approx(1.0 / weights.sum())
@@ -187,23 +145,17 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
 
 
 def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None:
-    """One layout much faster than all that resemble it: the smoothed expectation takes that for
-    noise, the answer does not.
-    """
-    candidates = small()
-    knowledge = Knowledge(candidates)
-    seconds = np.exp(candidates.prior.log_seconds)
+    """Much faster than all alike: the smoothed expectation takes that for noise, this does not."""
+    knowledge, seconds = Knowledge(small()), np.exp(small().prior.log_seconds)
     for row in range(8):
         factor = 0.85 if row == 3 else 1.0
         knowledge.observe(row, told_of(row, "probed", float(seconds[row]) * factor))
     posterior = knowledge.posterior()
     assert posterior.expected_seconds(3) == pytest.approx(0.85 * seconds[3])
-    assert np.exp(posterior.log_seconds[3]) > 1.005 * posterior.expected_seconds(3), (
-        "else this test shows nothing"
-    )
-    assert posterior.winner == min(
-        range(8), key=lambda row: knowledge.records[row].log_seconds or 0.0
-    )
+    smoothed = np.exp(posterior.log_seconds[3])
+    assert smoothed > 1.005 * posterior.expected_seconds(3), "else this test shows nothing"
+    measured = [knowledge.records[row].log_seconds or 0.0 for row in range(8)]
+    assert posterior.winner == np.argmin(measured)
     assert posterior.deviation(3) == pytest.approx(RUN_SD)
 
 
@@ -217,44 +169,41 @@ def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> No
 
 def test_one_run_64_times_its_prediction_reorders_nothing_and_is_run_again_first() -> None:
     prior = small().prior.log_seconds
-    machine, slowed = Machine.wrong_by(small(), 0.0), settings(budget=MUCH, parallel=2)
-    study = ProbeStudy(small(), slowed)
+    machine, study = Machine.wrong_by(small(), 0.0), ProbeStudy(small(), settings(99, parallel=2))
     first, second = study.ask(), study.ask()
+
+    def odd(row: int) -> Measured:
+        seconds = 64.0 * float(np.exp(prior[row]))
+        return machine.timed(row, 0).model_copy(update={"step_seconds": seconds})
+
+    def ranked_as_predicted() -> list[Ranked]:
+        ranked = outcome(study, "asked to stop").ranked
+        seconds = [np.log(one.expected_seconds) for one in ranked]
+        assert seconds == pytest.approx(prior[[one.row for one in ranked]], abs=0.02)
+        return ranked
+
     study.tell(second, machine.run(second))
-    odd = machine.timed(first.row, 0).model_copy(
-        update={"step_seconds": 64.0 * float(np.exp(prior[first.row]))}
-    )
-    study.tell(first, measurement(first, odd))
-    for row, factor in study.knowledge.odd().items():
-        assert (row, factor) == (first.row, pytest.approx(64.0))
-    found = outcome(study, "asked to stop")
-    assert found.ranked[0].row == second.row
-    shown = next(one for one in found.ranked if one.row == first.row)
-    assert shown.odd == pytest.approx(64.0)
-    for one in found.ranked:
-        assert np.log(one.expected_seconds) == pytest.approx(prior[one.row], abs=0.02)
+    study.tell(first, measurement(first, odd(first.row)))
+    assert study.knowledge.odd() == {first.row: pytest.approx(64.0)}
+    ranked = ranked_as_predicted()
+    assert ranked[0].row == second.row
+    assert {one.row: one.odd for one in ranked}[first.row] == pytest.approx(64.0)
     again = study.ask()
     assert (again.row, again.repeat) == (first.row, True)
     assert "took 64.00 times its prediction" in again.reason
     study.tell(again, machine.run(again))
     assert not study.knowledge.odd()
-    ranked = outcome(study, "asked to stop").ranked
-    assert ranked[0].row in (first.row, second.row)
-    for one in ranked:
-        assert np.log(one.expected_seconds) == pytest.approx(prior[one.row], abs=0.02)
-    study = ProbeStudy(small(), slowed)
+    assert ranked_as_predicted()[0].row in (first.row, second.row)
+    knowledge = Knowledge(small())
     for row in (first.row, second.row):  # two layouts that are as far off show the same machine
-        study.knowledge.observe(
-            row, odd.model_copy(update={"step_seconds": 64.0 * float(np.exp(prior[row]))})
-        )
-    assert not study.knowledge.odd()
-    assert float(np.median(study.knowledge.posterior().time.mean)) > 1.0
+        knowledge.observe(row, odd(row))
+    assert not knowledge.odd()
+    assert float(np.median(knowledge.posterior().time.mean)) > 1.0
 
 
-def test_rows_that_measurements_moved_or_did_not_say_so() -> None:
-    plan = recommend(JOB, ports=fixed_ports())
+def test_rows_that_measurements_moved_or_did_not_say_so(study: ProbeStudy) -> None:
+    plan = recommend(probing_cases.JOB, ports=fixed_ports())
     best, other = plan.ranked[:2]
-    study = ProbeStudy(small(), settings())
     study.knowledge.observe(0, told_of(0, "probed", float(np.exp(small().prior.log_seconds[0]))))
     first, *rest = outcome(study, "asked to stop").ranked
     paper = other.estimate.step_seconds
@@ -277,28 +226,15 @@ def test_noise_has_its_parts() -> None:
     assert noise_variance(Measured(step_seconds=2.0), 0.1) == pytest.approx(RUN_SD**2 + 0.01)
 
 
-def test_the_winner_is_the_fastest_measured_and_the_rest_is_ranked_again() -> None:
+def test_what_was_not_measured_is_ranked_again_by_what_was() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    outcome = run(
-        small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run)
-    )
-    rows = [asked.row for asked in machine.asked]
-    best = min(rows, key=lambda row: machine.log_seconds[row])
-    winner = outcome.ranked[0]
-    assert machine.log_seconds[winner.row] == pytest.approx(
-        machine.log_seconds[best], abs=RUN_SD
-    ), "the fastest, but for noise"
-    assert winner.record is not None
-    assert winner.expected_seconds == pytest.approx(
-        np.exp(machine.log_seconds[winner.row]), rel=0.02
-    )
-    rest = [one.expected_seconds for one in outcome.ranked[1:]]
+    outcome, asked = play(machine.run, probes=8)
+    winner, *others = outcome.ranked
+    truth = np.exp(machine.log_seconds[winner.row])
+    assert winner.expected_seconds == pytest.approx(truth, rel=0.02)
+    rest = [one.expected_seconds for one in others]
     assert rest == sorted(rest)
-    assert {one.row for one in outcome.ranked} >= set(rows)
-    prior = small().prior.log_seconds
-    moved = [
-        abs(np.log(one.expected_seconds) - prior[one.row])
-        for one in outcome.ranked
-        if one.record is None
-    ]
-    assert max(moved) > 0.01
+    assert {one.row for one in outcome.ranked} >= {one.row for one in asked}
+    unrun = [one for one in outcome.ranked if one.record is None]
+    moved = [np.log(one.expected_seconds) - small().prior.log_seconds[one.row] for one in unrun]
+    assert np.abs(moved).max() > 0.01

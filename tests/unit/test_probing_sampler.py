@@ -6,7 +6,7 @@ import importlib.util
 import re
 import tomllib
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -14,94 +14,82 @@ import pytest
 from scipy import stats
 
 from planner.errors import SpecError
-from planner.intake.jobs import read_job
-from planner.rules import Context
 from planner.samplers import SAMPLERS
 from planner.samplers.gp import GP
 from planner.samplers.tpe import TPE
 from planner.search.fit import OOM_LIMIT
-from planner.search.space.enumerate import build_space
-from planner.specs.job import SearchSpec
-from planner.study.candidates import Candidates, JobSize, Prior
+from planner.study import samplers
+from planner.study.candidates import Candidates
 from planner.study.posterior import Knowledge
-from planner.study.samplers import (
-    LEAST_REPEAT_GAIN,
-    CostModelSampler,
-    FieldSpace,
-    SnappedSampler,
-    layout_of,
-    make_sampler,
-    model_picks,
-)
-from planner.study.study import ProbeStudy, StudySettings
-from tests.unit.probing_cases import MUCH, Machine, small, subset
+from planner.study.samplers import CostModelSampler, FieldSpace, layout_of, make_sampler
+from planner.study.study import ProbeStudy, Proposal, StudySettings
+from tests.conftest import ROOT
+from tests.unit.probing_cases import MUCH, Machine, measurement, small, subset
 
 AVAILABLE = [
     name for name, one in SAMPLERS.items() if all(map(importlib.util.find_spec, one.needs))
 ]
 
 
+@pytest.fixture
+def machine() -> Machine:
+    return Machine.wrong_by(small(), 0.1)
+
+
+def study_of(candidates: Candidates | None = None, **changes: Any) -> ProbeStudy:
+    return ProbeStudy(candidates or small(), StudySettings(budget=MUCH, **changes))
+
+
+def probe(study: ProbeStudy, machine: Machine) -> Proposal:
+    """Asks once and tells what the machine measures."""
+    asked = study.ask()
+    study.tell(asked, machine.run(asked))
+    return asked
+
+
 def test_parameters_are_the_fields_of_the_layout() -> None:
-    candidates = small()
-    space = FieldSpace(candidates.batch)
-    for row in range(0, len(candidates), 61):
-        parameters = space.parameters(row)
-        layout = candidates.batch.row(row)
-        expected = {**layout.model_dump(), "layers_per_stage": "trainer"}
-        assert parameters == expected
+    batch = small().batch
+    space = FieldSpace(batch)
+    for row in range(0, len(batch), 61):
+        parameters, layout = space.parameters(row), batch.row(row)
+        assert parameters == {**layout.model_dump(), "layers_per_stage": "trainer"}
         assert layout_of(parameters) == layout
         assert layout_of({**parameters, "layers_per_stage": "17,15"}).layers_per_stage == (17, 15)
         for name, value in parameters.items():
             distribution = space.distributions[name]
             assert distribution._contains(distribution.to_internal_repr(value))
-        assert space.nearest(parameters, np.ones(len(candidates), dtype=bool)) == row
+        assert space.nearest(parameters, np.ones(len(batch), dtype=bool)) == row
 
 
 def test_nearest_is_nearest_and_allowed() -> None:
-    candidates = small()
-    space = FieldSpace(candidates.batch)
+    space, rows = FieldSpace(small().batch), np.arange(len(small()))
     wanted = space.parameters(10)
-    allowed = np.ones(len(candidates), dtype=bool)
-    allowed[10] = False
-    found = space.nearest(wanted, allowed)
+    found = space.nearest(wanted, rows != 10)
     differing = {name for name, value in space.parameters(found).items() if value != wanted[name]}
     assert found != 10
     assert 1 <= len(differing) <= 2
-    allowed[:] = False
-    allowed[77] = True
-    assert space.nearest(wanted, allowed) == 77
+    assert space.nearest(wanted, rows == 77) == 77
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, StudySettings(sampler=name, seed=1, budget=MUCH))
-    rows = []
-    for _ in range(12):
-        asked = study.ask()
-        assert asked.row is not None
-        assert candidates.batch.row(asked.row) == asked.layout
-        assert asked.reason
-        if not asked.repeat:
-            rows.append(asked.row)
-        study.tell(asked, machine.run(asked))
+def test_every_trial_is_a_legal_layout_not_tried_before(name: str, machine: Machine) -> None:
+    study = study_of(sampler=name, seed=1)
+    asked = [probe(study, machine) for _ in range(12)]
+    for one in asked:
+        assert small().batch.row(one.row) == one.layout
+        assert one.reason
+    rows, trials = [one.row for one in asked if not one.repeat], study.optuna_study().trials
     assert len(set(rows)) == len(rows)
-    trials = study.optuna_study().trials
-    assert [trial.params for trial in trials] == [
-        study.trials.sampler.space.parameters(row) for row in rows
-    ]
+    parameters = [study.trials.sampler.space.parameters(row) for row in rows]
+    assert [trial.params for trial in trials] == parameters
     assert all(trial.user_attrs["reason"] for trial in trials)
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_all_candidates_are_tried_before_a_sampler_ends(name: str) -> None:
-    candidates = few(9)
-    machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, StudySettings(sampler=name, budget=MUCH))
-    rows: list[int] = []
+    candidates, rows = few(9), list[int]()
+    machine, study = Machine.wrong_by(candidates, 0.1), study_of(candidates, sampler=name)
     while (asked := study.ask()) is not None and not asked.repeat:
-        assert asked.row is not None
         rows.append(asked.row)
         study.tell(asked, machine.run(asked))
     assert sorted(rows) == list(range(9))
@@ -112,76 +100,48 @@ def few(count: int) -> Candidates:
     return replace(chosen, prior=replace(chosen.prior, oom_probability=np.full(count, 0.01)))
 
 
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(SpecError, match="no sampler of this name"):
-        make_sampler("grid", Knowledge(small()), seed=0)
-
-
 @pytest.mark.parametrize("missing", [("torch",), ("scipy",), ("torch", "scipy")])
 def test_gp_says_what_it_needs_and_what_is_missing(
     missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in missing else object()
-    )
-    with pytest.raises(
-        SpecError,
-        match=rf"needs torch and scipy; not installed: {', '.join(missing)}; install "
-        r"the probe extra",
-    ):
+    found = {"torch": object(), "scipy": object()} | dict.fromkeys(missing)
+    monkeypatch.setattr(importlib.util, "find_spec", found.get)
+    words = f"needs torch and scipy; not installed: {', '.join(missing)}; install the probe extra"
+    with pytest.raises(SpecError, match=words):
         make_sampler("gp", Knowledge(small()), seed=0)
 
 
-def test_the_seven_samplers_and_what_cma_es_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"cost-model", "tpe", "gp", "nsga2", "cma-es", "random", "brute-force"}
-    assert set(SAMPLERS) == names
+def test_cma_es_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SpecError, match="not installed: cmaes; install the package cmaes"):
         make_sampler("cma-es", Knowledge(small()), seed=0)
 
 
 def test_the_probe_extra_brings_what_gp_needs() -> None:
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert {re.split("[<>=]", one)[0] for one in extras["probe"]} >= set(GP.needs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["probe"]
+    assert {re.split("[<>=]", one)[0] for one in extra} >= set(GP.needs)
 
 
 def test_the_first_is_the_models_best_that_fits() -> None:
-    candidates = small()
-    asked = ProbeStudy(candidates, StudySettings(budget=MUCH)).ask()
-    fits = candidates.prior.oom_probability <= OOM_LIMIT
-    assert asked.row == int(np.flatnonzero(fits)[0])
+    asked = study_of().ask()
+    assert asked.row == np.flatnonzero(small().prior.oom_probability <= OOM_LIMIT)[0]
     assert "the model's first" in asked.reason
 
 
 def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting() -> None:
-    candidates = small()
-    machine = Machine.wrong_by(candidates, 0.15)
-    study = ProbeStudy(candidates, StudySettings(budget=MUCH, risk_limit=1.0))
+    machine, study = Machine.wrong_by(small(), 0.15), study_of(risk_limit=1.0)
     for _ in range(6):
-        asked = study.ask()
-        assert asked is not None
-        study.tell(asked, machine.run(asked))
-        posterior = study.knowledge.posterior()
-        every = np.arange(len(candidates))
+        probe(study, machine)
+        posterior, untried = study.knowledge.posterior(), study.knowledge.untried()
         sd = np.sqrt(posterior.time.variance())
         z = (posterior.best - posterior.log_seconds) / sd
-        improvement = (
-            sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z)) * (1.0 - posterior.risk(every))
-        )
-        improvement[~study.knowledge.untried()] = -1.0
-        assert posterior.promising(study.knowledge.untried(), 1) == [int(np.argmax(improvement))]
-        assert posterior.promising(study.knowledge.untried(), 20) == [
-            int(row) for row in np.argsort(-improvement, kind="stable")[:20]
-        ]
-
-
-def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.study.posterior.CHUNK", 64)
-    monkeypatch.setattr("planner.study.posterior.FIRST", 4)
-    monkeypatch.setattr("planner.study.surrogate.FEW", 3)
-    test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting()
+        improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z))
+        improvement *= 1.0 - posterior.risk(np.arange(len(small())))
+        improvement[~untried] = -1.0
+        order = np.argsort(-improvement, kind="stable").tolist()
+        assert posterior.promising(untried, 1) == order[:1]
+        assert posterior.promising(untried, 20) == order[:20]
 
 
 def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,57 +160,44 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
             assert posterior.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
 
 
-def test_several_at_once_are_apart() -> None:
-    candidates = small()
-    study = ProbeStudy(candidates, StudySettings(budget=MUCH, parallel=4))
-    machine = Machine.wrong_by(candidates, 0.1)
+def test_several_at_once_are_apart(machine: Machine) -> None:
+    study = study_of(parallel=4)
+    knowledge, limit = study.knowledge, study.settings.risk_limit
     first = study.ask_many()
-    assert len({asked.row for asked in first}) == 4
+    known = {asked.row for asked in first}
+    assert len(known) == 4
     for asked in first:
         study.tell(asked, machine.run(asked))
-    alone = study.knowledge.posterior().promising(
-        study.knowledge.untried(), 1, risk_limit=study.settings.risk_limit
-    )[0]
+    alone = knowledge.posterior().promising(knowledge.untried(), 1, risk_limit=limit)
     second = study.ask_many()
-    assert second[0].row == alone
-    believed = study.knowledge.posterior()
-    rows = np.array([asked.row for asked in second])
-    assert np.all(believed.time.variance(rows) < 2e-4)
-    assert len({asked.row for asked in second}) == 4
-    known = {asked.row for asked in first}
+    rows = [asked.row for asked in second]
+    assert rows[:1] == alone
+    assert np.all(knowledge.posterior().time.variance(np.array(rows)) < 2e-4)
+    assert len({*rows}) == 4
     assert all(asked.repeat == (asked.row in known) for asked in second)
 
 
-def test_risky_layouts_wait_until_memory_is_known() -> None:
-    candidates = small()
-    risky = np.flatnonzero(candidates.prior.oom_probability > 0.2)
+def test_risky_layouts_wait_until_memory_is_known(machine: Machine) -> None:
+    risky = np.flatnonzero(small().prior.oom_probability > 0.2)
     assert len(risky)
-    machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
+    study = study_of()
     before = study.knowledge.posterior().risk(risky)
     for _ in range(3):
         asked = study.ask()
-        assert asked.row is not None
         assert study.knowledge.posterior().risk(np.array([asked.row]))[0] <= OOM_LIMIT
-        less = 0.8 * float(candidates.memory["peak_reserved_bytes"][asked.row])
-        machine.outcomes[asked.row] = machine.timed(asked.row, 0).model_copy(
-            update={"peak_reserved_bytes": less}
-        )
-        study.tell(asked, machine.run(asked))
+        less = {"peak_reserved_bytes": 0.8 * small().memory["peak_reserved_bytes"][asked.row]}
+        told = machine.timed(asked.row, 0).model_copy(update=less)
+        study.tell(asked, measurement(asked, told))
     assert np.median(study.knowledge.posterior().risk(risky)) < 0.2 * np.median(before)
 
 
 def test_noise_is_settled_by_a_second_look() -> None:
     """Two layouts tie within noise and nothing else can win: one of them is asked again."""
     candidates = few(3)
-    truth = candidates.prior.log_seconds.copy()
-    machine = Machine(candidates, truth)
-    machine.log_seconds = np.array([truth[0], truth[0] + 0.001, truth[0] + 2.0])
-    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
+    truth = candidates.prior.log_seconds[0] + np.array([0.0, 0.001, 2.0])
+    machine, study = Machine(candidates, truth), study_of(candidates)
     for _ in range(3):
-        asked = study.ask()
-        assert asked is not None
-        study.tell(asked, machine.run(asked))
+        probe(study, machine)
     again = study.ask()
     assert again.repeat
     assert again.row in (0, 1)
@@ -265,25 +212,19 @@ def test_no_second_look_beside_a_faster_one_under_way() -> None:
     for number, row in enumerate((1, 2, 3)):
         knowledge.observe(row, machine.timed(row, number))
     sampler = CostModelSampler(knowledge)
-    again = sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN)
+    again = sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN)
     assert again.row == 2
     knowledge.expect(0)
-    assert sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN) is None
+    assert sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN) is None
 
 
-def test_the_tree_starts_warm_with_the_models_picks() -> None:
-    knowledge = Knowledge(small())
-    picks = model_picks(knowledge, TPE.warm_starts)
-    sampler = make_sampler("tpe", knowledge, seed=0)
-    assert isinstance(sampler, SnappedSampler)
-    assert list(sampler.first) == picks
+def test_the_tree_starts_warm_with_the_models_picks(machine: Machine) -> None:
+    picks, study = (
+        samplers.model_picks(Knowledge(small()), TPE.warm_starts),
+        study_of(sampler="tpe"),
+    )
     assert len(set(picks)) == TPE.warm_starts
-    study = ProbeStudy(small(), StudySettings(sampler="tpe", budget=MUCH))
-    machine = Machine.wrong_by(small(), 0.1)
-    asked = []
-    for _ in range(TPE.warm_starts + 1):
-        asked.append(study.ask())
-        study.tell(asked[-1], machine.run(asked[-1]))
+    asked = [probe(study, machine) for _ in range(TPE.warm_starts + 1)]
     assert [one.row for one in asked[: TPE.warm_starts]] == picks
     assert "tpe's choice" in asked[-1].reason
 
@@ -295,40 +236,10 @@ def test_it_serves_a_study_of_optunas_own() -> None:
     distributions = FieldSpace(knowledge.candidates.batch).distributions
 
     def objective(trial: optuna.Trial) -> float:
-        values = {
-            name: trial._suggest(name, distribution) for name, distribution in distributions.items()
-        }
+        values = {name: trial._suggest(name, one) for name, one in distributions.items()}
         return float(values["micro_batch_size"])
 
     study.optimize(objective, n_trials=2)
     assert len(study.trials) == 2
     with pytest.raises(ValueError, match="is no field of a layout"):
         study.ask({"learning_rate": optuna.distributions.FloatDistribution(0.0, 1.0)})
-
-
-def many(count: int) -> Candidates:
-    """Distinct legal layouts of a large job, priced with its own model."""
-    training = {"seq_len": 8192, "global_batch_size": 512}
-    job = read_job(
-        {
-            "model": "llama3.1-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-            "training": training,
-        }
-    )
-    space = build_space(
-        Context(model=job.model, cluster=job.cluster, training=job.training), SearchSpec()
-    )
-    cells = np.arange(len(space.cells))[
-        : int(np.searchsorted(np.cumsum(space.cell_sizes), count)) + 1
-    ]
-    batch = space.expand(cells).take(slice(0, count))
-    rng = np.random.default_rng(0)
-    prior = Prior.alike(
-        10.0 * np.exp(0.3 * rng.standard_normal(count)), 0.15, np.full(count, 0.01), 0.05
-    )
-    prior = replace(prior, factor=0.05 * rng.standard_normal((count, 7)))
-    memory = {"peak_reserved_bytes": np.full(count, 40e9)}
-    return Candidates.build(
-        batch, prior, memory, JobSize(usable_bytes=76e9, num_gpus=64, global_batch_size=512)
-    )

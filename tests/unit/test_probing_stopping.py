@@ -30,22 +30,11 @@ def test_what_does_not_fit_is_no_loss() -> None:
     assert half.share_95 == pytest.approx(np.expm1(0.2), rel=0.02)
 
 
-def test_a_winner_that_is_not_first_is_the_one_compared() -> None:
-    mean, covariance = np.array([0.0, 0.1]), 1e-8 * np.eye(2)
-    assert expected_regret(mean, covariance, np.ones(2), 1).expected_share == pytest.approx(
-        np.expm1(0.1), rel=1e-3
-    )
-
-
 def test_the_seed_hardly_matters_and_the_same_seed_not_at_all() -> None:
     rng = np.random.default_rng(0)
     mean, root = np.sort(0.05 * rng.random(64)), 0.05 * rng.standard_normal((64, 64)) / 8.0
-    values = [
-        expected_regret(
-            mean, root @ root.T + 1e-6 * np.eye(64), np.ones(64), 0, seed=seed
-        ).expected_share
-        for seed in (0, 0, 1, 2)
-    ]
+    given = mean, root @ root.T + 1e-6 * np.eye(64), np.ones(64), 0
+    values = [expected_regret(*given, seed=seed).expected_share for seed in (0, 0, 1, 2)]
     assert values[0] == values[1]
     assert np.ptp(values) < 4.0 * np.mean(values) / np.sqrt(DRAWS)
 

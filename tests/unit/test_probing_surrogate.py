@@ -1,7 +1,5 @@
 """The Gaussian process on the model's error: against dense algebra, and from few observations."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -17,12 +15,9 @@ GLOBAL_BATCH = JOB.training.global_batch_size
 
 @pytest.fixture(scope="module")
 def prior() -> CorrelatedErrors:
-    candidates = small()
-    rng = np.random.default_rng(3)
-    factor = 0.05 * rng.standard_normal((len(candidates), 3))
-    return CorrelatedErrors(
-        sd=np.full(len(candidates), 0.1), factor=factor, groups=candidates.groups, weights=TIME
-    )
+    factor = 0.05 * np.random.default_rng(3).standard_normal((len(small()), 3))
+    sd = np.full(len(small()), 0.1)
+    return CorrelatedErrors(sd=sd, factor=factor, groups=small().groups, weights=TIME)
 
 
 def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
@@ -30,12 +25,8 @@ def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
     pairs = ((group.correlation, group.codes[rows]) for group in prior.groups)
     tables = np.stack([correlation[np.ix_(codes, codes)] for correlation, codes in pairs])
     w = prior.weights
-    own = (
-        w.shift
-        + w.additive * tables.mean(axis=0)
-        + w.joint * tables.prod(axis=0)
-        + w.nugget * np.eye(len(rows))
-    )
+    own = w.shift + w.additive * tables.mean(axis=0) + w.joint * tables.prod(axis=0)
+    own = own + w.nugget * np.eye(len(rows))
     shared = prior.factor[rows] @ prior.factor[rows].T
     return shared + np.outer(prior.sd[rows], prior.sd[rows]) * own
 
@@ -53,15 +44,12 @@ def test_tails_and_quantiles_agree_with_scipy() -> None:
     ("gap", "sd"), [(0.0, 0.1), (0.3, 0.1), (-0.2, 0.05), (1.0, 0.2), (0.4, 0.0), (-0.4, 0.0)]
 )
 def test_expected_excess_is_the_mean_gain(gap: float, sd: float) -> None:
-    expected = (
-        max(0.0, -gap)
-        if sd == 0.0
-        else integrate.quad(
-            lambda z: stats.norm.pdf(z) * (sd * z - gap), gap / sd, 40.0, epsabs=0.0
-        )[0]
-    )
+    def gain(z: float) -> float:
+        return float(stats.norm.pdf(z) * (sd * z - gap))
+
+    integral = integrate.quad(gain, gap / sd, 40.0, epsabs=0.0)[0] if sd else max(0.0, -gap)
     found = float(normal.expected_excess(np.array(gap), np.array(sd)))
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-300)
+    assert found == pytest.approx(integral, rel=1e-4, abs=1e-300)
 
 
 def test_expected_excess_keeps_its_order_where_it_is_tiny() -> None:
@@ -81,19 +69,20 @@ def test_columns_and_blocks_are_the_documented_covariance(prior: CorrelatedError
     assert np.linalg.eigvalsh(expected).min() > 0.0
 
 
+def seen(rows: np.ndarray, values: np.ndarray) -> list[Observation]:
+    """These values at these rows, each with a variance of 1e-4."""
+    pairs = zip(rows.tolist(), values.tolist(), strict=False)
+    return [Observation(row=row, value=value, variance=1e-4) for row, value in pairs]
+
+
 def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 41)
-    measured = rows[:6]
-    values = {int(row): 0.1 * np.sin(float(row)) for row in measured}
-    seen = [Observation(row=row, value=value, variance=1e-4) for row, value in values.items()]
-    posterior = condition(prior, seen)
+    values = 0.1 * np.sin(rows[:6])
+    posterior = condition(prior, seen(rows, values))
     covariance = posterior.scale**2 * dense(prior, rows)
-    inside = np.arange(6)
-    inverse = np.linalg.inv(covariance[np.ix_(inside, inside)] + 1e-4 * np.eye(6))
-    cross = covariance[:, inside]
-    assert posterior.mean[rows] == pytest.approx(
-        cross @ inverse @ np.array([one.value for one in seen]), abs=1e-8
-    )
+    inverse = np.linalg.inv(covariance[:6, :6] + 1e-4 * np.eye(6))
+    cross = covariance[:, :6]
+    assert posterior.mean[rows] == pytest.approx(cross @ inverse @ values, abs=1e-8)
     expected = covariance - cross @ inverse @ cross.T
     assert posterior.covariance(rows) == pytest.approx(expected, abs=1e-8)
     assert posterior.variance(rows) == pytest.approx(np.diag(expected), abs=1e-8)
@@ -103,20 +92,9 @@ def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
 def test_scale_is_the_posterior_mean_over_the_grid(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 53)[:4]
     values = np.array([0.2, -0.1, 0.15, 0.3])
-    posterior = condition(
-        prior,
-        [
-            Observation(row=int(row), value=float(value), variance=1e-4)
-            for row, value in zip(rows, values, strict=True)
-        ],
-    )
-    logs = np.log(SCALES)
-    likely = [
-        stats.multivariate_normal(cov=scale**2 * dense(prior, rows) + 1e-4 * np.eye(4)).logpdf(
-            values
-        )
-        for scale in SCALES
-    ]
+    posterior, logs = condition(prior, seen(rows, values)), np.log(SCALES)
+    covariances = (scale**2 * dense(prior, rows) + 1e-4 * np.eye(4) for scale in SCALES)
+    likely = [stats.multivariate_normal(cov=one).logpdf(values) for one in covariances]
     likely = likely + stats.norm(0, SCALE_SD).logpdf(logs)
     weights = np.exp(np.array(likely) - max(likely))
     assert np.log(posterior.scale) == pytest.approx(float(weights @ logs / weights.sum()), abs=1e-5)
@@ -124,28 +102,16 @@ def test_scale_is_the_posterior_mean_over_the_grid(prior: CorrelatedErrors) -> N
 
 def test_scale_grows_with_surprise_and_shrinks_without(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 23)[:8]
-    right = condition(prior, [Observation(row=int(row), value=0.0, variance=1e-4) for row in rows])
-    rng = np.random.default_rng(0)
-    wrong = condition(
-        prior,
-        [
-            Observation(row=int(row), value=float(0.6 * rng.standard_normal()), variance=1e-4)
-            for row in rows
-        ],
-    )
+    off = 0.6 * np.random.default_rng(0).standard_normal(8)
+    right, wrong = (condition(prior, seen(rows, values)) for values in (0.0 * off, off))
     assert right.scale < 0.8 < 1.3 < wrong.scale
     assert condition(prior, []).scale == 1.0
 
 
 def test_repeats_are_averaged_by_their_variance(prior: CorrelatedErrors) -> None:
-    twice = condition(
-        prior,
-        [
-            Observation(row=5, value=0.10, variance=1e-4),
-            Observation(row=5, value=0.13, variance=2e-4),
-        ],
-    )
+    runs = [Observation(row=5, value=v, variance=n) for v, n in ((0.10, 1e-4), (0.13, 2e-4))]
     joint = 1.0 / (1.0 / 1e-4 + 1.0 / 2e-4)
+    twice = condition(prior, runs)
     once = condition(prior, [Observation(row=5, value=0.11, variance=joint)])
     assert twice.mean[5] == pytest.approx(once.mean[5], abs=2e-4)
     assert twice.variance(np.array([5])) == pytest.approx(once.variance(np.array([5])), rel=0.2)
@@ -165,12 +131,9 @@ def test_a_direction_moves_all_that_load_on_it(prior: CorrelatedErrors) -> None:
 
 
 def test_a_row_and_a_direction_agree_on_their_covariance(prior: CorrelatedErrors) -> None:
-    loading = (0.3, -0.2, 0.9)
-    seen = [
-        Observation(row=7, value=0.1, variance=1e-4),
-        Observation(row=None, value=0.2, variance=1e-4, loading=loading),
-    ]
-    forwards, backwards = condition(prior, seen), condition(prior, seen[::-1])
+    row = Observation(row=7, value=0.1, variance=1e-4)
+    way = Observation(row=None, value=0.2, variance=1e-4, loading=(0.3, -0.2, 0.9))
+    forwards, backwards = condition(prior, [row, way]), condition(prior, [way, row])
     assert forwards.mean == pytest.approx(backwards.mean, abs=1e-9)
     rows = np.array([3, 7])
     assert forwards.covariance(rows) == pytest.approx(backwards.covariance(rows), abs=1e-9)
@@ -194,23 +157,13 @@ def test_fields_that_never_differ_make_no_group() -> None:
 
 
 def test_twins_are_more_alike_than_strangers() -> None:
-    candidates = small()
-    prior: Any = CorrelatedErrors(
-        sd=np.ones(len(candidates)),
-        factor=np.zeros((len(candidates), 0)),
-        groups=candidates.groups,
-        weights=TIME,
-    )
-    x = candidates.batch
-    row = int(np.flatnonzero((x.pp == 1) & (x.tp == 1) & x.compile)[0])
-    column = prior.column(row)
-    near = (
-        (x.pp == 1)
-        & (x.tp == 1)
-        & (x.ac_kind == x.ac_kind[row])
-        & x.compile
-        & (x.micro_batch_size == x.micro_batch_size[row])
-    )
+    one, none = np.ones(len(small())), np.zeros((len(small()), 0))
+    x = small().batch
+    flat = (x.pp == 1) & (x.tp == 1) & x.compile
+    row = int(np.flatnonzero(flat)[0])
+    column = CorrelatedErrors(sd=one, factor=none, groups=small().groups, weights=TIME).column(row)
+    same_size = x.micro_batch_size == x.micro_batch_size[row]
+    near = flat & (x.ac_kind == x.ac_kind[row]) & same_size
     far = (x.pp > 2) & (x.ac_kind != x.ac_kind[row])
     assert near.sum() > 1
     assert far.any()

@@ -2,6 +2,7 @@
 
 from functools import cache
 from io import StringIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,32 +12,24 @@ from planner.api.render.plan import plan_view
 from planner.calibration.classes import factor_of
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
+from tests.unit.priced_cases import pricer_of
 
 FRAGILE = {"mtbf_gpu_hours": 40}
 
 
+NARROW = {"allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "pp": 1}}
+
+
 @cache
-def plan_of(
-    objective: str,
-    num_gpus: str | tuple[int, ...] = "8..32",
-    top_k: int = 6,
-    prefer: str = "simplest",
-    **cluster: float,
-) -> Plan:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **cluster},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {"top_k": top_k, "objective": objective, "prefer": prefer,
-            "allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "pp": 1}},
-    }  # fmt: skip
-    return recommend(read_job(job), ports=fixed_ports())
+def plan_of(objective: str, num_gpus: Any = "8..32", prefer: str = "simplest", **more: Any) -> Plan:
+    search = {"top_k": 6, "objective": objective, "prefer": prefer, **NARROW}
+    job = job_values("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 64, search=search)
+    return recommend(read_job({**job, "cluster": job["cluster"] | more}), ports=fixed_ports())
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +75,7 @@ def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
     ranked = [entry.estimate.device_bytes or 0.0 for entry in plans["memory"].ranked]
     assert ranked == sorted(ranked)
     # Nothing that fits on the front of speed against headroom leaves more.
-    plan = plan_of("memory", "8", 1)
+    plan = plan_of("memory", "8")
     winner = plan.ranked[0].estimate
     headroom = max(point.headroom_bytes for point in plan.pareto)
     assert (winner.usable_bytes or 0.0) - (winner.device_bytes or 0.0) >= headroom * (1 - 1e-9)
@@ -92,12 +85,9 @@ def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
 def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
     for plan in plans.values():
         for option in plan.sizes:
-            beaten = any(
-                other.time_to_train_seconds <= option.time_to_train_seconds
-                and other.cost <= option.cost
-                and other != option
-                for other in plan.sizes
-            )
+            time, cost = option.time_to_train_seconds, option.cost
+            others = (other for other in plan.sizes if other != option)
+            beaten = any(x.time_to_train_seconds <= time and x.cost <= cost for x in others)
             assert option.on_front == (not beaten)
     assert any(option.on_front for option in plans["cost"].sizes)
 
@@ -121,13 +111,12 @@ def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
 
 
 def test_one_size_ranks_by_expected_step_time() -> None:
-    """The mean of a log-normal: of two equal predictions the surer one comes first, behind the
-    fastest on paper and the best without unmeasured mechanisms. Between layouts what nobody
-    measured widens their own errors alone; in an estimate it widens all (`intervals.interval_sd`).
+    """By the mean of a log-normal, behind the fastest and the best measured. What nobody measured
+    widens own errors between layouts, and all in an estimate (`intervals.interval_sd`).
     """
     plan = plan_of("throughput", "8", prefer="fastest")
     job = read_job(plan.job)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    pricer = pricer_of(job)
     batch = LayoutBatch.from_layouts([entry.layout for entry in plan.ranked])
     sd = time_spread(pricer, batch, pricer.price(batch)).sd
     assert np.ptp(sd) > 0.01
@@ -139,10 +128,9 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     assert len(expected) >= 4
     assert expected == pytest.approx(np.sort(expected), rel=2e-3)
     asked = (pricer.calibration, job.model, job.cluster.gpu.family)
-    assert all(  # factors of intervals alone
-        entry.estimate.time_sd >= factor_of(*asked, unmeasured=bool(entry.unmeasured)) * sd[place]
-        for place, entry in enumerate(plan.ranked)
-    )
+    for entry, own in zip(plan.ranked, sd, strict=True):  # factors of intervals alone
+        factor = factor_of(*asked, unmeasured=bool(entry.unmeasured))
+        assert entry.estimate.time_sd >= factor * own
     assert steps[0] == min(steps)
     assert len(plan.sizes) == 1
     assert plan.sizes[0].on_front
@@ -165,11 +153,8 @@ def test_sizes_that_hold_nothing_are_named() -> None:
 
 @pytest.mark.slow
 def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
-    winners = {
-        objective: plan_of(objective, **FRAGILE).ranked[0].num_gpus
-        for objective in ("time", "cost", "energy")
-    }
-    assert winners == {"time": 32, "cost": 8, "energy": 8}
+    plans = (plan_of(objective, **FRAGILE) for objective in ("time", "cost", "energy"))
+    assert [plan.ranked[0].num_gpus for plan in plans] == [32, 8, 8]
 
 
 @pytest.mark.slow
@@ -216,9 +201,7 @@ def test_screen_shows_the_whole_run_and_the_sizes(plans: dict[str, Plan]) -> Non
     console.print(plan_view(plans["cost"], 110, letters=True))
     text = " ".join(console.export_text().split())
     run = plans["cost"].ranked[0].run
-    assert "The whole run: 1T tokens" in text
-    assert f"goodput {run.goodput:.2%}" in text
-    assert f"price ${run.cost:,.0f}" in text
-    assert f"async, every {run.checkpoint.interval_steps:,} steps" in text
-    assert "How many GPUs" in text
-    assert "sure that number 1 is the" in text
+    figures = (f"goodput {run.goodput:.2%}", f"price ${run.cost:,.0f}")
+    words = ("The whole run: 1T tokens", "How many GPUs", "sure that number 1 is the")
+    every = f"async, every {run.checkpoint.interval_steps:,} steps"
+    assert [one for one in (*figures, *words, every) if one not in text] == []

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, one_fast
+from tests.conftest import ROOT, job_values, one_fast, slow
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -33,10 +35,8 @@ def truth() -> Truth:
 
 @pytest.mark.parametrize("error", one_fast(0.10, 0.05, 0.30))
 def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
-    differences = []
-    for seed in range(12):
-        land = landscapes.generate(SMALL, error, seed)
-        differences.append(land.log_seconds - land.candidates.prior.log_seconds)
+    lands = [landscapes.generate(SMALL, error, seed) for seed in range(12)]
+    differences = [land.log_seconds - land.candidates.prior.log_seconds for land in lands]
     own = error * np.sqrt(1.0 - landscapes.COMMON_SHARE)
     spreads = [float(difference.std()) for difference in differences]
     assert spreads == pytest.approx([own] * 12, rel=0.03)
@@ -66,17 +66,13 @@ def test_the_laws_are_another_model() -> None:
 
 def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_sweeps(tmp_path) == ()
-    timed = {"none": 1.0, "full": 1.3}
-    measured = [(ac, {"step_seconds": seconds}) for ac, seconds in timed.items()]
-    measured.append(("selective-op", {"status": "oom"}))
-    fine = {"status": "ok", "rung": "probed"}
-    rows = [survey_row(ac, {**fine, **numbers}) for ac, numbers in measured]
-    rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
-    # tried again: this one counts
-    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]
-    # alone, so no sweep
-    rows += [
-        survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.0}, seq_len=2048)
+    rows = [
+        survey_row("none", step_seconds=1.0),
+        survey_row("full", step_seconds=1.3),
+        survey_row("selective-op", status="oom"),
+        survey_row("none", rung="emulated", step_seconds=0.1),
+        survey_row("none", step_seconds=1.1),  # tried again: this one counts
+        survey_row("none", seq_len=2048, step_seconds=1.0),  # alone, so no sweep
     ]
     (tmp_path / "own-h200.runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (sweep,) = own_sweeps(tmp_path)
@@ -87,32 +83,27 @@ def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.Mon
     assert 1 <= run.to_goal <= 3
 
 
-def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[str, Any]:
-    cluster = {"gpu": "h200-sxm-141gb", "num_gpus": 1, "gpus_per_node": 1}
-    training = {"seq_len": seq_len, "global_batch_size": 2}
-    name = f"{ac} {measured['rung']} {seq_len}"
-    return {
-        "id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training,
-        "layout": {"ac": ac}, "group": "own", "measured": measured,
-    }  # fmt: skip
+def survey_row(ac: str, seq_len: int = 4096, **numbers: Any) -> dict[str, Any]:
+    measured = {"status": "ok", "rung": "probed", **numbers}
+    row = job_values("llama3.2-1b", "h200-sxm-141gb", 1, seq_len, 2, layout={"ac": ac})
+    row["cluster"]["gpus_per_node"] = 1
+    return {**row, "id": f"{ac} {measured['rung']} {seq_len}", "group": "own", "measured": measured}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("random", OURS) else [pytest.mark.slow])
-        for name in QUICK
-    ],
-)
-def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Truth) -> None:
-    ask = STRATEGIES[name](truth.candidates, 0, 6)
-    rng = np.random.default_rng(0)
-    rows, answer = [], None
-    for _ in range(6):
+def probes(truth: Truth, name: str, count: int) -> Iterator[tuple[int, Any]]:
+    """What a strategy asks for, and the answer."""
+    ask, rng = STRATEGIES[name](truth.candidates, 0, count), np.random.default_rng(0)
+    answer = None
+    for _ in range(count):
         row = next(ask) if answer is None else ask.send(answer)
-        assert 0 <= row < len(truth.candidates)
-        rows.append(row)
         answer = truth.probe(row, rng)
+        yield row, answer
+
+
+@pytest.mark.parametrize("name", ["random", OURS, *slow(*sorted({*QUICK} - {"random", OURS}))])
+def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Truth) -> None:
+    rows = [row for row, _ in probes(truth, name, 6)]
+    assert 0 <= min(rows) <= max(rows) < len(truth.candidates)
     assert len(set(rows)) == 6 or name == "cost-model"
 
 
@@ -123,18 +114,12 @@ def test_best_first_follows_the_model_alone(truth: Truth) -> None:
 
 
 def test_history_pruning_skips_what_its_rules_decide(truth: Truth) -> None:
-    ask = STRATEGIES["history-pruning"](truth.candidates, 0, 40)
-    rng = np.random.default_rng(0)
-    x = truth.candidates.batch
+    x, ran = truth.candidates.batch, list[int]()
     names = [name for name, _ in x.columns() if name != "micro_batch_size"]
-    ran: list[int] = []
-    answer = None
-    for _ in range(40):
-        row = next(ask) if answer is None else ask.send(answer)
+    for row, answer in probes(truth, "history-pruning", 40):
         for other in ran:
             if all(getattr(x, name)[row] == getattr(x, name)[other] for name in names):
                 assert x.micro_batch_size[row] > x.micro_batch_size[other]
-        answer = truth.probe(row, rng)
         if answer.status == "ok":
             ran.append(row)
 
@@ -143,14 +128,11 @@ def test_a_run_counts_regret_against_the_best_that_fits(truth: Truth) -> None:
     run = replay.replay(truth, TRIVIAL, 0, replay.GENERATED[1])
     rows = list(STRATEGIES[TRIVIAL](truth.candidates, 0, replay.PROBES))
     best = truth.log_seconds[~truth.out_of_memory].min()
-    expected = np.expm1(
-        np.minimum.accumulate(np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows]))
-        - best
-    )
+    seconds = np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows])
+    expected = np.expm1(np.minimum.accumulate(seconds) - best)
     assert run.regret == pytest.approx(expected)
-    assert run.to_goal == (
-        int(np.argmax(expected <= 0.02)) + 1 if (expected <= 0.02).any() else replay.PROBES + 1
-    )
+    reached = np.flatnonzero(expected <= 0.02).tolist()
+    assert run.to_goal == min(reached, default=replay.PROBES) + 1
 
 
 def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, Any]:
@@ -166,13 +148,12 @@ def surely_worse(ours: list[Any], others: list[Any], probes: int) -> bool:
 
 
 def test_worse_is_told_from_chance() -> None:
-    class Played:
-        def __init__(self, seed: int, regret: float) -> None:
-            self.truth, self.seed, self.regret = "truth", seed, (regret,)
-
     ours, same, better = (
-        [Played(seed, 0.10 - less + 0.01 * (seed % 3)) for seed in range(9)]
-        for less in (0.0, 0.0, 0.05)
+        [
+            SimpleNamespace(truth="truth", seed=seed, regret=(regret + 0.01 * (seed % 3),))
+            for seed in range(9)
+        ]
+        for regret in (0.10, 0.10, 0.05)
     )
     assert surely_worse(ours, better, 1)
     assert not surely_worse(ours, same, 1)
@@ -222,13 +203,12 @@ def test_the_committed_page_is_of_these_strategies() -> None:
     assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
+STUDIES = [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seed", "noise", "tolerance"), [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)]
-)
-def test_replayed_studies_stand_by_what_they_measured(
-    seed: int, noise: float, tolerance: float
-) -> None:
+@pytest.mark.parametrize(("seed", "noise", "tolerance"), STUDIES)
+def test_studies_stand_by_what_they_measured(seed: int, noise: float, tolerance: float) -> None:
     truth = Truth.of_landscape(landscapes.generate(SMALL, 0.30, seed), noise)
     played = replay_studies.play(truth, seed, probes=6, tolerance=tolerance)
     assert played.told
@@ -246,10 +226,8 @@ def test_what_nobody_measured_is_measured_second_and_found(off: float) -> None:
     played = replay_studies.play(truth, 1, probes=6, tolerance=-1.0, pair=pair)
     assert replay_studies.violations(played) == []
     times = [seconds for _, seconds in played.told[:2]]
-    assert times[0] is not None
-    assert times[1] is not None
     answer = played.outcome.ranked[0].row
-    assert truth.log_seconds[answer] <= np.log(min(times[0], times[1])) + 3 * truth.noise_sd
+    assert truth.log_seconds[answer] <= np.log(min(times)) + 3 * truth.noise_sd
     without = dataclasses.replace(played, told=[played.told[0], *played.told[2:]])
     words = "what nobody measured was not measured after number 1"
     assert replay_studies.violations(without) == [words]

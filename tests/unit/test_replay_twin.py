@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner.cost.pipeline.event_simulation import replay
 from planner.cost.pipeline.simulate import compile_order, compiled
 from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
-from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
+from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, from_csv, leaves
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 from tests.conftest import needed
@@ -41,14 +41,8 @@ class Costs:
         self.cover = draw.uniform(0.1, 0.5, (2, num_stages))
 
     def seconds(self, action: Action) -> float:
-        return float(
-            {
-                "F": self.forward,
-                "I": self.input_grad,
-                "W": self.weight_grad,
-                "B": self.input_grad + self.weight_grad,
-            }[action.kind][action.stage]
-        )
+        one, both = {"F": self.forward, "W": self.weight_grad}, self.input_grad + self.weight_grad
+        return float({**one, "I": self.input_grad, "B": both}[action.kind][action.stage])
 
     def pair(self, forward: Action, backward: Action) -> float:
         f, b = forward.stage, backward.stage
@@ -70,40 +64,30 @@ class Costs:
         )  # fmt: skip
 
 
-def check(
-    entry: Schedule,
-    shape: tuple[int, int, int],
-    how: Transport,
-    costs: Costs,
-    programs: Sequence[Sequence[Instruction]],
-) -> None:
+Programs = Sequence[Sequence[Instruction]]
+Shape = tuple[int, int, int]
+
+
+def check(entry: Schedule, shape: Shape, how: Transport, costs: Costs, programs: Programs) -> None:
     """Every item starts and ends as in the twin."""
-    pp, v, m = shape
-    order = compiled(entry, pp, v, m, how)
-    line = replay(order, costs.columns(), num_microbatches=m, times=True).timeline
+    order = compiled(entry, *shape, how)
+    line = replay(order, costs.columns(), num_microbatches=shape[-1], times=True).timeline
     twin = play(programs)
-    assert set(twin) == {str(item) for item in line.actions}
-    ours = {
-        str(item): (line.start_seconds_AC[k, 0], line.end_seconds_AC[k, 0])
-        for k, item in enumerate(line.actions)
-    }
-    for label, times in twin.items():
-        assert ours[label] == pytest.approx(times, abs=1e-9), (label, entry.name, shape)
+    times = zip(line.start_seconds_AC[:, 0], line.end_seconds_AC[:, 0], strict=True)
+    ours = dict(zip(map(str, line.actions), times, strict=True))
+    assert set(twin) == set(ours)
+    for label, expected in twin.items():
+        assert ours[label] == pytest.approx(expected, abs=1e-9), (label, entry.name, shape)
 
 
-def legal(
-    names: Sequence[str], runtime: Any = "torch"
-) -> Iterator[tuple[Schedule, tuple[int, int, int]]]:
+def legal(names: Sequence[str], runtime: Any = "torch") -> Iterator[tuple[Schedule, Shape]]:
     for name, shape in itertools.product(names, SHAPES):
         if SCHEDULES[name].violation(*shape, runtime) is None:
             yield SCHEDULES[name], shape
 
 
-# ---- sends that nobody waits for, and sends that only the sender waits for ----
-
-
 def plain_programs(
-    entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool
+    entry: Schedule, shape: Shape, costs: Costs, *, seen_through: bool
 ) -> list[list[Instruction]]:
     """All receives posted at the start, each link a stream; seen through: a wait for each send."""
     pp, v, m = shape
@@ -124,16 +108,12 @@ def plain_programs(
         for item in order:
             parts = leaves((item,))
             program += [Wait(tag) for tag in map(source, parts) if tag]
-            program.append(
-                Run(
-                    str(item),
-                    costs.pair(*parts) if isinstance(item, OverlappedPair) else costs.seconds(item),
-                )
-            )
+            seconds = costs.pair if isinstance(item, OverlappedPair) else costs.seconds
+            program.append(Run(str(item), seconds(*parts)))
             posts = []
             for action in parts:
-                way, step = ("F", 1) if action.kind == "F" else ("B", -1)
-                kind, to = way, action.stage + step
+                kind, step = ("F", 1) if action.kind == "F" else ("B", -1)
+                to = action.stage + step
                 if action.kind == "W" or not 0 <= to <= last or home[to] == rank:
                     continue
                 tag = (kind, action.stage, action.microbatch)
@@ -148,15 +128,13 @@ def plain_programs(
     return programs
 
 
+SENDS = st.sampled_from([0.0, 0.1, 1.0, 3.0])
+
+
 @settings(max_examples=120)
-@given(
-    st.sampled_from(list(legal(list(SCHEDULES)))),
-    st.integers(0, 2**31),
-    st.sampled_from([0.0, 0.1, 1.0, 3.0]),
-    st.booleans(),
-)
+@given(st.sampled_from(list(legal(list(SCHEDULES)))), st.integers(0, 2**31), SENDS, st.booleans())
 def test_sends_queue_on_links(
-    which: tuple[Schedule, tuple[int, int, int]], seed: int, send: float, seen_through: bool
+    which: tuple[Schedule, Shape], seed: int, send: float, seen_through: bool
 ) -> None:
     (entry, shape), torch = which, TRAINERS["torchtitan"].framework
     costs = Costs(shape[0] * shape[1], seed, send)
@@ -167,23 +145,14 @@ def test_sends_queue_on_links(
 
 def test_two_sends_on_one_link_follow_each_other() -> None:
     """Rank 0 sends three activations of 2 s each, one a second: they arrive at 3, 5 and 7."""
-    from planner.schedules import from_csv
-
     one = np.ones((1, 2))
-    costs = StageCosts(
-        forward_seconds_CS=one,
-        input_grad_seconds_CS=one,
-        weight_grad_seconds_CS=one,
-        send_seconds_CS=2 * one,
-        saved_bytes_CS=one,
-    )
+    names = ("forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS")
+    each = dict.fromkeys(names, one)
+    costs = StageCosts(**each, send_seconds_CS=2 * one, saved_bytes_CS=one)
     order = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
     line = replay(compile_order(order), costs, num_microbatches=3, times=True).timeline
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     assert [starts["1F0"], starts["1F1"], starts["1F2"]] == [3.0, 5.0, 7.0]
-
-
-# ---- Megatron ----
 
 
 def megatron_1f1b(
@@ -197,20 +166,14 @@ def megatron_1f1b(
         return ("pair", both) if pair_streams else ("way", tag[0], both)
 
     def exchange(*tags: tuple[bool, tuple[str, int, int], int]) -> None:
-        posts = [
-            Post(s, tag, peer, stream(peer, tag), costs.hop(tag[0], tag[1]))
-            for s, tag, peer in tags
-            if 0 <= peer < pp
-        ]
+        ends = [(s, tag, peer) for s, tag, peer in tags if 0 <= peer < pp]
+        posts = [Post(s, t, peer, stream(peer, t), costs.hop(*t[:2])) for s, t, peer in ends]
         ordered = sorted(posts, key=lambda post: post.tag[0] != "F")
         program.extend(ordered if pair_streams else posts)
         program.extend(Wait(post.tag) for post in posts)
 
-    def forward(k: int) -> None:
-        program.append(Run(f"{rank}F{k}", costs.seconds(Action(rank, "F", k))))
-
-    def backward(k: int) -> None:
-        program.append(Run(f"{rank}B{k}", costs.seconds(Action(rank, "B", k))))
+    def run(kind: Any, k: int) -> None:
+        program.append(Run(f"{rank}{kind}{k}", costs.seconds(Action(rank, kind, k))))
 
     def f(stage: int, k: int, sends: bool) -> tuple[bool, tuple[str, int, int], int]:
         return sends, ("F", stage, k), (rank + 1 if sends else rank - 1)
@@ -221,21 +184,19 @@ def megatron_1f1b(
     warmup = min(pp - rank - 1, m)
     for k in range(warmup):
         exchange(f(rank - 1, k, False))
-        forward(k)
+        run("F", k)
         exchange(f(rank, k, True))
     if warmup < m:
         exchange(f(rank - 1, warmup, False))
     for k in range(m - warmup):
-        forward(warmup + k)
+        run("F", warmup + k)
         exchange(f(rank, warmup + k, True), b(rank + 1, k, False))
-        backward(k)
-        if k == m - warmup - 1:
-            exchange(b(rank, k, True))
-        else:
-            exchange(b(rank, k, True), f(rank - 1, warmup + k + 1, False))
+        run("B", k)
+        following = [] if k == m - warmup - 1 else [f(rank - 1, warmup + k + 1, False)]
+        exchange(b(rank, k, True), *following)
     for k in range(m - warmup, m):
         exchange(b(rank + 1, k, False))
-        backward(k)
+        run("B", k)
         exchange(b(rank, k, True))
     return program
 
@@ -374,7 +335,13 @@ def test_megatron_interleaved(overlap: bool) -> None:
     assert compared >= 15
 
 
-# ---- torch, recorded ----
+# Who sends an activation or a gradient to a stage one on: from this one, or to it.
+MOVED = {
+    "get_fwd_send_ops": (True, "F", 0, 1),
+    "get_fwd_recv_ops": (False, "F", -1, 1),
+    "get_bwd_send_ops": (True, "B", 0, -1),
+    "get_bwd_recv_ops": (False, "B", 1, -1),
+}
 
 
 class RecordingStage:
@@ -383,41 +350,20 @@ class RecordingStage:
     def __init__(
         self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]
     ) -> None:
-        self.stage_index, self.num_stages, self.group_rank, self.group_size = (
-            index,
-            num_stages,
-            rank,
-            home(num_stages - 1) + 1,
-        )
-        self.is_first, self.is_last, self.has_backward, self.submod = (
-            index == 0,
-            index == num_stages - 1,
-            True,
-            None,
-        )
-        self.home, self.log = home, log
+        self.stage_index, self.num_stages, self.group_rank = index, num_stages, rank
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.has_backward, self.submod, self.home, self.log = True, None, home, log
 
-    def _op(self, sends: bool, kind: str, source: int, target: int, microbatch: int) -> list[Any]:
+    def _op(self, sends: bool, kind: str, source: int, by: int, microbatch: int) -> list[Any]:
         import torch.distributed as dist
 
+        target = source + by
         other = target if sends else source
         if not 0 <= other < self.num_stages or self.home(source) == self.home(target):
             return []
         op = dist.isend if sends else dist.irecv
         tag = (kind, source, microbatch)
         return [SimpleNamespace(op=op, sends=sends, tag=tag, peer=self.home(other))]
-
-    def get_fwd_send_ops(self, k: int) -> list[Any]:
-        return self._op(True, "F", self.stage_index, self.stage_index + 1, k)
-
-    def get_fwd_recv_ops(self, k: int) -> list[Any]:
-        return self._op(False, "F", self.stage_index - 1, self.stage_index, k)
-
-    def get_bwd_send_ops(self, k: int) -> list[Any]:
-        return self._op(True, "B", self.stage_index, self.stage_index - 1, k)
-
-    def get_bwd_recv_ops(self, k: int) -> list[Any]:
-        return self._op(False, "B", self.stage_index + 1, self.stage_index, k)
 
     def forward_one_chunk(self, k: int, *_: Any, **__: Any) -> None:
         self.log.append(Action(self.stage_index, "F", k))
@@ -429,7 +375,10 @@ class RecordingStage:
         self.log.append(Action(self.stage_index, "W", k))
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: []
+        if name not in MOVED:
+            return lambda *_, **__: []
+        sends, kind, source, target = MOVED[name]
+        return lambda k: self._op(sends, kind, self.stage_index + source, target, k)
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:
@@ -447,29 +396,27 @@ def overlap_like_torchtitan(action: Any, context: Any) -> None:
     runtime._stages[0].log.append(pair)
 
 
+NOT_PLAYED = ("_initialize_stage", "_initialize_stages")
+NOT_PLAYED += ("_maybe_compute_loss", "_maybe_get_loss", "_update_losses")
+
+
 def recorded(
-    entry: Schedule, shape: tuple[int, int, int], costs: Costs, monkeypatch: pytest.MonkeyPatch
+    entry: Schedule, shape: Shape, costs: Costs, monkeypatch: pytest.MonkeyPatch
 ) -> list[list[Instruction]]:
     """What torch's schedule class asks of each rank, with its posts, batches and waits."""
     from torch.distributed.pipelining import schedules
 
     pp, v, m = shape
     log: list[Any] = []
-    monkeypatch.setattr(
-        schedules,
-        "_batch_p2p",
-        lambda ops, desc=None: log.append(list(ops)) or [op.tag for op in ops],
-    )
-    waits = lambda works: log.extend(Wait(tag) for tag in works)  # noqa: E731
-    monkeypatch.setattr(schedules, "_wait_batch_p2p", waits)
+
+    def batch(ops: Any, desc: Any = None) -> list[Any]:
+        log.append(list(ops))
+        return [op.tag for op in ops]
+
+    monkeypatch.setattr(schedules, "_batch_p2p", batch)
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", lambda tags: log.extend(map(Wait, tags)))
     kind = schedules.get_schedule_class(entry.name)
-    for name in (
-        "_initialize_stage",
-        "_initialize_stages",
-        "_maybe_compute_loss",
-        "_maybe_get_loss",
-        "_update_losses",
-    ):
+    for name in NOT_PLAYED:
         monkeypatch.setattr(kind, name, lambda *_, **__: None, raising=False)
     programs = []
     for rank in range(pp):
@@ -494,13 +441,8 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
         if isinstance(entry, list):
             mixed = len({op.sends for op in entry}) > 1
             for op in entry:
-                yield Post(
-                    op.sends,
-                    op.tag,
-                    op.peer,
-                    None if mixed else frozenset((rank, op.peer)),
-                    costs.hop(op.tag[0], op.tag[1]),
-                )
+                stream = None if mixed else frozenset((rank, op.peer))
+                yield Post(op.sends, op.tag, op.peer, stream, costs.hop(*op.tag[:2]))
         elif isinstance(entry, Wait):
             yield entry
         elif isinstance(entry, OverlappedPair):

@@ -18,43 +18,39 @@ from planner.intake.jobs import read_job
 from planner.plan.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown
 from planner.specs.job import SearchSpec
-from planner.specs.run import RunEstimate
+from planner.specs.plan_comparisons import Regret
+from planner.specs.run import CheckpointMode, RunEstimate
+from tests.conftest import job_values
+from tests.unit.priced_cases import priced_layout
 
-MODES = ("sync", "async", "async-pinned")
+MODES: tuple[CheckpointMode, ...] = ("sync", "async", "async-pinned")
 STEP = np.array([5.0])
+Given = dict[str, Any]
+PLAIN = job_values("llama3-8b", "h100-sxm-80gb", 64, 8192, 256)
+AS_IT_IS: Given = {}
 
 
 def case(
-    cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **layout: Any
+    cluster: Given = AS_IT_IS, training: Given = AS_IT_IS, **layout: Any
 ) -> tuple[Pricer, LayoutBatch]:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
-            "training": {"seq_len": 8192, "global_batch_size": 256, **(training or {})},
-            "layout": layout or {"dp_shard": 64},
-        }
-    )
-    batch = LayoutBatch.from_layouts([job.layout])
-    return Pricer.build(job.model, job.cluster, job.training), batch
+    given = {"cluster": cluster, "training": training}
+    values = {key: {**PLAIN[key], **more} for key, more in given.items()}
+    job = read_job({**PLAIN, **values, "layout": layout or {"dp_shard": 64}})
+    return priced_layout(job)
 
 
-def answer(
-    cluster: dict[str, Any] | None = None,
-    training: dict[str, Any] | None = None,
-    step: float = 5.0,
-    **layout: Any,
-) -> RunEstimate:
-    pricer, batch = case(cluster, training, **layout)
-    columns = whole_run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step]))
-    return whole_run.run_estimate(pricer, columns, 0)
+def answer(cluster: Given = AS_IT_IS, training: Given = AS_IT_IS) -> RunEstimate:
+    """Of steps of 5 s, 4 s of which are compute."""
+    pricer, batch = case(cluster, training)
+    return whole_run.run_estimate(pricer, whole_run.run_columns(pricer, batch, STEP, 0.8 * STEP), 0)
 
 
-def saving(interval_steps: int, mode: str) -> dict[str, Any]:
+def saving(interval_steps: int, mode: str) -> Given:
     return {"checkpoint": {"interval_steps": interval_steps, "mode": mode}}
 
 
-# ---- one save ------------------------------------------------------------------------------------
+def saves(mode: Any, *given: Given, **layout: Any) -> run.Saves:
+    return run.save_costs(*case(*given, **layout), STEP, mode)
 
 
 @pytest.mark.parametrize(("training", "layout", "per_parameter"), [
@@ -64,59 +60,52 @@ def saving(interval_steps: int, mode: str) -> dict[str, Any]:
     ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
 ])  # fmt: skip
 def test_bytes_saved_follow_optimizer_and_dtypes(
-    training: dict[str, Any], layout: dict[str, Any], per_parameter: float
+    training: Given, layout: Given, per_parameter: float
 ) -> None:
-    pricer, batch = case(training=training, **layout)
+    pricer, batch = case(AS_IT_IS, training, **layout)
     found = run.save_costs(pricer, batch, STEP, "sync")
     assert found.saved_bytes[0] == pytest.approx(pricer.model.total_parameters() * per_parameter)
     assert found.gpu_bytes[0] * 64 == pytest.approx(found.saved_bytes[0], rel=1e-3)
 
 
 def test_the_fullest_rank_decides_what_is_staged() -> None:
-    pricer, batch = case(dp_shard=16, pp=4, zero_stage=2)
-    found = run.save_costs(pricer, batch, STEP, "async")
+    found = saves("async", dp_shard=16, pp=4, zero_stage=2)
     mean = found.saved_bytes[0] / 64
     assert 1.05 * mean < found.gpu_bytes[0] < 1.5 * mean
-    pricer, batch = case(dp_replicate=8, dp_shard=8)
-    assert run.save_costs(pricer, batch, STEP, "async").gpu_bytes[0] == pytest.approx(
-        found.saved_bytes[0] / 8, rel=1e-3
-    )
+    replicated = saves("async", dp_replicate=8, dp_shard=8)
+    assert replicated.gpu_bytes[0] == pytest.approx(found.saved_bytes[0] / 8, rel=1e-3)
 
 
 def test_seconds_of_a_save_by_hand() -> None:
-    cluster = {"storage_bandwidth": "10 GB/s", "pcie_bandwidth": "50 GB/s"}
-    pricer, batch = case(cluster)
-    total = pricer.model.total_parameters() * 12.0
-    found = {mode: run.save_costs(pricer, batch, STEP, mode) for mode in MODES}  # type: ignore[arg-type]
-    assert found["sync"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS + total / 10e9)
-    assert found["sync"].upload_seconds[0] == 0.0
-    assert found["async"].blocking_seconds[0] == pytest.approx(
-        run.PREPARE_SECONDS + total / 64 / (50e9 * run.PAGEABLE_SHARE), rel=1e-3
-    )
-    assert found["async"].upload_seconds[0] == pytest.approx(total / 10e9)
-    assert found["async-pinned"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS)
+    pricer, batch = case({"storage_bandwidth": "10 GB/s", "pcie_bandwidth": "50 GB/s"})
+    total, prepare = pricer.model.total_parameters() * 12.0, run.PREPARE_SECONDS
+    sync, paged, pinned = (run.save_costs(pricer, batch, STEP, mode) for mode in MODES)
+    assert sync.blocking_seconds[0] == pytest.approx(prepare + total / 10e9)
+    assert sync.upload_seconds[0] == 0.0
+    copied = total / 64 / (50e9 * run.PAGEABLE_SHARE)
+    assert paged.blocking_seconds[0] == pytest.approx(prepare + copied, rel=1e-3)
+    assert paged.upload_seconds[0] == pytest.approx(total / 10e9)
+    assert pinned.blocking_seconds[0] == pytest.approx(prepare)
     # A step shorter than the copy hides only itself: the optimizer must wait for the rest.
-    hurried = run.save_costs(pricer, batch, np.array([0.01]), "async-pinned").blocking_seconds[0]
-    assert hurried == pytest.approx(run.PREPARE_SECONDS + total / 64 / 50e9 - 0.01, rel=1e-3)
+    hurried = run.save_costs(pricer, batch, np.array([0.01]), MODES[-1]).blocking_seconds[0]
+    assert hurried == pytest.approx(prepare + total / 64 / 50e9 - 0.01, rel=1e-3)
 
 
 def test_fast_storage_leaves_the_writers_as_the_limit() -> None:
-    pricer, batch = case({"storage_bandwidth": "10 TB/s"})
-    found = run.save_costs(pricer, batch, STEP, "sync")
+    found = saves("sync", {"storage_bandwidth": "10 TB/s"})
     each = found.saved_bytes[0] / (64 * run.WRITER_BYTES_PER_SECOND)
     assert found.write_seconds[0] == pytest.approx(each)
 
 
 def test_staged_copies_need_host_memory() -> None:
-    pricer, batch = case()
-    sync, staged = (run.save_costs(pricer, batch, STEP, mode) for mode in ("sync", "async"))  # type: ignore[arg-type]
+    sync, staged = saves("sync"), saves("async")
     assert sync.host_bytes[0] == 0.0
     assert staged.host_bytes[0] == pytest.approx(8 * staged.gpu_bytes[0])
-    pricer, batch = case(dp_shard=64, cpu_offload=True)
-    offloaded = run.save_costs(pricer, batch, STEP, "sync").host_bytes[0]
+    offloaded, share = (
+        saves("sync", dp_shard=64, cpu_offload=True, **given).host_bytes[0]
+        for given in ({}, {"optimizer_offload_fraction": 0.25})
+    )
     assert offloaded == pytest.approx(8 * staged.gpu_bytes[0] * 16 / 12)
-    pricer, batch = case(dp_shard=64, cpu_offload=True, optimizer_offload_fraction=0.25)
-    share = run.save_costs(pricer, batch, STEP, "sync").host_bytes[0]
     assert share == pytest.approx(0.25 * offloaded)
 
 
@@ -130,9 +119,6 @@ def test_too_little_host_memory_is_said() -> None:
     assert (left_open.checkpoint.mode, left_open.warnings) == ("sync", [])
     assert "sync saves at" in left_open.assumptions[0]
     assert "no room" in left_open.assumptions[0]
-
-
-# ---- intervals and goodput -----------------------------------------------------------------------
 
 
 def test_upload_longer_than_the_interval_delays_the_next_save() -> None:
@@ -172,35 +158,34 @@ def test_a_job_that_fails_faster_than_it_saves_stays_finite() -> None:
     assert any("interruption every" in line for line in found.warnings)
 
 
-@given(
-    hours=st.lists(st.floats(1.0, 1e7), min_size=2, max_size=2, unique=True),
-    steps=st.one_of(st.none(), st.integers(1, 5000)),
-    mode=st.sampled_from(MODES),
-)
-def test_more_failures_never_raise_goodput(
-    hours: list[float], steps: int | None, mode: str
-) -> None:
-    training = saving(steps, mode) if steps else {}
-    rare, frequent = (
-        answer({"mtbf_gpu_hours": value}, training) for value in sorted(hours, reverse=True)
-    )
+TRAININGS = st.just(AS_IT_IS) | st.builds(saving, st.integers(1, 5000), st.sampled_from(MODES))
+
+
+def two_of(least: float, most: float) -> Any:
+    """Two values, the larger one first."""
+    pairs = st.lists(st.floats(least, most), min_size=2, max_size=2, unique=True)
+    return pairs.map(lambda pair: sorted(pair, reverse=True))
+
+
+@given(two_of(1.0, 1e7), TRAININGS)
+def test_more_failures_never_raise_goodput(hours: list[float], training: Given) -> None:
+    rare, frequent = (answer({"mtbf_gpu_hours": value}, training) for value in hours)
     assert frequent.goodput <= rare.goodput * (1 + 1e-12)
     assert frequent.time_to_train_seconds >= rare.time_to_train_seconds * (1 - 1e-12)
 
 
-@given(
-    bandwidths=st.lists(st.floats(1e8, 1e13), min_size=2, max_size=2, unique=True),
-    steps=st.one_of(st.none(), st.integers(1, 5000)),
-    mode=st.sampled_from(MODES),
-)
-def test_more_storage_bandwidth_is_never_slower(
-    bandwidths: list[float], steps: int | None, mode: str
-) -> None:
-    training = saving(steps, mode) if steps else {}
-    ordered = sorted(bandwidths, reverse=True)
-    fast, slow = (answer({"storage_bandwidth": value}, training) for value in ordered)
+@given(two_of(1e8, 1e13), TRAININGS)
+def test_more_storage_bandwidth_is_never_slower(bandwidths: list[float], training: Given) -> None:
+    fast, slow = (answer({"storage_bandwidth": value}, training) for value in bandwidths)
     assert fast.time_to_train_seconds <= slow.time_to_train_seconds * (1 + 1e-12)
     assert fast.cost <= slow.cost * (1 + 1e-12)
+
+
+def saves_of(blocking: float, upload: float, write: float) -> run.Saves:
+    one = np.ones(1)
+    seconds = {"blocking_seconds": blocking * one, "upload_seconds": upload * one}
+    held = dict.fromkeys(("saved_bytes", "gpu_bytes", "host_bytes"), one)
+    return run.Saves(**held, **seconds, write_seconds=write * one, sync=one < 0)
 
 
 @given(
@@ -212,35 +197,21 @@ def test_more_storage_bandwidth_is_never_slower(
 def test_the_optimal_interval_minimises_the_waste(
     blocking: float, upload: float, mtbf: float, step: float
 ) -> None:
-    one = np.ones(1)
-    saves = run.Saves(
-        saved_bytes=one, gpu_bytes=one, host_bytes=one, sync=one < 0,
-        blocking_seconds=blocking * one, upload_seconds=upload * one, write_seconds=upload * one,
-    )  # fmt: skip
-    best = run.progress(saves, step * one, mtbf, None)
-    center = int(best.optimal_steps[0])
-    others = {
-        1, 2, center - 1, center + 1, max(1, center // 2), center * 2, int(upload / step) + 1,
-        max(1, int(upload / step)),
-    }  # fmt: skip
+    found, steps_of = saves_of(blocking, upload, upload), np.array([step])
+    best = run.progress(found, steps_of, mtbf, None)
+    center, within = int(best.optimal_steps[0]), int(upload / step)
+    others = {1, 2, center - 1, center + 1, center // 2, center * 2, within, within + 1}
     for steps in others - {0}:
-        goodput = run.progress(saves, step * one, mtbf, steps).goodput[0]
+        goodput = run.progress(found, steps_of, mtbf, steps).goodput[0]
         assert goodput <= best.goodput[0] * (1 + 1e-9), steps
 
 
 def test_work_since_the_last_finished_upload_is_lost_too() -> None:
-    one = np.ones(1)
     slow, fast = (
-        run.Saves(
-            **dict.fromkeys(("saved_bytes", "gpu_bytes", "host_bytes", "blocking_seconds"), one),
-            sync=one < 0,
-            upload_seconds=upload * one,
-            write_seconds=90 * one,
-        )
+        run.progress(saves_of(1.0, upload, 90.0), 2 * STEP, 9000.0, 30).lost[0]
         for upload in (90.0, 0.0)
     )
-    lost = [run.progress(saves, 10 * one, 9000.0, 30).lost[0] for saves in (slow, fast)]
-    assert lost[0] - lost[1] == pytest.approx(90 / 9000, rel=0.1)
+    assert slow - fast == pytest.approx(90 / 9000, rel=0.1)
 
 
 def test_daly_is_close_to_the_exact_optimum_and_newton_is_there() -> None:
@@ -272,9 +243,6 @@ def test_goodput_agrees_with_simulated_failures(useful: float, blocked: float, u
     columns = (np.array([value]) for value in (useful, blocked, mtbf, restart + up))
     simulated = _simulated(useful, blocked, up, mtbf, restart)
     assert run.goodput(*columns)[0] == pytest.approx(simulated, abs=0.006)
-
-
-# ---- the whole run -------------------------------------------------------------------------------
 
 
 def test_time_price_and_energy_follow_from_tokens() -> None:
@@ -321,16 +289,13 @@ def test_answer_survives_json() -> None:
     assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
-# ---- how sure, and what comes next ---------------------------------------------------------------
+def regret_of(scores: list[float], errors: np.ndarray, objective: str) -> Regret | None:
+    return regret(np.array(scores), errors, SearchSpec.model_validate({"objective": objective}), 6)
 
 
-def independent(count: int, sd: float) -> TimeSpread:
-    """Deviations that layouts do not share, beside one that all of them do."""
-    return TimeSpread(loadings=np.full((1, count), 0.3), own_sd=np.full(count, sd))
-
-
-def searched(objective: str) -> SearchSpec:
-    return SearchSpec.model_validate({"objective": objective})
+def independent(count: int, sd: float) -> np.ndarray:
+    """Covariance of deviations that layouts do not share, beside one that all of them do."""
+    return covariance(TimeSpread(loadings=np.full((1, count), 0.3), own_sd=np.full(count, sd)))
 
 
 def covariance(spread: TimeSpread) -> np.ndarray:
@@ -341,10 +306,8 @@ def covariance(spread: TimeSpread) -> np.ndarray:
 def test_regret_of_two_layouts_in_closed_form() -> None:
     # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067
     #     sqrt 2) = 1.006, Q = 0.157.
-    even = regret(
-        np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"), 6
-    )
-    apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"), 6)
+    even = regret_of([1.0, 1.0], independent(2, 0.067), "throughput")
+    apart = regret_of([1.0, 1.1], independent(2, 0.067), "cost")
     assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
     assert apart.probability_other_better == pytest.approx(0.157, abs=0.02)
     # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.067 sqrt 2.
@@ -357,57 +320,39 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert even.time_sd == pytest.approx(np.hypot(0.3, 0.067))
     assert even.correlation == pytest.approx(0.3**2 / (0.3**2 + 0.067**2), abs=0.01)
     assert "cheapest" in apart.statement
-    assert (
-        regret(np.array([1.0]), covariance(independent(1, 0.1)), searched("throughput"), 6) is None
-    )
-    assert (
-        regret(np.array([1.0, 2.0]), covariance(independent(2, 0.1)), searched("memory"), 6) is None
-    )
+    assert regret_of([1.0], independent(1, 0.1), "throughput") is None
+    assert regret_of([1.0, 2.0], independent(2, 0.1), "memory") is None
 
 
-def test_regret_does_not_depend_on_which_way_eigenvectors_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_regret_holds_if_eigenvectors_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = np.random.default_rng(1).normal(size=(6, 6)) * 0.05
-    scores, errors = np.linspace(1.0, 1.05, 6), loads @ loads.T + 0.001 * np.eye(6)
-    found, before = np.linalg.eigh, regret(scores, errors, searched("throughput"), 6)
+    given = np.linspace(1.0, 1.05, 6).tolist(), loads @ loads.T + 0.001 * np.eye(6), "throughput"
+    found, before = np.linalg.eigh, regret_of(*given)
 
     def turned(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values, vectors = found(matrix)
         return values, vectors * (-1.0) ** np.arange(len(values))
 
     monkeypatch.setattr(np.linalg, "eigh", turned)
-    after = regret(scores, errors, searched("throughput"), 6)
-    assert after.statement == before.statement
+    assert regret_of(*given).statement == before.statement
 
 
 def test_what_layouts_load_on_alike_is_no_regret() -> None:
-    scores = np.array([1.0, 1.03, 1.08])
-    alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3))
-    unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3))
-    covariances = (covariance(spread) for spread in (alike, unlike))
-    same, different = (regret(scores, one, searched("time"), 6) for one in covariances)
+    loadings = (np.array([row]) for row in ([0.2, 0.2, 0.2], [0.2, -0.2, 0.0]))
+    errors = (covariance(TimeSpread(loadings=row, own_sd=np.zeros(3))) for row in loadings)
+    same, different = (regret_of([1.0, 1.03, 1.08], one, "time") for one in errors)
     assert same.expected_share == same.probability_other_better == 0.0
     assert different.expected_share > 0.03
 
 
 def _estimate(**exposed: float) -> Estimate:
+    none = dict.fromkeys(("recompute_seconds", "optimizer_seconds", "other_seconds"), 0.0)
+    waits = {"tp": 2.0, "fsdp": 0.0, **exposed}
     time = TimeBreakdown(
-        compute_seconds=6.0,
-        exposed_communication_seconds={"tp": 2.0, "fsdp": 0.0, **exposed},
-        bubble_seconds=1.0,
-        recompute_seconds=0.0,
-        optimizer_seconds=0.0,
-        other_seconds=0.0,
+        compute_seconds=6.0, exposed_communication_seconds=waits, bubble_seconds=1.0, **none
     )
-    return Estimate(
-        valid=True,
-        violations=[],
-        step_seconds=time.total(),
-        time=time,
-        model_version="t",
-        calibration_id="t",
-    )
+    named = {"model_version": "t", "calibration_id": "t"}
+    return Estimate(valid=True, violations=[], step_seconds=time.total(), time=time, **named)
 
 
 def test_next_bottleneck_is_the_second_largest_cost() -> None:

@@ -1,8 +1,9 @@
 """The search on paper: against brute force, what is shown, what is said, and that it repeats."""
 
-import importlib.util
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,10 @@ from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
-from planner.errors import SpecError
 from planner.estimates import simulated_columns
-from planner.intake.jobs import read_job, read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.rules import Context, legal_mask, violations
-from planner.samplers import SAMPLERS
+from planner.rules import legal_mask, violations
 from planner.search import bounds as cell_bounds
 from planner.search import cell_queue, screen, space_search
 from planner.search.choice import pareto
@@ -29,16 +26,16 @@ from planner.search.choice.preference import Weighed, spread_within_stack
 from planner.search.fit import OOM_LIMIT
 from planner.search.screen import Goal
 from planner.search.shortlist import ENOUGH
-from planner.search.space.domains import domains_of
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import Space
 from planner.search.variations.floors import with_budget
 from planner.search.variations.splits import shifted
-from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_ports, job_values, one_fast, slow
+from tests.unit.priced_cases import priced_space, pricer_of
 
 NUM_JOBS, TOP = 20, 10
+GPUS = ("h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb", "b200-sxm-180gb")
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -49,49 +46,35 @@ def plan_of(**changes: Any) -> Plan:
     return recommend(read_job(job), ports=fixed_ports())
 
 
-# ---- pruned against brute force ------------------------------------------------------------------
-
-
 @lru_cache(maxsize=NUM_JOBS)
 def random_job(seed: int) -> tuple[Pricer, Space]:
     """A small model on 8 or 16 GPUs of some kind; seeds whose space is empty are drawn again."""
     for attempt in range(10):
         rng = np.random.default_rng([seed, attempt])
-        heads, head_dim = int(rng.choice([8, 12, 16])), int(rng.choice([64, 128]))
+
+        def one_of(*values: Any, rng: np.random.Generator = rng) -> Any:
+            return rng.choice(values).item()
+
+        heads, head_dim = one_of(8, 12, 16), one_of(64, 128)
         hidden = heads * head_dim
-        model: dict[str, Any] = {
-            "name": f"random-{seed}",
-            "hidden_size": hidden,
-            "num_hidden_layers": int(rng.choice([6, 8, 12, 16, 24])),
-            "num_attention_heads": heads,
-            "num_key_value_heads": int(rng.choice([2, 4])),
-            "head_dim": head_dim,
-            "intermediate_size": int(rng.choice([3, 4])) * hidden,
-            "vocab_size": int(rng.choice([32000, 65536, 128256])),
-        }
+        given = {"hidden_size": hidden, "head_dim": head_dim, "num_attention_heads": heads}
+        depth = {"num_hidden_layers": one_of(6, 8, 12, 16, 24), "num_key_value_heads": one_of(2, 4)}
+        ffn, vocab = one_of(3, 4) * hidden, one_of(32000, 65536, 128256)
+        widths = {"intermediate_size": ffn, "vocab_size": vocab}
+        model: dict[str, Any] = {"name": f"random-{seed}", **given, **depth, **widths}
         if rng.random() < 0.3:
             model |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
-        gpus = ["h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb"]
-        gpu = str(rng.choice([*gpus, "b200-sxm-180gb"]))
-        values = {
-            "seq_len": int(rng.choice([1024, 2048, 8192, 16384])),
-            "global_batch_size": int(rng.choice([16, 32, 64])),
-        }
-        context = Context(
-            model=read_model(model),
-            cluster=read_cluster({"gpu": gpu, "num_gpus": int(rng.choice([8, 16]))}),
-            training=read_training(
-                values
-                | {"trainer": str(rng.choice(["torchtitan", "torchtitan", "megatron", "fsdp"]))}
-            ),
-        )
-        space = build_space(context, SearchSpec())
+        gpu = one_of(*GPUS)
+        seq_len, batch = one_of(1024, 2048, 8192, 16384), one_of(16, 32, 64)
+        num_gpus, trainer = one_of(8, 16), one_of("torchtitan", "torchtitan", "megatron", "fsdp")
+        values = job_values(model, gpu, num_gpus, seq_len, batch, trainer=trainer)
+        pricer, space = priced_space(read_job(values))
         if 0 < space.num_layouts < 120_000:
-            return Pricer.build(context.model, context.cluster, context.training), space
+            return pricer, space
     raise AssertionError("no space of a testable size in ten draws")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Whole:
     """All layouts of a space, priced one and all."""
 
@@ -100,24 +83,22 @@ class Whole:
     device: np.ndarray
     fits: np.ndarray
 
+    @classmethod
+    def of(cls, pricer: Pricer, space: Space) -> "Whole":
+        batch = space.expand(slice(None))
+        starts = range(0, len(batch), CHUNK)
+        parts = [pricer.price(batch.take(slice(start, start + CHUNK))) for start in starts]
+        step, device, least = (
+            np.concatenate([getattr(p, k) for p in parts])
+            for k in ("step_seconds", "device_bytes", "least_device_bytes")
+        )
+        risk = oom_probability(pricer.profile, pricer.cluster, least)
+        return cls(batch, step, device, risk <= OOM_LIMIT)
+
 
 @lru_cache(maxsize=NUM_JOBS)
 def whole(seed: int) -> Whole:
-    pricer, space = random_job(seed)
-    batch = space.expand(slice(None))
-    step, device, fits = every_price(pricer, batch)
-    return Whole(batch=batch, step=step, device=device, fits=fits)
-
-
-def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Step seconds, device bytes, and which layouts fit."""
-    starts = range(0, len(batch), CHUNK)
-    parts = [pricer.price(batch.take(slice(start, start + CHUNK))) for start in starts]
-    step, device, least = (
-        np.concatenate([getattr(p, k) for p in parts])
-        for k in ("step_seconds", "device_bytes", "least_device_bytes")
-    )
-    return step, device, oom_probability(pricer.profile, pricer.cluster, least) <= OOM_LIMIT
+    return Whole.of(*random_job(seed))
 
 
 def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], float]:
@@ -129,17 +110,7 @@ def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], fl
     return dict(sorted(best.items(), key=lambda item: item[1]))
 
 
-FLOORS = (
-    "Pricer.lower_bounds prices a cell with its first free fields: async_tp off and one cp_method. "
-    "Expansions with async_tp, or with "
-    "alltoall or ulysses, are up to 27% faster than that floor, so their cells may be pruned"
-)
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, NUM_JOBS))],
-)
+@pytest.mark.parametrize("seed", [*range(5), *slow(*range(5, NUM_JOBS))])
 def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small rounds, so that bounds prune nearly everything."""
     monkeypatch.setattr(screen, "ROUND", 512)
@@ -157,23 +128,22 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
     """The TOP structures that are an answer at all and that the screen misses or prices higher."""
     pricer, space = random_job(seed)
     found, brute = space_search.screen(pricer, space, Goal(count=TOP)), whole(seed)
-    best, kept = (
-        structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
-        structures(found.batch, found.step_seconds),
-    )
+    best = structures(brute.batch.take(brute.fits), brute.step[brute.fits])
+    kept = structures(found.batch, found.step_seconds)
     limit = ENOUGH * min(best.values())
     sought = [(key, seconds) for key, seconds in list(best.items())[:TOP] if seconds <= limit]
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
-def test_the_best_structures_survive_the_screen() -> None:
+@pytest.mark.parametrize("at_once", one_fast(screen.ROUND, 512))
+def test_the_best_structures_survive(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "ROUND", at_once)
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
 @pytest.mark.parametrize("smallest", [False, True])
-def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
-    smallest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_by_band_give_the_same(smallest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = "device_bytes" if smallest else "step_seconds"
     for seed in range(0, NUM_JOBS, 4):
         pricer, space = random_job(seed)
         at_once = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
@@ -181,16 +151,11 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
             patch.setattr(cell_bounds, "BAND", 512)
             patch.setattr(cell_queue, "BAND", 512)
             by_band = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
-        value = "device_bytes" if smallest else "step_seconds"
         found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
         assert found == pytest.approx(expected, rel=1e-12)
         assert by_band.num_priced <= at_once.num_priced + screen.ROUND
-        counted = (
-            by_band.num_priced
-            + by_band.bounded_out
-            + (by_band.out_of_memory - (by_band.num_priced - by_band.num_fitting))
-        )
-        assert counted == space.num_layouts
+        not_fitting = by_band.out_of_memory + by_band.num_fitting
+        assert by_band.bounded_out + not_fitting == space.num_layouts
 
 
 def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,23 +174,12 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
         assert (space.cells.ac_kind > 0).any()
 
 
-@pytest.mark.slow
-def test_the_best_structures_survive_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "ROUND", 512)
-    assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
-
-
-def test_time_floors_are_below_every_layout_of_their_cell() -> None:
-    above = {}
+def test_floors_are_below_every_layout_of_their_cell() -> None:
     for seed in range(NUM_JOBS):
         pricer, space = random_job(seed)
-        above[seed] = int(
-            (
-                np.repeat(pricer.lower_bounds(space.cells)[0], space.cell_sizes)
-                > whole(seed).step * (1 + 1e-12)
-            ).sum()
-        )
-    assert sum(above.values()) == 0, above
+        seconds, device = pricer.lower_bounds(space.cells)
+        for floor, own in ((seconds, whole(seed).step), (device, whole(seed).device)):
+            assert (np.repeat(floor, space.cell_sizes) <= own * (1 + 1e-12)).all(), seed
 
 
 def test_layout_floors_are_below_their_very_layouts() -> None:
@@ -238,21 +192,6 @@ def test_layout_floors_are_below_their_very_layouts() -> None:
         assert (own <= step).all()
         assert (step <= whole(seed).step[::7] * (1 + 1e-12)).all()
         assert (own > 0).all()
-
-
-@pytest.mark.parametrize("seed", range(NUM_JOBS))
-def test_floors_are_below_the_layouts_that_share_their_cells_switches(seed: int) -> None:
-    """Memory: every layout of the cell. Time: those with the cell's own async_tp and cp_method."""
-    pricer, space = random_job(seed)
-    seconds, device = pricer.lower_bounds(space.cells)
-    brute = whole(seed)
-    batch = brute.batch
-    cell = np.repeat(np.arange(len(space.cells)), space.cell_sizes)
-    own = batch.async_tp == space.cells.async_tp[cell]
-    own &= batch.cp_method == space.cells.cp_method[cell]
-    assert own.any()
-    assert (seconds[cell] <= brute.step * (1 + 1e-12))[own].all()
-    assert (device[cell] <= brute.device * (1 + 1e-12)).all()
 
 
 def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,20 +208,13 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
     """None within 15% of the best price, simulated, is faster than what a plan puts first."""
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
-    job = read_job(plan.job)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    space = build_space(context, job.search)
-    batch = space.expand(slice(None))
-    step, _, fits = every_price(pricer, batch)
-    near = np.flatnonzero(fits & (step <= 1.15 * step[fits].min()))[:3000]
-    simulated = simulated_columns(pricer, [batch.row(int(row)) for row in near])
-    assert plan.ranked[0].estimate.step_seconds == pytest.approx(
-        min(seconds for seconds, _, _ in simulated), rel=1e-9
-    )
-
-
-# ---- what is shown -------------------------------------------------------------------------------
+    pricer, space = priced_space(read_job(plan.job))
+    brute = Whole.of(pricer, space)
+    best = brute.step[brute.fits].min()
+    near = np.flatnonzero(brute.fits & (brute.step <= 1.15 * best))[:3000]
+    simulated = simulated_columns(pricer, brute.batch.take(near).layouts())
+    fastest = min(seconds for seconds, _, _ in simulated)
+    assert plan.ranked[0].estimate.step_seconds == pytest.approx(fastest, rel=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -298,68 +230,37 @@ def test_ranked_layouts_are_legal_fit_and_stand_in_order(shown: Plan) -> None:
         assert entry.estimate.fits
         assert entry.reasons
     layouts = LayoutBatch.from_layouts([entry.layout for entry in shown.ranked])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    pricer = pricer_of(job)
     unsure = spread_within_stack(pricer, layouts).sd
     oom = np.array([entry.estimate.oom_probability or 0.0 for entry in shown.ranked])
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in shown.ranked])
     expected = Weighed.of(layouts, pricer).expected(steps, oom) * np.exp(unsure**2 / 2.0)
     ahead = 1 + (shown.fastest_on_paper is not None)
-    assert (np.diff(expected[ahead:]) >= 0.0).all(), (
-        "by the mean of a log-normal, with the risk of running out of memory"
-    )
+    # by the mean of a log-normal, with the risk of running out of memory
+    assert (np.diff(expected[ahead:]) >= 0.0).all()
 
 
 def test_ranked_layouts_differ_in_something_that_matters(shown: Plan) -> None:
     batch = LayoutBatch.from_layouts([entry.layout for entry in shown.ranked])
     keys = set(zip(*(getattr(batch, name).tolist() for name in STRUCTURE), strict=True))
     assert len(keys) == len(shown.ranked)
-    for i, first in enumerate(shown.ranked):
-        for second in shown.ranked[:i]:
-            degrees = [
-                getattr(first.layout, name) == getattr(second.layout, name)
-                for name in ("cp", "tp", "pp", "ep", "etp", "precision")
-            ]
-            time, memory = (
-                (getattr(first.estimate, n) / getattr(second.estimate, n))
-                for n in ("step_seconds", "device_bytes")
-            )
-            assert not (
-                all(degrees)
-                and abs(time - 1) < pareto.SAME_TIME / 2
-                and abs(memory - 1) < pareto.SAME_MEMORY / 2
-            )
-
-
-def test_different_fills_up_with_near_copies_when_there_is_nothing_else() -> None:
-    rows = [
-        resolve_layout({"micro_batch_size": size, "ac": "full"}, trainer="torchtitan", num_gpus=8)
-        for size in (1, 2, 4)
-    ]
-    batch = LayoutBatch.from_layouts(rows)
-    step, device = np.array([1.0, 1.01, 3.0]), np.array([1e9, 1e9, 1e9])
-    assert pareto.different(batch, step, device, np.arange(3), 2).tolist() == [0, 1]
-    apart = LayoutBatch.from_layouts(
-        [rows[0], rows[1], resolve_layout({"tp": 2}, trainer="torchtitan", num_gpus=8)]
-    )
-    assert pareto.different(apart, step, device, np.arange(3), 2).tolist() == [0, 2]
+    degrees = attrgetter("cp", "tp", "pp", "ep", "etp", "precision")
+    for first, second in combinations(shown.ranked, 2):
+        time, memory = (
+            abs(getattr(first.estimate, n) / getattr(second.estimate, n) - 1)
+            for n in ("step_seconds", "device_bytes")
+        )
+        alike = time < pareto.SAME_TIME / 2 and memory < pareto.SAME_MEMORY / 2
+        assert not (alike and degrees(first.layout) == degrees(second.layout))
 
 
 def test_front_holds_what_nothing_beats() -> None:
     rng = np.random.default_rng(3)
     step, device = rng.uniform(1, 2, 300), rng.uniform(1e9, 2e9, 300)
     rows = pareto.front(step, device, most=300)
-    beaten = [
-        bool(
-            (
-                (step <= step[i])
-                & (device <= device[i])
-                & ((step < step[i]) | (device < device[i]))
-            ).any()
-        )
-        for i in range(300)
-    ]
-    assert sorted(rows.tolist()) == [i for i in range(300) if not beaten[i]]
-    assert len(pareto.front(step, device, most=3)) <= 3
+    # no two are equal in either, so that what is no worse in both is better; the fastest first
+    as_good = ((step <= step[:, None]) & (device <= device[:, None])).sum(axis=1)
+    assert rows.tolist() == [row for row in np.argsort(step).tolist() if as_good[row] == 1]
 
 
 def test_the_plans_front_is_one(shown: Plan) -> None:
@@ -376,19 +277,10 @@ def test_counts_add_up(shown: Plan) -> None:
     assert searched.fitting + bounded + shown.rejected.get("out of memory", 0) == searched.layouts
 
 
-# ---- narrowing -----------------------------------------------------------------------------------
-
-
 def test_fix_and_allow_hold_for_everything_shown() -> None:
-    plan = plan_of(
-        search={
-            "fix": {"tp": 2, "ac": "full"},
-            "allow": {"precision": ["bf16"], "micro_batch_size": [1, 2]},
-            "top_k": 5,
-        }
-    )
-    shown = [one.layout for one in (*plan.ranked, *plan.pareto)]
-    for layout in shown:
+    allow = {"precision": ["bf16"], "micro_batch_size": [1, 2]}
+    plan = plan_of(search={"fix": {"tp": 2, "ac": "full"}, "allow": allow, "top_k": 5})
+    for layout in (one.layout for one in (*plan.ranked, *plan.pareto)):
         assert (layout.tp, layout.ac, layout.precision) == (2, "full", "bf16")
         assert layout.micro_batch_size in (1, 2)
 
@@ -397,40 +289,11 @@ def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     winner = shown.ranked[0]
     values = winner.layout.model_dump(mode="json")
     fix = {name: value for name, value in values.items() if value is not None}
-    again = plan_of(search={"fix": fix, "top_k": 1})
-    assert (
-        again.ranked[0].layout.model_copy(
-            update={"layers_per_stage": winner.layout.layers_per_stage}
-        )
-        == winner.layout
-    )
-    seconds = again.ranked[0].estimate.step_seconds
+    again = plan_of(search={"fix": fix, "top_k": 1}).ranked[0]
+    split = {"layers_per_stage": winner.layout.layers_per_stage}
+    assert again.layout.model_copy(update=split) == winner.layout
+    seconds = again.estimate.step_seconds
     assert seconds == pytest.approx(winner.estimate.step_seconds, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
-    best = shown.ranked[0].estimate.step_seconds or 0.0
-    for fix in ({"precision": "bf16"}, {"tp": 4}, {"compile": False}, {"pp": 2}):
-        first = plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate
-        assert (first.step_seconds or 0.0) >= best * (1 - 1e-12)
-
-
-@pytest.mark.parametrize(("search", "field"), [
-    ({"fix": {"tensor": 2}}, "search.fix.tensor"),
-    ({"fix": {"tp": 0}}, "search.fix.tp"),
-    ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
-    ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
-    ({"allow": {"tp": []}}, "search.allow.tp"),
-])  # fmt: skip
-def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
-    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32, search=search))
-    with pytest.raises(SpecError) as caught:
-        domains_of(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
-    assert field in [fault.field for fault in caught.value.faults]
-
-
-# ---- nothing fits on the device ------------------------------------------------------------------
 
 
 def test_offload_is_tried_before_giving_up() -> None:
@@ -441,39 +304,10 @@ def test_offload_is_tried_before_giving_up() -> None:
     assert plan.ranked[0].layout.cpu_offload
 
 
-# ---- repeats itself ------------------------------------------------------------------------------
-
-
-def comparable(plan: Plan) -> dict[str, Any]:
-    values = plan.model_dump(mode="json")
-    values.pop("id")
-    values.pop("created_at")
-    values["searched"].pop("seconds")
-    return values
-
-
-def test_same_seed_same_plan() -> None:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "search": {"fix": {"pp": 2}, "top_k": 4, "seed": 3},
-    }
-    assert comparable(plan_of(**job)) == comparable(plan_of(**job))
-
-
-def test_a_plan_survives_json(shown: Plan) -> None:
-    assert Plan.model_validate_json(shown.model_dump_json()) == shown
-    assert shown.versus_current is None  # without a current layout
-
-
-# ---- several sizes, a current layout -------------------------------------------------------------
-
-
 def test_a_range_of_sizes_is_searched_at_each() -> None:
     search = {"top_k": 4, "objective": "time", "fix": {"compile": True}}
-    plan = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, search=search)
-    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 16}
-    alone = plan_of(cluster=machine, search={"top_k": 1, "fix": {"compile": True}})
+    plan = plan_of(cluster={"num_gpus": [8, 16]}, search=search)
+    alone = plan_of(cluster={"num_gpus": 16}, search={"top_k": 1, "fix": {"compile": True}})
     assert plan.ranked[0].num_gpus == 16
     assert plan.ranked[0].layout == alone.ranked[0].layout
     assert {entry.num_gpus for entry in plan.ranked} <= {8, 16}
@@ -481,10 +315,8 @@ def test_a_range_of_sizes_is_searched_at_each() -> None:
 
 def test_versus_current() -> None:
     plan = plan_of(layout={"dp_shard": 8, "ac": "full"}, search={"top_k": 1})
-    current = plan.versus_current
-    assert current.speedup == pytest.approx(
-        (current.estimate.step_seconds or 0) / (plan.ranked[0].estimate.step_seconds or 1)
-    )
+    current, best = plan.versus_current, plan.ranked[0].estimate
+    assert current.speedup == pytest.approx(current.estimate.step_seconds / best.step_seconds)
     assert current.speedup > 1
     assert all(getattr(current.layout, name) == old for name, (old, _) in current.changed.items())
     first = plan.ranked[0].layout
@@ -498,15 +330,9 @@ def test_versus_a_current_layout_that_cannot_run() -> None:
     assert "cannot run" in current.reasons[0]
 
 
-# ---- splits --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
 def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None:
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    pricer = Pricer.build(
-        read_model("llama3-8b"), cluster, read_training({"seq_len": 4096, "global_batch_size": 64})
-    )
+    pricer, _ = priced_space(read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)))
     for pp in (2, 4, 8):
         layout = resolve_layout({"pp": pp}, trainer="torchtitan", num_gpus=8)
         plain, moved = shifted(pricer, layout, 0, 0), shifted(pricer, layout, first, last)
@@ -527,14 +353,6 @@ def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     assert offers(fix=whole)
     assert not offers(fix={**whole, "precision": "bf16"})
     assert not offers(fix=whole, allow={"precision": ["bf16"]})
-
-
-@pytest.mark.parametrize("missing", ["torch", "scipy"])
-def test_gp_names_what_it_needs(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"torch": object(), "scipy": object(), missing: None}
-    monkeypatch.setattr(importlib.util, "find_spec", found.get)
-    with pytest.raises(SpecError, match=f"needs torch and scipy; not installed: {missing}"):
-        SAMPLERS["gp"].optuna_sampler(0)
 
 
 def test_rules_that_read_what_changed_are_enough_for_layouts_that_were_legal() -> None:

@@ -1,26 +1,30 @@
-"""Layer splits and memory budgets against brute force: every legal split, each simulated."""
+"""Layer splits and memory budgets: against every legal split, each simulated; their moves."""
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.intake.jobs import read_job
-from planner.rules import Context, legal_mask
+from planner.rules import legal_mask
+from planner.schedules import SCHEDULES
 from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
+from planner.search.variations import split_moves
+from planner.search.variations.split_moves import balanced, holders_of, possible, sloped
+from planner.search.variations.splits import Climb, Tried
 from planner.specs.layout import Layout
+from tests.conftest import job_values, one_fast
 
 NEAR = 1.002
 WIDE: dict[str, Any] = {
     "name": "wide", "hidden_size": 4096, "num_hidden_layers": 11, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 14336, "vocab_size": 128256,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 128256,
 }  # fmt: skip
 EXPERTS = {
     **WIDE, "name": "experts", "hidden_size": 2048, "num_attention_heads": 16, "num_experts": 16,
@@ -51,18 +55,14 @@ def splits_of(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 def brute_force(pricer: Pricer, like: Layout, budgets: bool) -> float:
     """The fastest step of this layout under any split and any of the trainer's recomputations."""
-    stages = like.pp * like.virtual_stages
+    splits = splits_of(pricer.model.num_hidden_layers, like.pp * like.virtual_stages)
     modes = [*(f"memory-budget-{part / 50:g}" for part in range(1, 50) if budgets), "none", "full"]
-    layouts = [
-        like.model_copy(update={"layers_per_stage": split, "ac": mode})
-        for split in splits_of(pricer.model.num_hidden_layers, stages)
-        for mode in modes
-    ]
+    changes = [{"layers_per_stage": split, "ac": mode} for split, mode in product(splits, modes)]
+    layouts = [like.model_copy(update=change) for change in changes]
     best = np.inf
-    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     for start in range(0, len(layouts), 2048):
         batch = LayoutBatch.from_layouts(layouts[start : start + 2048])
-        batch = batch.take(legal_mask(batch, context))
+        batch = batch.take(legal_mask(batch, pricer.rules_context))
         if not len(batch):
             continue
         prices = pricer.price(batch)
@@ -74,29 +74,19 @@ def brute_force(pricer: Pricer, like: Layout, budgets: bool) -> float:
     return best
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name == "Megatron" else [pytest.mark.slow]) for name in CASES],
-)
+@pytest.mark.parametrize("name", one_fast("Megatron", *sorted({*CASES} - {"Megatron"})))
 def test_the_search_finds_the_best_split_and_budget(name: str) -> None:
     model, trainer, cluster, fix = CASES[name]
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", **cluster},
-            "training": {"seq_len": 4096, "global_batch_size": 16, "trainer": trainer},
-            "search": {"prefer": "fastest", "fix": {**fix, "precision": "bf16"}},
-        }
-    )
+    search = {"prefer": "fastest", "fix": {**fix, "precision": "bf16"}}
+    values = job_values(model, "h100-sxm-80gb", 8, 4096, 16, trainer=trainer, search=search)
+    job = read_job({**values, "cluster": {**values["cluster"], **cluster}})
     found = search_size(job, job.cluster, lambda _: None)
     best, _, layout = found.candidates[0]
     pricer = found.pricer
     # every class that the search has looked at by its best member, and those of other microbatches
     plain = {"layers_per_stage": None, "ac": "full"}
     likes = {one.model_copy(update=plain) for _, _, one in found.candidates[:40]}
-    likes = {like for like in sorted(likes, key=str)[:6]} | {
-        layout.model_copy(update={"layers_per_stage": None, "ac": "full"})
-    }
+    likes = {*sorted(likes, key=str)[:6], layout.model_copy(update=plain)}
     budgets = trainer == "torchtitan"
     brute = min(brute_force(pricer, like, budgets) for like in likes)
     assert brute < np.inf
@@ -108,3 +98,86 @@ def test_all_splits_are_counted() -> None:
     assert len(splits_of(4, 3)) == 10
     assert len(set(splits_of(7, 4))) == len(splits_of(7, 4)) == 56
     assert all(sum(split) == 7 and min(split[1:-1]) >= 1 for split in splits_of(7, 4))
+
+
+ONE_EACH = ((0,), (1,), (2,))
+LOOPED = holders_of(SCHEDULES["Interleaved1F1B"], 3, 2)
+V_SHAPED = holders_of(SCHEDULES["ZBVZeroBubble"], 3, 2)
+
+
+def test_stages_of_each_rank() -> None:
+    assert LOOPED == ((0, 3), (1, 4), (2, 5))
+    assert V_SHAPED == ((0, 5), (1, 4), (2, 3))
+
+
+def test_a_slope_is_layers_more_on_each_rank() -> None:
+    assert sloped((4, 4, 4), 1.0, ONE_EACH) == (3, 4, 5)
+    assert sloped((4, 4, 4), 2.0, ONE_EACH) == (2, 4, 6)
+    assert sloped((2, 2, 2, 2, 2, 2), 2.0, LOOPED) == (0, 2, 3, 2, 2, 3)
+    assert sloped((1, 1, 1), 2.0, ONE_EACH) == (1, 1, 1)  # no stage gives its last layer and more
+
+
+def test_layers_go_from_the_busiest_to_the_idlest() -> None:
+    # a layer takes a second; the head alone takes three
+    assert balanced((4, 4, 4), ONE_EACH, np.array([4.0, 4.0, 7.0])) == (5, 5, 2)
+    assert balanced((4, 4, 4), ONE_EACH, np.array([4.0, 4.0, 4.5])) == (4, 4, 4)
+    # the inner stages keep a layer each
+    assert balanced((5, 1, 5), ONE_EACH, np.array([5.0, 9.0, 5.0])) == (5, 1, 5)
+
+
+def test_moves_are_off_the_busiest_and_the_fullest_rank() -> None:
+    split = (2, 3, 2, 9, 2, 2)
+    pairs = split_moves.helpful_pairs(split, LOOPED, (0, 1), {1, 2})
+    assert pairs == [*((3, to, layers) for to in (4, 2) for layers in (1, 2, 4)), (1, 2, 1)]
+    assert split_moves.moved(split, 3, 4, 2) == (2, 3, 2, 7, 4, 2)
+
+
+def test_inner_stages_keep_a_layer() -> None:
+    assert possible((0, 1, 0))
+    assert not possible((1, 0, 1))
+    assert not possible((-1, 2, 2))
+    assert split_moves.even(7, 3) == (3, 2, 2)
+    assert len(split_moves.all_pairs((1,) * 12)) == 12 * 11
+    assert len(split_moves.all_pairs((2, 3, 1, *(2,) * 12))) == 4 * 3
+
+
+def test_distinct_splits_are_listed_once() -> None:
+    splits = [(1, 2), (2, 1), (1, 2)]
+    tried = Tried.of(np.arange(3), splits, np.array([5, 6, 7]))
+    assert tried.splits == ((1, 2), (2, 1))
+    assert [tried.splits[place] for place in tried.split] == splits
+    last = tried.take(np.array([2]))
+    assert (last.owner[0], last.splits[last.split[0]], last.budget[0]) == (2, (1, 2), 7)
+
+
+GPU, PLAIN = "h100-sxm-80gb", {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}
+JOBS: dict[str, dict[str, Any]] = {
+    "one stage a rank": job_values("llama3-8b", GPU, 8, 4096, 32, search={"fix": PLAIN}),
+    "all schedules": job_values(
+        "llama3-70b", GPU, 64, 4096, 128, search={"fix": {"pp": 8, "tp": 1}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_not_faster_is_left_out_of_a_climb_and_misses_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out: list[int] = []
+    faster = Climb._faster
+
+    def counted(self: Climb, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
+        rows = faster(self, batch, value)
+        left_out.append(len(batch) - len(rows))
+        return rows
+
+    def everything(self: Climb, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
+        return np.arange(len(batch))
+
+    found = []
+    for way in (counted, everything):
+        monkeypatch.setattr(Climb, "_faster", way)
+        job = read_job(JOBS[name])
+        found.append(search_size(job, job.cluster, lambda _: None).candidates)
+    assert sum(left_out) > 100
+    assert found[0] == found[1]

@@ -1,48 +1,46 @@
 """A search with something fixed never finds anything faster; which budgets are tried."""
 
 from contextlib import suppress
+from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+import planner
 from benchmarks.free_against_fixed import fastest
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
+from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.rules import Context
 from planner.search import bounds, cell_queue
 from planner.search import screen as screen_module
-from planner.search.fit import OOM_LIMIT
+from planner.search.choice.preference import Weighed
+from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.screen import PARETO_SLACK, Goal
-from planner.search.space.enumerate import build_space
+from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import KnownBudgets, searched
-from planner.specs.job import SearchSpec
+from planner.search.variations import budgets
+from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
 from planner.specs.layout import Layout, parse_ac
-from planner.specs.plan import RankedLayout
-from tests.conftest import fixed_ports, one_fast
+from tests.conftest import fixed_ports, job_values, one_fast
+from tests.unit.priced_cases import priced_space, pricer_of
 
+GPU = "h100-sxm-80gb"
+LONG_HEAD = job_values("llama3.1-8b", GPU, 8, 8192, 128)
+SHORT = {**LONG_HEAD["cluster"], "memory_fraction": 0.80}
 JOBS: dict[str, dict[str, Any]] = {
-    "8B, with a long head": {"model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "8B, short of memory": {"model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "70B, where everything is cut": {"model": "llama3.1-70b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 128}},
-    "experts": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64}},
-    "Megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"}},
-    "1B, where launches count": {"model": "llama3.2-1b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32}},
-}  # fmt: skip
+    "8B, with a long head": LONG_HEAD,
+    "8B, short of memory": {**LONG_HEAD, "cluster": SHORT},
+    "70B, where everything is cut": job_values("llama3.1-70b", GPU, 64, 8192, 128),
+    "experts": job_values("mixtral-8x7b", GPU, 16, 4096, 64),
+    "Megatron": job_values("llama3.1-8b", GPU, 8, 8192, 128, trainer="megatron"),
+    "1B, where launches count": job_values("llama3.2-1b", GPU, 16, 2048, 32),
+}
 FIXES: tuple[dict[str, Any], ...] = (
     {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},
     {"ac": "full"},
@@ -50,9 +48,13 @@ FIXES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
+def winner(name: str, fix: dict[str, Any]) -> Layout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=fixed_ports()).ranked[0]
+    return recommend(job, ports=fixed_ports()).ranked[0].layout
+
+
+def prepared(name: str) -> tuple[Pricer, Space]:
+    return priced_space(read_job(JOBS[name]))
 
 
 @pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
@@ -80,52 +82,41 @@ def test_the_split_of_every_pipeline_is_polished() -> None:
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
     """8B on 8 under ZeRO-2 with less memory: a budget near 1 costs almost nothing."""
-    layout = winner("8B, short of memory", {"pp": 1}).layout
-    assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
-    assert parse_ac(layout.ac)[1] > 0.5
+    layout = winner("8B, short of memory", {"pp": 1})
+    kind, budget = parse_ac(layout.ac)
+    assert (layout.dp_shard, layout.zero_stage, kind) == (8, 2, "memory-budget")
+    assert budget > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
     """Llama 3.1's head weighs two layers: an even split leaves three ranks of four waiting."""
-    sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
+    sizes = winner("Megatron", {"pp": 4}).layers_per_stage
     assert sizes[-1] < sizes[0]
 
 
 def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
-    job = read_job(JOBS["8B, short of memory"])
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer, space = (
-        Pricer.build(job.model, job.cluster, job.training),
-        build_space(context, SearchSpec()),
-    )
+    pricer, space = prepared("8B, short of memory")
     search = searched(pricer, space, Goal(count=10, budgets=20))
     found = search.best_budgets(float(search.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
-        budgets = [_with_budget(layout, hundredths) for hundredths in range(101)]
-        rest = LayoutBatch.from_layouts(budgets)
-        prices = pricer.price(rest)
+        modes = [{"ac": f"memory-budget-{hundredths / 100:g}"} for hundredths in range(101)]
+        rest = LayoutBatch.from_layouts([layout.model_copy(update=mode) for mode in modes])
+        prices, own = pricer.price(rest), pricer.price(found.take(slice(row, row + 1)))
         risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
         fits = risk <= OOM_LIMIT
         assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
-        assert prices.step_seconds[fits].min() == pytest.approx(
-            float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
-        )
+        assert prices.step_seconds[fits].min() == pytest.approx(own.step_seconds[0])
 
 
 @pytest.mark.parametrize("name", one_fast("Megatron", "8B, short of memory", "experts"))
 def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they take lowers the limit of later rounds; what is near the best stays, and so do they.
-
-    Without `Goal.budgets` none is sought early.
-    """
-    job = read_job(JOBS[name])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, SearchSpec())
+    """What they take lowers the limit of later rounds; what is near the best stays, as they do."""
+    pricer, space = prepared(name)
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
@@ -134,7 +125,6 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     assert plain.budgets is None
     search = searched(pricer, space, Goal(count=3, budgets=20))
     known = search.budgets
-    assert known is not None
     worth = float(screened.step_seconds[2])
     found = search.best_budgets(worth)
     search.budgets = None
@@ -153,10 +143,7 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
 
 
 def test_budgets_sought_for_less_are_sought_again() -> None:
-    job = read_job(JOBS["experts"])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, SearchSpec())
-    search = searched(pricer, space, Goal(count=10, budgets=20))
+    search = searched(*prepared("experts"), Goal(count=10, budgets=20))
     worth = float(search.screened.step_seconds[9])
     whole = search.best_budgets(worth)
     found = search._fastest_budgets(worth)
@@ -168,5 +155,108 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
     assert len(whole)
 
 
-def _with_budget(layout: Layout, hundredths: int) -> Layout:
-    return layout.model_copy(update={"ac": f"memory-budget-{hundredths / 100:g}"})
+KEEP = 3
+
+
+def all_of(one: Budgeted) -> LargestBudgets:
+    """All of them that have a budget, none left out."""
+    rounds = list(one._rounds())
+    batch = LayoutBatch.concatenate([each.batch for each in rounds])
+    simple = np.concatenate([each.simple for each in rounds])
+    limits = StepLimits(every=one.worth, simple=one.worth)
+    return largest_budgets(one.pricer, batch, simple, limits, len(batch) + 1, one.dial)
+
+
+@pytest.mark.parametrize("at_once", [2**13, 64])
+@pytest.mark.parametrize("name", ["8B, short of memory", "experts"])
+def test_the_fastest_are_sought_among_all(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
+    monkeypatch.setattr(budgets, "CHUNK", at_once)
+    monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
+    search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
+    (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))  # not sought yet
+    one.simple = np.arange(len(one.cells)) >= len(one.cells) // 8
+    every = all_of(one)
+    fastest, simple = one.fastest(KEEP)
+    few = every.take(every.simple)
+    for found, wanted in ((fastest, every.first(KEEP)), (simple, few.first(KEEP))):
+        assert len(found.layouts) == KEEP
+        assert np.array_equal(found.seconds, wanted.seconds)
+        assert found.layouts.layouts() == wanted.layouts.layouts()
+        assert np.array_equal(found.hundredths, wanted.hundredths)
+    assert simple.seconds[-1] > fastest.seconds[-1]
+    assert simple.simple.all()
+
+
+def test_a_simple_layout_may_be_among_either() -> None:
+    limits = StepLimits(every=4.0, simple=9.0)
+    assert limits.of(np.array([True, False])).tolist() == [9.0, 4.0]
+    seconds, simple = np.array([1.0, 5.0, 3.0, 2.0]), np.array([True, True, False, False])
+    assert limits.lowered(seconds, simple, 2) == StepLimits(every=2.0, simple=5.0)
+    assert limits.lowered(seconds, simple, 4) == limits, "fewer are known, or none is faster"
+
+
+FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
+
+
+def large_job(model: str, num_gpus: int, gpu: str = "h100-sxm-80gb", **training: object) -> Pricer:
+    return pricer_of(read_job(job_values(model, gpu, num_gpus, 4096, 1024, **training)))
+
+
+def test_the_measured_beside_the_best_fit_and_come_from_their_cells() -> None:
+    pricer = large_job("mixtral-8x7b", 64)
+    space = build_space(pricer.rules_context)
+    search = searched(pricer, space, Goal(count=10))
+    screened, found = search.screened, search.measured(8)
+    assert 0 < len(found) <= 8
+    assert not Weighed.of(found, pricer).unmeasured.any()
+    seconds, fits = priced_and_fitting(pricer, found)
+    assert fits.all()
+    assert (np.diff(seconds) >= 0.0).all()
+    cells = {cell_of(screened.batch, row) for row in range(len(screened.batch))}
+    assert {cell_of(found, row) for row in range(len(found))} <= cells
+    # none of what the screen kept is measured, fits and is faster
+    kept, their_fits = priced_and_fitting(pricer, screened.batch)
+    of_kept = ~Weighed.of(screened.batch, pricer).unmeasured.any(axis=0) & their_fits
+    assert of_kept.any()
+    assert seconds[0] <= kept[of_kept].min() * (1.0 + 1e-12)
+
+
+def cell_of(batch: Any, row: int) -> tuple[object, ...]:
+    return tuple(column[row] for name, column in batch.columns() if name not in FREE)
+
+
+LARGE = [
+    ("deepseek-v3", "h800-sxm-80gb", 2048, 4096, 15360),
+    ("kimi-k2", "h100-sxm-80gb", 1024, 4096, 8192),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", LARGE, ids=str)
+def test_what_no_run_supports_is_named_and_does_not_lead(given: tuple[Any, ...]) -> None:
+    plan = planner.recommend(**job_values(*given))
+    fastest = min(plan.ranked, key=lambda one: one.estimate.step_seconds or np.inf)
+    assert any("deepep" in one for one in fastest.unmeasured)
+    assert plan.ranked[0].layout.moe_dispatcher == "alltoall"
+    assert not any("deepep" in one for one in plan.ranked[0].unmeasured)
+
+
+def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() -> None:
+    """What is priced once for several numbers of stages costs the same for each of them."""
+    pricer = large_job("deepseek-v3", 256)
+    cells = build_space(pricer.rules_context).cells
+    rows = np.random.default_rng(5).permutation(len(cells))[:300]
+    batch = cells.take(rows)
+    assert len({int(pp > 1) for pp in batch.pp}) == 2
+    assert len({*product(batch.precision.tolist(), (batch.cp > 1).tolist())}) > 4
+    alike = pricer.as_units_see(batch)
+    assert (alike.pp < np.minimum(batch.pp, 2)).any()
+    own, shared = (unit_work(pricer.context(one), pricer.model) for one in (batch, alike))
+    for field in fields(own):
+        np.testing.assert_array_equal(getattr(own, field.name), getattr(shared, field.name))
+    wrong = replace(batch, pp=np.ones(len(batch), dtype=np.int64))
+    forgotten = unit_work(pricer.context(wrong), pricer.model)
+    assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)

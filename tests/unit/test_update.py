@@ -16,6 +16,8 @@ from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
+from tests.conftest import job_values
+from tests.unit.priced_cases import priced_layout
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -23,29 +25,27 @@ GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "c
 def case(
     training: dict[str, Any] | None = None, num_gpus: int = 16, **layout: Any
 ) -> tuple[Pricer, LayoutBatch]:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 8192, "global_batch_size": 4 * num_gpus, **(training or {})},
-            "layout": layout or {"dp_shard": 16},
-        }
-    )
-    batch = LayoutBatch.from_layouts([job.layout])
-    return Pricer.build(job.model, job.cluster, job.training), batch
+    given = ("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 4 * num_gpus)
+    job = read_job(job_values(*given, layout=layout or {"dp_shard": 16}, **(training or {})))
+    return priced_layout(job)
 
 
-def per_parameter(training: dict[str, Any] | None = None, **layout: Any) -> float:
-    pricer, batch = case(training, **layout)
-    return float(pricer.optimizer_step.bytes_per_parameter(batch)[0])
+def on_fabric(pricer: Pricer) -> tuple[Any, ...]:
+    """What functions of sharding take beside layouts."""
+    return pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+
+
+def sent_seconds(operation: Any, payload: np.ndarray, ranks: float, pricer: Pricer) -> float:
+    """Of one collective on this many ranks."""
+    profile, ways = pricer.profile, (np.full(1, ranks), np.ones(1))
+    rates = {"base_seconds": profile.collective_seconds, "nvls_gain": profile.nvls_gain}
+    return float(collective_seconds(operation, payload, *ways, pricer.fabric, **rates)[0])
 
 
 def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> float:
     pricer, batch = case(training, **layout)
     return float(pricer.price(batch).parts["optimizer"][0])
 
-
-# ---- bytes ---------------------------------------------------------------------------------------
 
 UNCLIPPED = {"max_grad_norm": None}
 
@@ -62,16 +62,15 @@ UNCLIPPED = {"max_grad_norm": None}
 ])  # fmt: skip
 def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
     """Gradient read; parameter and states read and written; clipping; Megatron's copies."""
-    assert per_parameter(training, **({"dp_shard": 16} | layout)) == moved
+    pricer, batch = case(training, **({"dp_shard": 16} | layout))
+    assert pricer.optimizer_step.bytes_per_parameter(batch)[0] == moved
 
 
 def test_optimizers_are_ordered_by_what_they_do() -> None:
-    took = {
-        name: optimizer_seconds({"optimizer": name})
-        for name in ("sgd", "adamw-bf16-states", "adamw", "adafactor", "muon")
-    }
-    assert took["sgd"] <= took["adamw-bf16-states"] < took["adamw"]
-    assert took["adamw"] < took["adafactor"] < took["muon"]
+    names = ("sgd", "adamw-bf16-states", "adamw", "adafactor", "muon")
+    sgd, *others = (optimizer_seconds({"optimizer": name}) for name in names)
+    assert sgd <= others[0]
+    assert others == sorted(set(others))
 
 
 def test_clipping_adds_its_passes_and_its_reductions() -> None:
@@ -84,11 +83,7 @@ def test_clipping_adds_its_passes_and_its_reductions() -> None:
 
 
 def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
-    return float(
-        small_reductions(
-            batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
-        )[0]
-    )
+    return float(small_reductions(batch, *on_fabric(pricer))[0])
 
 
 def test_small_reductions_run_once_an_axis() -> None:
@@ -99,10 +94,11 @@ def test_small_reductions_run_once_an_axis() -> None:
     cases = (case(**GATHERED, float8_all_gather=gathers) for gathers in (True, False))
     scaled, plain = (_reductions(*one) for one in cases)
     assert scaled == pytest.approx(2.0 * plain)
-    te = {"trainer": "megatron"}
-    assert _reductions(*case(te, dp_shard=16, precision="float8-delayed")) == pytest.approx(
-        3.0 * _reductions(*case(te, dp_shard=16))
+    delayed, plain = (
+        _reductions(*case({"trainer": "megatron"}, dp_shard=16, precision=precision))
+        for precision in ("float8-delayed", "bf16")
     )
+    assert delayed == pytest.approx(3.0 * plain)
 
 
 def test_clipping_queries_and_keys_waits_for_each_layer_once() -> None:
@@ -123,28 +119,24 @@ def test_clipping_queries_and_keys_waits_for_each_layer_once() -> None:
     assert seconds(dp_shard=1, tp=16) == pytest.approx(layers * host)
 
 
-@pytest.mark.parametrize(
-    ("layout", "moved"),
-    [
-        ({"dp_shard": 16}, 0),  # FSDP adds shards, which counts for nothing
-        ({"dp_shard": 8, "pp": 2}, 4 + 2 * 4),
-        ({"dp_shard": 8, "pp": 2, "param_dtype": "bfloat16"}, 2 + 2 * 4),
-        (
-            {"dp_shard": 8, "pp": 2, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
-            2 + 2 * 2,
-        ),
-        ({"dp_replicate": 16, "zero_stage": 0}, 4 + 2 * 4),
-    ],
-)
-def test_under_a_pipeline_or_replicas_gradients_add_up(
-    layout: dict[str, Any], moved: float
-) -> None:
+PIPED = {"dp_shard": 8, "pp": 2}
+HALVED = PIPED | {"param_dtype": "bfloat16"}
+
+
+ADDED = [
+    ({"dp_shard": 16}, 0),  # FSDP adds shards, which counts for nothing
+    (PIPED, 4 + 2 * 4),
+    (HALVED, 2 + 2 * 4),
+    (HALVED | {"reduce_dtype": "bfloat16"}, 2 + 2 * 2),
+    ({"dp_replicate": 16, "zero_stage": 0}, 4 + 2 * 4),
+]
+
+
+@pytest.mark.parametrize(("layout", "moved"), ADDED)
+def test_under_a_pipeline_or_replicas_gradients_add_up(layout: Any, moved: float) -> None:
     """A fresh gradient read, the sum read and written."""
     pricer, batch = case(**({"param_dtype": "float32"} | layout))
     assert float(pricer.optimizer_step.sum_bytes(batch)[0]) == moved
-
-
-# ---- shards --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,25 +148,19 @@ def test_under_a_pipeline_or_replicas_gradients_add_up(
         ({"dp_replicate": 16, "zero_stage": 0}, 1.0, 1.0),
     ],
 )
-def test_experts_are_sharded_over_the_ranks_that_share_them(
-    layout: dict[str, Any], dense: float, expert: float
-) -> None:
+def test_experts_are_sharded_over_their_ranks(layout: Any, dense: float, expert: float) -> None:
     pricer, batch = case(**layout)
     given = np.array([[64.0]]), np.array([[16.0]])
     order = pricer.cluster.rank_order
     assert unit_elements.kept_shards(batch, *given, order)[0, 0] == 64.0 * dense + 16.0 * expert
 
 
-# ---- Muon ----------------------------------------------------------------------------------------
-
-
 def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
     """5 iterations of 4 m^2 n + 2 m^3 on m = n: 30 n FLOP a parameter."""
     pricer, _ = case()
-    square = pricer.model.model_copy(
-        update={"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8,
-            "num_key_value_heads": 8, "head_dim": 64},
-    )  # fmt: skip
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 512) | {"head_dim": 64}
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 8)
+    square = pricer.model.model_copy(update=sizes | heads)
     assert newton_schulz_flops(square) == pytest.approx(30.0 * 512)
     assert newton_schulz_flops(pricer.model) > 5.0 * 4.0 * 1024, "at least its narrowest side"
 
@@ -182,19 +168,13 @@ def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
 def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     """Momenta to their owner and updates back, two bytes each; what is no matrix takes AdamW."""
     pricer, batch = case({"optimizer": "muon"})
-    found = sharding.unit_shards(
-        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
-    )
+    found = sharding.unit_shards(batch, *on_fabric(pricer))
     step = pricer.optimizer_step
     exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
     rate = step.device.linear_rate[step.device.half]
     exchange[0] -= found.shard[0] * newton_schulz_flops(pricer.model) / rate
-    sixteen, one = np.full(1, 16.0), np.ones(1)
-    once = collective_seconds(
-        "all-to-all", 2.0 * found.shard[0], sixteen, one, pricer.fabric,
-        base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
-    )  # fmt: skip
-    assert exchange[:, 0] == pytest.approx([2.0 * once[0], 0.0, 0.0])
+    once = sent_seconds("all-to-all", 2.0 * found.shard[0], 16.0, pricer)
+    assert exchange[:, 0] == pytest.approx([2.0 * once, 0.0, 0.0])
 
 
 WIDE = {"tp": 8, "zero_stage": 1}
@@ -205,9 +185,7 @@ def layer_of(mode: str | None = None, **training: Any) -> tuple[float, float]:
     """(parameters, seconds of Newton-Schulz and its communication) of one layer on one rank."""
     mode_of = {"muon_tp_mode": mode} if mode else {}
     pricer, batch = case({**MUON, **mode_of, **training}, **WIDE)
-    found = sharding.unit_shards(
-        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
-    )
+    found = sharding.unit_shards(batch, *on_fabric(pricer))
     update = pricer.optimizer_step.seconds(batch, found.shard, 0 * found.shard)
     assert (found.update_seconds[1:] == update[1:]).all(), "embedding and head have AdamW"
     return float(found.shard[0, 0]), float((found.update_seconds - update)[0, 0])
@@ -221,15 +199,9 @@ def test_each_mode_of_muon_by_hand() -> None:
     """
     pricer, _ = case(MUON, **WIDE)
     rate = pricer.device.linear_rate[pricer.device.half]
-    one, eight = np.ones(1), np.full(1, 8.0)
 
     def sent(operation: str, payload: float) -> float:
-        return float(
-            collective_seconds(
-                operation, np.full(1, payload), eight, one, pricer.fabric,
-                base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
-            )[0]
-        )  # fmt: skip
+        return sent_seconds(operation, np.full(1, payload), 8.0, pricer)
 
     def flops(g: float, n: float) -> float:
         return 5.0 * (4.0 * g * g * n + 2.0 * g**3)
@@ -259,29 +231,22 @@ def test_owners_beyond_the_matrices_wait_for_the_largest_one() -> None:
 
     Megatron-LM core 0.18 pads buffers to as much for each owner (layer_wise_optimizer.py).
     """
-    pricer, batch = case(MUON, num_gpus=1024, dp_shard=1024, zero_stage=1)
-    step, order = pricer.optimizer_step, pricer.cluster.rank_order
-    found = sharding.unit_shards(batch, step, pricer.fabric, pricer.profile, order)
+    owners = {"num_gpus": 1024, "dp_shard": 1024, "zero_stage": 1}
+    pricer, batch = case(MUON, **owners)
+    found = sharding.unit_shards(batch, *on_fabric(pricer))
     layers, largest = 32.0, 4096.0 * 28672.0
     assert layers * found.shard[0, 0] == pytest.approx(largest, rel=1e-3)
     assert layers * found.padding[0, 0] == pytest.approx(1024 * largest - 6.98e9, rel=1e-3)
-    older, _ = case({**MUON, "trainer_version": "0.17"}, num_gpus=1024, dp_shard=1024, zero_stage=1)
-    step = older.optimizer_step
-    found = sharding.unit_shards(batch, step, pricer.fabric, pricer.profile, order)
-    assert not found.padding.any()
-    assert {
-        call.operation
-        for call in sharding.shard_calls(batch, step, pricer.fabric, pricer.profile, order)
-        if call.part == "scatter"
-    } == {"all-reduce"}
+    older, batch = case({**MUON, "trainer_version": "0.17"}, **owners)
+    assert not sharding.unit_shards(batch, *on_fabric(older)).padding.any()
+    calls = sharding.shard_calls(batch, *on_fabric(older))
+    assert {call.operation for call in calls if call.part == "scatter"} == {"all-reduce"}
 
 
 @pytest.mark.parametrize(("release", "stage", "hidden"), [
     ("0.16", 1, False), ("0.17", 0, False), ("0.17", 1, True), ("0.19", 0, True),
 ])  # fmt: skip
-def test_early_releases_hide_no_communication_of_muon(
-    release: str, stage: int, hidden: bool
-) -> None:
+def test_early_releases_hide_nothing_of_muon(release: str, stage: int, hidden: bool) -> None:
     """training/arguments.py: "Muon optimizer does not support overlap grad reduce"."""
     jobs = [{**MUON, "trainer_version": release, "overlap": {"dp": dp}} for dp in (True, False)]
     priced = [case(job, dp_shard=16, zero_stage=stage) for job in jobs]
@@ -291,12 +256,10 @@ def test_early_releases_hide_no_communication_of_muon(
 
 
 def rank_memory(optimizer: str, dp_shard: int) -> Any:
-    training = {"seq_len": 8192, "global_batch_size": dp_shard, "trainer": "megatron"}
-    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": dp_shard},
-        "training": {**training, "optimizer": optimizer}, "layout": {"zero_stage": 1}}  # fmt: skip
-    memory = estimate_job(read_job(job)).memory
-    assert memory is not None
-    return memory.stages[0]
+    given = ("llama3-8b", "h100-sxm-80gb", dp_shard, 8192, dp_shard)
+    training = {"trainer": "megatron", "optimizer": optimizer}
+    job = read_job(job_values(*given, layout={"zero_stage": 1}, **training))
+    return estimate_job(job).memory.stages[0]
 
 
 def test_muon_has_the_momentum_of_sgd_and_adamw_at_both_ends() -> None:
@@ -310,9 +273,6 @@ def test_muon_has_the_momentum_of_sgd_and_adamw_at_both_ends() -> None:
     assert muon.gradients_bytes - sgd.gradients_bytes == pytest.approx(4 * padding, rel=1e-3)
 
 
-# ---- scales of weights ---------------------------------------------------------------------------
-
-
 def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() -> None:
     """TE keeps quantised weights from the first microbatch; torchao quantises every time."""
     te = {"trainer": "megatron"}
@@ -321,9 +281,6 @@ def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() ->
     names = ("float8-rowwise", "bf16")
     ao, plain = (optimizer_seconds(dp_shard=16, precision=x, compile=True) for x in names)
     assert ao == plain
-
-
-# ---- the host ------------------------------------------------------------------------------------
 
 
 def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it() -> None:
@@ -336,15 +293,12 @@ def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it()
 
 def test_megatron_copies_gradients_down_and_parameters_up_around_its_update() -> None:
     pricer, batch = case({"trainer": "megatron"}, cpu_offload=True, dp_shard=16)
-    owned = np.full((3, 1), 1e9)
-    fast = replace(
-        pricer.optimizer_step,
-        cluster=pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15}),
-    )
+    owned, step = np.full((3, 1), 1e9), pricer.optimizer_step
+    quick = pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15})
+    steps = (step, replace(step, cluster=quick))
+    seconds, without = (one.seconds(batch, owned, 0 * owned)[0, 0] for one in steps)
     least = 8.0 * 1e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
-    slow, quick = (one.seconds(batch, owned, 0 * owned) for one in (pricer.optimizer_step, fast))
-    waits = slow - quick
-    assert waits[0, 0] == pytest.approx(least, rel=1e-3)
+    assert seconds - without == pytest.approx(least, rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.05, 0.5, 1.0])
@@ -365,68 +319,31 @@ def column(*seconds: float) -> FloatColumn:
     return np.array(seconds)[:, None]
 
 
-def waits(
-    host: HostCopies | None, microbatches: float = 1.0, backward: float = 10.0, **layout: Any
-) -> float:
-    """Seconds that a rank with a layer, embedding and head waits: 1 s gathers and scatters."""
-    pricer, batch = case(**({"dp_shard": 16, "zero_stage": 2} | layout))
-    one, nothing = column(1.0, 0.0, 0.0), column(0.0, 0.0, 0.0)
-    seconds = UnitColumns(
-        forward=column(10.0, 0.0, 0.0), backward=column(backward, 0.0, 0.0), gather=nothing,
-        scatter=one, replicate=nothing, gather_copy=nothing, scatter_copy=nothing, host=host,
-    )  # fmt: skip
-    units = np.ones((1, 3, 1))
-    found = exposed_data_parallel(
-        units, seconds, batch, np.array([microbatches]), pricer.training, TRAINERS["torchtitan"],
-        1.0,
-    )  # fmt: skip
+def waits(upload: float = 0.0, download: float = 0.0) -> float:
+    """Seconds that a rank waits for these copies of its layer and a scatter of 1 s."""
+    pricer, batch = case(dp_shard=16, zero_stage=2)
+    copies = {"upload": column(upload, 0, 0), "download": column(download, 0, 0)}
+    compute, nothing, one = column(10.0, 0.0, 0.0), column(0.0, 0.0, 0.0), np.ones(1)
+    silent = dict.fromkeys(("gather", "replicate", "gather_copy", "scatter_copy"), nothing)
+    host = HostCopies(**copies, accumulate=nothing)
+    scatter = column(1.0, 0.0, 0.0)
+    seconds = UnitColumns(forward=compute, backward=compute, scatter=scatter, host=host, **silent)
+    job = (pricer.training, TRAINERS["torchtitan"], 1.0)
+    found = exposed_data_parallel(np.ones((1, 3, 1)), seconds, batch, one, *job)
     return float((found.fsdp + found.dp)[0, 0])
 
 
-def copies(upload: float = 0.0, download: float = 0.0, accumulate: float = 0.0) -> HostCopies:
-    return HostCopies(
-        upload=column(upload, 0, 0),
-        download=column(download, 0, 0),
-        accumulate=column(accumulate, 0, 0),
-    )
-
-
 def test_copies_hide_under_compute_as_far_as_it_lasts() -> None:
-    none, hidden, longer = waits(None), waits(copies(download=2.0)), waits(copies(download=20.0))
+    none, hidden, longer = waits(), waits(download=2.0), waits(download=20.0)
     assert hidden - none == pytest.approx(2.0), "only the last unit's, which no backward follows"
     assert longer - hidden == pytest.approx(18.0 + (1.0 + 20.0 - 10.0))
 
 
 def test_uploads_hide_under_the_forward_before_them() -> None:
     """The first of a step waits in full; a unit's upload and gather run under the unit before."""
-    none, hidden, longer = waits(None), waits(copies(upload=6.0)), waits(copies(upload=30.0))
+    none, hidden, longer = waits(), waits(upload=6.0), waits(upload=30.0)
     assert hidden - none == pytest.approx(6.0)
     assert longer - none == pytest.approx(30.0 + (30.0 - 10.0))
-
-
-def test_pcie_carries_both_directions_at_once() -> None:
-    """ZeRO-3 uploads again while gradients go down: the longer decides, not the sum."""
-    both = waits(copies(upload=9.0, download=8.5), zero_stage=3)
-    up = waits(copies(upload=9.0), zero_stage=3)
-    assert both - up == pytest.approx(8.5), "the last download alone"
-
-
-def test_gradients_that_are_added_on_the_host_wait_for_it() -> None:
-    """From the second microbatch on FSDP2 adds while the host waits: nothing is hidden."""
-    free, added = (
-        waits(copies(download=2.0), microbatches=4.0),
-        waits(copies(download=2.0, accumulate=0.5), microbatches=4.0),
-    )
-    assert added - free == pytest.approx(3 * 0.5)
-    once, often = waits(copies(download=2.0)), waits(copies(download=2.0), microbatches=2.0)
-    assert often == pytest.approx(2 * once + (1.0 + 2.0)), (
-        "the second microbatch hides neither reduction nor download"
-    )
-
-
-def test_an_optimizer_in_the_backward_reads_each_gradient_as_it_arrives() -> None:
-    eager = waits(copies(download=2.0), optimizer_in_backward=True, training=UNCLIPPED)
-    assert eager - waits(copies(download=2.0)) == pytest.approx(3.0)
 
 
 def test_without_overlap_every_copy_is_waited_for() -> None:
