@@ -30,16 +30,10 @@ def seconds(
     """One product of `groups` experts; sizes: rows of an expert, columns, depth of its forward."""
     m, n, k = (np.array([float(size)]) for size in sizes)
     shape = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (k, n, m)}[stage]
-    return float(
-        on.grouped_gemm_seconds(
-            *shape,
-            np.array([float(groups)]),
-            np.array([precision]),
-            tokens=m,
-            vendor=vendor,
-            gradient_bytes=np.array([bytes_]) if stage == "bwd_grad_w" else None,
-        )[0]
-    )
+    given = (*shape, np.array([float(groups)]), np.array([precision]))
+    moved = np.array([bytes_]) if stage == "bwd_grad_w" else None
+    found = on.grouped_gemm_seconds(*given, tokens=m, vendor=vendor, gradient_bytes=moved)
+    return float(found[0])
 
 
 def timings(what: str) -> list[dict[str, str]]:
@@ -108,9 +102,9 @@ def test_a_product_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_rows_an_expert_are_slow() -> None:
     """Below about 1,000 rows: same flops, fewer rows, more seconds."""
     on = device("b200-sxm-180gb")
-    times = [
+    fewest, few, enough, many = (
         seconds(on, 32768 / rows, (rows, 4096, 7168), "fwd") for rows in (128, 512, 1024, 8192)
-    ]
-    assert times[0] > 2.0 * times[3]
-    assert times[1] > 1.25 * times[3]
-    assert times[2] < 1.2 * times[3]
+    )
+    assert fewest > 2.0 * many
+    assert few > 1.25 * many
+    assert enough < 1.2 * many

@@ -149,7 +149,7 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {"trainer_version", "seq_len", "optimizer", "attention_kernel"}
+OF_TRAINING = {"trainer", "trainer_version", "seq_len", "optimizer", "attention_kernel"}
 OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
@@ -158,18 +158,19 @@ def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
     return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
 
 
+def shown_by(*runs: Job) -> Calibration:
+    """A calibration by these runs alone."""
+    return replace_seen(*seen(runs))
+
+
 def job(**values: object) -> Job:
-    num_gpus = values.pop("num_gpus", 8)
-    trainer = values.pop("trainer", "torchtitan")
-    gpu = values.pop("gpu", "h100-sxm-80gb")
+    named = {"model": DENSE["model"], "gpu": "h100-sxm-80gb", "num_gpus": 8}
+    model, gpu, num_gpus = (values.pop(name, value) for name, value in named.items())
     training = {name: values.pop(name) for name in OF_TRAINING & set(values)}
-    model = values.pop("model", DENSE["model"])
-    given = {"trainer": trainer, "layout": values, **training}
-    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, **given))
+    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, layout=values, **training))
 
 
 def names(asked: Job) -> set[str]:
-    assert asked.layout is not None
     return {one.name for one in used_by(asked.layout, asked)}
 
 
@@ -189,22 +190,16 @@ def test_some_layouts_use_it_and_some_do_not(name: str) -> None:
 
 def test_columns_say_what_single_layouts_say() -> None:
     """Of all layouts of one job at once, as of each by itself."""
-    jobs = [
-        job(**{**MIXTURE, **values})
-        for pair in USES.values()
-        for values in pair
-        if not {"model", "num_gpus", "trainer", "gpu", *OF_TRAINING} & set(values)
+    own = {"model", "num_gpus", "gpu", *OF_TRAINING}
+    layouts = [values for pair in USES.values() for values in pair if not own & set(values)]
+    jobs = [job(**{**MIXTURE, **values}) for values in layouts]
+    batch = LayoutBatch.from_layouts([one.layout for one in jobs])
+    used = [used_by(one.layout, jobs[0]) for one in jobs]
+    found = unmeasured(batch, jobs[0], replace_seen())
+    assert [{MECHANISMS[place] for place in np.flatnonzero(row)} for row in found] == [
+        set(one) for one in used
     ]
-    layouts = [one.layout for one in jobs if one.layout is not None]
-    batch = LayoutBatch.from_layouts(layouts)
-    bare = replace_seen()
-    alone = [names(each) for each in jobs]
-    assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
-        {place for place, one in enumerate(MECHANISMS) if one.name in used} for used in alone
-    ]
-    assert points(batch, jobs[0]).tolist() == [
-        sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts
-    ]
+    assert points(batch, jobs[0]).tolist() == [sum(one.points for one in each) for each in used]
 
 
 def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
@@ -214,65 +209,59 @@ def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
 @pytest.mark.parametrize("name", USES)
 def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str) -> None:
     asked = job(**USES[name][0])
-    known = seen([asked])
+    batch, known = LayoutBatch.from_layouts([asked.layout]), seen([asked])
+    broken = {triple for triple in known if triple[2] != name}
+    for triples, found in (
+        (known, ("calibrated", [], 1.0)),
+        (broken, ("extrapolated", [name], WIDER)),
+    ):
+        calibration = replace_seen(*triples)
+        missing = [one.name for one in rests_on(asked.layout, asked, calibration)]
+        (wider,) = widening(batch, asked, calibration)
+        assert (basis_of(calibration, asked)[name], missing, wider) == found
+
+
+@pytest.mark.parametrize("other", [{"gpu": "a100-sxm-80gb"}, {"trainer": "megatron"}])
+def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all(
+    other: dict[str, str],
+) -> None:
+    asked, calibration = job(tp=2), shown_by(job(tp=2, **other))
+    assert basis_of(calibration, asked)["tp"] == "interpolated"
+    assert unmeasured_mechanisms(calibration, asked) != ()
+    assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
     batch = LayoutBatch.from_layouts([asked.layout])
-    with_run = replace_seen(*known)
-    assert basis_of(with_run, asked)[name] == "calibrated"
-    assert rests_on(asked.layout, asked, with_run) == ()
-    assert widening(batch, asked, with_run).tolist() == [1.0]
-    broken = replace_seen(*(triple for triple in known if triple[2] != name))
-    assert basis_of(broken, asked)[name] == "extrapolated"
-    assert [one.name for one in rests_on(asked.layout, asked, broken)] == [name]
-    assert widening(batch, asked, broken).tolist() == [WIDER]
+    assert widening(batch, asked, calibration).tolist() == [WIDER]
 
 
-def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all() -> None:
-    asked, elsewhere = job(tp=2), job(tp=2, gpu="a100-sxm-80gb")
-    other = job(tp=2, trainer="megatron")
-    batch = LayoutBatch.from_layouts([asked.layout])
-    for run in (elsewhere, other):
-        calibration = replace_seen(*seen([run]))
-        assert basis_of(calibration, asked)["tp"] == "interpolated"
-        assert unmeasured_mechanisms(calibration, asked) != ()
-        assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
-        assert widening(batch, asked, calibration).tolist() == [WIDER]
+LOW = {"precision": "float8-tensorwise"}
+CUDNN = {"attention_kernel": "cudnn"}
 
 
-def test_an_attention_kernel_is_the_gpus_whoever_ran_it() -> None:
-    name = "attention cudnn"
-    asked = job(attention_kernel="cudnn")
-    other = job(attention_kernel="cudnn", trainer="megatron")
-    elsewhere = job(attention_kernel="cudnn", gpu="a100-sxm-80gb")
-    assert asked.layout is not None
-    assert basis_of(replace_seen(*seen([other])), asked)[name] == "calibrated"
-    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "interpolated"
-
-
-def test_eight_bits_on_another_family_of_gpus_show_nothing() -> None:
-    name = "precision float8-tensorwise"
-    asked = job(precision="float8-tensorwise")
-    other = job(precision="float8-tensorwise", trainer="megatron")
-    elsewhere = job(precision="float8-tensorwise", gpu="l40s")
-    assert basis_of(replace_seen(*seen([other])), asked)[name] == "interpolated"
-    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "extrapolated"
-    plain = basis_of(replace_seen(*seen([job(gpu="l40s")])), job())
-    assert plain["precision bf16"] == "interpolated"
+@pytest.mark.parametrize(("name", "asked", "run", "found"), [
+    # an attention kernel is the GPU's, whoever ran it
+    ("attention cudnn", CUDNN, {**CUDNN, "trainer": "megatron"}, "calibrated"),
+    ("attention cudnn", CUDNN, {**CUDNN, "gpu": "a100-sxm-80gb"}, "interpolated"),
+    # eight bits on another family of GPUs show nothing
+    ("precision float8-tensorwise", LOW, {**LOW, "trainer": "megatron"}, "interpolated"),
+    ("precision float8-tensorwise", LOW, {**LOW, "gpu": "l40s"}, "extrapolated"),
+    ("precision bf16", {}, {"gpu": "l40s"}, "interpolated"),
+])  # fmt: skip
+def test_what_a_run_shows_of_a_mechanism_elsewhere(
+    name: str, asked: dict[str, str], run: dict[str, str], found: str
+) -> None:
+    assert basis_of(shown_by(job(**run)), job(**asked))[name] == found
 
 
 def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
-    calibration = replace_seen(*seen([job(num_gpus=8 * 128)]))
+    calibration = shown_by(job(num_gpus=8 * 128))
     fewer, more = job(num_gpus=8 * 64), job(num_gpus=8 * 512)
-    assert fewer.layout is not None
-    assert more.layout is not None
     assert set(basis_of(calibration, fewer).values()) == {"calibrated"}
     assert [one.name for one in rests_on(more.layout, more, calibration)] == ["more than 256 nodes"]
 
 
 def test_own_errors_are_wider_where_a_mechanism_was_not_measured() -> None:
     plain, budget = job(compile=True, ac="full"), job(compile=True, ac="memory-budget-0.5")
-    assert plain.layout is not None
-    assert budget.layout is not None
-    pricer = Pricer.build(plain.model, plain.cluster, plain.training, replace_seen(*seen([plain])))
+    pricer = Pricer.build(plain.model, plain.cluster, plain.training, shown_by(plain))
     batch = LayoutBatch.from_layouts([plain.layout, budget.layout])
     own = time_spread(pricer, batch, pricer.price(batch)).own_sd
     assert own[1] == pytest.approx(WIDER * own[0])
