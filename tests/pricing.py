@@ -16,7 +16,10 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
+from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
+from planner.work.blocks import layer_ops
+from planner.work.pieces import Code
 
 H100 = "h100-sxm-80gb"
 
@@ -33,7 +36,6 @@ def pricer_of(job: Job) -> Pricer:
 
 
 def priced(job: Job) -> tuple[Pricer, LayoutBatch]:
-    """The pricer of a job, and its layout."""
     return pricer_of(job), LayoutBatch.from_layouts([job.layout])
 
 
@@ -56,7 +58,7 @@ def batch_of(p: Pricer, *layouts: dict[str, Any], **layout: Any) -> LayoutBatch:
 
 def check_rows_and_bounds(p: Pricer, batch: LayoutBatch) -> None:
     """A batch is its rows, parts sum to the step, and no bound is above a price."""
-    together = p.price(batch, every_rank=True)
+    together, bounds = p.price(batch, every_rank=True), p.lower_bounds(batch)
     assert sum(together.parts.values()) == pytest.approx(together.step_seconds, rel=1e-9)
     for at in range(len(batch)):
         row = batch.take(np.array([at]))
@@ -65,6 +67,7 @@ def check_rows_and_bounds(p: Pricer, batch: LayoutBatch) -> None:
         assert found.device_bytes == pytest.approx(together.device_bytes[at], rel=1e-12)
         most = found.step_seconds[0] * (1 + 1e-12)
         seconds, device = p.lower_bounds(row)
+        assert (seconds[0], device[0]) == (bounds[0][at], bounds[1][at])
         assert seconds[0] <= most
         assert device[0] <= found.device_bytes[0] * (1 + 1e-12)
         assert p.layout_lower_bounds(row)[0] <= most
@@ -72,7 +75,6 @@ def check_rows_and_bounds(p: Pricer, batch: LayoutBatch) -> None:
 
 
 def price(p: Pricer, **layout: Any) -> Prices:
-    """Of one layout, on all of its ranks."""
     return p.price(batch_of(p, **layout), every_rank=True)
 
 
@@ -80,7 +82,6 @@ BANDWIDTH, LATENCY = 100e9, 2e-6
 
 
 def flat(num_gpus: int, **level: Any) -> ClusterSpec:
-    """One switch that joins all GPUs."""
     joined = {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY, "topology": "switch"}
     return cluster_of(num_gpus, joined | level)
 
@@ -119,5 +120,8 @@ STAGE_COLUMNS = (
 
 
 def stage_costs(*columns: np.ndarray) -> StageCosts:
-    """Of STAGE_COLUMNS."""
     return StageCosts(**dict(zip(STAGE_COLUMNS, columns, strict=True)))
+
+
+def named_ops(model: ModelSpec, kind: LayerKind, *code: Code) -> dict[str, Any]:
+    return {op.name: op for op in layer_ops(model, kind, True, *code)}

@@ -48,7 +48,6 @@ def effective_batch(local_batch: int, accumulation: int, dp: int) -> float:
 
 
 def accumulation_steps(global_batch: int, local_batch: int, dp: int) -> float:
-    """Microbatches of a step without a pipeline."""
     values = {"dp_shard": dp, "micro_batch_size": local_batch}
     layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
     return float(layout.num_microbatches(global_batch))
@@ -69,7 +68,6 @@ def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
 
 
 def wire_over_size(op: str, ranks: int) -> float:
-    """Bytes that a rank sends in a ring, over the size of the buffer."""
     answer = collective(op, SIZE, flat(ranks), algorithm="ring")
     return answer.wire_bytes_per_rank / SIZE
 
@@ -100,7 +98,6 @@ def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
 
 
 def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
-    """Idle seconds over m (forward + backward), equal stages, free sends."""
     columns = (np.array([value]) for value in (pp, 1, microbatches, 1.0, 1.2, 0.8))
     return float(SCHEDULES[schedule].bubble_seconds(*columns)[0]) / (microbatches * 3.0)
 
@@ -200,13 +197,10 @@ def volume_over_parameters(job: Mapping[str, Any], dimension: str) -> float:
     Parameters are gathered in 2 bytes, gradients reduced in 4; (n - 1) / n of a buffer is sent.
     """
     model = read_job(dict(job)).model
-    sent = sum(
-        one.volume_bytes
-        / (2.0 if one.operation == "all-gather" else 4.0)
-        * one.group_size
-        / (one.group_size - 1.0)
-        for one in _rows(job, dimension)
-    )
+    sent = 0.0
+    for one in _rows(job, dimension):
+        width = 2.0 if one.operation == "all-gather" else 4.0
+        sent += one.volume_bytes / width * one.group_size / (one.group_size - 1.0)
     return sent / model.total_parameters()
 
 
@@ -222,10 +216,8 @@ def activations_a_block(job: Mapping[str, Any]) -> float:
     parsed = read_job(dict(job))
     training, model = parsed.training, parsed.model
     activation = training.seq_len * model.hidden_size * 2.0
-    return sum(
-        one.per_step // model.num_hidden_layers * one.message_bytes / activation
-        for one in _rows(job, "tp")
-    )
+    often = ((one.per_step // model.num_hidden_layers, one) for one in _rows(job, "tp"))
+    return sum(count * one.message_bytes / activation for count, one in often)
 
 
 def boundary_bytes(job: Mapping[str, Any]) -> float:
@@ -245,12 +237,9 @@ def dimensions_reported(job: Mapping[str, Any]) -> float:
     """Dimensions with collective, message, volume, algorithm and time; the memory a card beside."""
     found = estimate_job(read_job(dict(job)))
     assert found.device_bytes, found.violations
-    whole = {
-        one.dimension
-        for one in found.communication
-        if one.message_bytes and one.volume_bytes and one.seconds and one.algorithm and one.level
-    }
-    return float(len(whole))
+    parts = ("message_bytes", "volume_bytes", "seconds", "algorithm", "level")
+    whole = [one for one in found.communication if all(getattr(one, part) for part in parts)]
+    return float(len({one.dimension for one in whole}))
 
 
 def utilisation(job: Mapping[str, Any], lost: list[str]) -> float:
@@ -269,7 +258,6 @@ def border_operation(site: str, operation: str) -> float:
 
 
 def collectives_offered(names: list[str]) -> float:
-    """How many of these the `collective` command answers for."""
     return float(sum(collective(name, SIZE, flat(8)).seconds > 0 for name in names))
 
 

@@ -92,7 +92,6 @@ def test_a_ring_fabric_carries_the_ring_and_a_tree_fabric_too(topology: str) -> 
 
 @cache
 def misses() -> list[tuple[Sample, float]]:
-    """Every published timing, and our relative error."""
     samples = read(ROOT / "benchmarks" / "measured" / "micro.csv")
     measured = np.array([sample.seconds for sample in samples])
     return list(zip(samples, np.abs(predicted(samples) / measured - 1.0), strict=True))

@@ -69,9 +69,7 @@ def test_there_are_moe_and_cp_rows() -> None:
 @pytest.mark.parametrize("row_id", sorted({*MOE, *CP}))
 def test_megatrons_moe_and_cp_rows_are_expressed_and_priced(row_id: str) -> None:
     error, estimate = step_error(row_id), row(row_id).estimate
-    assert row_id in REFUSED or estimate.fits, (
-        f"ran, and P(out of memory) is {estimate.oom_probability}"
-    )
+    assert row_id in REFUSED or estimate.fits, f"ran; out of memory: {estimate.oom_probability}"
     assert abs(error) < ODD.get(row_id, WORST), error
     exposed = estimate.time.exposed_communication_seconds
     layout = published()[row_id]["layout"]

@@ -103,7 +103,6 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
 
 
 def merged(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The job with these keys of its parts changed."""
     return job | {
         key: (job.get(key, {}) | value) if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -154,7 +153,6 @@ def refused(check: dict[str, Any]) -> float:
 
 @cache
 def ours(name: str) -> float:
-    """What the planner says about a fact."""
     check = FACTS[name]["check"]
     kind = check["kind"]
     if kind == "row":

@@ -296,7 +296,7 @@ def test_every_legal_layout_is_priced_in_full() -> None:
     wrong = []
     for job in (*jobs(), *odd_jobs()):
         if job.prices is not None:
-            bad = ~sound(job, job.prices) & ~known_defect(job)
+            bad = ~sound(job, job.prices)
             rows = (job.legal_batch.row(int(row)) for row in np.flatnonzero(bad))
             wrong += [f"{job.name}: {row!r}" for row in rows]
     assert not wrong, f"{len(wrong)} of {len(legal_rows())}; first: {wrong[0]}"
@@ -324,18 +324,6 @@ def does_more_than_the_peak(job: Priced) -> BoolColumn:
     flops, seconds = job.prices.stage_seconds.hardware_flops, job.prices.step_seconds
     alike = (job.legal_batch.param_dtype == 0) & np.isin(job.legal_batch.precision, halves)
     return np.asarray(alike & (flops > peak * seconds))
-
-
-def known_defect(job: Priced) -> BoolColumn:
-    """Legal by the rules and priced as NaN: each has its own xfail below."""
-    batch, peaks = job.legal_batch, job.context.cluster.gpu.peak_flops_per_second
-    training = job.context.training
-    by_bf16 = training.optimizer == "muon" or training.attention_kernel == "unfused"
-    no_bf16 = ((batch.param_dtype == 1) | by_bf16) & ("bf16" not in peaks)
-    nvfp4 = batch.precision == PRECISIONS.names.index("nvfp4")
-    no_fp4_kernel = nvfp4 & (job.context.cluster.gpu.vendor != "nvidia")
-    no_single = (batch.param_dtype == 1) & ("fp32" not in peaks) & ("tf32" not in peaks)
-    return np.asarray(no_bf16 | no_fp4_kernel | no_single)
 
 
 V100, UNFUSED = "v100-sxm-32gb", {"trainer": "megatron", "attention_kernel": "unfused"}
@@ -416,7 +404,7 @@ def test_legal_layouts_survive_the_whole_estimate() -> None:
         key = layout.pp_schedule if layout.pp > 1 else "no pipeline"
         enough = seen[key] >= SIMULATED // (len(SCHEDULES) + 1)
         many = layout.num_microbatches(c.training.global_batch_size) > 64
-        if enough or many or known_defect(job)[row]:
+        if enough or many:
             continue
         seen[key] += 1
         (estimate,) = estimate_layouts(pricer_of(c), [layout])
@@ -435,7 +423,7 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
         batch, pricer = job.legal_batch, pricer_of(job.context)
         sequences = batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
         m = job.context.training.global_batch_size // sequences
-        for row in np.flatnonzero((batch.pp > 1) & (m <= 32) & ~known_defect(job)):
+        for row in np.flatnonzero((batch.pp > 1) & (m <= 32)):
             pair = SCHEDULES.names[batch.pp_schedule[row]], PRECISIONS.names[batch.precision[row]]
             if pair not in done:
                 done.add(pair)

@@ -11,10 +11,11 @@ from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves
 from tests.pricing import stage_costs
 
 names = st.sampled_from(list(SCHEDULES))
+Sized = tuple[Schedule, int, int, int]
 
 
 @st.composite
-def legal_layouts(draw: st.DrawFn) -> tuple[Schedule, int, int, int]:
+def legal_layouts(draw: st.DrawFn) -> Sized:
     entry = SCHEDULES[draw(names)]
     pp = draw(st.integers(1, 8))
     v = 1 if entry.single_stage else 2 if entry.v_shaped else draw(st.integers(2, 4))
@@ -36,7 +37,7 @@ def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Sim
 
 @settings(max_examples=150)
 @given(legal_layouts())
-def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]) -> None:
+def test_orders_are_legal_and_survive_csv(layout: Sized) -> None:
     entry, pp, v, m = layout
     orders = entry.actions(pp, v, m)
     check_legal(orders, pp * v, m)
@@ -46,9 +47,7 @@ def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]
 
 @settings(max_examples=80)
 @given(legal_layouts(), st.data())
-def test_a_timeline_respects_work_order_and_inputs(
-    layout: tuple[Schedule, int, int, int], data: st.DataObject
-) -> None:
+def test_a_timeline_respects_work_order_and_inputs(layout: Sized, data: st.DataObject) -> None:
     entry, pp, v, m = layout
     costs = data.draw(costs_of(pp * v))
     result = replayed(entry, pp, v, m, costs)
@@ -73,9 +72,7 @@ def test_a_timeline_respects_work_order_and_inputs(
 
 @settings(max_examples=60)
 @given(legal_layouts(), st.data())
-def test_slower_work_or_sends_never_finish_sooner(
-    layout: tuple[Schedule, int, int, int], data: st.DataObject
-) -> None:
+def test_slower_work_or_sends_never_finish_sooner(layout: Sized, data: st.DataObject) -> None:
     entry, pp, v, m = layout
     fast = data.draw(costs_of(pp * v))
     slow = replace(
@@ -90,7 +87,7 @@ def test_slower_work_or_sends_never_finish_sooner(
 @settings(max_examples=100)
 @given(legal_layouts(), st.floats(0.2, 1.0), st.floats(1.0, 4.0), st.floats(0.01, 100.0))
 def test_bubble_never_exceeds_the_simulated_one(
-    layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
+    layout: Sized, weight: float, inputs: float, scale: float
 ) -> None:
     """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
     entry, pp, v, m = layout

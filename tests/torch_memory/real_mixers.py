@@ -110,7 +110,6 @@ PLACES = torch.arange(SEQ)[None]
 
 
 def flops(run: Callable[[], object]) -> int:
-    """FLOP of torch's counter."""
     with FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())
@@ -171,7 +170,6 @@ class Experts(torch.nn.Module):
 
 
 def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
-    """A short convolution of one kernel."""
     return Kept.apply(states.shape, states, states, weight)
 
 
@@ -194,14 +192,12 @@ def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> 
 
 
 def sdpa(config: Any) -> Any:
-    """The config, whose attention is torch's."""
     config._attn_implementation = "sdpa"
     return config
 
 
 @contextmanager
 def kernel(code: Any, of: Callable[..., Any]) -> Iterator[None]:
-    """Runs the attention of these modules by a function."""
     kernels = code.ALL_ATTENTION_FUNCTIONS
     real, kernels["sdpa"] = kernels["sdpa"], of
     yield

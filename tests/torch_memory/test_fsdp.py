@@ -32,6 +32,7 @@ from tests.torch_memory.tracking import DTYPES, pricer, selective_op
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workspace")]
 
 CPU = torch.device("cpu")
+Given = dict[str, Any]
 # computes nothing: quicker where a CPU takes long to multiply, and the same bytes
 SHAPES_ALONE = partial(FakeTensorMode, allow_non_fake_inputs=True)
 
@@ -64,9 +65,7 @@ def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
     return wrapped
 
 
-def sharded(
-    model: Model, mesh: Any, ac: str, layout: dict[str, Any], ends_in_root: bool = False
-) -> Model:
+def sharded(model: Model, mesh: Any, ac: str, layout: Given, ends_in_root: bool = False) -> Model:
     """As torchtitan shards: embedding, every layer, head, the rest; stage 2 gathers once.
 
     ends_in_root: only layers, then the rest.
@@ -101,7 +100,7 @@ def run_step(model: Model, ids: Any, microbatches: int = 1) -> None:
         loss.backward()
 
 
-def peak_of_storages(sizes: Sizes, ac: str, layout: dict[str, Any]) -> int:
+def peak_of_storages(sizes: Sizes, ac: str, layout: Given) -> int:
     """Peak bytes of a module that runs several times in a step, which FSDP's tracker refuses."""
     mesh = init_device_mesh("cpu", (8,))
     with SHAPES_ALONE():
@@ -118,9 +117,7 @@ def peak_of_storages(sizes: Sizes, ac: str, layout: dict[str, Any]) -> int:
     return tracker.peak
 
 
-def torch_peak(
-    sizes: Sizes, ac: str, layout: dict[str, Any], microbatches: int, ends_in_root: bool
-) -> int:
+def torch_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, ends_in_root: bool) -> int:
     """Peak bytes of a step after the first one, without the rotary table and the token ids."""
     mesh = init_device_mesh("cpu", (8,))
     with SHAPES_ALONE() if "master_dtype" in layout else nullcontext():
@@ -142,17 +139,13 @@ def torch_peak(
     return int(seen["Total"] - seen["Buffer"] - seen["Inputs"])
 
 
-def our_peak(
-    sizes: Sizes, ac: str, layout: dict[str, Any], microbatches: int, **training: Any
-) -> float:
+def our_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, **training: Any) -> float:
     p = pricer(sizes, 8, global_batch_size=sizes.batch * 8 * microbatches, **training)
     memory = price(p, micro_batch_size=sizes.batch, ac=ac, **layout).memory
     return float(memory.allocated[0, 0] - memory.workspace[0, 0])
 
 
-def check(
-    sizes: Sizes, ac: str, layout: dict[str, Any], microbatches: int = 1, **training: Any
-) -> None:
+def check(sizes: Sizes, ac: str, layout: Given, microbatches: int = 1, **training: Any) -> None:
     if "chunked_loss" in training:
         seen = peak_of_storages(sizes, ac, layout)
     else:
@@ -161,7 +154,7 @@ def check(
     assert ours == pytest.approx(seen, rel=0.02), sizes
 
 
-def layout_of(stage: int = 3, reduce_16: bool = False, **dtypes: str) -> dict[str, Any]:
+def layout_of(stage: int = 3, reduce_16: bool = False, **dtypes: str) -> Given:
     reduce_dtype = "bfloat16" if reduce_16 else "float32"
     given = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
     return given | dtypes

@@ -77,7 +77,6 @@ def forget_gradients(module: nn.Module, _: Tensor) -> None:
 
 
 def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str) -> Seen:
-    """MemTracker over a stack of layers, forward and backward."""
     tracker = MemTracker()
     tracker.track_external(*modules, x, table)
 
@@ -104,7 +103,6 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 
 
 def spec(s: Sizes) -> dict[str, Any]:
-    """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
         "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers,
         "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,

@@ -84,7 +84,6 @@ class _World:
                 return
 
     def begin(self, now: float) -> None:
-        """Starts every transfer that can."""
         for tag, both in self.ends.items():
             ready = len(both) == 2 and tag not in self.running
             if ready and all(self._at_head(tag, *end) for end in both.values()):

@@ -141,9 +141,8 @@ def test_a_rows_algorithm_is_that_of_the_command() -> None:
     asked, _ = hsdp_8b()
     for one in estimate_job(asked).communication:
         stride = 8 if one.dimension == "dp" else 1
-        answer = collective(
-            one.operation, one.message_bytes, asked.cluster, num_ranks=one.group_size, stride=stride
-        )
+        group = {"num_ranks": one.group_size, "stride": stride}
+        answer = collective(one.operation, one.message_bytes, asked.cluster, **group)
         assert one.algorithm == answer.algorithm
         # the trainer adds its own time around a collective, and the links reach less beside compute
         assert answer.seconds < one.seconds / one.per_step < 2 * answer.seconds
@@ -194,9 +193,8 @@ def test_rows_are_what_the_price_sums_up(name: str) -> None:
     rows = communication(pricer, prices, refine(pricer, batch, prices))[0]
     assert rows
     for axis, seconds in estimate_job(asked).time.exposed_communication_seconds.items():
-        assert sum(one.exposed_seconds for one in rows if one.dimension == axis) == pytest.approx(
-            seconds, rel=1e-9, abs=1e-12
-        )
+        found = sum(one.exposed_seconds for one in rows if one.dimension == axis)
+        assert found == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("oversubscription", "slowed"), [(4, False), (64, True)])

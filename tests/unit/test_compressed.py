@@ -23,6 +23,7 @@ from planner.work.ops import Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import job_values
+from tests.pricing import named_ops
 
 FLASH, PRO = "deepseek-v4-flash", "deepseek-v4-pro"
 KIND = LayerKind(moe=True, window=128, mixer="csa")
@@ -93,7 +94,7 @@ def test_each_stream_is_projected_for_multi_token_prediction() -> None:
     model = read_model({"base": FLASH, "mtp_num_layers": 1})
     kind, _ = model.distinct_layers()[-1]
     assert (kind.mtp, kind.mixer, kind.hashed) == (True, "shared-kv", False)
-    ops = {op.name: op for op in blocks.layer_ops(model, kind, True)}
+    ops = named_ops(model, kind)
     rows = [ops[f"mtp_{name}_proj"].rows for name in ("state", "embedded")]
     assert rows == [("tokens_sp", "streams"), ("tokens_sp",)]
     assert {"attention_mix", "mlp_mix", "head_mix", "head"} <= ops.keys()
@@ -103,10 +104,8 @@ def test_each_stream_is_projected_for_multi_token_prediction() -> None:
 
 
 def test_a_kernel_reads_the_chosen_where_eager_code_masks_all() -> None:
-    eager, sparse = (
-        {op.name: op for op in blocks.layer_ops(load_model(FLASH), KIND, True, code)}
-        for code in (PLAIN, Code(own_mixers=True))
-    )
+    codes = (PLAIN, Code(own_mixers=True))
+    eager, sparse = (named_ops(load_model(FLASH), KIND, code) for code in codes)
     core = sparse["attention"]
     assert (core.window, core.compressed, core.chosen) == (128, 4, 512)
     assert eager.keys() - sparse.keys() == {"softmax_dropout"}
@@ -175,6 +174,5 @@ def test_flash_is_near_what_nvidia_measured(gpu: str, published: float, high: fl
     found = estimate_job(read_job(asked))
     assert found.tokens_per_second_per_gpu / published - 1 == pytest.approx(high, abs=5e-3)
     assert found.fits
-    assert found.interval is not None
     low, most = found.interval.step_seconds
     assert low < 2048 * 4096 / published / 128 < most

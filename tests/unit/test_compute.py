@@ -229,10 +229,8 @@ def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
 def test_attention_holds_more_of_its_clock_than_products_do(kernel: str, share: float) -> None:
     """A kernel of 0.36 / 0.84 of a GEMM's products a second draws as much less: (0.55 / 0.43) > 1;
     cuDNN's 0.60 / 0.84 leaves (0.55 / 0.71)^0.53."""
-    slow, fast = (
-        device(f"h100-sxm-{name}", "torchtitan", kernel).attention_forward_rate
-        for name in ("96gb-hbm2e", "80gb")
-    )
+    gpus = ("h100-sxm-96gb-hbm2e", H100)
+    slow, fast = (device(gpu, "torchtitan", kernel).attention_forward_rate for gpu in gpus)
     assert slow / fast == pytest.approx(share, abs=0.01)
 
 
@@ -289,10 +287,9 @@ def test_generations_of_attention_differ_by_what_their_authors_measured_on_hoppe
     backward: bool,
 ) -> None:
     """micro.csv: FlashAttention-3 and cuDNN run 1.5 to 2 times as fast as -2, -1 slower."""
-    flash1, flash2, flash3, cudnn = (
-        attention(device(H100, "torchtitan", name), 4096.0, backward)
-        for name in ("flash1", "flash2", "flash3", "cudnn")
-    )
+    names = ("flash1", "flash2", "flash3", "cudnn")
+    machines = (device(H100, "torchtitan", name) for name in names)
+    flash1, flash2, flash3, cudnn = (attention(on, 4096.0, backward) for on in machines)
     assert 1.4 < flash1 / flash2 < 2.0
     assert 1.3 < flash2 / flash3 < 2.0
     assert 1.4 < flash2 / cudnn < 2.0

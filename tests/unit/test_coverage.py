@@ -131,9 +131,8 @@ def test_a_minute_covers_a_plan_of_a_large_model() -> None:
 
 
 def test_shapes_survive_json() -> None:
-    shape = KernelShape.of(
-        "attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0
-    )
+    heads = {"heads": 8, "kv_heads": 1, "head_dim": 128, "v_head_dim": 128}
+    shape = KernelShape.of("attention", batch=2, seq=8192, window=0, **heads)
     assert KernelShape.from_dict(shape.as_dict()) == shape
 
 

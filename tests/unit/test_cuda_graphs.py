@@ -39,7 +39,7 @@ NAMES = (
 
 
 def job_of(
-    model: str = "llama3-8b", layout: dict[str, Any] | None = None, **training: Any
+    model: str = "llama3-8b", layout: Any = None, **training: Any
 ) -> tuple[Pricer, LayoutBatch]:
     given = {"trainer": "megatron", **training}
     return priced(read_job(job_values(model, H100, 16, 4096, 64, layout=layout or {}, **given)))
@@ -73,24 +73,20 @@ def of_operations(
 ) -> dict[str, FloatColumn]:
     """The host time of a layer of these operations, this share of which the backward repeats."""
     host = launches(context, ops, costs, is_layer=True)
-    forward = in_order([c.forward + c.exposed_forward.sum(axis=0) for c in costs])
-    launched, waits = in_order(host.forward_OU), in_order(host.waits_OU)
-    return host_time(
-        context.training,
-        UnitSeconds(
-            forward=forward,
-            again=redone * forward,
-            input_grad=in_order([c.input_grad for c in costs]),
-            weight_grad=in_order([c.weight_grad for c in costs]),
-            exposed_backward=in_order([c.exposed_backward.sum(axis=0) for c in costs]),
-            launch_forward=launched,
-            launch_again=redone * launched,
-            launch_backward=in_order(host.backward_OU),
-            wait_forward=waits,
-            wait_again=redone * waits,
-            replays=replays(context, is_layer=True),
-        ),
-    )
+    of_all = {
+        "forward": [c.forward + c.exposed_forward.sum(axis=0) for c in costs],
+        "input_grad": [c.input_grad for c in costs],
+        "weight_grad": [c.weight_grad for c in costs],
+        "exposed_backward": [c.exposed_backward.sum(axis=0) for c in costs],
+        "launch_forward": host.forward_OU,
+        "launch_backward": host.backward_OU,
+        "wait_forward": host.waits_OU,
+    }
+    sums = {name: in_order(columns) for name, columns in of_all.items()}
+    again = {"again": "forward", "launch_again": "launch_forward", "wait_again": "wait_forward"}
+    sums |= {name: redone * sums[of] for name, of in again.items()}
+    graphs = replays(context, is_layer=True)
+    return host_time(context.training, UnitSeconds(**sums, replays=graphs))
 
 
 @pytest.mark.parametrize("kernel_seconds", [0.0, 4e-6, 10e-6, 50e-6])
@@ -176,9 +172,7 @@ def test_before_0_16_graphs_of_layers_end_at_the_router() -> None:
     assert more / layers / (64 // 16) == pytest.approx(2 * ROUTING_SINGLES, rel=1e-3)
 
 
-def _price(
-    model: str, layout: dict[str, Any], profile: dict[str, float] | None = None, **training: Any
-) -> Prices:
+def _price(model: str, layout: Any, profile: Any = None, **training: Any) -> Prices:
     p, batch = job_of(model, layout, **training)
     return with_profile(p, **(profile or {})).price(batch)
 
@@ -188,7 +182,7 @@ def _price(
     ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}),
 ])  # fmt: skip
 def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(
-    model: str, layout: dict[str, Any]
+    model: str, layout: Any
 ) -> None:
     slow, given = {"launch_seconds": 1e-3}, {"trainer_version": "0.18"}
     none, full = (
@@ -215,7 +209,7 @@ def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(
     layout=st.sampled_from([{"ep": 8}, {"ep": 4, "pp": 2}, {"ep": 8, "micro_batch_size": 4}]),
 )
 def test_slower_launches_are_never_faster_and_graphs_never_slower(
-    launch: float, more: float, module: float, graphs: str, layout: dict[str, Any]
+    launch: float, more: float, module: float, graphs: str, layout: Any
 ) -> None:
     def seconds(captures: str, factor: float) -> float:
         slow = {"launch_seconds": launch, "fused_launch_seconds": max(launch, module)}
@@ -242,7 +236,7 @@ def test_slower_launches_are_never_faster_and_graphs_never_slower(
     ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, NONE),
 ])  # fmt: skip
 def test_what_torchtitan_captures_by_itself(
-    version: str, model: str, layout: dict[str, Any], graphs: int
+    version: str, model: str, layout: Any, graphs: int
 ) -> None:
     p, batch = job_of(model, layout, trainer="torchtitan", trainer_version=version)
     assert p.context(batch).graphs.tolist() == [graphs]
@@ -258,7 +252,7 @@ def test_layouts_that_differ_only_in_what_they_capture_have_prices_of_their_own(
     assert launches[0] == 0.0 < launches[1]
 
 
-def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violation]:
+def refused(model: str, layout: Any, **training: Any) -> list[Violation]:
     pricer, batch = job_of(model, layout, **training)
     context: Context = pricer.rules_context
     found = violations(batch.row(0), context.model, context.cluster, context.training)
@@ -278,7 +272,7 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
     ("full", "0.2.2", DENSE, {}, "training.cuda_graphs", "no CUDA graphs of this kind"),
 ])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
-    graphs: str, version: str, model: str, layout: dict[str, Any], field: str, words: str
+    graphs: str, version: str, model: str, layout: Any, field: str, words: str
 ) -> None:
     trainer = "torchtitan" if version in ("0.3.0", "0.2.2") else "megatron"
     given = {"trainer": trainer, "trainer_version": version}
@@ -301,7 +295,7 @@ def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
     ("full", "0.16", DENSE, {"ac": "full"}),
     ("partial", "0.16", DENSE, {"ac": "selective-attention"}),
 ])  # fmt: skip
-def test_what_graphs_allow(graphs: str, version: str, model: str, layout: dict[str, Any]) -> None:
+def test_what_graphs_allow(graphs: str, version: str, model: str, layout: Any) -> None:
     assert not refused(model, layout, cuda_graphs=graphs, trainer_version=version)
 
 
@@ -317,7 +311,7 @@ def test_every_rule_on_graphs_says_what_it_reads() -> None:
     ("full", "0.14", {"ep": 8}, "alltoall"),
 ])  # fmt: skip
 def test_a_captured_step_dispatches_without_the_host(
-    graphs: str, version: str, layout: dict[str, Any], dispatcher: str
+    graphs: str, version: str, layout: Any, dispatcher: str
 ) -> None:
     _, batch = job_of("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
     assert batch.row(0).moe_dispatcher == dispatcher
@@ -353,9 +347,8 @@ def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     shapes = rank_shapes(CostInputs.of(p, batch, every_rank=False))
     pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
     assert pool > 2.0**27
-    none, some = (
-        _price(DENSE, layout, cuda_graphs=x, trainer_version="0.16") for x in ("none", graphs)
-    )
+    given = ({"cuda_graphs": x, "trainer_version": "0.16"} for x in ("none", graphs))
+    none, some = (_price(DENSE, layout, **one) for one in given)
     more = {"peak_reserved_bytes": pool, "peak_allocated_bytes": 0.0, "least_device_bytes": pool}
     found = {name: getattr(some, name)[0] - getattr(none, name)[0] for name in more}
     assert found == pytest.approx(more)

@@ -48,7 +48,7 @@ COPIES = SEQ * TOP_K
     # the kernel reads the tokens themselves
     ("megatron", {"ep": 8, "moe_dispatcher": "deepep"}, (1.5, 0.0, 0.0, 1.5, 1.5)),
 ])  # fmt: skip
-def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, ...]) -> None:
+def test_rows_by_hand(trainer: str, layout: Any, rows: tuple[float, ...]) -> None:
     found = sizes(trainer, **layout)
     names = ("sent", "copied", "unsorted", "regrouped", "routed")
     assert [found[f"tokens_{name}"] / COPIES for name in names] == list(rows)
@@ -70,7 +70,7 @@ def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, .
     ("megatron", {"precision": "mxfp8"}, 15.5),
     ("megatron", {"precision": "nvfp4"}, 63.5),
 ])  # fmt: skip
-def test_padding_rows_follow_the_kernel(trainer: str, layout: dict[str, Any], rows: float) -> None:
+def test_padding_rows_follow_the_kernel(trainer: str, layout: Any, rows: float) -> None:
     found = sizes(trainer, **({"ep": 8} | layout))
     padding = found["tokens_grouped"] - found["tokens_routed"]
     assert padding == pytest.approx(rows * EXPERTS / 8, abs=1e-6)
@@ -202,19 +202,16 @@ def test_nothing_hides_the_exchange_unless_the_run_says_so() -> None:
 @pytest.mark.parametrize(("trainer", "covers"), [("torchtitan", True), ("megatron", False)])
 def test_shared_experts_cover_torchtitan_s_combine_alone(trainer: str, covers: bool) -> None:
     shared = {"n_shared_experts": 1, "shared_expert_intermediate_size": 768}
-    without, with_one = (
-        exposed(on(8, model, trainer=trainer, trainer_version=None), ep=8)
-        for model in ("qwen3-30b-a3b", {"base": "qwen3-30b-a3b", **shared})
-    )
+    models = ("qwen3-30b-a3b", {"base": "qwen3-30b-a3b", **shared})
+    own = {"trainer": trainer, "trainer_version": None}
+    without, with_one = (exposed(on(8, model, **own), ep=8) for model in models)
     assert (with_one < without) == covers
 
 
 @pytest.mark.parametrize(("ep", "nodes"), [(8, 0), (32, 4)])
 def test_buffers_of_deepep_by_hand(ep: int, nodes: int) -> None:
     p = pricer("deepseek-v3", 32, global_batch_size=1024)
-    held = [
-        dispatch_buffer_bytes(batch, p.model, p.cluster, p.training)[0]
-        for batch in (batch_of(p, ep=ep, moe_dispatcher=name) for name in ("deepep", "alltoall"))
-    ]
+    both = batch_of(p, *({"ep": ep, "moe_dispatcher": name} for name in ("deepep", "alltoall")))
     nvlink, network = 10 * 8 * 256 * 7168 * 2, 10 * nodes * 2 * 128 * 7168 * 2
-    assert held == [nvlink + network, 0.0]
+    held = dispatch_buffer_bytes(both, p.model, p.cluster, p.training)
+    assert held.tolist() == [nvlink + network, 0.0]

@@ -71,10 +71,9 @@ def test_torch_s_timings_of_all_three_products(name: str, precision: int) -> Non
     on, errors = device("b200-sxm-180gb"), []
     for row in timings(f"grouped GEMM {name} fwd+bwd"):
         m, n, k, groups = (int(text) for text in re.findall(r"=(\d+)", row["shape_message"]))
-        predicted = sum(
-            seconds(on, groups, (m / groups, n, k), stage, 2.0, precision, vendor=False)
-            for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")
-        )
+        run, sizes = (2.0, precision, False), (m / groups, n, k)
+        stages = ("fwd", "bwd_grad_act", "bwd_grad_w")
+        predicted = sum(seconds(on, groups, sizes, stage, *run) for stage in stages)
         errors.append(np.log(predicted / float(row["value"])))
     assert len(errors) == 8
     if name == "bf16":

@@ -30,15 +30,13 @@ EXPERTS: dict[str, Any] = {
 MICROBATCHES = 4
 
 
-def seconds(
-    model: dict[str, Any], trainer: str, layout: dict[str, Any] | None = None, **profile: float
-) -> float:
+def seconds(model: dict[str, Any], trainer: str, layout: Any = None, **profile: float) -> float:
     p = pricer(model, 1, seq_len=128, global_batch_size=MICROBATCHES, trainer=trainer)
     batch = batch_of(p, dp_shard=1, **(layout or {}))
     return float(with_profile(p, **profile).price(batch).step_seconds[0])
 
 
-def by_launch(model: dict[str, Any], trainer: str, layout: dict[str, Any] | None = None) -> float:
+def by_launch(model: dict[str, Any], trainer: str, layout: Any = None) -> float:
     """Seconds of a launch-bound step that one more second a single launch adds."""
     low, high = (
         seconds(model, trainer, layout, launch_seconds=each, fused_launch_seconds=1e-3)

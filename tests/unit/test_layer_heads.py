@@ -18,10 +18,10 @@ from planner.specs.job import Job
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
-from planner.work import blocks
 from planner.work.heads import TP_DIMS, WINDOWED, head_sizes
 from planner.work.pieces import PLAIN, Code
 from tests.conftest import job_values
+from tests.pricing import named_ops
 
 STEP, GEMMA, M3, EXAONE = "step-3.5-flash", "gemma4-26b-a4b", "minimax-m3", "k-exaone-2"
 TE = Code(own_mixers=True)
@@ -48,9 +48,7 @@ def test_a_layer_counts_the_heads_that_it_has() -> None:
 
 
 def ops_of(model: ModelSpec, window: int, *code: Code) -> dict[str, Any]:
-    """Operations of a layer of experts by their names."""
-    ops = blocks.layer_ops(model, LayerKind(moe=True, window=window), True, *code)
-    return {op.name: op for op in ops}
+    return named_ops(model, LayerKind(moe=True, window=window), *code)
 
 
 def test_windowed_layers_have_dimensions_of_their_own() -> None:
@@ -90,10 +88,8 @@ def test_a_rank_of_a_windowed_layer_computes_its_own_heads() -> None:
     """More heads in windowed layers cost time and memory; as many as before cost none."""
     plain = {**TINY, "hidden_size": 2048, "head_dim": 128, "num_attention_heads": 16}
     plain |= {"num_key_value_heads": 4, "intermediate_size": 4096, "sliding_window": 1024}
-    base, same, more = (
-        estimate_job(job({**plain, **own}, "fsdp", 8))
-        for own in ({}, {"num_sliding_attention_heads": 16}, {"num_sliding_attention_heads": 32})
-    )
+    heads = ({"num_sliding_attention_heads": count} for count in (16, 32))
+    base, same, more = (estimate_job(job({**plain, **own}, "fsdp", 8)) for own in ({}, *heads))
     assert same.step_seconds == base.step_seconds
     assert more.step_seconds > base.step_seconds
     assert more.peak_allocated_bytes > base.peak_allocated_bytes
@@ -130,9 +126,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 def test_block_sparse_attention_is_full_under_megatron() -> None:
     model = load_model(M3)
     kind = next(kind for kind in model.layer_kinds() if kind.mixer == "msa")
-    masked, full = (
-        {op.name for op in blocks.layer_ops(model, kind, True, code)} for code in (PLAIN, TE)
-    )
+    masked, full = (named_ops(model, kind, code).keys() for code in (PLAIN, TE))
     assert masked - full == {"indexer", "index_mask"}
 
 

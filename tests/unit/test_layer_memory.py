@@ -35,37 +35,31 @@ def widths(microbatches: float = 1.0, trainer: str = "torchtitan", **layout: Any
     return Widths.of(rows(layout, trainer=trainer), np.array([microbatches]), TRAINERS[trainer])
 
 
-def phases(w: Widths, **given: float) -> list[float]:
+def phases(w: Widths, done: float) -> list[float]:
     values = {
-        "running": 1000.0, "done": 700.0, "following": 800.0, "second": 900.0,
+        "running": 1000.0, "done": done, "following": 800.0, "second": 900.0,
         "reduced": 10.0, "shard": 2.0, "gathered": 11.0,
-    } | given  # fmt: skip
+    }  # fmt: skip
     needs = LayerNeeds(**{name: value * ONE for name, value in values.items()})
     return [float(column[0, 0]) for column in layer_phases(needs, w)]
 
 
-def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
-    """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
-    expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
-    assert phases(widths(zero_stage=3)) == expected
-
-
-def test_while_the_reduction_is_filled_gradients_are_whole_and_their_shard_is_not_there() -> None:
-    """done + one gather - 4 bytes x shard, where that is more than the next layer's backward."""
-    last, following, second = phases(widths(zero_stage=3), done=900.0)
-    assert following == 900.0 + 22.0 - 4.0 * 2.0 + 40.0
-    assert (last, second) == (1044.0, 984.0)
-
-
-def test_zero2_gathers_nothing_in_backward_and_frees_copies_as_it_passes_layers() -> None:
-    """A copy is 2 x 11 bytes: the last layer's is gone, the first two layers' are left."""
-    assert phases(widths(zero_stage=2)) == [1000.0, 800.0 + 40.0 - 22.0, 900.0 + 40.0 + 2 * 22.0]
-
-
-def test_a_pipeline_keeps_its_copies_and_reduces_after_its_last_microbatch() -> None:
-    given = {"pp": 2, "zero_stage": 2}
-    assert phases(widths(4.0, **given)) == [1000.0, 800.0, 900.0]
-    assert phases(widths(1.0, **given)) == [1000.0, 840.0, 940.0]
+@pytest.mark.parametrize(("layout", "microbatches", "done", "expected"), [
+    # two gathered layers at once (bf16, 2 x 11) and the reduction (fp32, 4 x 10) of the one before
+    ({"zero_stage": 3}, 1, 700.0, [1000.0 + 44.0, 800.0 + 44.0 + 40.0, 900.0 + 44.0 + 40.0]),
+    # while the reduction is filled gradients are whole and their shard (4 x 2) is not there: done
+    # and one gather, where that is more than the next layer's backward
+    ({"zero_stage": 3}, 1, 900.0, [1044.0, 900.0 + 22.0 - 8.0 + 40.0, 984.0]),
+    # ZeRO-2 gathers nothing; the last layer's copy is gone, those of the first two are left
+    ({"zero_stage": 2}, 1, 700.0, [1000.0, 800.0 + 40.0 - 22.0, 900.0 + 40.0 + 44.0]),
+    # a pipeline keeps its copies and reduces after its last microbatch
+    ({"zero_stage": 2, "pp": 2}, 4, 700.0, [1000.0, 800.0, 900.0]),
+    ({"zero_stage": 2, "pp": 2}, 1, 700.0, [1000.0, 840.0, 940.0]),
+])  # fmt: skip
+def test_phases_of_the_last_the_next_and_the_second_layers_backward(
+    layout: dict[str, int], microbatches: int, done: float, expected: list[float]
+) -> None:
+    assert phases(widths(microbatches, **layout), done) == expected
 
 
 def test_widths_of_dtypes_and_stages() -> None:

@@ -29,95 +29,86 @@ from planner.specs.job import Job
 from planner.specs.layout import MOE_DISPATCHERS
 from tests.conftest import job_values
 
-DENSE = {"model": "llama3.1-8b"}
-MIXTURE = {"model": "deepseek-v3"}
+LLAMA, V3, HYBRID, OSS, V4 = (
+    "llama3.1-8b", "deepseek-v3", "nemotron-h-56b", "gpt-oss-20b", "deepseek-v4-flash",
+)  # fmt: skip
+NEXT, GEMMA = "qwen3-next-80b-a3b", "gemma4-26b-a4b"
+DENSE, MIXTURE = {"model": LLAMA}, {"model": V3}
 SHARING = {"base": "glm5", "mixers": ["dsa"] + ["dsa-shared"] * 77}
 # For every mechanism: settings of a job and its layout that use it, and others that do not.
+MODELS = {  # only the model differs
+    "experts": (V3, LLAMA), "mla": (V3, LLAMA), "attention flex": (V3, LLAMA),
+    "sliding window": (OSS, LLAMA), "heads by layer": ("step-3.5-flash", OSS),
+    "windows of several lengths": ("k-exaone-2", OSS), "mamba": ("jamba-v0.1", HYBRID),
+    "zero experts": ("longcat-flash", V3), "per-layer embeddings": ("gemma4-e4b", LLAMA),
+    "attention-shared": ("gemma4-e4b", GEMMA), "norms around experts and router": (GEMMA, OSS),
+    "shared-kv": (V4, V3), "csa": (V4, V3), "hca": (V4, V3), "hyper-connections": (V4, V3),
+    "msa": ("minimax-m3", V3), "gated-delta": (NEXT, HYBRID), "output gate": (NEXT, HYBRID),
+    "latent": ("nemotron-3-super-120b-a12b", HYBRID), "mtp": ("deepseek-v3-mtp", V3),
+    "kimi-delta": ("kimi-linear-48b-a3b", HYBRID), "lightning": ("minimax-text-01", HYBRID),
+    "attention-mamba2": ("falcon-h1-7b", HYBRID), "short-conv": ("lfm2-1.2b", HYBRID),
+    "mamba2": (HYBRID, NEXT), "none": (HYBRID, NEXT),
+}  # fmt: skip
+ALONE: dict[str, dict] = {  # against nothing set
+    "precision fp16": {"precision": "fp16"}, "param_dtype float32": {"param_dtype": "float32"},
+    "float8 all-gather": {"precision": "float8-tensorwise", "float8_all_gather": True},
+    "reduce_dtype bfloat16": {"reduce_dtype": "bfloat16"},
+    "master_dtype bfloat16": {"master_dtype": "bfloat16"},
+    "ddp": {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0},
+    "zero1": {"zero_stage": 1}, "zero2": {"zero_stage": 2},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 4}, "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2},
+    "cp allgather": {"cp": 2}, "compile": {"compile": True},
+    "optimizer in backward": {"optimizer_in_backward": True}, "cpu offload": {"cpu_offload": True},
+    "activation offload": {"activation_offload_layers": 8}, "chunked loss": {"chunked_loss": True},
+    "attention unfused": {"attention_kernel": "unfused"},
+    "attention flash1": {"trainer": "megatron", "trainer_version": "2023-01"},
+    "attention ck": {"trainer": "megatron", "gpu": "mi300x-192gb"},
+    **{f"cuda graphs {g}": {"cuda_graphs": g} for g in ("partial", "full")},
+    **{
+        f"optimizer {name}": {"optimizer": name}
+        for name in ("adamw-bf16-states", "muon", "adafactor", "sgd")
+    },
+    **{
+        f"schedule {name}": {"pp": 2, "pp_schedule": name, "virtual_stages": v}
+        for name, v in {
+            "GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2,
+            "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2, "ZB-1p": 1, "ZB-2p": 1,
+        }.items()
+    },
+}  # fmt: skip
 USES: dict[str, tuple[dict, dict]] = {
-    "precision fp16": ({"precision": "fp16"}, {}),
-    "float8 all-gather": ({"precision": "float8-tensorwise", "float8_all_gather": True}, {}),
-    "param_dtype float32": ({"param_dtype": "float32"}, {}),
-    "reduce_dtype bfloat16": ({"reduce_dtype": "bfloat16"}, {}),
-    "master_dtype bfloat16": ({"master_dtype": "bfloat16"}, {}),
-    "ddp": ({"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, {}),
-    "zero1": ({"zero_stage": 1}, {}),
-    "zero2": ({"zero_stage": 2}, {}),
+    **{name: ({"model": one}, {"model": other}) for name, (one, other) in MODELS.items()},
+    **{name: (using, {}) for name, using in ALONE.items()},
     "fsdp": ({"zero_stage": 3}, {"zero_stage": 2}),
-    "hsdp": ({"dp_replicate": 2, "dp_shard": 4}, {}),
     "sharded over 256 ranks": ({"num_gpus": 512, "dp_shard": 512}, {"num_gpus": 256}),
-    "tp": ({"tp": 2}, {}),
     "tp without sp": ({"tp": 2, "sequence_parallel": False}, {"tp": 2}),
     "tp across nodes": ({"tp": 16, "num_gpus": 16}, {"tp": 8, "num_gpus": 16}),
     "async tp": ({"tp": 2, "async_tp": True, "compile": True}, {"tp": 2}),
-    "cp": ({"cp": 2}, {}),
-    "cp allgather": ({"cp": 2}, {}),
     "cp alltoall": ({"cp": 2, "cp_method": "alltoall"}, {"cp": 2}),
     "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {"cp": 2}),
     "short cp": ({"cp": 2}, {"cp": 2, "seq_len": 16384}),
     "short ulysses": (
         {"cp": 4, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
-    "pp": ({"pp": 2}, {}),
     "pp over 16": ({"pp": 32, "num_gpus": 32}, {"pp": 16, "num_gpus": 32}),
-    "pp of unlike layers": ({"model": "nemotron-h-56b", "pp": 2}, {"model": "nemotron-h-56b"}),
+    "pp of unlike layers": ({"model": HYBRID, "pp": 2}, {"model": HYBRID}),
     "own split": ({"pp": 2, "layers_per_stage": (20, 12)}, {"pp": 2}),
-    "experts": (MIXTURE, DENSE),
     "ep": ({**MIXTURE, "ep": 8}, MIXTURE),
     "all experts everywhere": (MIXTURE, {**MIXTURE, "ep": 8}),
     "ep across nodes": ({**MIXTURE, "ep": 16, "num_gpus": 16}, {**MIXTURE, "ep": 8}),
     "ep over more than 4 nodes": (
         {**MIXTURE, "ep": 64, "num_gpus": 64}, {**MIXTURE, "ep": 32, "num_gpus": 64}),
     "etp": ({**MIXTURE, "tp": 2, "etp": 2}, {**MIXTURE, "tp": 2}),
-    "compile": ({"compile": True}, {}),
-    "optimizer in backward": ({"optimizer_in_backward": True}, {}),
-    "cpu offload": ({"cpu_offload": True}, {}),
-    "activation offload": ({"activation_offload_layers": 8}, {}),
-    "mla": (MIXTURE, DENSE),
-    "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
-    "heads by layer": ({"model": "step-3.5-flash"}, {"model": "gpt-oss-20b"}),
-    "windows of several lengths": ({"model": "k-exaone-2"}, {"model": "gpt-oss-20b"}),
-    "mamba": ({"model": "jamba-v0.1"}, {"model": "nemotron-h-56b"}),
-    "zero experts": ({"model": "longcat-flash"}, MIXTURE),
-    "per-layer embeddings": ({"model": "gemma4-e4b"}, DENSE),
-    "attention-shared": ({"model": "gemma4-e4b"}, {"model": "gemma4-26b-a4b"}),
-    "norms around experts and router": ({"model": "gemma4-26b-a4b"}, {"model": "gpt-oss-20b"}),
-    **{
-        name: ({"model": "deepseek-v4-flash"}, MIXTURE)
-        for name in ("shared-kv", "csa", "hca", "hyper-connections")
-    },
-    "msa": ({"model": "minimax-m3"}, MIXTURE),
-    "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
-    "latent": ({"model": "nemotron-3-super-120b-a12b"}, {"model": "nemotron-h-56b"}),
-    "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
-    "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
-    "dsa": ({"model": "glm5", "trainer": "megatron"}, {"model": "deepseek-v3"}),
+    "dsa": ({"model": "glm5", "trainer": "megatron"}, MIXTURE),
     "dsa-shared": ({"model": SHARING, "trainer": "megatron"}, {"model": "glm5"}),
-    "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),
-    "lightning": ({"model": "minimax-text-01"}, {"model": "nemotron-h-56b"}),
-    "attention-mamba2": ({"model": "falcon-h1-7b"}, {"model": "nemotron-h-56b"}),
-    "short-conv": ({"model": "lfm2-1.2b"}, {"model": "nemotron-h-56b"}),
-    "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
-    "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
-    "chunked loss": ({"chunked_loss": True}, {}),
+    "optimizer adamw": ({}, {"optimizer": "sgd"}),
     **{
         f"attention {k}": ({"attention_kernel": k}, {"attention_kernel": "unfused"})
         for k in ("flash2", "flash3", "cudnn")
     },
-    "attention unfused": ({"attention_kernel": "unfused"}, {}),
-    "attention flash1": ({"trainer": "megatron", "trainer_version": "2023-01"}, {}),
-    "attention flex": (MIXTURE, DENSE),
-    "attention ck": ({"trainer": "megatron", "gpu": "mi300x-192gb"}, {}),
-    **{f"cuda graphs {g}": ({"cuda_graphs": g}, {}) for g in ("partial", "full")},
     **{
         f"precision {p}": ({"precision": p}, {"precision": "fp16"})
         for p in PRECISIONS
         if p != "fp16"
-    },
-    **{
-        f"schedule {name}": ({"pp": 2, "pp_schedule": name, "virtual_stages": v}, {})
-        for name, v in {
-            "GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2,
-            "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2, "ZB-1p": 1, "ZB-2p": 1,
-        }.items()
     },
     **{
         f"dispatcher {name}": ({**MIXTURE, "ep": 8, "moe_dispatcher": name}, MIXTURE)
@@ -131,11 +122,6 @@ USES: dict[str, tuple[dict, dict]] = {
             ("memory-budget", "-0.5", "full"), ("block", "-2", "full"), ("uniform", "-2", "full"),
             ("modules", "-mlp", "full"),
         )
-    },
-    "optimizer adamw": ({}, {"optimizer": "sgd"}),
-    **{
-        f"optimizer {name}": ({"optimizer": name}, {})
-        for name in ("adamw-bf16-states", "muon", "adafactor", "sgd")
     },
     **{
         f"more than {name}": ({"num_gpus": 8 * (nodes + 1)}, {"num_gpus": 8 * nodes})
@@ -154,7 +140,6 @@ OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
-    """The basis of a job's own layout."""
     return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
 
 

@@ -34,7 +34,7 @@ def memory(
     held: RankShapes,
     trainer: str = "megatron",
     microbatches: float = 1.0,
-    training: dict[str, Any] | None = None,
+    training: Any = None,
     **layout: Any,
 ) -> PeakMemory:
     """Without workspace."""
@@ -59,12 +59,29 @@ def test_zero_table(stage: int, gigabytes: float) -> None:
     assert states(m) / GIGA == pytest.approx(gigabytes, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("stage", "bytes_each"), [(0, 18.0), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)]
-)
-def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None:
-    """Its own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes."""
-    held = states(memory(shapes(sharded=stage > 0), zero_stage=stage))
+BF16 = {"reduce_dtype": "bfloat16"}
+PURE = {**BF16, "master_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(("trainer", "stage", "dtypes", "bytes_each"), [
+    # Megatron's own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes
+    ("megatron", 0, {}, 18),
+    ("megatron", 1, {}, 6 + 12 / 64),
+    ("megatron", 2, {}, 2 + 16 / 64),
+    ("megatron", 3, {}, 18 / 64),
+    # parameters, gradients, two moments; parameters are their own masters
+    ("megatron", 0, PURE, 8),
+    ("megatron", 1, PURE, 4 + 4 / 64),
+    ("fsdp", 3, PURE, 8 / 64),
+    ("torchtitan", 3, {"master_dtype": "bfloat16"}, 8 / 64),
+    # DeepSpeed adds bf16 gradients to those in fp32: 2 + 2 + 4 bytes and a share of 12
+    ("megatron-deepspeed", 1, {}, 8 + 12 / 64),
+    ("megatron-deepspeed", 1, BF16, 4 + 12 / 64),
+])  # fmt: skip
+def test_bytes_of_states_a_parameter(
+    trainer: str, stage: int, dtypes: dict[str, str], bytes_each: float
+) -> None:
+    held = states(memory(shapes(sharded=stage > 0), trainer, zero_stage=stage, **dtypes))
     assert held / PARAMETERS == pytest.approx(bytes_each)
 
 
@@ -124,10 +141,8 @@ def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_muon_leaves_embedding_and_head_to_adamw(trainer: str) -> None:
     """Their second moment is 4 bytes more (Megatron-LM core/optimizer/muon.py)."""
-    plain, more = (
-        memory(shapes(vocabulary_shard=count), trainer, training={"optimizer": "muon"}).optimizer
-        for count in (0.0, 1e6)
-    )
+    held, muon = (shapes(vocabulary_shard=count) for count in (0.0, 1e6)), {"optimizer": "muon"}
+    plain, more = (memory(one, trainer, training=muon).optimizer for one in held)
     assert more - plain == pytest.approx(4e6)
 
 
@@ -135,22 +150,6 @@ def test_buffers_of_owners_are_padded() -> None:
     """Parameters in 16 bits and gradients in fp32 (Megatron-LM core 0.18 param_layout.py)."""
     plain, more = (states(memory(shapes(padding=count), zero_stage=1)) for count in (0.0, 1e6))
     assert more - plain == pytest.approx(6e6)
-
-
-def test_bf16_masters_halve_states_and_moments() -> None:
-    full, half = (states(titan(shapes(), master_dtype=t)) for t in ("float32", "bfloat16"))
-    assert half == pytest.approx(full / 2)
-
-
-@pytest.mark.parametrize(("trainer", "stage", "sharded", "bytes_each"), [
-    ("megatron", 0, False, 8), ("megatron", 1, True, 4 + 4 / 64), ("fsdp", 3, True, 8 / 64),
-])  # fmt: skip
-def test_pure_bf16_states_take_8_bytes(
-    trainer: str, stage: int, sharded: bool, bytes_each: float
-) -> None:
-    """Parameters, gradients, two moments; parameters are their own masters."""
-    narrow = {"master_dtype": "bfloat16", "reduce_dtype": "bfloat16", "zero_stage": stage}
-    assert states(memory(shapes(sharded=sharded), trainer, **narrow)) == bytes_each * PARAMETERS
 
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
@@ -179,11 +178,6 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
     for m in (at_loss, at_layer, at_update):
         parts = rows(m)
         assert parts.pop("allocated") == pytest.approx(sum(parts.values()))
-
-
-def test_activations_are_those_of_all_microbatches_in_flight() -> None:
-    held = shapes(saved_bytes=GIB, boundary_bytes=GIB / 8, in_flight=4.0)
-    assert titan(held, pp=4, microbatches=8.0).activations == 4 * GIB * 9 / 8
 
 
 def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
@@ -283,10 +277,8 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
     """DTensor sums a rank's tokens' rows of the whole table; in a pipeline it waits in fp32."""
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
-    plain, split = (
-        titan(replace(held, embedding_whole=times * 1e9 * ONE), pp=2, microbatches=4.0)
-        for times in (1.0, 8.0)
-    )
+    both = (replace(held, embedding_whole=times * 1e9 * ONE) for times in (1.0, 8.0))
+    plain, split = (titan(one, pp=2, microbatches=4.0) for one in both)
     assert split.gradients - plain.gradients == pytest.approx(7e9 * 4)
     assert split.buffers - plain.buffers == pytest.approx(7e9 * 2)
 
@@ -349,18 +341,6 @@ def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], wi
     assert costs.chunks_bytes[0] == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
 
 
-@pytest.mark.parametrize(("trainer", "reduce_dtype", "width"), [
-    ("megatron-deepspeed", "float32", 8), ("megatron-deepspeed", "bfloat16", 4),
-    ("megatron", "float32", 6),
-])  # fmt: skip
-def test_deepspeed_adds_bf16_gradients_to_those_in_fp32(
-    trainer: str, reduce_dtype: str, width: int
-) -> None:
-    """2 + 2 + 4 bytes and a share of 12; Megatron's products add to the fp32 ones."""
-    held = states(memory(shapes(), trainer, zero_stage=1, reduce_dtype=reduce_dtype))
-    assert held / PARAMETERS == pytest.approx(width + 12 / 64)
-
-
 @pytest.mark.parametrize(("version", "kept"), [
     (None, 2e9), ("NeMo 25.11", 2e9), ("Megatron-Core main 2026-08", 2e9), ("2022", 0.0)
 ])  # fmt: skip
@@ -393,8 +373,7 @@ def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer(ep: int) -> N
 @pytest.mark.parametrize("replicas", [2, 32])
 def test_replicas_hold_gradients_twice(replicas: int) -> None:
     """DDP's buckets stand beside the gradients (torch's gradient_as_bucket_view is off)."""
-    one, several = (
-        titan(shapes(sharded=False), zero_stage=0, dp_replicate=n, dp_shard=1, tp=RANKS // n)
-        for n in (1, replicas)
-    )
+    held, ways = shapes(sharded=False), ((1, RANKS), (replicas, RANKS // replicas))
+    layouts = ({"zero_stage": 0, "dp_replicate": n, "dp_shard": 1, "tp": tp} for n, tp in ways)
+    one, several = (titan(held, **layout) for layout in layouts)
     assert several.gradients - one.gradients == pytest.approx(4.0 * PARAMETERS)

@@ -46,7 +46,7 @@ from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
 from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, Code, output_projection, projection
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import ROOT, clean_environment, job_values, missing
-from tests.pricing import H100, batch_of, check_rows_and_bounds, pricer
+from tests.pricing import H100, batch_of, check_rows_and_bounds, named_ops, pricer
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
 SPARSE = "deepseek-v3.2"
@@ -54,6 +54,7 @@ SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
 ROUTED = ("expert_", "gather", "dispatch", "scatter", "combine")  # names of operations
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0, "index": 8.0}
+Real = dict[str, dict[str, Any]]
 
 
 def sizes(model: ModelSpec) -> dict[str, float]:
@@ -89,11 +90,8 @@ def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
 
 def saved(ops: tuple[Op, ...], model: ModelSpec, **own: float) -> float:
     of = {**sizes(model), **own}
-    return sum(
-        WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
-        for one in saved_tensors(ops).values()
-        if not one.fused_only
-    )
+    held = [one for one in saved_tensors(ops).values() if not one.fused_only]
+    return sum(WIDTHS[one.width] * math.prod(of[name] for name in one.dims) for one in held)
 
 
 def attention_flops(model: ModelSpec) -> float:
@@ -121,7 +119,7 @@ def against_the_real_one(test: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, dict[str, Any]]:
+def real() -> Real:
     if not any(distributions(name="transformers", path=[FOLDER])):
         missing("transformers", "`make test-slow` installs it")
     done = subprocess.run(
@@ -130,7 +128,7 @@ def real() -> dict[str, dict[str, Any]]:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: Real = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -151,7 +149,7 @@ def real() -> dict[str, dict[str, Any]]:
     ("m3", "minimax_m3_vl_text", "msa", 0),
 ])  # fmt: skip
 def test_a_mixer_is_the_real_one(
-    of: str, model_type: str, mixer: Mixer, solved: int | None, real: dict[str, dict[str, Any]]
+    of: str, model_type: str, mixer: Mixer, solved: int | None, real: Real
 ) -> None:
     """solved: products of a token, as of triangular solves, which torch's counter leaves out; None:
     no counter.
@@ -171,7 +169,7 @@ def test_a_mixer_is_the_real_one(
     ("step", "step3p5"), ("mimo", "mimo_v2_flash"), ("gemma4", "gemma4_text"),
 ])  # fmt: skip
 def test_attention_of_each_kind_of_layer_is_the_real_one(
-    of: str, model_type: str, kind: str, real: dict[str, dict[str, Any]]
+    of: str, model_type: str, kind: str, real: Real
 ) -> None:
     model, found = model_of(real[of], model_type), real[of][kind]
     layer = LayerKind(moe=True, window=512 if kind == "windowed" else 0)
@@ -184,9 +182,7 @@ def test_attention_of_each_kind_of_layer_is_the_real_one(
 
 
 @against_the_real_one
-def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
-    real: dict[str, dict[str, Any]],
-) -> None:
+def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(real: Real) -> None:
     """Recomputed layers' keys and values stay as well, which no hook sees."""
     found = real["gemma4-small"]
     model = model_of(found, "gemma4_text")
@@ -206,7 +202,7 @@ def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
 
 
 @against_the_real_one
-def test_two_layers_are_one_of_longcat(real: dict[str, dict[str, Any]]) -> None:
+def test_two_layers_are_one_of_longcat(real: Real) -> None:
     found = real["longcat"]
     model = model_of(found, "longcat_flash")
     halves = [blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()]
@@ -217,9 +213,7 @@ def test_two_layers_are_one_of_longcat(real: dict[str, dict[str, Any]]) -> None:
 
 @against_the_real_one
 @pytest.mark.parametrize("mixer", ["shared-kv", "csa", "hca"])
-def test_compressed_attention_is_the_real_one(
-    mixer: Mixer, real: dict[str, dict[str, Any]]
-) -> None:
+def test_compressed_attention_is_the_real_one(mixer: Mixer, real: Real) -> None:
     """With its eager core and with one kernel, a whole layer, and what full recomputation saves."""
     code, model = Code(composite_norm=True), model_of(real["v4"], "deepseek_v4")
     found = {name: 2 * number for name, number in real["v4"][mixer].items()}  # of two sequences
@@ -245,12 +239,10 @@ def test_compressed_attention_is_the_real_one(
 
 
 @against_the_real_one
-def test_residual_streams_are_the_real_ones(real: dict[str, dict[str, Any]]) -> None:
+def test_residual_streams_are_the_real_ones(real: Real) -> None:
     model = model_of(real["v4"], "deepseek_v4")
-    before, after, branch = (
-        Tensor(name=name, dims=dims)
-        for name, dims in (("x", STREAMS), ("h", STREAMS), ("attention_sum", HIDDEN_SP))
-    )
+    before, after = (Tensor(name=name, dims=STREAMS) for name in "xh")
+    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixed = entering(model, "attention", before)
     around = (*mixed, leaving("attention_residual", (before,), (branch,), after))
     for name, ops in (("streams", around), ("head", entering(model, "head", before))):
@@ -258,19 +250,15 @@ def test_residual_streams_are_the_real_ones(real: dict[str, dict[str, Any]]) -> 
 
 
 @against_the_real_one
-def test_experts_on_a_latent_multiply_what_the_real_ones_do(
-    real: dict[str, dict[str, Any]],
-) -> None:
+def test_experts_on_a_latent_multiply_what_the_real_ones_do(real: Real) -> None:
     model = model_of(real["latent"], "nemotron_h")
     found = flops(blocks.layer_ops(model, MOE, True), model)
     assert found == pytest.approx(real["latent"]["flops"], rel=5e-3)
 
 
 def test_experts_on_a_latent_exchange_its_width() -> None:
-    wide, narrow = (
-        {op.name: op for op in blocks.layer_ops(read_model(SUPER), kind, True)}
-        for kind in (LayerKind(moe=False, window=0, mixer="none"), MOE)
-    )
+    dense = LayerKind(moe=False, window=0, mixer="none")
+    wide, narrow = (named_ops(read_model(SUPER), kind) for kind in (dense, MOE))
     assert wide.keys().isdisjoint({"latent_in", "latent_out"})
     assert narrow["dispatch"].tensor.dims == ("tokens_sent", "expert_hidden")
     assert {tensor.name for tensor in narrow["latent_out"].saves} == {"latent_sum"}
@@ -304,10 +292,8 @@ def test_megatron_keeps_copies_of_what_its_kernels_read(
     """gated_delta_net.py repeats queries and keys and copies the gate; mamba_mixer.py norms apart
     from the scan, and its projection keeps its input."""
     model = read_model(name)
-    plain, copied = (
-        saved_tensors(MIXERS[mixer].operations(model, code))
-        for code in (PLAIN, Code(own_mixers=True))
-    )
+    both = (MIXERS[mixer].operations(model, code) for code in (PLAIN, Code(own_mixers=True)))
+    plain, copied = map(saved_tensors, both)
     assert {name.partition("_")[2] for name in copied.keys() - plain.keys()} == own
     of = sizes(model)
     assert sum(math.prod(of[one] for one in copied[n].dims) for n in copied) > 0
@@ -371,13 +357,9 @@ def estimated(*run: Any, **layout: object) -> Estimate:
 @pytest.mark.parametrize(("name", "most"), [(NEXT, 16), (HYBRID, 8)])
 def test_tp_and_cp_cut_heads_of_a_recurrence_together(name: str, most: int) -> None:
     """transformer_config.py: linear_num_key_heads must be a multiple of tp x cp."""
-    fits, beyond, alone = (
-        "; ".join(one.rule for one in found.violations)
-        for found in (
-            *(estimated(name, 64, tp=2, cp=cp, sequence_parallel=True) for cp in (most // 2, most)),
-            estimated(name, 64, "fsdp", cp=2),
-        )
-    )
+    cut = (estimated(name, 64, tp=2, cp=cp, sequence_parallel=True) for cp in (most // 2, most))
+    every = (*cut, estimated(name, 64, "fsdp", cp=2))
+    fits, beyond, alone = ("; ".join(one.rule for one in found.violations) for found in every)
     assert ("groups of heads" in fits, "groups of heads" in beyond) == (False, True)
     assert "runs recurrent layers whole" in alone
 
@@ -594,10 +576,7 @@ def test_the_last_stage_has_it() -> None:
 def test_it_multiplies_a_layer_a_projection_and_a_head() -> None:
     model = read_model(MTP)
     kind, _ = model.distinct_layers()[-1]
-    plain, more = (
-        {op.name: op for op in blocks.layer_ops(model, one, True)}
-        for one in (LayerKind(moe=True, window=0), kind)
-    )
+    plain, more = (named_ops(model, one) for one in (LayerKind(moe=True, window=0), kind))
     gemms = {name for name in more.keys() - plain.keys() if isinstance(more[name], Gemm)}
     assert gemms == {"mtp_proj", "head"}
     kept = saved_tensors(tuple(more.values())).keys() - saved_tensors(tuple(plain.values())).keys()

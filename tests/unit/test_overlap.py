@@ -246,7 +246,6 @@ def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
 
 
 def of_units(seconds: float) -> np.ndarray:
-    """The same for each of three units, of one layout."""
     return np.full((3, 1), seconds)
 
 

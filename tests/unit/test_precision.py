@@ -42,8 +42,6 @@ TITAN = TRAINERS["torchtitan"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A layout with one low precision."""
-
     precision: str
     model: str = "llama3-8b"
     gpu: str = "h100-sxm-80gb"

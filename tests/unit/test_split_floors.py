@@ -53,7 +53,6 @@ def pipeline(name: str, memory_fraction: float = 0.95) -> tuple[Pricer, Layout]:
 
 
 def every_split(pricer: Pricer, layout: Layout, acs: tuple[str, ...]) -> LayoutBatch:
-    """All splits of a layout's layers under these recomputations."""
     splits = splits_of(pricer.model.num_hidden_layers, layout.pp * layout.virtual_stages)
     changes = ({"layers_per_stage": split, "ac": ac} for split, ac in product(splits, acs))
     return LayoutBatch.from_layouts([layout.model_copy(update=one) for one in changes])

@@ -41,7 +41,6 @@ def pricer(
 
 
 def flops(p: Pricer, **layout: Any) -> np.ndarray:
-    """Forward FLOP of each unit on one rank."""
     return price(p, **layout).stage_seconds.forward_flops[:, 0]
 
 
@@ -81,9 +80,8 @@ def scan_flops_per_token(model: ModelSpec, mixer: Mixer) -> float:
         return 4.0 * model.linear_value_width * (block + width)
     if mixer.endswith("mamba2"):
         inside = model.mamba_n_groups * model.ssm_state_size + model.mamba_width
-        return 2.0 * (
-            model.mamba_chunk_size * inside + 2 * model.mamba_width * model.ssm_state_size
-        )
+        states = 2 * model.mamba_width * model.ssm_state_size
+        return 2.0 * (model.mamba_chunk_size * inside + states)
     if mixer == "dsa":  # as transformers scores: every pair of tokens, and a weight a head
         return 2.0 * SEQ * model.index_n_heads * (model.index_head_dim + 1)
     if mixer in COMPRESSED:  # as transformers: all tokens, all entries, and scores of all entries
@@ -166,11 +164,8 @@ def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int, routers: i
 def test_mla_down_projections_are_replicated_under_tp() -> None:
     """DeepSeek's narrow projections have no heads: every TP rank runs them whole."""
     p = pricer("deepseek-v2", 8)
-    whole, local, model = (
-        microbatch_flops(pricer("deepseek-v2")),
-        microbatch_flops(p, tp=8),
-        p.model,
-    )
+    whole, local = microbatch_flops(pricer("deepseek-v2")), microbatch_flops(p, tp=8)
+    model = p.model
     ranks = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
     narrow = 2.0 * SEQ * model.hidden_size * ranks
     assert 8 * local - whole == pytest.approx(7 * narrow * model.num_hidden_layers, rel=1e-9)
@@ -268,8 +263,6 @@ RESIDUAL_MASKS = 2.0
 # fp32 mean and deviation of each row of both norms, which the paper leaves out
 STATISTICS = 2 * 2 * 4.0 / H
 SCORES = 5.0 * A * S / H
-
-
 WHOLE = 34 - RESIDUAL_MASKS + STATISTICS
 UNDER_TP = 10 - RESIDUAL_MASKS + 24 / 8 + STATISTICS  # norms' and matmuls' inputs stay whole
 
@@ -319,7 +312,6 @@ def llama(**layout: Any) -> Prices:
 
 
 def kept(**layout: Any) -> float:
-    """Bytes of a layer for each token."""
     return layer_bytes(llama8(), **layout) / T8
 
 
