@@ -109,14 +109,10 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
     assert quicker <= slower * (1 + 1e-12)
 
 
-@tiers(
-    15,
-    80,
-    name=st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb", "mi300x")),
-    row=layouts(),
-    more=st.floats(1.0, 16.0),
-    share=st.floats(0.2, 1.5),
-)
+GPUS = st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb", "mi300x"))
+
+
+@tiers(15, 80, name=GPUS, row=layouts(), more=st.floats(1.0, 16.0), share=st.floats(0.2, 1.5))
 def test_more_peak_at_the_same_power_is_never_slower(
     name: str, row: Layout, more: float, share: float
 ) -> None:

@@ -12,10 +12,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCH, SEQ = 2, 4096
@@ -107,6 +109,11 @@ V4 = {
 }  # fmt: skip
 X = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
 PLACES = torch.arange(SEQ)[None]
+
+
+def real(name: str) -> Any:
+    """The code of a family, which has its config too."""
+    return import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def flops(run: Callable[[], object]) -> int:
@@ -225,10 +232,8 @@ def turned(module: Any, places: Any) -> Any:
 
 def delta() -> dict[str, Any]:
     """Gated DeltaNet and gated attention of Qwen3-Next."""
-    from transformers import Qwen3NextConfig
-    from transformers.models.qwen3_next import modeling_qwen3_next as code
-
-    config = sdpa(Qwen3NextConfig(**DELTA))
+    code = real("qwen3_next")
+    config = sdpa(code.Qwen3NextConfig(**DELTA))
     mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
     attention = code.Qwen3NextAttention(config, 3).bfloat16()
     places = code.Qwen3NextRotaryEmbedding(config)(X, PLACES)
@@ -243,10 +248,8 @@ def delta() -> dict[str, Any]:
 
 def dsa() -> dict[str, Any]:
     """DeepSeek sparse attention of DeepSeek-V3.2."""
-    from transformers import DeepseekV32Config
-    from transformers.models.deepseek_v32 import modeling_deepseek_v32 as code
-
-    config = sdpa(DeepseekV32Config(**DSA))
+    code = real("deepseek_v32")
+    config = sdpa(code.DeepseekV32Config(**DSA))
     mixer = code.DeepseekV32Attention(config, 0).bfloat16()
     causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
     run = partial(mixer, X, code.DeepseekV32RotaryEmbedding(config)(X, PLACES), causal)
@@ -262,15 +265,11 @@ def dsa() -> dict[str, Any]:
 
 def kimi(full: bool = False) -> dict[str, Any]:
     """Kimi Delta Attention of Kimi Linear, or of Ling 3, whose gates are full."""
-    from transformers import BailingHybridConfig, KimiLinearConfig
-    from transformers.models.bailing_hybrid import modeling_bailing_hybrid as ling
-    from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
-
-    code: Any = ling if full else kimi_linear
+    code = real("bailing_hybrid" if full else "kimi_linear")
     given = {**KIMI, "head_dim": 32} if full else KIMI
-    made = BailingHybridConfig(**given) if full else KimiLinearConfig(**given)
-    named = "BailingHybridDeltaAttention" if full else "KimiLinearDeltaAttention"
-    mixer = getattr(code, named)(made, 0).bfloat16()
+    family = "BailingHybrid" if full else "KimiLinear"
+    config = getattr(code, f"{family}Config")(**given)
+    mixer = getattr(code, f"{family}DeltaAttention")(config, 0).bfloat16()
     counted = flops(partial(mixer, X))
     code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, partial(rule, full=True)
     mixer.o_norm = Norm()
@@ -283,10 +282,8 @@ def ling() -> dict[str, Any]:
 
 def mamba() -> dict[str, Any]:
     """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
-    from transformers import NemotronHConfig
-    from transformers.models.nemotron_h import modeling_nemotron_h as code
-
-    config = NemotronHConfig(**MAMBA)
+    code = real("nemotron_h")
+    config = code.NemotronHConfig(**MAMBA)
     mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
     width, groups = 8 * 16, 2
 
@@ -301,20 +298,16 @@ def mamba() -> dict[str, Any]:
 
 def latent() -> dict[str, Any]:
     """Experts on a latent, of Nemotron 3 Super, which transformers runs in a loop."""
-    from transformers import NemotronHConfig
-    from transformers.models.nemotron_h import modeling_nemotron_h as code
-
+    code = real("nemotron_h")
     config = {**MAMBA, "moe_latent_size": 16}
-    block = code.NemotronHMoE(NemotronHConfig(**config)).bfloat16()
+    block = code.NemotronHMoE(code.NemotronHConfig(**config)).bfloat16()
     return {"flops": flops(partial(block, X)), "config": config}
 
 
 def falcon() -> dict[str, Any]:
     """Mamba-2 of Falcon H1, which stands beside attention and has no norm."""
-    from transformers import FalconH1Config
-    from transformers.models.falcon_h1 import modeling_falcon_h1 as code
-
-    mixer = code.FalconH1Mixer(FalconH1Config(**FALCON), 0).bfloat16()
+    code = real("falcon_h1")
+    mixer = code.FalconH1Mixer(code.FalconH1Config(**FALCON), 0).bfloat16()
     mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
 
     def combined(projected: Any, *more: object, **named: Any) -> Any:
@@ -327,10 +320,8 @@ def falcon() -> dict[str, Any]:
 
 def jamba() -> dict[str, Any]:
     """Mamba of Jamba, whose kernels run one by one, and copy what is not laid out by channels."""
-    from transformers import JambaConfig
-    from transformers.models.jamba import modeling_jamba as code
-
-    config = JambaConfig(**JAMBA)
+    code = real("jamba")
+    config = code.JambaConfig(**JAMBA)
     norm, code.JambaRMSNorm = code.JambaRMSNorm, lambda *sizes, **more: Norm()
     mixer = code.JambaMambaMixer(config, 0).bfloat16()
     code.JambaRMSNorm = norm
@@ -349,10 +340,8 @@ def jamba() -> dict[str, Any]:
 
 def mamba1() -> dict[str, Any]:
     """Mamba, the first, in the one function that its kernels have."""
-    from transformers import MambaConfig
-    from transformers.models.mamba import modeling_mamba as code
-
-    mixer = code.MambaMixer(MambaConfig(**MAMBA1), 0).bfloat16().train()
+    code = real("mamba")
+    mixer = code.MambaMixer(code.MambaConfig(**MAMBA1), 0).bfloat16().train()
 
     def inner(projected: Any, *more: object, **named: object) -> Any:
         low = projected.new_empty(BATCH, SEQ, 8 + 2 * 16)
@@ -365,10 +354,8 @@ def mamba1() -> dict[str, Any]:
 
 def lfm() -> dict[str, Any]:
     """Gated short convolution and attention with a gate a head, of LFM3."""
-    from transformers import Lfm3Config
-    from transformers.models.lfm3 import modeling_lfm3 as code
-
-    config = sdpa(Lfm3Config(**LFM))
+    code = real("lfm3")
+    config = sdpa(code.Lfm3Config(**LFM))
     mixer = code.Lfm3ShortConv(config, 0).bfloat16()
     attention = code.Lfm3Attention(config, 2).bfloat16()
     places = code.Lfm3RotaryEmbedding(config)(X, PLACES, "full_attention")
@@ -382,10 +369,8 @@ def lfm() -> dict[str, Any]:
 
 def minimax() -> dict[str, Any]:
     """Lightning attention of MiniMax-01, in blocks of its own code, with a norm of one kernel."""
-    from transformers import MiniMaxConfig
-    from transformers.models.minimax import modeling_minimax as code
-
-    mixer = code.MiniMaxLightningAttention(MiniMaxConfig(**MINIMAX), 1).bfloat16()
+    code = real("minimax")
+    mixer = code.MiniMaxLightningAttention(code.MiniMaxConfig(**MINIMAX), 1).bfloat16()
     run = partial(mixer, X, None, None)
     counted = flops(run)
     mixer.norm = Norm()
@@ -405,10 +390,8 @@ def of_both_kinds(code: Any, rotary: Any, attention_of: Callable[[int], Any]) ->
 
 def step() -> dict[str, Any]:
     """Attention of Step 3.5, whose windowed layers have other heads, with a gate a head."""
-    from transformers.models.step3p7 import configuration_step3p7 as configs
-    from transformers.models.step3p7 import modeling_step3p7 as code
-
-    config = sdpa(configs.Step3p7TextConfig(**STEP))
+    code = real("step3p7")
+    config = sdpa(code.Step3p7TextConfig(**STEP))
     rotary = code.Step3p7RotaryEmbedding(config)
     found = of_both_kinds(code, rotary, lambda at: code.Step3p7DecoderLayer(config, at).self_attn)
     return {**found, "config": STEP}
@@ -416,10 +399,8 @@ def step() -> dict[str, Any]:
 
 def mimo() -> dict[str, Any]:
     """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
-    from transformers.models.mimo_v2_flash import configuration_mimo_v2_flash as configs
-    from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as code
-
-    config = sdpa(configs.MiMoV2FlashConfig(**MIMO))
+    code = real("mimo_v2_flash")
+    config = sdpa(code.MiMoV2FlashConfig(**MIMO))
     rotary = code.MiMoV2FlashRotaryEmbedding(config)
     found = of_both_kinds(code, rotary, partial(code.MiMoV2FlashAttention, config))
     return {**found, "config": MIMO}
@@ -427,10 +408,8 @@ def mimo() -> dict[str, Any]:
 
 def gemma4() -> dict[str, Any]:
     """Attention of Gemma 4, and FLOP of its whole layers, with a dense MLP beside the experts."""
-    from transformers import Gemma4TextConfig
-    from transformers.models.gemma4 import modeling_gemma4 as code
-
-    config = sdpa(Gemma4TextConfig(**GEMMA4))
+    code = real("gemma4")
+    config = sdpa(code.Gemma4TextConfig(**GEMMA4))
     rotary = code.Gemma4TextRotaryEmbedding(config)
     found: dict[str, Any] = {}
     for kind, place in (("windowed", 0), ("full", 1)):
@@ -457,10 +436,8 @@ def gemma4_small() -> dict[str, Any]:
 
     The whole model saves bytes without recomputation, and with that of all layers.
     """
-    from transformers import Gemma4TextConfig
-    from transformers.models.gemma4 import modeling_gemma4 as code
-
-    config = sdpa(Gemma4TextConfig(**GEMMA4_SMALL))
+    code = real("gemma4")
+    config = sdpa(code.Gemma4TextConfig(**GEMMA4_SMALL))
     rotary, norm = code.Gemma4TextRotaryEmbedding(config), code.Gemma4RMSNorm
     code.Gemma4RMSNorm = lambda *sizes, **more: Norm()
     found: dict[str, Any] = {}
@@ -499,10 +476,8 @@ def gemma4_small() -> dict[str, Any]:
 
 def longcat() -> dict[str, Any]:
     """A layer of LongCat-Flash, whose tokens go to all experts alike, zero experts among them."""
-    from transformers import LongcatFlashConfig
-    from transformers.models.longcat_flash import modeling_longcat_flash as code
-
-    config = sdpa(LongcatFlashConfig(**LONGCAT))
+    code = real("longcat_flash")
+    config = sdpa(code.LongcatFlashConfig(**LONGCAT))
     norm, code.LongcatFlashRMSNorm = code.LongcatFlashRMSNorm, lambda *sizes, **more: Norm()
     layer = code.LongcatFlashDecoderLayer(config, 0).bfloat16().train()
     code.LongcatFlashRMSNorm = norm
@@ -518,10 +493,8 @@ def longcat() -> dict[str, Any]:
 
 def m3() -> dict[str, Any]:
     """MiniMax sparse attention of MiniMax M3, masked."""
-    from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
-    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as code
-
-    config = sdpa(configs.MiniMaxM3VLTextConfig(**M3))
+    code = real("minimax_m3_vl")
+    config = sdpa(code.MiniMaxM3VLTextConfig(**M3))
     places = code.MiniMaxM3VLRotaryEmbedding(config)(X, PLACES)
     attention = code.MiniMaxM3VLAttention(config, 1).bfloat16()
     run = partial(attention, X, turned(attention, places), None)
@@ -534,11 +507,8 @@ def v4() -> dict[str, Any]:
     core: of one sequence, eager; two: of two; else one kernel that saves queries, keys and a
     number a row.
     """
-    from torch.utils.checkpoint import checkpoint
-    from transformers import DeepseekV4Config
-    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as code
-
-    config = DeepseekV4Config(**V4)
+    code = real("deepseek_v4")
+    config = code.DeepseekV4Config(**V4)
     config._attn_implementation = "eager"
     x = X[:1].detach().clone().requires_grad_()
     mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), PLACES

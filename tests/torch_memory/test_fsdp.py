@@ -245,8 +245,6 @@ def test_copies_out_of_and_into_buffers_are_fsdps(world: int, reduce_dtype: str)
     p = pricer(sizes, world, global_batch_size=sizes.batch * world)
     shards = shards_of(p, batch_of(p, micro_batch_size=sizes.batch, **layout))
     counts = np.array([*(count for _, count in p.model.distinct_layers()), 1, 1])
-    ours = [
-        (counts * seconds[:, 0]).sum() * p.device.memory_rate
-        for seconds in (shards.gather_copy_seconds, shards.scatter_copy_seconds)
-    ]
+    columns = (shards.gather_copy_seconds, shards.scatter_copy_seconds)
+    ours = [(counts * seconds[:, 0]).sum() * p.device.memory_rate for seconds in columns]
     assert ours == pytest.approx([seen.gathered, seen.reduced], rel=0.02)

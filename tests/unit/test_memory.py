@@ -138,18 +138,34 @@ def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
     assert held == pytest.approx(PARAMETERS / 64 * bytes_each)
 
 
-@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
-def test_muon_leaves_embedding_and_head_to_adamw(trainer: str) -> None:
-    """Their second moment is 4 bytes more (Megatron-LM core/optimizer/muon.py)."""
-    held, muon = (shapes(vocabulary_shard=count) for count in (0.0, 1e6)), {"optimizer": "muon"}
-    plain, more = (memory(one, trainer, training=muon).optimizer for one in held)
-    assert more - plain == pytest.approx(4e6)
+MUON, TITAN = {"optimizer": "muon"}, {"trainer": "torchtitan"}
 
 
-def test_buffers_of_owners_are_padded() -> None:
-    """Parameters in 16 bits and gradients in fp32 (Megatron-LM core 0.18 param_layout.py)."""
-    plain, more = (states(memory(shapes(padding=count), zero_stage=1)) for count in (0.0, 1e6))
-    assert more - plain == pytest.approx(6e6)
+@pytest.mark.parametrize(("field", "part", "given", "training", "times"), [
+    # Muon leaves embedding and head to AdamW: a second moment (Megatron-LM core/optimizer/muon.py)
+    ("vocabulary_shard", "optimizer", TITAN, MUON, 4),
+    ("vocabulary_shard", "optimizer", {}, MUON, 4),
+    # buffers of owners are padded: parameters in 16 bits, gradients in fp32 (param_layout.py)
+    ("padding", "parameters", {"zero_stage": 1}, {}, 2),
+    ("padding", "gradients", {"zero_stage": 1}, {}, 4),
+    ("padding", "optimizer", {"zero_stage": 1}, {}, 0),
+    # Transformer Engine caches fp8 weights
+    ("copies_bytes", "parameters", {}, {}, 1),
+    # and keeps an empty gradient of every shape, 2 bytes an element of a layer's weights; forks of
+    # 2022 and 2023 ran their own products
+    ("distinct", "gradients", {}, {}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "NeMo 25.11"}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "Megatron-Core main 2026-08"}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "2022"}, 0),
+])  # fmt: skip
+def test_what_an_element_or_byte_more_adds(
+    field: str, part: str, given: dict[str, Any], training: dict[str, str], times: int
+) -> None:
+    none, more = (
+        getattr(memory(shapes(**{field: count}), training=training, **given), part)
+        for count in (0.0, 1e9)
+    )
+    assert more - none == pytest.approx(times * 1e9)
 
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
@@ -158,11 +174,6 @@ def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
     for early, width in ((False, 16), (True, 12)):
         found = titan(held, optimizer_in_backward=early).allocated
         assert found == pytest.approx(PARAMETERS * width / 64 + layer * 4)
-
-
-def test_transformer_engine_caches_fp8_weights() -> None:
-    plain, cached = (memory(shapes(copies_bytes=count * PARAMETERS)) for count in (0, 1))
-    assert cached.parameters - plain.parameters == PARAMETERS
 
 
 def test_the_worst_moment_is_the_worst_of_all() -> None:
@@ -339,17 +350,6 @@ def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], wi
     costs = units_at(p, batch_of(p, compile=True)).costs
     assert costs.logits_bytes[0] == width * 8192 * 128256
     assert costs.chunks_bytes[0] == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
-
-
-@pytest.mark.parametrize(("version", "kept"), [
-    (None, 2e9), ("NeMo 25.11", 2e9), ("Megatron-Core main 2026-08", 2e9), ("2022", 0.0)
-])  # fmt: skip
-def test_transformer_engine_keeps_an_empty_gradient_of_every_shape(
-    version: str | None, kept: float
-) -> None:
-    """2 bytes an element of one layer's weights; forks of 2022 and 2023 ran their own products."""
-    m = memory(shapes(distinct=1e9), training={"trainer_version": version})
-    assert m.gradients - 4 * PARAMETERS == pytest.approx(kept)
 
 
 def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:

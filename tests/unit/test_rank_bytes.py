@@ -90,9 +90,9 @@ def test_torch_allocates_receives_for_every_microbatch_and_megatron_for_those_in
     input is one of these buffers in torch, so that of what a layer saves it counts no second time;
     in Megatron it is one activation more.
     """
+    trainers = ("torchtitan", "megatron")
     torch, megatron = (
-        shapes(trainer, pp=4, dp_shard=4, micro_batch_size=1)
-        for trainer in ("torchtitan", "megatron")
+        shapes(trainer, pp=4, dp_shard=4, micro_batch_size=1) for trainer in trainers
     )
     assert (torch.received_bytes[:, 0] / BOUNDARY).tolist() == [4.0, 8.0, 8.0, 4.0]
     assert (torch.boundary_bytes[:, 0] / BOUNDARY).tolist() == [0.0, -1.0, -1.0, -1.0]

@@ -50,14 +50,10 @@ def test_stars_go_by_elapsed_time() -> None:
     assert {later - earlier for earlier, later in pairwise(hours)} == {timedelta(hours=1)}
 
 
-@tiers(
-    60,
-    1500,
-    zone=st.sampled_from(ZONES),
-    after=MOMENTS,
-    hour=st.integers(0, 23),
-    minute=st.integers(0, 59),
-)
+HOURS, MINUTES = st.integers(0, 23), st.integers(0, 59)
+
+
+@tiers(60, 1500, zone=st.sampled_from(ZONES), after=MOMENTS, hour=HOURS, minute=MINUTES)
 def test_every_day_has_one_run(zone: str, after: datetime, hour: int, minute: int) -> None:
     """Each date of the zone that exists has its time once: at that time, or where the clock skips
     it at the first instant after; and whoever asks in between hears the same.

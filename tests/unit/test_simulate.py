@@ -76,10 +76,8 @@ def test_two_stages_by_hand() -> None:
 
 
 def test_a_weights_gradient_does_not_hold_up_the_inputs() -> None:
-    whole, split = (
-        run(csv, costs([[1.0, 1.0]])).makespan_seconds_C[0]
-        for csv in ("0F0,0B0\n1F0,1B0\n", "0F0,0I0,0W0\n1F0,1I0,1W0\n")
-    )
+    orders = ("0F0,0B0\n1F0,1B0\n", "0F0,0I0,0W0\n1F0,1I0,1W0\n")
+    whole, split = (run(csv, costs([[1.0, 1.0]])).makespan_seconds_C[0] for csv in orders)
     assert (whole, split) == (6.0, 5.0)
 
 

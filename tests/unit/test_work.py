@@ -332,12 +332,6 @@ def test_no_checkpointing_keeps_what_eager_autograd_keeps() -> None:
     assert kept(ac="none", compile=True) == by_hand - 2 * FFN
 
 
-def test_torch_before_2_8_keeps_fp32_copies_in_norms() -> None:
-    """The fp32 input and the fp32 product instead of the input."""
-    old, new = (layer_bytes(llama8(torch_version=one), ac="none") for one in ("2.6.0", "2.8.0"))
-    assert old - new == 2 * (2 * 4 - 2) * HID * T8
-
-
 def test_every_second_layer_keeps_half_of_it_all() -> None:
     none, half, full = (kept(ac=ac) for ac in ("none", "selective-layer-2", "full"))
     assert half == pytest.approx((none + full) / 2)
