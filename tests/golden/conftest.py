@@ -19,7 +19,6 @@ KNOWN = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is known to miss."""
     for item in items:
         reason = KNOWN.get(item.name)
         if reason is not None and "golden" in item.nodeid:

@@ -20,13 +20,11 @@ def published() -> dict[str, dict[str, Any]]:
 
 @cache
 def row(row_id: str) -> Row:
-    """One row beside its estimate."""
     job = read_job(published()[row_id])
     return Row.build(job, estimate_job(job))
 
 
 def ids(*groups: str) -> list[str]:
-    """Ids of the rows of these groups."""
     return [row_id for row_id in published() if row_id.split("-")[0] in groups]
 
 
@@ -34,6 +32,5 @@ def step_error(row_id: str) -> float:
     """Predicted over measured step seconds, minus one."""
     found = row(row_id)
     assert found.estimate.valid, (row_id, found.estimate.violations)
-    assert found.estimate.step_seconds is not None
-    assert found.measured_seconds is not None
+
     return found.estimate.step_seconds / found.measured_seconds - 1.0

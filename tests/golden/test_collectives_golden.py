@@ -3,6 +3,7 @@
 import math
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,61 +11,36 @@ import pytest
 
 from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
-from planner.specs.cluster import ClusterSpec
+from tests.pricing import BANDWIDTH, LATENCY, cluster_of, flat
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from fit_collectives import predicted, read  # noqa: E402
-
-BANDWIDTH, LATENCY = 100e9, 2e-6
-
-
-def flat(num_gpus: int, **level: object) -> ClusterSpec:
-    joined = {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY}
-    joined |= {"topology": "switch", **level}
-    return read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [joined]})
+from fit_collectives import Sample, predicted, read  # noqa: E402
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 48, 64])
 @pytest.mark.parametrize("size", [1e3, 64e6, 1e9])
 def test_closed_forms_of_one_level(n: int, size: float) -> None:
+    """(seconds, steps, bytes that a rank sends over the buffer's)."""
     cluster, log = flat(n), math.ceil(math.log2(n))
+    rounds, share, whole = n - 1, (n - 1) / n, size / BANDWIDTH
+    ring = rounds * (size / (n * BANDWIDTH) + LATENCY)
     forms = {
-        ("all-reduce", "ring"): (
-            2 * (n - 1) * (size / (n * BANDWIDTH) + LATENCY),
-            2 * (n - 1),
-            2 * (n - 1) / n,
-        ),
-        ("all-gather", "ring"): ((n - 1) * (size / (n * BANDWIDTH) + LATENCY), n - 1, (n - 1) / n),
-        ("reduce-scatter", "ring"): (
-            (n - 1) * (size / (n * BANDWIDTH) + LATENCY),
-            n - 1,
-            (n - 1) / n,
-        ),
-        ("broadcast", "ring"): ((n - 1) * LATENCY + size / BANDWIDTH, n - 1, 1),
-        ("all-reduce", "tree"): (2 * log * (size / BANDWIDTH + LATENCY), 2 * log, 2 * log),
-        ("broadcast", "switch"): (
-            (2 if n > 2 else 1) * LATENCY + size / BANDWIDTH,
-            min(n - 1, 2),
-            1,
-        ),
-        ("broadcast", "tree"): (log * (size / BANDWIDTH + LATENCY), log, log),
-        ("all-to-all", "pairwise"): (
-            (n - 1) * LATENCY + (n - 1) / n * size / BANDWIDTH,
-            n - 1,
-            (n - 1) / n,
-        ),
-        ("all-to-all", "direct"): (LATENCY + (n - 1) / n * size / BANDWIDTH, 1, (n - 1) / n),
-        ("all-reduce", "switch"): (
-            2 * (LATENCY + (n - 1) / n * size / BANDWIDTH),
-            2,
-            2 * (n - 1) / n,
-        ),
+        ("all-reduce", "ring"): (2 * ring, 2 * rounds, 2 * share),
+        ("all-gather", "ring"): (ring, rounds, share),
+        ("reduce-scatter", "ring"): (ring, rounds, share),
+        ("all-reduce", "tree"): (2 * log * (whole + LATENCY), 2 * log, 2 * log),
+        ("broadcast", "switch"): (min(rounds, 2) * LATENCY + whole, min(rounds, 2), 1),
+        ("all-to-all", "pairwise"): (rounds * LATENCY + share * whole, rounds, share),
+        ("all-to-all", "direct"): (LATENCY + share * whole, 1, share),
+        ("all-reduce", "switch"): (2 * (LATENCY + share * whole), 2, 2 * share),
     }
+    for operation in ("broadcast", "reduce"):  # the one backwards is the other
+        forms[operation, "ring"] = (rounds * LATENCY + whole, rounds, 1)
+        forms[operation, "tree"] = (log * (whole + LATENCY), log, log)
     if n > 2:
-        seconds = 2 * log * LATENCY + 2 * size / BANDWIDTH
-        forms["all-reduce", "double-binary-tree"] = (seconds, 2 * log, 2)
+        forms["all-reduce", "double-binary-tree"] = (2 * log * LATENCY + 2 * whole, 2 * log, 2)
     for (operation, algorithm), (seconds, steps, wire) in forms.items():
         answer = collective(operation, size, cluster, algorithm=algorithm)
         assert answer.seconds == pytest.approx(seconds, rel=1e-12), (operation, algorithm)
@@ -72,31 +48,24 @@ def test_closed_forms_of_one_level(n: int, size: float) -> None:
         assert answer.wire_bytes_per_rank == pytest.approx(wire * size)
         assert answer.basis == "datasheet"
     p2p = collective("p2p", size, cluster, algorithm="neighbour")
-    assert p2p.seconds == pytest.approx(size / BANDWIDTH + LATENCY, rel=1e-12)
+    assert p2p.seconds == pytest.approx(whole + LATENCY, rel=1e-12)
 
 
-def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
+@pytest.mark.parametrize("operation", ["all-reduce", "all-gather"])
+def test_hierarchical_all_reduce_of_two_and_three_levels(operation: str) -> None:
     (b1, a1), (b2, a2), (b3, a3), size = (450e9, 2e-6), (50e9, 4e-6), (25e9, 6e-6), 1e9
     levels = [
         {"gpus": 8, "bandwidth": b1, "latency": a1},
         {"gpus": 64, "bandwidth": b2, "latency": a2},
         {"gpus": 256, "bandwidth": b3, "latency": a3},
     ]
-    inside = 7 * (size / (8 * b1) + a1)
-    two = read_cluster({"gpu": "h100", "num_gpus": 64, "fabric": levels[:2]})
-    across = 2 * 7 * (size / 8 / (8 * b2) + a2)
-    assert collective("all-reduce", size, two, algorithm="hierarchical").seconds == pytest.approx(
-        2 * inside + across, rel=1e-12
-    )
-    gather = 7 * (size / 8 / (8 * b2) + a2) + inside
-    assert collective("all-gather", size, two, algorithm="hierarchical").seconds == pytest.approx(
-        gather, rel=1e-12
-    )
-    three = read_cluster({"gpu": "h100", "num_gpus": 256, "fabric": levels})
-    outermost = 2 * 3 * (size / 64 / (4 * b3) + a3)
-    assert collective("all-reduce", size, three, algorithm="hierarchical").seconds == pytest.approx(
-        2 * inside + across + outermost, rel=1e-12
-    )
+    inside, across = 7 * (size / (8 * b1) + a1), 7 * (size / 8 / (8 * b2) + a2)
+    outermost, ways = 3 * (size / 64 / (4 * b3) + a3), 2 if operation == "all-reduce" else 1
+    two = inside + across
+    for num_gpus, seconds in ((64, two), (256, two + outermost)):
+        machine = cluster_of(num_gpus, *levels[: 2 if num_gpus == 64 else 3])
+        found = collective(operation, size, machine, algorithm="hierarchical").seconds
+        assert found == pytest.approx(ways * seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -113,28 +82,31 @@ def test_grids(shape: list[int], topology: str) -> None:
     assert answer.steps == 2 * k * (e - 1)
 
 
-def test_a_ring_fabric_carries_the_ring_and_a_tree_fabric_too() -> None:
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+def test_a_ring_fabric_carries_the_ring_and_a_tree_fabric_too(topology: str) -> None:
     size, n = 1e9, 64
+    answer = collective("all-reduce", size, flat(n, topology=topology), algorithm="ring")
     expected = 2 * (n - 1) * (size / (n * BANDWIDTH) + LATENCY)
-    for topology in ("ring", "tree"):
-        assert collective(
-            "all-reduce", size, flat(n, topology=topology), algorithm="ring"
-        ).seconds == pytest.approx(expected, rel=1e-12)
+    assert answer.seconds == pytest.approx(expected, rel=1e-12)
+
+
+@cache
+def misses() -> list[tuple[Sample, float]]:
+    samples = read(ROOT / "benchmarks" / "measured" / "micro.csv")
+    measured = np.array([sample.seconds for sample in samples])
+    return list(zip(samples, np.abs(predicted(samples) / measured - 1.0), strict=True))
 
 
 def test_published_sweeps_are_met() -> None:
     """Mean error over sizes at most 11% for every GPU and operation inside a domain."""
-    samples = read(ROOT / "benchmarks" / "measured" / "micro.csv")
-    error = np.abs(predicted(samples) / np.array([s.seconds for s in samples]) - 1.0)
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for sample, e in zip(samples, error, strict=True):
+    for sample, error in misses():
         if sample.sweep == "nccl-tests" and sample.ranks <= 8:
-            groups[sample.gpu, sample.operation].append(e)
+            groups[sample.gpu, sample.operation].append(error)
     assert len(groups) == 28
-    means = {key: round(float(np.mean(e)), 3) for key, e in groups.items()}
+    means = {key: round(float(np.mean(errors)), 3) for key, errors in groups.items()}
     assert {key: mean for key, mean in means.items() if mean > 0.11} == {}
-    pairs = [(s, e) for s, e in zip(samples, error, strict=True) if s.operation != "all-to-all"]
-    huge = [e for s, e in pairs if s.size_bytes >= 2**32]
+    huge = [e for s, e in misses() if s.size_bytes >= 2**32 and s.operation != "all-to-all"]
     assert np.mean(huge) < 0.05
 
 
@@ -153,15 +125,13 @@ NETWORKS = {
 
 
 def test_published_sweeps_between_nodes_are_met() -> None:
-    samples = read(ROOT / "benchmarks" / "measured" / "micro.csv")
-    error = np.abs(predicted(samples) / np.array([s.seconds for s in samples]) - 1.0)
     groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for s, e in zip(samples, error, strict=True):
+    for s, error in misses():
         if s.network and (s.sweep != "torch" or s.size_bytes >= 2**26):
-            groups[s.network, s.sweep, s.operation].append(e)
+            groups[s.network, s.sweep, s.operation].append(error)
     counts = {key: rows for key, (rows, _) in NETWORKS.items()}
     assert {key: len(rows) for key, rows in groups.items()} == counts
-    means = {key: float(np.mean(e)) for key, e in groups.items()}
+    means = {key: float(np.mean(errors)) for key, errors in groups.items()}
     assert {key: mean for key, mean in means.items() if mean > NETWORKS[key][1]} == {}
 
 

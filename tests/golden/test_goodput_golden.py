@@ -15,6 +15,7 @@ from planner.intake.machines import read_cluster
 from planner.specs.cluster import DEFAULT_CARBON_INTENSITY
 from planner.units import HOUR
 from tests.conftest import job_values
+from tests.pricing import H100, priced
 
 MINUTE = 60.0
 
@@ -23,10 +24,18 @@ def column(*values: float) -> np.ndarray:
     return np.array(values)
 
 
-def test_young_by_hand() -> None:
+def test_young_daly_and_goodput_by_hand() -> None:
     # sqrt(2 x 5 min x 1440 min) = 120 min; sqrt(2 x 8 s x 10,000 s) = 400 s.
-    found = run.young_interval_seconds(column(5 * MINUTE, 8.0), column(1440 * MINUTE, 10_000.0))
-    np.testing.assert_allclose(found, [120 * MINUTE, 400.0], rtol=1e-12)
+    young = run.young_interval_seconds(column(5 * MINUTE, 8.0), column(1440 * MINUTE, 10_000.0))
+    assert young == pytest.approx([120 * MINUTE, 400.0], rel=1e-12)
+    # d = 2, M = 100: sqrt(400) (1 + sqrt(0.01)/3 + 0.01/9) - 2 = 20 x 1.034444 - 2 = 18.68889.
+    # Dumps as long as twice the mean time between failures: the interval is that time.
+    daly = run.daly_interval_seconds(column(2.0, 300.0), column(100.0, 100.0))
+    assert daly == pytest.approx([20 * (1 + 0.1 / 3 + 0.01 / 9) - 2, 100.0], rel=1e-12)
+    # t = 90, d = 10, M = 1000, R = 50: 90 / (1000 e^0.05 (e^0.1 - 1)).
+    share = run.goodput(column(90.0), column(10.0), column(1000.0), column(50.0))
+    expected = 90.0 / (1000.0 * math.exp(0.05) * (math.exp(0.1) - 1.0))
+    assert share == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -37,25 +46,6 @@ def test_daly_2006_figures_3_to_5(mtbf_minutes: float, published: float, digits:
     #     predicts" 117, 57 and 9.1 min.
     (found,) = run.daly_interval_seconds(column(5 * MINUTE), column(mtbf_minutes * MINUTE)) / MINUTE
     assert round(found, digits) == published
-
-
-def test_daly_by_hand() -> None:
-    # d = 2, M = 100: sqrt(400) (1 + sqrt(0.01)/3 + 0.01/9) - 2 = 20 x 1.034444 - 2 = 18.68889.
-    np.testing.assert_allclose(
-        run.daly_interval_seconds(column(2.0), column(100.0)),
-        20 * (1 + 0.1 / 3 + 0.01 / 9) - 2,
-        rtol=1e-12,
-    )
-    # Dumps as long as twice the mean time between failures: the interval is that time.
-    assert run.daly_interval_seconds(column(300.0), column(100.0))[0] == 100.0
-
-
-def test_goodput_by_hand() -> None:
-    # t = 90, d = 10, M = 1000, R = 50: 90 / (1000 e^0.05 (e^0.1 - 1)).
-    expected = 90.0 / (1000.0 * math.exp(0.05) * (math.exp(0.1) - 1.0))
-    np.testing.assert_allclose(
-        run.goodput(column(90.0), column(10.0), column(1000.0), column(50.0)), expected, rtol=1e-12
-    )
 
 
 def test_llama3_interruptions_give_the_default_mtbf() -> None:
@@ -76,19 +66,12 @@ def test_over_30_percent_of_interruptions_are_gpu_faults() -> None:
     assert gpu / 419 == pytest.approx(0.587, abs=0.06)
 
 
-def llama3_405b(**training: object) -> tuple[Pricer, LayoutBatch]:
-    job = read_job(
-        {
-            "model": "llama3.1-405b",
-            # Tectonic: 2 TB/s sustained (section 3.3.1).
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16384, "storage_bandwidth": "2 TB/s"},
-            "training": {"seq_len": 8192, "global_batch_size": 2048, **training},
-            "layout": {"dp_shard": 128, "tp": 8, "pp": 16},
-        }
-    )
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
-        [job.layout]
-    )
+def llama3_405b() -> tuple[Pricer, LayoutBatch]:
+    """Tectonic: 2 TB/s sustained (section 3.3.1)."""
+    layout = {"dp_shard": 128, "tp": 8, "pp": 16}
+    job = job_values("llama3.1-405b", H100, 16384, 8192, 2048, layout=layout)
+    job["cluster"]["storage_bandwidth"] = "2 TB/s"
+    return priced(read_job(job))
 
 
 def test_llama3_trains_over_90_percent_of_the_time() -> None:
@@ -116,17 +99,13 @@ def test_async_cuts_the_overhead_5_to_24_times() -> None:
     # pytorch.org/blog/reducing-checkpointing-times: 23.6 times for a 7B model (148.8 s to 6.3 s).
     # The ratio depends on the storage: ours is the default of 0.25 GB/s a GPU. Stated tolerance: 5
     #     to 24.
-    job = read_job(
-        job_values("llama3.1-8b", "h100-sxm-80gb", 64, 8192, 64, layout={"dp_shard": 64})
-    )
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    batch = LayoutBatch.from_layouts([job.layout])
-    blocked = {
-        mode: run.save_costs(pricer, batch, column(1.5), mode).blocking_seconds[0]
-        for mode in ("sync", "async", "async-pinned")
-    }
-    assert 5 < blocked["sync"] / blocked["async"] < 24
-    assert blocked["async-pinned"] < blocked["async"]
+    job = job_values("llama3.1-8b", H100, 64, 8192, 64, layout={"dp_shard": 64})
+    pricer, batch = priced(read_job(job))
+    modes = ("sync", "async", "async-pinned")
+    saves = (run.save_costs(pricer, batch, column(1.5), mode) for mode in modes)
+    plain, apart, pinned = (save.blocking_seconds[0] for save in saves)
+    assert 5 < plain / apart < 24
+    assert pinned < apart
 
 
 def test_h100_node_draws_what_was_measured() -> None:
@@ -147,12 +126,8 @@ def test_llama31_emissions() -> None:
 def test_bill_by_hand() -> None:
     # 100 h on 8 GPUs at 2.5 USD, always busy: 800 GPU-hours, 2,000 USD, 1.1 x 8.4 kW x 100 h = 924
     # kWh, at 445 g 411 kg.
-    found = bill(
-        read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8, "price_per_gpu_hour": 2.5}),
-        column(100 * HOUR),
-        column(1.0),
-    )
-    assert found.gpu_hours[0] == pytest.approx(800.0)
-    assert found.cost[0] == pytest.approx(2000.0)
-    assert found.joules[0] / JOULES_PER_KWH == pytest.approx(924.0)
-    assert found.grams[0] == pytest.approx(924.0 * 445.0)
+    cluster = read_cluster({"gpu": H100, "num_gpus": 8, "price_per_gpu_hour": 2.5})
+    found = bill(cluster, column(100 * HOUR), column(1.0))
+    figures = (found.gpu_hours, found.cost, found.joules / JOULES_PER_KWH, found.grams)
+    by_hand = [800.0, 2000.0, 924.0, 924.0 * 445.0]
+    assert [figure[0] for figure in figures] == pytest.approx(by_hand)

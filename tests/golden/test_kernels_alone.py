@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from planner.calibration.kernels import ALONE_SD, KernelShape, alone, shape_seconds
-from planner.cost.price import Pricer
-from planner.intake.jobs import read_job
-from tests.conftest import ROOT, job_values
+from tests.conftest import ROOT
+from tests.pricing import pricer
 
 GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb"}
 GPUS["H200-SXM-141GB"] = "h200-sxm-141gb"
@@ -34,11 +33,10 @@ def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
-    job = read_job(job_values("llama3-8b", GPUS[gpu], 8, 4096, 64))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    p = pricer("llama3-8b", 8, GPUS[gpu])
     shapes, seconds = published(gpu)
     assert len(shapes) >= 80
-    ratio = np.log(seconds / shape_seconds(alone(pricer), shapes))
+    ratio = np.log(seconds / shape_seconds(alone(p), shapes))
     assert abs(ratio.mean()) < ALONE_SD
-    in_step = np.log(seconds / shape_seconds(pricer, shapes))
+    in_step = np.log(seconds / shape_seconds(p, shapes))
     assert in_step.mean() < -1.5 * ALONE_SD, "a step makes the same products slower"

@@ -8,6 +8,7 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.training import MuonTpMode
+from tests.conftest import job_values
 
 # Model TFLOP/s a GPU with AdamW and with Muon, GB300, MXFP8, Megatron-Bridge 26.02. Source:
 # developer.nvidia.com/blog/advancing-emerging-optimizers-for-accelerated-llm-training-with-nvidia-
@@ -27,14 +28,13 @@ def test_muon_costs_what_it_did_beside_adamw(model: str) -> None:
     """
     num_gpus, batch, values, adamw, muon = PUBLISHED[model]
     layout = {"precision": "mxfp8", "moe_dispatcher": "hybridep", **values}
-    seconds = {}
-    for optimizer in ("adamw", "muon"):
-        training = {"seq_len": 4096, "global_batch_size": batch, "trainer": "megatron-bridge",
-            "trainer_version": "0.3", "optimizer": optimizer, "moe_imbalance": 1.0}  # fmt: skip
-        cluster = {"gpu": "gb300-288gb", "num_gpus": num_gpus}
-        job = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-        seconds[optimizer] = estimate_job(read_job(job)).step_seconds or 0.0
-    assert seconds["muon"] / seconds["adamw"] == pytest.approx(adamw / muon, abs=0.01)
+    given = {"trainer": "megatron-bridge", "trainer_version": "0.3", "moe_imbalance": 1.0}
+    run = (model, "gb300-288gb", num_gpus, 4096, batch)
+    plain, slower = (
+        estimate_job(read_job(job_values(*run, layout=layout, optimizer=name, **given)))
+        for name in ("adamw", "muon")
+    )
+    assert slower.step_seconds / plain.step_seconds == pytest.approx(adamw / muon, abs=0.01)
 
 
 # Seconds of an optimizer step, 32 GB300, TP2 x gtp_remat8, EP8 x egtp2, "production matrix shapes".

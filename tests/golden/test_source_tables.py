@@ -89,26 +89,20 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
     """A field, a part of the worst stage's memory, "exposed fsdp", "state bytes a parameter"."""
     assert estimate.valid, estimate.violations
     stage = estimate.memory.stages[estimate.memory.worst_stage]
+    exposed = estimate.time.exposed_communication_seconds
     if name in IN_WORST_STAGE:
         return float(getattr(stage, name))
     if name == "exposed share":
-        exposed = sum(estimate.time.exposed_communication_seconds.values())
-        return exposed / (estimate.step_seconds or 1.0)
+        return sum(exposed.values()) / estimate.step_seconds
     if name.startswith(EXPOSED):
-        return sum(
-            estimate.time.exposed_communication_seconds[axis]
-            for axis in name.removeprefix(EXPOSED).split("+")
-        )
-    states = stage.parameters_bytes + stage.gradients_bytes + stage.optimizer_bytes
-    if name == "state bytes":
-        return states
-    if name == "state bytes a parameter":
-        return states / job.model.total_parameters()
+        return sum(exposed[axis] for axis in name.removeprefix(EXPOSED).split("+"))
+    if name.startswith("state bytes"):
+        states = stage.parameters_bytes + stage.gradients_bytes + stage.optimizer_bytes
+        return states / (job.model.total_parameters() if name.endswith("a parameter") else 1)
     return float(getattr(estimate, name))
 
 
 def merged(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The job with these keys of its parts changed."""
     return job | {
         key: (job.get(key, {}) | value) if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -120,16 +114,17 @@ def of_job(values: dict[str, Any], name: str) -> float:
     return quantity(estimate_job(job), name, job)
 
 
+def of_row(row_id: str, name: str) -> float:
+    return quantity(row(row_id).estimate, name, row(row_id).job)
+
+
 def pair(check: dict[str, Any]) -> tuple[float, float]:
     """The quantity of the subject and of what it is compared with."""
     name = check["quantity"]
     if "row" in check:
-        rows = row(check["row"]), row(check["versus_row"])
-        first, second = (quantity(row.estimate, name, row.job) for row in rows[:2])
-        return first, second
-    return of_job(check["job"], name), of_job(
-        merged(check["job"], check["versus"]), check.get("versus_quantity", name)
-    )
+        return of_row(check["row"], name), of_row(check["versus_row"], name)
+    other = merged(check["job"], check["versus"])
+    return of_job(check["job"], name), of_job(other, check.get("versus_quantity", name))
 
 
 def recommended(check: dict[str, Any]) -> float:
@@ -139,16 +134,12 @@ def recommended(check: dict[str, Any]) -> float:
     assert estimate.valid, estimate.violations
     assert estimate.fits == check["fits"], estimate.device_bytes
     own = {name: job["layout"][name] for name in check["degrees"]}
-    ranked = [winner(job, {}), winner(job, own)]
-    assert ranked[0].estimate.step_seconds is not None
-    assert ranked[1].estimate.step_seconds is not None
-    return ranked[1].estimate.step_seconds / ranked[0].estimate.step_seconds
+    return winner(job, own).estimate.step_seconds / winner(job, {}).estimate.step_seconds
 
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
     search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
-    ports = fixed_ports()
-    return recommend(read_job({**job, "search": search}), ports=ports).ranked[0]
+    return recommend(read_job({**job, "search": search}), ports=fixed_ports()).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:
@@ -162,11 +153,10 @@ def refused(check: dict[str, Any]) -> float:
 
 @cache
 def ours(name: str) -> float:
-    """What the planner says about a fact."""
     check = FACTS[name]["check"]
     kind = check["kind"]
     if kind == "row":
-        return quantity(row(check["row"]).estimate, check["quantity"], row(check["row"]).job)
+        return of_row(check["row"], check["quantity"])
     if kind == "quantity":
         return of_job(check["job"], check["quantity"])
     if kind in ("ratio", "saving", "difference"):

@@ -1,6 +1,5 @@
 """Properties of every price: sums, monotonicity, bounds, one formula for one row and for many."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from planner.intake.machines import load_gpu, read_cluster
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
+from tests import pricing
 from tests.conftest import tiers
+from tests.pricing import check_rows_and_bounds
 
 NUM_GPUS = 128
 NAMES = ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")
@@ -71,21 +72,8 @@ def test_parts_sum_to_the_whole(model: str, data: st.DataObject) -> None:
 
 
 @tiers(15, 80, rows=st.lists(layouts(), min_size=2, max_size=6))
-def test_a_row_of_a_batch_is_the_single_price(rows: list[Layout]) -> None:
-    together = price(pricer(), *rows)
-    for index, row in enumerate(rows):
-        alone = price(pricer(), row)
-        assert together.step_seconds[index] == pytest.approx(alone.step_seconds[0], rel=1e-12)
-        assert together.device_bytes[index] == pytest.approx(alone.device_bytes[0], rel=1e-12)
-
-
-@tiers(15, 80, row=layouts())
-def test_the_floor_is_below_the_price(row: Layout) -> None:
-    p = pricer()
-    seconds, device = p.lower_bounds(LayoutBatch.from_layouts([row]))
-    prices = price(p, row)
-    assert seconds[0] <= prices.step_seconds[0] * (1 + 1e-12)
-    assert device[0] <= prices.device_bytes[0] * (1 + 1e-12)
+def test_a_row_of_a_batch_is_the_single_price_and_no_bound_is_above(rows: list[Layout]) -> None:
+    check_rows_and_bounds(pricer(), LayoutBatch.from_layouts(rows))
 
 
 @tiers(40, 160, model=ANY_MODEL, data=st.data())
@@ -121,14 +109,10 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
     assert quicker <= slower * (1 + 1e-12)
 
 
-@tiers(
-    15,
-    80,
-    name=st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb", "mi300x")),
-    row=layouts(),
-    more=st.floats(1.0, 16.0),
-    share=st.floats(0.2, 1.5),
-)
+GPUS = st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb", "mi300x"))
+
+
+@tiers(15, 80, name=GPUS, row=layouts(), more=st.floats(1.0, 16.0), share=st.floats(0.2, 1.5))
 def test_more_peak_at_the_same_power_is_never_slower(
     name: str, row: Layout, more: float, share: float
 ) -> None:
@@ -165,14 +149,8 @@ def test_more_peak_is_never_slower_under_async_tp_with_a_memory_budget() -> None
 
 
 def test_degrees_of_one_cost_no_communication() -> None:
-    p = Pricer.build(
-        MODELS["llama3-8b"],
-        read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 1}),
-        read_training({"seq_len": 2048, "global_batch_size": 4}),
-    )
-    prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
-    axes = ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble")
-    assert all(prices.parts[axis][0] == 0.0 for axis in axes)
+    parts = pricing.price(pricing.pricer(num_gpus=1)).parts
+    assert {parts[axis][0] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble")} == {0.0}
 
 
 @tiers(15, 80, row=layouts())
@@ -190,9 +168,7 @@ def test_compile_and_async_tp_are_never_slower_and_offload_never_faster(row: Lay
 def test_a_share_of_offload_lies_between_none_and_all(row: Layout, share: float) -> None:
     """Memory is affine in the share where one phase decides; time and memory are monotone."""
     given = {"zero_stage": 1, "compile": False, "async_tp": False, "precision": "bf16"}
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
-    training = read_training({"seq_len": 4096, "global_batch_size": 256, "trainer": "megatron"})
-    p = Pricer.build(MODELS["llama3-8b"], cluster, training)
+    p = pricing.pricer(num_gpus=NUM_GPUS, global_batch_size=256, trainer="megatron")
     none = row.model_copy(update=given | {"cpu_offload": False, "float8_all_gather": False})
     whole = none.model_copy(update={"cpu_offload": True})
     some = whole.model_copy(update={"optimizer_offload_fraction": share})
@@ -212,11 +188,3 @@ def test_checkpointing_trades_memory_for_time(row: Layout) -> None:
     assert none.step_seconds <= block.step_seconds * (1 + 1e-9) <= full.step_seconds * (1 + 1e-8)
     assert none.step_seconds <= half.step_seconds * (1 + 1e-9) <= full.step_seconds * (1 + 1e-8)
     assert none.memory.activations.max() >= full.memory.activations.max() * (1 - 1e-9)
-
-
-def test_a_faster_gpu_is_faster() -> None:
-    row = resolve_layout({"dp_shard": NUM_GPUS}, trainer="torchtitan", num_gpus=NUM_GPUS)
-    p = pricer()
-    quicker = dataclasses.replace(p.profile, compute=p.profile.compute * 1.1)
-    faster = Pricer.build(p.model, p.cluster, p.training, profile=quicker)
-    assert price(faster, row).step_seconds < price(p, row).step_seconds

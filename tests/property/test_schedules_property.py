@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from planner.cost.pipeline.simulate import Simulation, StageCosts, compiled, replay, simulate
 from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves, to_csv
+from tests.pricing import stage_costs
 
 names = st.sampled_from(list(SCHEDULES))
+Sized = tuple[Schedule, int, int, int]
 
 
 @st.composite
-def legal_layouts(draw: st.DrawFn) -> tuple[Schedule, int, int, int]:
+def legal_layouts(draw: st.DrawFn) -> Sized:
     entry = SCHEDULES[draw(names)]
     pp = draw(st.integers(1, 8))
     v = 1 if entry.single_stage else 2 if entry.v_shaped else draw(st.integers(2, 4))
@@ -22,20 +24,11 @@ def legal_layouts(draw: st.DrawFn) -> tuple[Schedule, int, int, int]:
 
 
 @st.composite
-def stage_costs(draw: st.DrawFn, num_stages: int, equal: bool = False) -> StageCosts:
-    seed = draw(st.integers(0, 2**32 - 1))
-    random = np.random.default_rng(seed)
-    columns = [
-        random.uniform(0.1, 2.0, (3, 1 if equal else num_stages)) * np.ones((3, num_stages))
-        for _ in range(5)
-    ]
-    return StageCosts(
-        forward_seconds_CS=columns[0],
-        input_grad_seconds_CS=columns[1],
-        weight_grad_seconds_CS=columns[2],
-        send_seconds_CS=columns[3] * draw(st.sampled_from([0.0, 0.1, 1.0])),
-        saved_bytes_CS=columns[4],
-    )
+def costs_of(draw: st.DrawFn, num_stages: int, equal: bool = False) -> StageCosts:
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = 5, 3, 1 if equal else num_stages
+    *work, send, saved = random.uniform(0.1, 2.0, shape) * np.ones((5, 3, num_stages))
+    return stage_costs(*work, send * draw(st.sampled_from([0.0, 0.1, 1.0])), saved)
 
 
 def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Simulation:
@@ -44,7 +37,7 @@ def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Sim
 
 @settings(max_examples=150)
 @given(legal_layouts())
-def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]) -> None:
+def test_orders_are_legal_and_survive_csv(layout: Sized) -> None:
     entry, pp, v, m = layout
     orders = entry.actions(pp, v, m)
     check_legal(orders, pp * v, m)
@@ -54,11 +47,9 @@ def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]
 
 @settings(max_examples=80)
 @given(legal_layouts(), st.data())
-def test_a_timeline_respects_work_order_and_inputs(
-    layout: tuple[Schedule, int, int, int], data: st.DataObject
-) -> None:
+def test_a_timeline_respects_work_order_and_inputs(layout: Sized, data: st.DataObject) -> None:
     entry, pp, v, m = layout
-    costs = data.draw(stage_costs(pp * v))
+    costs = data.draw(costs_of(pp * v))
     result = replayed(entry, pp, v, m, costs)
     line = result.timeline
     singles = [(k, action) for k, item in enumerate(line.actions) for action in leaves((item,))]
@@ -75,56 +66,36 @@ def test_a_timeline_respects_work_order_and_inputs(
             assert np.all(start >= line.end_seconds_AC[source] + hop - 1e-9)
     assert np.all(result.bubble_seconds_CR(entry.synchronous_end) >= -1e-9)
     assert np.all(result.span_seconds_CR <= result.makespan_seconds_C[:, None] + 1e-9)
-    assert np.allclose(
-        line.kept_bytes_AC[
-            [
-                k
-                for k in range(len(line.actions))
-                if k + 1 == len(line.actions) or line.rank_A[k + 1] != line.rank_A[k]
-            ]
-        ],
-        0,
-    )
+    lasts = np.flatnonzero(np.diff(line.rank_A, append=-1))
+    assert np.allclose(line.kept_bytes_AC[lasts], 0)
 
 
 @settings(max_examples=60)
 @given(legal_layouts(), st.data())
-def test_slower_work_or_sends_never_finish_sooner(
-    layout: tuple[Schedule, int, int, int], data: st.DataObject
-) -> None:
+def test_slower_work_or_sends_never_finish_sooner(layout: Sized, data: st.DataObject) -> None:
     entry, pp, v, m = layout
-    fast = data.draw(stage_costs(pp * v))
-    slow = StageCosts(
+    fast = data.draw(costs_of(pp * v))
+    slow = replace(
+        fast,
         forward_seconds_CS=fast.forward_seconds_CS * 1.1,
-        input_grad_seconds_CS=fast.input_grad_seconds_CS,
-        weight_grad_seconds_CS=fast.weight_grad_seconds_CS,
         send_seconds_CS=fast.send_seconds_CS + 0.01,
-        saved_bytes_CS=fast.saved_bytes_CS,
     )
-    assert np.all(
-        replayed(entry, pp, v, m, slow).makespan_seconds_C
-        >= replayed(entry, pp, v, m, fast).makespan_seconds_C
-    )
+    ends = [replayed(entry, pp, v, m, costs).makespan_seconds_C for costs in (slow, fast)]
+    assert np.all(ends[0] >= ends[1])
 
 
 @settings(max_examples=100)
 @given(legal_layouts(), st.floats(0.2, 1.0), st.floats(1.0, 4.0), st.floats(0.01, 100.0))
 def test_bubble_never_exceeds_the_simulated_one(
-    layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
+    layout: Sized, weight: float, inputs: float, scale: float
 ) -> None:
     """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
     entry, pp, v, m = layout
-    f, i, w = scale, scale * inputs, scale * weight
+    seconds = scale, scale * inputs, scale * weight
     ones = np.ones((1, pp * v)) / v
-    costs = StageCosts(
-        forward_seconds_CS=ones * f,
-        input_grad_seconds_CS=ones * i,
-        weight_grad_seconds_CS=ones * w,
-        send_seconds_CS=ones * 0.0,
-        saved_bytes_CS=ones,
-    )
+    costs = stage_costs(*(ones * one for one in (*seconds, 0.0, 1.0)))
     step = float(replayed(entry, pp, v, m, costs).step_seconds_C(entry.synchronous_end)[0])
-    closed = m * (f + i + w) + float(entry.bubble_seconds(pp, v, m, f, i, w))
+    closed = m * sum(seconds) + float(entry.bubble_seconds(pp, v, m, *seconds))
     assert closed <= step * (1 + 1e-9)
     assert closed >= step * ((1 - 0.03) if entry.v_shaped and m < 2 * pp - 1 else (1 - 1e-9))
 
@@ -139,11 +110,12 @@ def test_equal_stages_are_continued_exactly(
     """
     entry = SCHEDULES[name]
     v, m = (1 if entry.single_stage else 2), pp * rounds
-    costs = data.draw(stage_costs(pp * v, equal=True))
+    costs = data.draw(costs_of(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
     short = simulate(entry, (pp, v, m), costs)
     whole = replay(compiled(entry, pp, v, m), costs, num_microbatches=m)
-    np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
-    ends, expected = (one.span_seconds_CR.max(axis=1) for one in (short, whole))
-    np.testing.assert_allclose(ends, expected, rtol=1e-9)
-    np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)
+    for column in ("makespan_seconds_C", "span_seconds_CR", "peak_saved_bytes_CR"):
+        found, expected = (getattr(one, column) for one in (short, whole))
+        if column == "span_seconds_CR":
+            found, expected = found.max(axis=1), expected.max(axis=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=column)

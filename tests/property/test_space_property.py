@@ -31,18 +31,16 @@ def jobs(draw: st.DrawFn) -> Any:
         "intermediate_size": draw(st.sampled_from([768, 770])),
     }
     model = {**draw(st.sampled_from([TINY, TINY_MOE])), **shape}
-    return context(
-        model,
-        gpu=draw(
-            st.sampled_from(["h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"])
-        ),
-        num_gpus=draw(st.sampled_from([1, 2, 4, 6, 8, 12])),
-        trainer=draw(st.sampled_from(sorted(TRAINERS))),
-        seq_len=draw(st.sampled_from([512, 516, 1000, 777])),
-        global_batch_size=draw(st.integers(1, 24)),
-        attention_kernel=draw(st.sampled_from(["flash", "unfused"])),
-        max_grad_norm=draw(st.sampled_from([1.0, None])),
-    )
+    drawn = {
+        "gpu": ["h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"],
+        "num_gpus": [1, 2, 4, 6, 8, 12],
+        "trainer": sorted(TRAINERS),
+        "seq_len": [512, 516, 1000, 777],
+        "global_batch_size": range(1, 25),
+        "attention_kernel": ["flash", "unfused"],
+        "max_grad_norm": [1.0, None],
+    }
+    return context(model, **{name: draw(st.sampled_from(of)) for name, of in drawn.items()})
 
 
 @st.composite

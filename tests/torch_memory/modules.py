@@ -7,6 +7,7 @@ operation that keeps and allocates the same tensors on every device.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,30 +50,20 @@ class Sizes:
         return self.seq * self.batch
 
 
-@torch.library.custom_op("planner_test::rms_norm", mutates_args=())
-def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(x), torch.zeros(
-        (*x.shape[:-1], 1), dtype=torch.float32, device=x.device
-    )
+def _normed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    rows = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return torch.zeros_like(x), rows
 
 
-@torch.library.custom_op("planner_test::rms_norm_backward", mutates_args=())
-def rms_norm_backward(
-    grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
+def _gradients(grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(x), torch.zeros_like(weight)
 
 
-@rms_norm.register_fake
-def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty(
-        (*x.shape[:-1], 1), dtype=torch.float32, device=x.device
-    )
-
-
-@rms_norm_backward.register_fake
-def _(grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight)
+_OWN = partial(torch.library.custom_op, mutates_args=())
+rms_norm = _OWN("planner_test::rms_norm", _normed)
+rms_norm_backward = _OWN("planner_test::rms_norm_backward", _gradients)
+rms_norm.register_fake(_normed)
+rms_norm_backward.register_fake(_gradients)
 
 
 def _keep_for_norm(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -113,14 +104,19 @@ def rotate(x: Tensor, table: Tensor, kind: str) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Fused attention on (batch, heads, seq, dim): CUDA's operations where no kernel has to run
-    (cuDNN's for a narrower v), else CPU's.
+    """Fused attention on (batch, seq, heads, dim): CUDA's operations where no kernel has to run
+    (cuDNN's for a narrower v), else CPU's; its heads are joined.
     """
-    if q.device.type == "meta" and q.shape[-1] == v.shape[-1]:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-    if q.device.type == "meta":
-        return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    narrower = q.shape[-1] != v.shape[-1]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if q.device.type != "meta":
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    elif narrower:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        out = cudnn(q, k, v, None, True, 0.0, True)[0]
+    else:
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+    return out.transpose(1, 2).contiguous().flatten(2)
 
 
 def rotary_table(s: Sizes) -> Tensor:
@@ -145,14 +141,9 @@ class Attention(nn.Module):
         q, k, v = (w(x).view(batch, seq, -1, self.s.head_dim) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, table, self.s.rotary), rotate(k, table, self.s.rotary)
         if self.s.repeat_kv and (times := self.s.heads // self.s.kv_heads) > 1:
-            k, v = (
-                t[:, :, :, None, :]
-                .expand(-1, -1, -1, times, -1)
-                .reshape(batch, seq, -1, self.s.head_dim)
-                for t in (k, v)
-            )
-        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.wo(out.transpose(1, 2).contiguous().view(batch, seq, -1))
+            repeated = (t[:, :, :, None].expand(-1, -1, -1, times, -1) for t in (k, v))
+            k, v = (t.reshape(batch, seq, -1, self.s.head_dim) for t in repeated)
+        return self.wo(attend(q, k, v))
 
 
 class LatentAttention(nn.Module):
@@ -181,8 +172,7 @@ class LatentAttention(nn.Module):
         kv = self.wkv_b(self.kv_norm(kv)).view(batch, seq, -1, 2 * s.head_dim)
         k_nope, v = torch.split(kv, [s.head_dim, s.head_dim], dim=-1)
         k = torch.cat([k_nope, k_pe.expand(-1, -1, k_nope.shape[2], -1)], dim=-1)
-        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.wo(out.transpose(1, 2).contiguous().view(batch, seq, -1))
+        return self.wo(attend(q, k, v))
 
 
 class FeedForward(nn.Module):

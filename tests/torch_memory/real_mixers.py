@@ -9,121 +9,114 @@ fla 0.6 and mamba_ssm 2.2, which have none for a CPU.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCH, SEQ = 2, 4096
+SHAPES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128,
+}  # fmt: skip
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+WINDOWS = {"sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}
 DELTA = {
-    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
-    "intermediate_size": 96, "vocab_size": 128, "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    **SHAPES, **ROUTED, "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4, "num_experts": 4, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 DSA = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
-    "v_head_dim": 32, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 256,
-    "intermediate_size": 96, "vocab_size": 128, "n_routed_experts": 8, "n_group": 1,
-    "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    **SHAPES, **ROUTED, **LATENT, "num_key_value_heads": 4, "q_lora_rank": 48, "index_n_heads": 2,
+    "index_head_dim": 32, "index_topk": 256, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 KIMI = {
-    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "kv_lora_rank": 32,
-    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "linear_num_heads": 4,
-    "linear_head_dim": 32, "linear_conv_kernel_dim": 4, "intermediate_size": 96,
-    "vocab_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
+    **ROUTED, **LATENT, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "linear_num_heads": 4, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "intermediate_size": 96, "vocab_size": 128, "num_local_experts": 4, "n_shared_experts": 1,
 }  # fmt: skip
 MAMBA = {
-    "hidden_size": 64, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
-    "vocab_size": 128, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 32,
-    "n_groups": 2, "conv_kernel": 4, "chunk_size": 64, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    **ROUTED, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+    "intermediate_size": 96, "vocab_size": 128, "mamba_num_heads": 8, "mamba_head_dim": 16,
+    "ssm_state_size": 32, "n_groups": 2, "conv_kernel": 4, "chunk_size": 64, "n_routed_experts": 4,
     "moe_shared_expert_intermediate_size": 32,
 }  # fmt: skip
-
 FALCON = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 128, "mamba_d_ssm": 96, "mamba_n_heads": 6,
-    "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_chunk_size": 64,
+    **SHAPES, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 32, "mamba_n_groups": 2,
+    "mamba_chunk_size": 64,
 }  # fmt: skip
 JAMBA = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 128, "num_experts": 4, "attn_layer_period": 2,
-    "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 16, "num_experts_per_tok": 2,
+    **SHAPES, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8,
+    "mamba_d_state": 16, "num_experts_per_tok": 2,
 }  # fmt: skip
 MAMBA1 = {
     "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "time_step_rank": 8,
     "state_size": 16,
 }  # fmt: skip
 LFM = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "conv_L_cache": 7,
+    **SHAPES, "num_hidden_layers": 3, "head_dim": 32, "conv_L_cache": 7,
     "layer_types": ["conv", "conv", "full_attention"],
 }  # fmt: skip
 MINIMAX = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "block_size": 64,
+    **SHAPES, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 64,
 }  # fmt: skip
 STEP = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "share_expert_dim": 32,
-    "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
+    **SHAPES, **ROUTED, **WINDOWS, "head_dim": 32, "n_routed_experts": 4, "share_expert_dim": 32,
     "num_sliding_attention_heads": 6, "mlp_layer_types": ["dense", "sparse"],
 }  # fmt: skip
 MIMO = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 48, "v_head_dim": 32, "vocab_size": 128,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"],
+    **SHAPES, **ROUTED, **WINDOWS, "head_dim": 48, "v_head_dim": 32, "n_routed_experts": 4,
 }  # fmt: skip
 GEMMA4 = {
-    "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 32, "num_global_key_value_heads": 2,
-    "global_head_dim": 64, "attention_k_eq_v": True, "vocab_size": 128, "sliding_window": 512,
-    "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
-    "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+    **SHAPES, "intermediate_size": 48, "num_key_value_heads": 4, "head_dim": 32,
+    "num_global_key_value_heads": 2, "global_head_dim": 64, "attention_k_eq_v": True,
+    "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4,
+    "top_k_experts": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
 GEMMA4_SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 24, "num_attention_heads": 4,
-    "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "vocab_size": 128,
-    "sliding_window": 512, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128,
-    "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
+    **SHAPES, "num_hidden_layers": 24, "num_key_value_heads": 1, "head_dim": 16,
+    "global_head_dim": 32, "sliding_window": 512, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 128, "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
 }  # fmt: skip
 LONGCAT = {
-    "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 96,
-    "expert_ffn_hidden_size": 32, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 128, "n_routed_experts": 16,
+    **LATENT, "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32, "q_lora_rank": 48, "vocab_size": 128, "n_routed_experts": 16,
     "zero_expert_num": 8, "moe_topk": 6, "head_dim": 16,
 }  # fmt: skip
 M3 = {
-    "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96,
-    "shared_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "num_local_experts": 4,
+    **SHAPES, "intermediate_size": 32, "dense_intermediate_size": 96,
+    "shared_intermediate_size": 32, "head_dim": 32, "num_local_experts": 4,
     "num_experts_per_tok": 2, "rotary_dim": 16, "index_n_heads": 2, "index_head_dim": 16,
     "index_block_size": 64, "index_topk_blocks": 4,
     "layer_types": ["full_attention", "minimax_m3_sparse"],
 }  # fmt: skip
 V4 = {
-    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
-    "head_dim": 32, "q_lora_rank": 48, "o_groups": 2, "o_lora_rank": 24, "index_n_heads": 2,
-    "index_head_dim": 16, "index_topk": 256, "moe_intermediate_size": 32, "vocab_size": 128,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128, "layer_types": [
+    **ROUTED, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 48, "o_groups": 2, "o_lora_rank": 24,
+    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 256, "vocab_size": 128,
+    "n_routed_experts": 4, "sliding_window": 128, "layer_types": [
         "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
     ], "mlp_layer_types": ["hash_moe", "moe", "moe"],
 }  # fmt: skip
+X = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+PLACES = torch.arange(SEQ)[None]
+
+
+def real(name: str) -> Any:
+    """The code of a family, which has its config too."""
+    return import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def flops(run: Callable[[], object]) -> int:
-    """FLOP of torch's counter."""
     with FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())
@@ -169,244 +162,11 @@ class Kept(torch.autograd.Function):
         raise NotImplementedError
 
 
-def delta() -> dict[str, Any]:
-    """Gated DeltaNet and gated attention of Qwen3-Next."""
-    from transformers import Qwen3NextConfig
-    from transformers.models.qwen3_next import modeling_qwen3_next as code
-
-    config = Qwen3NextConfig(**DELTA)
-    config._attn_implementation = "sdpa"
-    mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    attention = code.Qwen3NextAttention(config, 3).bfloat16()
-    rotary = code.Qwen3NextRotaryEmbedding(config)
-    places = rotary(x, torch.arange(SEQ)[None])
-    counted = {
-        "flops": flops(lambda: mixer(x)),
-        "attention_flops": flops(lambda: attention(x, places, None)),
-    }
-
-    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
-        return Kept.apply(states.shape, states, states, weight)
-
-    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **more: object) -> Any:
-        heads = value.shape[2]
-        q, k, v = (one.contiguous().clone() for one in (query, key, value))
-        rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
-        inverse = torch.empty(*value.shape[:2], heads, 64, dtype=value.dtype)
-        sums = torch.empty(*value.shape[:2], heads)
-        kept = (q, rstd[0], k, rstd[1], v, sums, beta, inverse)
-        return Kept.apply(value.shape, value, *kept), None
-
-    class Norm(torch.nn.Module):
-        def forward(self, states: Any, gate: Any) -> Any:
-            return Kept.apply(states.shape, states, states, gate, torch.empty(states.shape[0]))
-
-    code.causal_conv1d_fn, code.torch_chunk_gated_delta_rule = conv, rule
-    mixer.norm = Norm()
-    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": DELTA}
-
-
-def dsa() -> dict[str, Any]:
-    """DeepSeek sparse attention of DeepSeek-V3.2."""
-    from transformers import DeepseekV32Config
-    from transformers.models.deepseek_v32 import modeling_deepseek_v32 as code
-
-    config = DeepseekV32Config(**DSA)
-    config._attn_implementation = "sdpa"
-    mixer = code.DeepseekV32Attention(config, 0).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    turns = code.DeepseekV32RotaryEmbedding(config)(x, torch.arange(SEQ)[None])
-    causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
-
-    def run() -> object:
-        return mixer(x, turns, causal)
-
-    counted = {"flops": flops(run)}
-
-    kernels = code.ALL_ATTENTION_FUNCTIONS
-
-    def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
-        rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
-        return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
-
-    real, kernels["sdpa"] = kernels["sdpa"], masked
-    saved = saved_bytes(mixer, run)
-    kernels["sdpa"] = real
-    return {**counted, "saved": saved, "config": DSA}
-
-
-def kimi(full: bool = False) -> dict[str, Any]:
-    """Kimi Delta Attention of Kimi Linear, or of Ling 3, whose gates are full."""
-    from transformers import BailingHybridConfig, KimiLinearConfig
-    from transformers.models.bailing_hybrid import modeling_bailing_hybrid as ling
-    from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
-
-    code: Any = ling if full else kimi_linear
-    given = {**KIMI, "head_dim": 32} if full else KIMI
-    made = BailingHybridConfig(**given) if full else KimiLinearConfig(**given)
-    named = "BailingHybridDeltaAttention" if full else "KimiLinearDeltaAttention"
-    mixer = getattr(code, named)(made, 0).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    counted = {"flops": flops(lambda: mixer(x))}
-
-    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
-        return Kept.apply(states.shape, states, states, weight)
-
-    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **more: object) -> Any:
-        q, k, v = (one.contiguous().clone() for one in (query, key, value))
-        rstd = [torch.empty(*one.shape[:3]) for one in (q, k)]
-        chunks = [torch.empty(*value.shape[:3], 64, dtype=value.dtype) for _ in range(2)]
-        sums = torch.empty(value.shape)
-        kept = (q, rstd[0], k, rstd[1], v, sums, g, beta, *chunks)
-        return Kept.apply(value.shape, value, *kept), None
-
-    class Norm(torch.nn.Module):
-        def forward(self, states: Any, gate: Any) -> Any:
-            rows = torch.empty(states.numel() // states.shape[-1])
-            return Kept.apply(states.shape, states, states, gate, rows)
-
-    code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, rule
-    mixer.o_norm = Norm()
-    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": given}
-
-
-def mamba() -> dict[str, Any]:
-    """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
-    from transformers import NemotronHConfig
-    from transformers.models.nemotron_h import modeling_nemotron_h as code
-
-    config = NemotronHConfig(**MAMBA)
-    mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    width, groups = 8 * 16, 2
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, width)
-        rows, weight = torch.empty(BATCH * SEQ, groups), named["outproj_weight"]
-        return Kept.apply((BATCH, SEQ, 64), projected, projected, scanned, rows, weight)
-
-    code.mamba2_split_conv1d_scan_combined = combined
-    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA}
-
-
-def latent() -> dict[str, Any]:
-    """Experts on a latent, of Nemotron 3 Super, which transformers runs in a loop."""
-    from transformers import NemotronHConfig
-    from transformers.models.nemotron_h import modeling_nemotron_h as code
-
-    config = {**MAMBA, "moe_latent_size": 16}
-    block = code.NemotronHMoE(NemotronHConfig(**config)).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16)
-    return {"flops": flops(lambda: block(x)), "config": config}
-
-
-def falcon() -> dict[str, Any]:
-    """Mamba-2 of Falcon H1, which stands beside attention and has no norm."""
-    from transformers import FalconH1Config
-    from transformers.models.falcon_h1 import modeling_falcon_h1 as code
-
-    mixer = code.FalconH1Mixer(FalconH1Config(**FALCON), 0).bfloat16()
-    mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, 96)
-        return Kept.apply(x.shape, projected, projected, scanned, named["outproj_weight"])
-
-    code.mamba2_split_conv1d_scan_combined = combined
-    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": FALCON}
-
-
-def jamba() -> dict[str, Any]:
-    """Mamba of Jamba, whose kernels run one by one, and copy what is not laid out by channels."""
-    from transformers import JambaConfig
-    from transformers.models.jamba import modeling_jamba as code
-
-    config = JambaConfig(**JAMBA)
-    norm, code.JambaRMSNorm = code.JambaRMSNorm, lambda *sizes, **more: Norm()
-    mixer = code.JambaMambaMixer(config, 0).bfloat16()
-    code.JambaRMSNorm = norm
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-
-    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
-        return Kept.apply(states.shape, states, states, weight).mT.contiguous().mT
-
-    def scan(u: Any, delta: Any, a: Any, b: Any, c: Any, z: Any, **more: object) -> Any:
-        copies = [one.contiguous() for one in (u, delta, b, c, z)]
-        return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
-
-    code.causal_conv1d_fn, code.mamba_selective_scan = conv, scan
-    return {
-        "flops": flops(lambda: mixer(x)),
-        "saved": saved_bytes(mixer, lambda: mixer(x)),
-        "config": JAMBA,
-    }
-
-
-def mamba1() -> dict[str, Any]:
-    """Mamba, the first, in the one function that its kernels have."""
-    from transformers import MambaConfig
-    from transformers.models.mamba import modeling_mamba as code
-
-    mixer = code.MambaMixer(MambaConfig(**MAMBA1), 0).bfloat16().train()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-
-    def inner(projected: Any, *more: object, **named: object) -> Any:
-        low = projected.new_empty(BATCH, SEQ, 8 + 2 * 16)
-        keys, out = projected.new_empty(BATCH, 2 * 16, SEQ), projected.new_empty(BATCH, 128, SEQ)
-        return Kept.apply(x.shape, projected, projected, low, keys, out)
-
-    code.mamba_inner_fn = inner
-    return {"saved": saved_bytes(mixer, lambda: mixer(x)), "config": MAMBA1}
-
-
-def lfm() -> dict[str, Any]:
-    """Gated short convolution and attention with a gate a head, of LFM3."""
-    from transformers import Lfm3Config
-    from transformers.models.lfm3 import modeling_lfm3 as code
-
-    config = Lfm3Config(**LFM)
-    config._attn_implementation = "sdpa"
-    mixer = code.Lfm3ShortConv(config, 0).bfloat16()
-    attention = code.Lfm3Attention(config, 2).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    places = code.Lfm3RotaryEmbedding(config)(x, torch.arange(SEQ)[None], "full_attention")
-    counted = {
-        "flops": flops(lambda: mixer(x)),
-        "attention_flops": flops(lambda: attention(x, places, None)),
-    }
-
-    def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
-        return Kept.apply(states.shape, states, states, weight)
-
-    code.causal_conv1d_fn = conv
-    return {**counted, "saved": saved_bytes(mixer, lambda: mixer(x)), "config": LFM}
-
-
-def minimax() -> dict[str, Any]:
-    """Lightning attention of MiniMax-01, in blocks of its own code, with a norm of one kernel."""
-    from transformers import MiniMaxConfig
-    from transformers.models.minimax import modeling_minimax as code
-
-    mixer = code.MiniMaxLightningAttention(MiniMaxConfig(**MINIMAX), 1).bfloat16()
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-
-    class Norm(torch.nn.Module):
-        def forward(self, states: Any) -> Any:
-            return Kept.apply(states.shape, states, states, torch.empty(states.shape[:2]))
-
-    counted = {"flops": flops(lambda: mixer(x, None, None))}
-    mixer.norm = Norm()
-    saved = saved_bytes(mixer, lambda: mixer(x, None, None))
-    return {**counted, "saved": saved, "config": MINIMAX}
-
-
 class Norm(torch.nn.Module):
-    """A norm of one kernel, which saves its input and a number a row."""
+    """A norm of one kernel, which saves its input, a gate if it has one, and a number a row."""
 
-    def forward(self, states: Any) -> Any:
-        return Kept.apply(states.shape, states, states, torch.empty(states.shape[:-1]))
+    def forward(self, states: Any, *gate: Any) -> Any:
+        return Kept.apply(states.shape, states, states, *gate, torch.empty(states.shape[:-1]))
 
 
 class Experts(torch.nn.Module):
@@ -416,11 +176,39 @@ class Experts(torch.nn.Module):
         return Kept.apply(states.shape, states, scores)
 
 
+def conv(states: Any, weight: Any, bias: Any = None, **more: object) -> Any:
+    return Kept.apply(states.shape, states, states, weight)
+
+
+def rule(
+    query: Any, key: Any, value: Any, g: Any, beta: Any, *, full: bool = False, **more: object
+) -> Any:
+    """A delta rule in chunks of 64. full: with a decay for each element."""
+    q, k, v = (one.contiguous().clone() for one in (query, key, value))
+    rows = [torch.empty(one.shape[:3]) for one in (q, k)]
+    chunks = [torch.empty(*v.shape[:3], 64, dtype=v.dtype) for _ in range(2 if full else 1)]
+    decay = (torch.empty(v.shape), g) if full else (torch.empty(v.shape[:3]),)
+    return Kept.apply(v.shape, value, q, k, v, *rows, *decay, beta, *chunks), None
+
+
 def fused(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
     """Attention of one kernel, which saves queries, keys, values, output and a number a row."""
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
     held = (q, k, v, torch.empty(q.shape[:3]), *(() if mask is None else (mask,)))
     return Kept.apply(out.shape, q, *held), None
+
+
+def sdpa(config: Any) -> Any:
+    config._attn_implementation = "sdpa"
+    return config
+
+
+@contextmanager
+def kernel(code: Any, of: Callable[..., Any]) -> Iterator[None]:
+    kernels = code.ALL_ATTENTION_FUNCTIONS
+    real, kernels["sdpa"] = kernels["sdpa"], of
+    yield
+    kernels["sdpa"] = real
 
 
 def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, int]:
@@ -431,11 +219,8 @@ def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, 
     for name in ("q_norm", "k_norm", "v_norm"):
         if hasattr(attention, name):
             setattr(attention, name, Norm())
-    kernels = code.ALL_ATTENTION_FUNCTIONS
-    real, kernels["sdpa"] = kernels["sdpa"], fused
-    found = {"flops": flops(run), "saved": saved_bytes(attention, run)}
-    kernels["sdpa"] = real
-    return found
+    with kernel(code, fused):
+        return {"flops": flops(run), "saved": saved_bytes(attention, run)}
 
 
 def turned(module: Any, places: Any) -> Any:
@@ -445,59 +230,195 @@ def turned(module: Any, places: Any) -> Any:
     return module.cos, module.sin
 
 
+def delta() -> dict[str, Any]:
+    """Gated DeltaNet and gated attention of Qwen3-Next."""
+    code = real("qwen3_next")
+    config = sdpa(code.Qwen3NextConfig(**DELTA))
+    mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
+    attention = code.Qwen3NextAttention(config, 3).bfloat16()
+    places = code.Qwen3NextRotaryEmbedding(config)(X, PLACES)
+    counted = {
+        "flops": flops(partial(mixer, X)),
+        "attention_flops": flops(partial(attention, X, places, None)),
+    }
+    code.causal_conv1d_fn, code.torch_chunk_gated_delta_rule = conv, rule
+    mixer.norm = Norm()
+    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": DELTA}
+
+
+def dsa() -> dict[str, Any]:
+    """DeepSeek sparse attention of DeepSeek-V3.2."""
+    code = real("deepseek_v32")
+    config = sdpa(code.DeepseekV32Config(**DSA))
+    mixer = code.DeepseekV32Attention(config, 0).bfloat16()
+    causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
+    run = partial(mixer, X, code.DeepseekV32RotaryEmbedding(config)(X, PLACES), causal)
+    counted = flops(run)
+
+    def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+        rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
+        return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
+
+    with kernel(code, masked):
+        return {"flops": counted, "saved": saved_bytes(mixer, run), "config": DSA}
+
+
+def kimi(full: bool = False) -> dict[str, Any]:
+    """Kimi Delta Attention of Kimi Linear, or of Ling 3, whose gates are full."""
+    code = real("bailing_hybrid" if full else "kimi_linear")
+    given = {**KIMI, "head_dim": 32} if full else KIMI
+    family = "BailingHybrid" if full else "KimiLinear"
+    config = getattr(code, f"{family}Config")(**given)
+    mixer = getattr(code, f"{family}DeltaAttention")(config, 0).bfloat16()
+    counted = flops(partial(mixer, X))
+    code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, partial(rule, full=True)
+    mixer.o_norm = Norm()
+    return {"flops": counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": given}
+
+
+def ling() -> dict[str, Any]:
+    return kimi(full=True)
+
+
+def mamba() -> dict[str, Any]:
+    """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
+    code = real("nemotron_h")
+    config = code.NemotronHConfig(**MAMBA)
+    mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
+    width, groups = 8 * 16, 2
+
+    def combined(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, width)
+        rows, weight = torch.empty(BATCH * SEQ, groups), named["outproj_weight"]
+        return Kept.apply((BATCH, SEQ, 64), projected, projected, scanned, rows, weight)
+
+    code.mamba2_split_conv1d_scan_combined = combined
+    return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": MAMBA}
+
+
+def latent() -> dict[str, Any]:
+    """Experts on a latent, of Nemotron 3 Super, which transformers runs in a loop."""
+    code = real("nemotron_h")
+    config = {**MAMBA, "moe_latent_size": 16}
+    block = code.NemotronHMoE(code.NemotronHConfig(**config)).bfloat16()
+    return {"flops": flops(partial(block, X)), "config": config}
+
+
+def falcon() -> dict[str, Any]:
+    """Mamba-2 of Falcon H1, which stands beside attention and has no norm."""
+    code = real("falcon_h1")
+    mixer = code.FalconH1Mixer(code.FalconH1Config(**FALCON), 0).bfloat16()
+    mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
+
+    def combined(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, 96)
+        return Kept.apply(X.shape, projected, projected, scanned, named["outproj_weight"])
+
+    code.mamba2_split_conv1d_scan_combined = combined
+    return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": FALCON}
+
+
+def jamba() -> dict[str, Any]:
+    """Mamba of Jamba, whose kernels run one by one, and copy what is not laid out by channels."""
+    code = real("jamba")
+    config = code.JambaConfig(**JAMBA)
+    norm, code.JambaRMSNorm = code.JambaRMSNorm, lambda *sizes, **more: Norm()
+    mixer = code.JambaMambaMixer(config, 0).bfloat16()
+    code.JambaRMSNorm = norm
+
+    def laid_out(*given: Any, **more: object) -> Any:
+        return conv(*given, **more).mT.contiguous().mT
+
+    def scan(u: Any, delta: Any, a: Any, b: Any, c: Any, z: Any, **more: object) -> Any:
+        copies = [one.contiguous() for one in (u, delta, b, c, z)]
+        return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
+
+    code.causal_conv1d_fn, code.mamba_selective_scan = laid_out, scan
+    run = partial(mixer, X)
+    return {"flops": flops(run), "saved": saved_bytes(mixer, run), "config": JAMBA}
+
+
+def mamba1() -> dict[str, Any]:
+    """Mamba, the first, in the one function that its kernels have."""
+    code = real("mamba")
+    mixer = code.MambaMixer(code.MambaConfig(**MAMBA1), 0).bfloat16().train()
+
+    def inner(projected: Any, *more: object, **named: object) -> Any:
+        low = projected.new_empty(BATCH, SEQ, 8 + 2 * 16)
+        keys, out = projected.new_empty(BATCH, 2 * 16, SEQ), projected.new_empty(BATCH, 128, SEQ)
+        return Kept.apply(X.shape, projected, projected, low, keys, out)
+
+    code.mamba_inner_fn = inner
+    return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": MAMBA1}
+
+
+def lfm() -> dict[str, Any]:
+    """Gated short convolution and attention with a gate a head, of LFM3."""
+    code = real("lfm3")
+    config = sdpa(code.Lfm3Config(**LFM))
+    mixer = code.Lfm3ShortConv(config, 0).bfloat16()
+    attention = code.Lfm3Attention(config, 2).bfloat16()
+    places = code.Lfm3RotaryEmbedding(config)(X, PLACES, "full_attention")
+    counted = {
+        "flops": flops(partial(mixer, X)),
+        "attention_flops": flops(lambda: attention(X, places, None)),
+    }
+    code.causal_conv1d_fn = conv
+    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": LFM}
+
+
+def minimax() -> dict[str, Any]:
+    """Lightning attention of MiniMax-01, in blocks of its own code, with a norm of one kernel."""
+    code = real("minimax")
+    mixer = code.MiniMaxLightningAttention(code.MiniMaxConfig(**MINIMAX), 1).bfloat16()
+    run = partial(mixer, X, None, None)
+    counted = flops(run)
+    mixer.norm = Norm()
+    return {"flops": counted, "saved": saved_bytes(mixer, run), "config": MINIMAX}
+
+
+def of_both_kinds(code: Any, rotary: Any, attention_of: Callable[[int], Any]) -> dict[str, Any]:
+    """The attention of a layer without and of one with a window."""
+    found = {}
+    for layer, kind in enumerate(("full", "windowed")):
+        attention = attention_of(layer).bfloat16()
+        places = rotary(X, PLACES, WINDOWS["layer_types"][layer])
+        run = partial(attention, X, turned(attention, places), None)
+        found[kind] = attended(code, attention, run)
+    return found
+
+
 def step() -> dict[str, Any]:
     """Attention of Step 3.5, whose windowed layers have other heads, with a gate a head."""
-    from transformers.models.step3p7 import configuration_step3p7 as configs
-    from transformers.models.step3p7 import modeling_step3p7 as code
-
-    config = configs.Step3p7TextConfig(**STEP)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    code = real("step3p7")
+    config = sdpa(code.Step3p7TextConfig(**STEP))
     rotary = code.Step3p7RotaryEmbedding(config)
-    found = {}
-    for kind, layer in (("full", 0), ("windowed", 1)):
-        attention = code.Step3p7DecoderLayer(config, layer).self_attn.bfloat16()
-        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[layer])
-        run = partial(attention, x, turned(attention, places), None)
-        found[kind] = attended(code, attention, run)
+    found = of_both_kinds(code, rotary, lambda at: code.Step3p7DecoderLayer(config, at).self_attn)
     return {**found, "config": STEP}
 
 
 def mimo() -> dict[str, Any]:
     """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
-    from transformers.models.mimo_v2_flash import configuration_mimo_v2_flash as configs
-    from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as code
-
-    config = configs.MiMoV2FlashConfig(**MIMO)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    code = real("mimo_v2_flash")
+    config = sdpa(code.MiMoV2FlashConfig(**MIMO))
     rotary = code.MiMoV2FlashRotaryEmbedding(config)
-    found = {}
-    for kind, layer in (("full", 0), ("windowed", 1)):
-        attention = code.MiMoV2FlashAttention(config, layer).bfloat16()
-        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[layer])
-        run = partial(attention, x, turned(attention, places), None)
-        found[kind] = attended(code, attention, run)
+    found = of_both_kinds(code, rotary, partial(code.MiMoV2FlashAttention, config))
     return {**found, "config": MIMO}
 
 
 def gemma4() -> dict[str, Any]:
     """Attention of Gemma 4, and FLOP of its whole layers, with a dense MLP beside the experts."""
-    from transformers import Gemma4TextConfig
-    from transformers.models.gemma4 import modeling_gemma4 as code
-
-    config = Gemma4TextConfig(**GEMMA4)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    code = real("gemma4")
+    config = sdpa(code.Gemma4TextConfig(**GEMMA4))
     rotary = code.Gemma4TextRotaryEmbedding(config)
     found: dict[str, Any] = {}
     for kind, place in (("windowed", 0), ("full", 1)):
         layer = code.Gemma4TextDecoderLayer(config, place).bfloat16()
-        places = rotary(x, torch.arange(SEQ)[None], config.layer_types[place])
+        places = rotary(X, PLACES, config.layer_types[place])
         tables = turned(layer.self_attn, places)
         with torch.no_grad():
-            whole = flops(partial(layer, x.detach(), None, {}, position_embeddings=tables))
-        run = partial(layer.self_attn, x, tables, None, {})
+            whole = flops(partial(layer, X.detach(), None, {}, position_embeddings=tables))
+        run = partial(layer.self_attn, X, tables, None, {})
         found[kind] = {**attended(code, layer.self_attn, run), "layer": whole}
         for name in [name for name, _ in layer.named_children() if name.endswith("layernorm")]:
             setattr(layer, name, Norm())
@@ -505,7 +426,7 @@ def gemma4() -> dict[str, Any]:
             setattr(layer, f"post_feedforward_{name}", Norm())
         layer.pre_feedforward_layernorm_2 = layer.router.norm = Norm()
         layer.experts = Experts()
-        run = partial(layer.train(), x, None, {}, position_embeddings=tables)
+        run = partial(layer.train(), X, None, {}, position_embeddings=tables)
         found[kind]["rest"] = attended(code, layer, run)["saved"]
     return {**found, "config": GEMMA4}
 
@@ -515,21 +436,17 @@ def gemma4_small() -> dict[str, Any]:
 
     The whole model saves bytes without recomputation, and with that of all layers.
     """
-    from transformers import Gemma4TextConfig
-    from transformers.models.gemma4 import modeling_gemma4 as code
-
-    config = Gemma4TextConfig(**GEMMA4_SMALL)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    code = real("gemma4")
+    config = sdpa(code.Gemma4TextConfig(**GEMMA4_SMALL))
     rotary, norm = code.Gemma4TextRotaryEmbedding(config), code.Gemma4RMSNorm
     code.Gemma4RMSNorm = lambda *sizes, **more: Norm()
     found: dict[str, Any] = {}
 
     class Tables(torch.nn.Module):
-        def forward(self, x: Any, places: Any, kind: str) -> Any:
+        def forward(self, states: Any, places: Any, kind: str) -> Any:
             if kind not in dict(self.named_children()):
                 self.add_module(kind, torch.nn.Module())
-                turned(self.get_submodule(kind), rotary(x, torch.arange(SEQ)[None], kind))
+                turned(self.get_submodule(kind), rotary(states, PLACES, kind))
             return self.get_submodule(kind).cos, self.get_submodule(kind).sin
 
     for kind, place in (("windowed", 0), ("full", 5), ("windowed-shared", 12), ("full-shared", 17)):
@@ -540,10 +457,10 @@ def gemma4_small() -> dict[str, Any]:
         keys = torch.zeros(2, BATCH, 1, SEQ, width, dtype=torch.bfloat16).unbind()
         layer.part, layer.tables = torch.nn.Buffer(part), Tables()
         layer.keys, layer.values = map(torch.nn.Buffer, keys)
-        places = layer.tables(x, None, named)
+        places = layer.tables(X, None, named)
         layer.part.requires_grad_()
         shared = {named: (layer.keys, layer.values)}
-        run = partial(layer, x, layer.part, shared, position_embeddings=places)
+        run = partial(layer, X, layer.part, shared, position_embeddings=places)
         found[kind] = attended(code, layer, run)
     model = code.Gemma4TextModel(config).bfloat16().train()
     model.rotary_emb = Tables()
@@ -559,20 +476,16 @@ def gemma4_small() -> dict[str, Any]:
 
 def longcat() -> dict[str, Any]:
     """A layer of LongCat-Flash, whose tokens go to all experts alike, zero experts among them."""
-    from transformers import LongcatFlashConfig
-    from transformers.models.longcat_flash import modeling_longcat_flash as code
-
-    config = LongcatFlashConfig(**LONGCAT)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+    code = real("longcat_flash")
+    config = sdpa(code.LongcatFlashConfig(**LONGCAT))
     norm, code.LongcatFlashRMSNorm = code.LongcatFlashRMSNorm, lambda *sizes, **more: Norm()
     layer = code.LongcatFlashDecoderLayer(config, 0).bfloat16().train()
     code.LongcatFlashRMSNorm = norm
-    places = code.LongcatFlashRotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    places = code.LongcatFlashRotaryEmbedding(config)(X, PLACES)
     tables = turned(layer, places)
     alike = torch.arange(BATCH * SEQ * 6).reshape(-1, 6) % 24
     layer.mlp.router.get_topk_indices = lambda scores: alike
-    run = partial(layer, x, None, position_embeddings=tables)
+    run = partial(layer, X, None, position_embeddings=tables)
     found = attended(code, layer, run)
     layer.mlp.experts = Experts()
     return {**found, "rest": attended(code, layer, run)["saved"], "config": LONGCAT}
@@ -580,15 +493,11 @@ def longcat() -> dict[str, Any]:
 
 def m3() -> dict[str, Any]:
     """MiniMax sparse attention of MiniMax M3, masked."""
-    from transformers.models.minimax_m3_vl import configuration_minimax_m3_vl as configs
-    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as code
-
-    config = configs.MiniMaxM3VLTextConfig(**M3)
-    config._attn_implementation = "sdpa"
-    x = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    places = code.MiniMaxM3VLRotaryEmbedding(config)(x, torch.arange(SEQ)[None])
+    code = real("minimax_m3_vl")
+    config = sdpa(code.MiniMaxM3VLTextConfig(**M3))
+    places = code.MiniMaxM3VLRotaryEmbedding(config)(X, PLACES)
     attention = code.MiniMaxM3VLAttention(config, 1).bfloat16()
-    run = partial(attention, x, turned(attention, places), None)
+    run = partial(attention, X, turned(attention, places), None)
     return {**attended(code, attention, run), "config": M3}
 
 
@@ -598,17 +507,14 @@ def v4() -> dict[str, Any]:
     core: of one sequence, eager; two: of two; else one kernel that saves queries, keys and a
     number a row.
     """
-    from torch.utils.checkpoint import checkpoint
-    from transformers import DeepseekV4Config
-    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as code
-
-    config = DeepseekV4Config(**V4)
+    code = real("deepseek_v4")
+    config = code.DeepseekV4Config(**V4)
     config._attn_implementation = "eager"
-    x = torch.randn(1, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
-    mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), torch.arange(SEQ)[None]
+    x = X[:1].detach().clone().requires_grad_()
+    mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), PLACES
     rotary = code.DeepseekV4RotaryEmbedding(config)
     tables = {kind: rotary(x, places, kind) for kind in ("main", "compress")}
-    kernels, found = code.ALL_ATTENTION_FUNCTIONS, {}
+    found: dict[str, Any] = {}
     streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
     for index, kind in enumerate(("shared-kv", "csa", "hca")):
         attention = code.DeepseekV4Attention(config, index).bfloat16()
@@ -616,10 +522,10 @@ def v4() -> dict[str, Any]:
         found[kind] = {"flops": flops(run), "core": saved_bytes(attention, run)}
         two = torch.cat([x.detach()] * 2).requires_grad_(), tables, places, torch.cat([mask] * 2)
         found[kind]["two"] = saved_bytes(attention, partial(attention, *two))
-        real, kernels["sdpa"] = kernels["sdpa"], lambda *of, **more: fused(*of[:4], None)
-        config._attn_implementation = "sdpa"
-        found[kind]["saved"] = saved_bytes(attention, run)
-        kernels["sdpa"], config._attn_implementation = real, "eager"
+        with kernel(code, lambda *of, **more: fused(*of[:4], None)):
+            sdpa(config)
+            found[kind]["saved"] = saved_bytes(attention, run)
+            config._attn_implementation = "eager"
         layer = code.DeepseekV4DecoderLayer(config, index).bfloat16()
         ids = torch.zeros(1, SEQ, dtype=torch.long)
         more = {"position_embeddings": tables, "position_ids": places, "attention_mask": mask}
@@ -639,25 +545,10 @@ def v4() -> dict[str, Any]:
     return {**found, "config": V4}
 
 
+RUNS = (
+    delta, mamba, kimi, ling, latent, falcon, jamba, mamba1, lfm, dsa, minimax, step, gemma4,
+    gemma4_small, mimo, longcat, m3, v4,
+)  # fmt: skip
+
 if __name__ == "__main__":
-    runs = {
-        "delta": delta,
-        "mamba": mamba,
-        "kimi": kimi,
-        "ling": lambda: kimi(full=True),
-        "latent": latent,
-        "falcon": falcon,
-        "jamba": jamba,
-        "mamba1": mamba1,
-        "lfm": lfm,
-        "dsa": dsa,
-        "minimax": minimax,
-        "step": step,
-        "gemma4": gemma4,
-        "gemma4-small": gemma4_small,
-        "mimo": mimo,
-        "longcat": longcat,
-        "m3": m3,
-        "v4": v4,
-    }
-    print(json.dumps({name: run() for name, run in runs.items()}))
+    print(json.dumps({run.__name__.replace("_", "-"): run() for run in RUNS}))

@@ -22,19 +22,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.columns import LayoutBatch
-from planner.cost.data_parallel.sharding import unit_shards
-from planner.cost.memory.peak import PeakMemory
 from planner.probes.reference.memory import Tracker
-from planner.trainers.registry import resolve_layout
 from planner.work.pieces import LOSS_CHUNKS
 from tests.conftest import one_fast, slow
+from tests.pricing import batch_of, price, shards_of
 from tests.torch_memory.modules import HeadlessModel, Model, Sizes, chunked_loss, cross_entropy
 from tests.torch_memory.tracking import DTYPES, pricer, selective_op
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workspace")]
 
 CPU = torch.device("cpu")
+Given = dict[str, Any]
 # computes nothing: quicker where a CPU takes long to multiply, and the same bytes
 SHAPES_ALONE = partial(FakeTensorMode, allow_non_fake_inputs=True)
 
@@ -67,9 +65,7 @@ def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
     return wrapped
 
 
-def sharded(
-    model: Model, mesh: Any, ac: str, layout: dict[str, Any], ends_in_root: bool = False
-) -> Model:
+def sharded(model: Model, mesh: Any, ac: str, layout: Given, ends_in_root: bool = False) -> Model:
     """As torchtitan shards: embedding, every layer, head, the rest; stage 2 gathers once.
 
     ends_in_root: only layers, then the rest.
@@ -104,8 +100,9 @@ def run_step(model: Model, ids: Any, microbatches: int = 1) -> None:
         loss.backward()
 
 
-def peak_of_storages(sizes: Sizes, mesh: Any, ac: str, layout: dict[str, Any]) -> int:
+def peak_of_storages(sizes: Sizes, ac: str, layout: Given) -> int:
     """Peak bytes of a module that runs several times in a step, which FSDP's tracker refuses."""
+    mesh = init_device_mesh("cpu", (8,))
     with SHAPES_ALONE():
         model = sharded(HeadlessModel(sizes), mesh, ac, layout)
         ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
@@ -120,125 +117,103 @@ def peak_of_storages(sizes: Sizes, mesh: Any, ac: str, layout: dict[str, Any]) -
     return tracker.peak
 
 
-def torch_peak(
-    sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any], ends_in_root: bool = False
-) -> int:
+def torch_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, ends_in_root: bool) -> int:
     """Peak bytes of a step after the first one, without the rotary table and the token ids."""
     mesh = init_device_mesh("cpu", (8,))
     with SHAPES_ALONE() if "master_dtype" in layout else nullcontext():
-        return _torch_peak(mesh, sizes, ac, microbatches, layout, ends_in_root)
-
-
-def _torch_peak(
-    mesh: Any, sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any], ends_in_root: bool
-) -> int:
-    model = Model(sizes)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(DTYPES[layout.get("master_dtype", "float32")])
-    model = sharded(model, mesh, ac, layout, ends_in_root)
-    ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
-    optimizer = torch.optim.AdamW(model.parameters())
-    run_step(model, ids)
-    optimizer.step()
-    optimizer.zero_grad()
-    tracker = FSDPMemTracker(model, optimizer)
-    tracker.track_inputs((ids,))
-    with tracker:
-        run_step(model, ids, microbatches)
+        model = Model(sizes)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(DTYPES[layout.get("master_dtype", "float32")])
+        model = sharded(model, mesh, ac, layout, ends_in_root)
+        ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
+        optimizer = torch.optim.AdamW(model.parameters())
+        run_step(model, ids)
+        optimizer.step()
+        optimizer.zero_grad()
+        tracker = FSDPMemTracker(model, optimizer)
+        tracker.track_inputs((ids,))
+        with tracker:
+            run_step(model, ids, microbatches)
     snapshot = tracker.get_tracker_snapshot("peak")[CPU]
     seen = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
     return int(seen["Total"] - seen["Buffer"] - seen["Inputs"])
 
 
-def our_peak(
-    sizes: Sizes, world: int, ac: str, microbatches: int, layout: dict[str, Any], **training: Any
-) -> float:
-    p = pricer(sizes, world, global_batch_size=sizes.batch * world * microbatches, **training)
-    given = {"micro_batch_size": sizes.batch, "ac": ac, **layout}
-    batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=world)])
-    memory: PeakMemory = p.price(batch, every_rank=True).memory
+def our_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, **training: Any) -> float:
+    p = pricer(sizes, 8, global_batch_size=sizes.batch * 8 * microbatches, **training)
+    memory = price(p, micro_batch_size=sizes.batch, ac=ac, **layout).memory
     return float(memory.allocated[0, 0] - memory.workspace[0, 0])
+
+
+def check(sizes: Sizes, ac: str, layout: Given, microbatches: int = 1, **training: Any) -> None:
+    if "chunked_loss" in training:
+        seen = peak_of_storages(sizes, ac, layout)
+    else:
+        seen = torch_peak(sizes, ac, layout, microbatches, training.get("trainer") == "fsdp")
+    ours = our_peak(sizes, ac, layout, microbatches, **training)
+    assert ours == pytest.approx(seen, rel=0.02), sizes
+
+
+def layout_of(stage: int = 3, reduce_16: bool = False, **dtypes: str) -> Given:
+    reduce_dtype = "bfloat16" if reduce_16 else "float32"
+    given = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
+    return given | dtypes
+
+
+pytestmark += [pytest.mark.usefixtures("world")]
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "selective-op", "selective-layer-2"])
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("number", [2, 3, *slow(0, 1, 4, 5)])
-def test_peak(world: int, ac: str, stage: int, number: int) -> None:
+def test_peak(ac: str, stage: int, number: int) -> None:
     sizes = drawn(100 * number + 10 * stage + len(ac))
-    reduce_dtype = ("float32", "bfloat16")[number % 2]
-    layout = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
-    seen = torch_peak(sizes, ac, 1, layout)
-    assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
+    check(sizes, ac, layout_of(stage, reduce_16=number % 2 == 1))
 
 
 @pytest.mark.parametrize("ac", ["block-1", "block-2"])
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("number", one_fast(4, 0, 1, 2, 3))
-def test_peak_of_a_stage_that_recomputes_some(world: int, ac: str, stage: int, number: int) -> None:
-    sizes = drawn(5000 + 10 * number + stage)
-    layout = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    seen = torch_peak(sizes, ac, 1, layout)
-    assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
+def test_peak_of_a_stage_that_recomputes_some(ac: str, stage: int, number: int) -> None:
+    check(drawn(5000 + 10 * number + stage), ac, layout_of(stage))
 
 
 @pytest.mark.parametrize(
     ("ac", "stage"), [("none", 3), ("full", 3), ("full", 2), ("selective-op", 3)]
 )
-def test_peak_of_an_accumulating_step(world: int, ac: str, stage: int) -> None:
+def test_peak_of_an_accumulating_step(ac: str, stage: int) -> None:
     """The second microbatch runs beside the first one's shards of gradients."""
-    sizes, layout = (
-        drawn(1000 + stage + len(ac)),
-        {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"},
-    )
-    seen = torch_peak(sizes, ac, 2, layout)
-    assert our_peak(sizes, world, ac, 2, layout) == pytest.approx(seen, rel=0.02), sizes
+    check(drawn(1000 + stage + len(ac)), ac, layout_of(stage), 2)
 
 
 @pytest.mark.parametrize("ac", ["full", "selective-op"])
 @pytest.mark.parametrize("number", [0, 3, *slow(1, 2)])
-def test_peak_of_a_chunked_loss(world: int, ac: str, number: int) -> None:
-    sizes = replace(
-        drawn(3000 + 10 * number + len(ac)),
-        **{"hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64, "seq": 256},
-        ffn=(512, 1536)[number // 2],
-        vocab=(1024, 4096)[number % 2],
-    )
-    reduce_dtype = ("float32", "bfloat16")[number // 2]
-    layout = {"zero_stage": 3, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
-    seen = peak_of_storages(sizes, init_device_mesh("cpu", (world,)), ac, layout)
-    ours = our_peak(sizes, world, ac, 1, layout, chunked_loss=True)
-    assert ours == pytest.approx(seen, rel=0.02), sizes
+def test_peak_of_a_chunked_loss(ac: str, number: int) -> None:
+    shapes = {"hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64, "seq": 256}
+    shapes |= {"ffn": (512, 1536)[number // 2], "vocab": (1024, 4096)[number % 2]}
+    sizes = replace(drawn(3000 + 10 * number + len(ac)), **shapes)
+    check(sizes, ac, layout_of(reduce_16=number >= 2), chunked_loss=True)
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "selective-op"])
 @pytest.mark.parametrize("microbatches", one_fast(2, 1))
-def test_peak_of_16_bit_states(world: int, ac: str, microbatches: int) -> None:
+def test_peak_of_16_bit_states(ac: str, microbatches: int) -> None:
     """Parameters, gradients and both moments in bfloat16: 8 bytes a parameter."""
-    names = ("param_dtype", "reduce_dtype", "master_dtype")
-    layout = {"zero_stage": 3, **dict.fromkeys(names, "bfloat16")}
-    sizes = drawn(4000 + 10 * microbatches + len(ac))
-    seen = torch_peak(sizes, ac, microbatches, layout)
-    assert our_peak(sizes, world, ac, microbatches, layout) == pytest.approx(seen, rel=0.02), sizes
+    layout = layout_of(reduce_16=True, master_dtype="bfloat16")
+    check(drawn(4000 + 10 * microbatches + len(ac)), ac, layout, microbatches)
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "selective-op"])
 @pytest.mark.parametrize("number", [0, 1, *slow(2, 3)])
-def test_peak_with_embedding_and_head_in_the_root_unit(world: int, ac: str, number: int) -> None:
+def test_peak_with_embedding_and_head_in_the_root_unit(ac: str, number: int) -> None:
     """A generic user of FSDP shards the layers, then the model."""
     sizes = drawn(5000 + 10 * number + len(ac))
-    reduce_dtype = ("float32", "bfloat16")[number % 2]
-    layout = {"zero_stage": 3, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
-    seen = torch_peak(sizes, ac, 1, layout, ends_in_root=True)
-    ours = our_peak(sizes, world, ac, 1, layout, trainer="fsdp")
-    assert ours == pytest.approx(seen, rel=0.02), sizes
+    check(sizes, ac, layout_of(reduce_16=number % 2 == 1), trainer="fsdp")
 
 
 @pytest.mark.parametrize("ac", ["none", "full"])
-def test_peak_in_single_precision(world: int, ac: str) -> None:
-    sizes = drawn(2000 + len(ac))
-    layout = {"zero_stage": 3, "param_dtype": "float32", "reduce_dtype": "float32"}
-    seen = torch_peak(sizes, ac, 1, layout)
-    assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
+def test_peak_in_single_precision(ac: str) -> None:
+    check(drawn(2000 + len(ac)), ac, layout_of(param_dtype="float32"))
 
 
 class BufferCopies(TorchDispatchMode):
@@ -260,8 +235,7 @@ class BufferCopies(TorchDispatchMode):
 
 @pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
 def test_copies_out_of_and_into_buffers_are_fsdps(world: int, reduce_dtype: str) -> None:
-    layout = {"zero_stage": 2, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
-    sizes = drawn(7)
+    sizes, layout = drawn(7), layout_of(2, reduce_dtype=reduce_dtype)
     mesh = init_device_mesh("cpu", (world,))
     model = sharded(Model(sizes), mesh, "none", layout)
     ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
@@ -269,12 +243,8 @@ def test_copies_out_of_and_into_buffers_are_fsdps(world: int, reduce_dtype: str)
     with BufferCopies() as seen:
         run_step(model, ids)
     p = pricer(sizes, world, global_batch_size=sizes.batch * world)
-    given = {"micro_batch_size": sizes.batch, **layout}
-    batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=world)])
-    shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
+    shards = shards_of(p, batch_of(p, micro_batch_size=sizes.batch, **layout))
     counts = np.array([*(count for _, count in p.model.distinct_layers()), 1, 1])
-    ours = [
-        (counts * seconds[:, 0]).sum() * p.device.memory_rate
-        for seconds in (shards.gather_copy_seconds, shards.scatter_copy_seconds)
-    ]
+    columns = (shards.gather_copy_seconds, shards.scatter_copy_seconds)
+    ours = [(counts * seconds[:, 0]).sum() * p.device.memory_rate for seconds in columns]
     assert ours == pytest.approx([seen.gathered, seen.reduced], rel=0.02)

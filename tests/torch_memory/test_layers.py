@@ -44,12 +44,8 @@ def drawn(kind: str, number: int) -> Sizes:
         seq=16 * rng.randint(1, 64), batch=rng.randint(1, 4), layers=2,
     )  # fmt: skip
     if base.kv_rank:
-        sizes = replace(
-            sizes,
-            kv_rank=16 * rng.randint(1, 16),
-            q_rank=16 * rng.randint(1, 16) if base.q_rank else 0,
-            qk_rope=32,
-        )
+        sizes = replace(sizes, kv_rank=16 * rng.randint(1, 16), qk_rope=32)
+        sizes = replace(sizes, q_rank=16 * rng.randint(1, 16) if base.q_rank else 0)
     if base.experts:
         top_k = rng.randint(1, 4)
         experts, expert_ffn = rng.choice((4, 8, 32)), 32 * rng.randint(1, 16)
@@ -72,11 +68,8 @@ def test_layer(kind: str, ac: str, number: int) -> None:
     attentions = {"full": 0.0, "selective-layer-2": 0.5}.get(ac, 1.0)
     # Nothing keeps the last output where norms are composite and not recomputed; it is alive here
     # as the stack's result.
-    apart = (
-        sizes.tokens * sizes.hidden * 2.0
-        if sizes.norm == "composite" and ac in ("none", "selective-layer-2")
-        else 0.0
-    )
+    alive = sizes.norm == "composite" and ac in ("none", "selective-layer-2")
+    apart = alive * sizes.tokens * sizes.hidden * 2.0
     assert saved == (sum(seen.kept) - apart) / sizes.layers - state * attentions
     peak = sum(seen.kept) + seen.extra
     assert sizes.layers * saved + apart + transient == pytest.approx(peak, rel=0.02)

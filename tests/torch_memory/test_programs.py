@@ -16,6 +16,7 @@ from planner.probes.protocol import ProbeTask
 from planner.probes.reference.collectives import RepeatedShard
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.step import Trainer
+from tests.conftest import job_values
 from tests.torch_memory.conftest import WORLD
 
 pytestmark = [
@@ -76,30 +77,22 @@ def drawn(name: str, number: int) -> dict[str, Any]:
     hidden = heads * head_dim
     batch, times = rng.choice((1, 2)), layout.pop("accumulate", 1)
     replicas = layout.get("dp_shard", 1) * layout.get("dp_replicate", 1)
+    tp, pp = (layout.get(axis, 1) for axis in ("tp", "pp"))
     model = {
         "name": "generated",
         "hidden_size": hidden,
         "num_hidden_layers": rng.choice((4, 6)),
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // rng.choice((1, 2)) if layout.get("tp", 1) < 4 else heads,
+        "num_key_value_heads": heads // rng.choice((1, 2)) if tp < 4 else heads,
         "head_dim": head_dim,
         "intermediate_size": hidden * rng.choice((2, 4)),
         "vocab_size": 1024 * rng.choice((1, 4, 8)),
-        "tie_word_embeddings": layout.get("tp", 1) * layout.get("pp", 1) == 1
-        and rng.random() < 0.3,
+        "tie_word_embeddings": tp * pp == 1 and rng.random() < 0.3,
     }
-    training = {
-        "seq_len": 1024 * rng.choice((1, 2)),
-        "global_batch_size": batch * times * replicas,
-        "trainer": "torchtitan",
-    }
+    seq = 1024 * rng.choice((1, 2))
     layout |= {"micro_batch_size": batch, "ac": rng.choice(("none", "full", "selective-op"))}
-    return {
-        "model": model,
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": WORLD},
-        "training": training,
-        "layout": layout,
-    }
+    given = {"layout": layout, "trainer": "torchtitan"}
+    return job_values(model, "h100-sxm-80gb", WORLD, seq, batch * times * replicas, **given)
 
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:

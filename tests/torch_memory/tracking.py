@@ -16,13 +16,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
-from planner.trainers.registry import resolve_layout
+from tests import pricing
+from tests.pricing import batch_of
 from tests.torch_memory.modules import Sizes, rotary_table
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -80,7 +77,6 @@ def forget_gradients(module: nn.Module, _: Tensor) -> None:
 
 
 def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str) -> Seen:
-    """MemTracker over a stack of layers, forward and backward."""
     tracker = MemTracker()
     tracker.track_external(*modules, x, table)
 
@@ -107,7 +103,6 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 
 
 def spec(s: Sizes) -> dict[str, Any]:
-    """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
         "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers,
         "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,
@@ -116,45 +111,34 @@ def spec(s: Sizes) -> dict[str, Any]:
         "position_embedding": "none" if s.rotary == "none" else "rope",
     }  # fmt: skip
     if s.kv_rank:
-        model |= {
-            "kv_lora_rank": s.kv_rank,
-            "q_lora_rank": s.q_rank,
-            "qk_nope_head_dim": s.head_dim,
-            "qk_rope_head_dim": s.qk_rope,
-            "v_head_dim": s.head_dim,
-            "head_dim": s.head_dim + s.qk_rope,
-        }
+        model |= {"kv_lora_rank": s.kv_rank, "q_lora_rank": s.q_rank, "v_head_dim": s.head_dim}
+        model |= {"qk_nope_head_dim": s.head_dim, "qk_rope_head_dim": s.qk_rope}
+        model["head_dim"] = s.head_dim + s.qk_rope
     if s.experts:
-        model |= {
-            "n_routed_experts": s.experts,
-            "num_experts_per_tok": s.top_k,
-            "moe_intermediate_size": s.expert_ffn,
-            "n_shared_experts": 1 if s.shared_ffn else 0,
-            "shared_expert_intermediate_size": s.shared_ffn,
-            "first_k_dense_replace": 0,
-        }
+        model |= {"n_routed_experts": s.experts, "num_experts_per_tok": s.top_k}
+        model |= {"moe_intermediate_size": s.expert_ffn, "first_k_dense_replace": 0}
+        shared = {"n_shared_experts": 1 if s.shared_ffn else 0}
+        model |= {**shared, "shared_expert_intermediate_size": s.shared_ffn}
     return model
 
 
 def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training: Any) -> Pricer:
     values = {"seq_len": s.seq, "global_batch_size": s.batch * num_gpus, "trainer": trainer}
-    values["moe_imbalance"] = 1.0
+    values |= {"moe_imbalance": 1.0, **training}
     if s.norm == "composite":
-        values["torch_version"] = "2.7.1"
+        values.setdefault("torch_version", "2.7.1")
     if s.repeat_kv:
-        values["trainer_version"] = "0.2.1"
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
-    return Pricer.build(read_model(spec(s)), cluster, read_training(values | training))
+        values.setdefault("trainer_version", "0.2.1")
+    return pricing.pricer(spec(s), num_gpus, **values)
 
 
 Both = tuple[float, float]
 
 
-def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any) -> Both:
+def planned_layer(s: Sizes, **layout: Any) -> Both:
     """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the
     last layer runs backward).
     """
-    layout = {"micro_batch_size": s.batch, **layout}
-    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=num_gpus)])
-    costs = units_at(pricer(s, num_gpus, trainer), batch).costs
+    p = pricer(s)
+    costs = units_at(p, batch_of(p, micro_batch_size=s.batch, **layout)).costs
     return float(costs.saved_bytes[0, 0]), float(costs.transient_bytes[0, 0])

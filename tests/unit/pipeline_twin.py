@@ -42,6 +42,8 @@ class Wait:
 
 
 Instruction = Run | Post | Wait
+End = tuple[int, Hashable | None, float]
+Stream = tuple[int, Hashable]
 
 
 @dataclass
@@ -52,12 +54,8 @@ class _World:
     count: int = 0
     ended: dict[Tag, float] = field(default_factory=dict)
     waiting: dict[Tag, list[int]] = field(default_factory=lambda: defaultdict(list))
-    ends: dict[Tag, dict[bool, tuple[int, Hashable | None, float]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    queues: dict[tuple[int, Hashable], deque[Tag]] = field(
-        default_factory=lambda: defaultdict(deque)
-    )
+    ends: dict[Tag, dict[bool, End]] = field(default_factory=lambda: defaultdict(dict))
+    queues: dict[Stream, deque[Tag]] = field(default_factory=lambda: defaultdict(deque))
     running: set[Tag] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -86,13 +84,9 @@ class _World:
                 return
 
     def begin(self, now: float) -> None:
-        """Starts every transfer that can."""
         for tag, both in self.ends.items():
-            if (
-                len(both) == 2
-                and tag not in self.running
-                and all(self._at_head(tag, *end) for end in both.values())
-            ):
+            ready = len(both) == 2 and tag not in self.running
+            if ready and all(self._at_head(tag, *end) for end in both.values()):
                 self.running.add(tag)
                 self.at(now + both[True][2], lambda time, tag=tag: self.finish(tag, time))
 

@@ -1,5 +1,6 @@
 """DeepSeek V4: streams, layers, rules, exports, what is read, and rows that NVIDIA published."""
 
+import itertools
 import math
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export import export
-from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.job import Job
@@ -19,10 +19,11 @@ from planner.trainers.registry import TRAINERS, release_of
 from planner.work import blocks
 from planner.work.hyper_connections import STREAMS
 from planner.work.liveness import saved_tensors
-from planner.work.ops import Attention, Gemm, Ops
+from planner.work.ops import Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import job_values
+from tests.pricing import named_ops
 
 FLASH, PRO = "deepseek-v4-flash", "deepseek-v4-pro"
 KIND = LayerKind(moe=True, window=128, mixer="csa")
@@ -38,14 +39,12 @@ def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layou
 
 
 @pytest.mark.parametrize("name", [FLASH, PRO])
-def test_a_model_is_the_same_written_inline(name: str) -> None:
+def test_layers_differ_in_how_they_attend_and_choose(name: str) -> None:
     model = load_model(name)
-    assert read_model(inline_keys(model)) == model
     assert model.unread_keys == ()
     assert (model.rope_theta, model.rope_local_base_freq) == (160_000, 10_000)
     first = {FLASH: ("shared-kv", "shared-kv", "csa"), PRO: ("hca", "hca", "csa")}[name]
-    assert model.mixers[:3] == first
-    assert model.mixers[-1] == "csa"
+    assert (*model.mixers[:3], model.mixers[-1]) == (*first, "csa")
     assert [kind.hashed for kind in model.layer_kinds()[:4]] == [True] * 3 + [False]
 
 
@@ -68,69 +67,50 @@ def test_a_config_that_is_no_deepseek_v4_is_refused() -> None:
             read_model({**keys, **change})
 
 
-# ---- streams -------------------------------------------------------------------------------------
-
-
 def test_streams_are_as_many_times_as_wide_between_layers_and_stages() -> None:
     """In any model: of stages, a stage's saved inputs under full recomputation, and its sends."""
     wide = read_model({**DENSE, "hc_mult": 4})
     ops = blocks.layer_ops(wide, LayerKind(moe=False, window=0), True)
     assert layer_input(ops).dims == STREAMS
-    plain, streams = (
-        estimate_job(job({**DENSE, **own}, pp=4, ac="full")) for own in ({}, {"hc_mult": 4})
-    )
-    assert plain.time is not None
-    assert streams.time is not None
-    one, four = (found.time.exposed_communication_seconds["pp"] for found in (plain, streams))
+    both = [estimate_job(job({**DENSE, **own}, pp=4, ac="full")) for own in ({}, {"hc_mult": 4})]
+    one, four = (found.time.exposed_communication_seconds["pp"] for found in both)
     assert 2 < four / one < 4.5  # not four times, since messages have a latency
-    saved = [found.memory.stages[0].activations_bytes for found in (plain, streams)]
-    assert saved[1] > 2 * saved[0]
+    plain, streams = (found.memory.stages[0].activations_bytes for found in both)
+    assert streams > 2 * plain
     more = 8 * 2 * (24 * (4 * 1024 + 1) + 3) + 4 * (4 * 1024 + 1) + 1
-    alone = read_model(DENSE).total_parameters()
-    assert wide.total_parameters() - alone == more
+    assert wide.total_parameters() - read_model(DENSE).total_parameters() == more
 
 
 def test_compiled_streams_save_no_copies_in_fp32() -> None:
     saves = saved_tensors(blocks.layer_ops(load_model(FLASH), KIND, True))
     copies = {name for name, one in saves.items() if one.dims == STREAMS and one.width == "fp32"}
-    assert copies == {f"{end}_mix_{one}" for end in ("attention", "mlp")
-                      for one in ("upcast", "normed")}  # fmt: skip
+    ends = itertools.product(("attention", "mlp"), ("upcast", "normed"))
+    assert copies == {f"{end}_mix_{one}" for end, one in ends}
     assert all(saves[name].eager_only for name in copies)
-    assert not saves["x"].eager_only
-    assert not saves["h"].eager_only
+    assert not {name for name in ("x", "h") if saves[name].eager_only}
 
 
 def test_each_stream_is_projected_for_multi_token_prediction() -> None:
     model = read_model({"base": FLASH, "mtp_num_layers": 1})
     kind, _ = model.distinct_layers()[-1]
     assert (kind.mtp, kind.mixer, kind.hashed) == (True, "shared-kv", False)
-    ops = {op.name: op for op in blocks.layer_ops(model, kind, True)}
-    state, embedded = ops["mtp_state_proj"], ops["mtp_embedded_proj"]
-    assert isinstance(state, Gemm)
-    assert isinstance(embedded, Gemm)
-    assert (state.rows, embedded.rows) == (("tokens_sp", "streams"), ("tokens_sp",))
+    ops = named_ops(model, kind)
+    rows = [ops[f"mtp_{name}_proj"].rows for name in ("state", "embedded")]
+    assert rows == [("tokens_sp", "streams"), ("tokens_sp",)]
     assert {"attention_mix", "mlp_mix", "head_mix", "head"} <= ops.keys()
     plain = model.parameters.layer(LayerKind(moe=True, window=128, mixer="shared-kv"))
     joined = 2 * 4096**2 + 3 * 4096 + 4 * (4 * 4096 + 1) + 1
     assert model.parameters.layer(kind) == plain + joined
 
 
-# ---- attention -----------------------------------------------------------------------------------
-
-
 def test_a_kernel_reads_the_chosen_where_eager_code_masks_all() -> None:
-    model = load_model(FLASH)
-    eager, sparse = (
-        {op.name: op for op in blocks.layer_ops(model, KIND, True, code)}
-        for code in (PLAIN, Code(own_mixers=True))
-    )
+    codes = (PLAIN, Code(own_mixers=True))
+    eager, sparse = (named_ops(load_model(FLASH), KIND, code) for code in codes)
     core = sparse["attention"]
-    assert isinstance(core, Attention)
     assert (core.window, core.compressed, core.chosen) == (128, 4, 512)
     assert eager.keys() - sparse.keys() == {"softmax_dropout"}
-    names = {one.name for one in core.saves}
-    assert names == {"q", "k", "k_entries", "indices_window_keys", "indices_chosen",
-                     "attention_out", "log_sum_exp"}  # fmt: skip
+    indices, rows = {"indices_window_keys", "indices_chosen"}, {"attention_out", "log_sum_exp"}
+    assert {one.name for one in core.saves} == {"q", "k", "k_entries", *indices, *rows}
     slow, fast = (estimate_job(job(FLASH, name, ac="full", ep=8)) for name in ("fsdp", "megatron"))
     assert slow.step_seconds > fast.step_seconds
 
@@ -157,9 +137,6 @@ def test_entries_are_chosen_once_there_are_more() -> None:
     assert math.isclose(model.active_parameters(), 13.8e9, rel_tol=0.01)
 
 
-# ---- trainers ------------------------------------------------------------------------------------
-
-
 def test_no_release_of_megatron_has_it_and_the_bridge_says_what_it_needs() -> None:
     model = load_model(FLASH)
     for version in ("0.19", "0.20"):
@@ -171,19 +148,14 @@ def test_no_release_of_megatron_has_it_and_the_bridge_says_what_it_needs() -> No
     assert words in lacking(model, release_of("megatron-bridge", "0.4"))
     assert lacking(model, release_of("megatron-bridge", "0.5")) == []
     asked = job(FLASH, pp=4, ep=16)
-    assert asked.layout is not None
-    written = export(
-        asked.layout, asked.model, asked.cluster, asked.training, to="megatron-bridge",
-        version="0.6",
-    )  # fmt: skip
+    run = (asked.layout, asked.model, asked.cluster, asked.training)
+    written = export(*run, to="megatron-bridge", version="0.6")
     assert not [one for one in written.blockers if one.field.startswith("model")]
     assert "needs Megatron-LM's dev branch" in " ".join(written.notes)
     assert "deepseek_v4_flash_pretrain_config" in written.files["launch.sh"]
     layers = str([0, 0, *[4, 128] * 20, 4]).replace(" ", "")
-    assert {
-        'model.pipeline_model_parallel_layout="Et*11|t*11|t*11|t*10L"',
-        f"model.csa_compress_ratios={layers}",
-    } <= {*written.arguments}
+    split = 'model.pipeline_model_parallel_layout="Et*11|t*11|t*11|t*10L"'
+    assert {split, f"model.csa_compress_ratios={layers}"} <= {*written.arguments}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +174,5 @@ def test_flash_is_near_what_nvidia_measured(gpu: str, published: float, high: fl
     found = estimate_job(read_job(asked))
     assert found.tokens_per_second_per_gpu / published - 1 == pytest.approx(high, abs=5e-3)
     assert found.fits
-    assert found.interval is not None
     low, most = found.interval.step_seconds
     assert low < 2048 * 4096 / published / 128 < most

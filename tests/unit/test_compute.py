@@ -19,30 +19,24 @@ from planner.cost.machine.device import (
     dynamic_power,
 )
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.profile import KERNELS, Profile, kernel_profile, software_profile
-from planner.cost.price import Pricer
-from planner.intake.jobs import read_job
+from planner.cost.machine.profile import KERNELS, kernel_profile, software_profile
 from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS, torchao
 from planner.specs.gpu_families import SILICON
 from planner.trainers.registry import TRAINERS
-from tests.conftest import job_values
+from tests.pricing import pricer
 
-GPUS = sorted(gpu_names())
+GPUS, H100 = sorted(gpu_names()), "h100-sxm-80gb"
 Column = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def device(
-    gpu: str | dict[str, Any] = "h100-sxm-80gb", trainer: str = "torchtitan", **cluster: Any
+    gpu: str | dict[str, Any] = H100, trainer: str = "torchtitan", *kernel: str, **cluster: Any
 ) -> Device:
+    """kernel: the generation of attention, else the trainer's."""
     spec = read_cluster({"gpu": gpu, "num_gpus": 1, **cluster})
-    return Device.build(spec, kernel_profile(spec.gpu), software_profile(TRAINERS[trainer]))
-
-
-def generation(name: str, gpu: str = "h100-sxm-80gb") -> Device:
-    spec = read_cluster({"gpu": gpu, "num_gpus": 1})
-    profile = software_profile(TRAINERS["torchtitan"])
-    return Device.build(spec, kernel_profile(spec.gpu), profile, name)
+    profile = software_profile(TRAINERS[trainer])
+    return Device.build(spec, kernel_profile(spec.gpu), profile, *kernel)
 
 
 def gemm(
@@ -73,28 +67,20 @@ def test_a_gemm_is_never_faster_than_the_roofline(
 ) -> None:
     """Neither the datasheet's peak nor its bandwidth is beaten, at any shape, in any dtype."""
     on = device(name)
-    lacking = lacking_precisions(on)
-    for precision in PRECISIONS:
-        if precision not in lacking:
-            each = OPERAND_BYTES.get(PRECISIONS[precision].torchao.peak, FP16_BYTES)
-            moved = each * (rows * depth + depth * cols) + FP16_BYTES * rows * cols
-            (took,) = gemm(on, rows, cols, depth, batch, precision)
-            assert took >= 2.0 * batch * rows * cols * depth / peak(on, precision)
-            assert took >= batch * moved / on.gpu.memory_bandwidth_bytes_per_second
+    for precision in set(PRECISIONS) - set(lacking_precisions(on)):
+        each = OPERAND_BYTES.get(PRECISIONS[precision].torchao.peak, FP16_BYTES)
+        moved = each * (rows * depth + depth * cols) + FP16_BYTES * rows * cols
+        (took,) = gemm(on, rows, cols, depth, batch, precision)
+        assert took >= 2.0 * batch * rows * cols * depth / peak(on, precision)
+        assert took >= batch * moved / on.gpu.memory_bandwidth_bytes_per_second
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_utilisation_rises_with_depth_and_stays_below_its_ceiling(name: str) -> None:
-    on = device(name)
-    depth = 2.0 ** np.arange(4, 18)
-    utilisation = (
-        2.0
-        * 8192
-        * 8192
-        * depth
-        / gemm(on, 8192, 8192, depth, precision=half_precision(on))
-        / peak(on, half_precision(on))
-    )
+    on, depth = device(name), 2.0 ** np.arange(4, 18)
+    half = half_precision(on)
+    rate = 2.0 * 8192 * 8192 * depth / gemm(on, 8192, 8192, depth, precision=half)
+    utilisation = rate / peak(on, half)
     assert (np.diff(utilisation) > 0).all()
     power = dynamic_power(on.gpu, on.kernels, on.gpu.power_limit_watts)
     share = on.kernels.gemm["gemm_bf16"] * on.profile.compute * on.kernels.relative_clock(power)
@@ -110,20 +96,15 @@ def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
     assert rate == pytest.approx(on.linear_rate[PRECISIONS.names.index("bf16")] / 2, rel=1e-9)
 
 
-def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
-    """One tile more than the SMs hold starts a wave; half of its empty places are charged."""
+def test_waves_and_tiles_that_are_not_full() -> None:
+    """One tile more than the SMs hold starts a wave; half of its empty places are charged. One tile
+    takes as long as a full wave, and a part of a tile as long as a whole one."""
     on = device()
     assert on.num_sms == 132
-    full, over = gemm(on, 11 * TILE_ROWS, [12 * TILE_COLS, 13 * TILE_COLS], 8192)
-    assert over / full == pytest.approx(0.5 * (143 / 132 + 2), rel=1e-9)
-    part = gemm(on, TILE_ROWS, TILE_COLS, 8192)[0]
-    assert part == pytest.approx(full, rel=1e-9), "one tile takes as long as a full wave"
-
-
-def test_a_tile_that_is_not_full_costs_a_whole_one() -> None:
-    on = device()
-    part, whole = gemm(on, [11 * TILE_ROWS - 50, 11 * TILE_ROWS], 12 * TILE_COLS, 8192)
-    assert part == pytest.approx(whole, rel=1e-9)
+    cols = np.array([12, 13, 12, 1]) * TILE_COLS
+    rows = np.array([11 * TILE_ROWS, 11 * TILE_ROWS, 11 * TILE_ROWS - 50, TILE_ROWS])
+    full, *others = gemm(on, rows, cols, 8192)
+    assert others / full == pytest.approx([0.5 * (143 / 132 + 2), 1.0, 1.0], rel=1e-9)
 
 
 @pytest.mark.parametrize("axis", ["rows", "cols", "depth", "batch"])
@@ -152,28 +133,25 @@ def test_short_gemms_are_bound_by_memory() -> None:
 def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(
     precision: str, least: float, most: float
 ) -> None:
-    on = device()
-    gain = gemm(on, 16384, 14336, 16384)[0] / gemm(on, 16384, 14336, 16384, precision=precision)[0]
-    assert least < gain < most
-    short = gemm(on, 2048, 1024, 256)[0] / gemm(on, 2048, 1024, 256, precision=precision)[0]
-    assert short < gain
-
-
-# ---- power ---------------------------------------------------------------------------------------
+    on, sizes = device(), ((16384, 14336, 16384), (2048, 1024, 256))
+    long, short = (gemm(on, *size)[0] / gemm(on, *size, 1, precision)[0] for size in sizes)
+    assert max(least, short) < long < most
 
 
 def test_a_power_limit_slows_compute_and_leaves_memory_alone() -> None:
-    full, capped = device(), device(power_limit="500 W")
-    assert gemm(capped, 8192, 8192, 8192)[0] / gemm(full, 8192, 8192, 8192)[0] == pytest.approx(
-        ((700 - 140) / (500 - 140)) ** full.kernels.power_exponent
-    )
+    """FlashAttention-2 draws less than a GEMM."""
+    full, capped, lower = device(), device(power_limit="500 W"), device(power_limit="300 W")
+    slower = gemm(capped, 8192, 8192, 8192) / gemm(full, 8192, 8192, 8192)
+    assert slower == pytest.approx(((700 - 140) / (500 - 140)) ** full.kernels.power_exponent)
     assert capped.memory_rate == full.memory_rate
-    flops, context = np.array([1e15]), np.array([4096.0])
-    attention, lower, most = (
-        on.attention_seconds(flops, context, backward=False)
-        for on in (capped, device(power_limit="300 W"), full)
-    )
-    assert lower > attention == most, "FlashAttention-2 draws less than a GEMM"
+    least, capped_seconds, most = (attention(on, 4096.0) for on in (lower, capped, full))
+    assert least > capped_seconds == most
+
+
+def attention(on: Device, context: float, backward: bool = False, **more: float) -> float:
+    """Seconds of 1e15 FLOP."""
+    given = (np.array([1e15]), np.array([context]))
+    return float(on.attention_seconds(*given, backward=backward, **more)[0])
 
 
 def test_more_power_helps_until_the_clock_is_full() -> None:
@@ -194,21 +172,19 @@ def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     faster: str, slower: str, most: float
 ) -> None:
     """Where both throttle, rates differ by units x (power a unit over its static part)^x alone."""
-    one, other = device(faster), device(slower)
+    both = one, other = device(faster), device(slower)
     gain = one.linear_rate[one.half] / other.linear_rate[other.half]
     assert 1.0 < gain < most
-    x = one.kernels.power_exponent
     silicon = SILICON[one.gpu.family]
-    clocks = [d.gpu.boost_clock_hz or silicon.clock_hz for d in (one, other)]
-    peaks = [d.gpu.peak_flops_per_second["bf16"] for d in (one, other)]
-    units = [peak / clock for peak, clock in zip(peaks, clocks, strict=True)]
-    if all(d.gpu.power_limit_watts < d.gpu.nominal_power_watts for d in (one, other)):
+    if all(d.gpu.power_limit_watts < d.gpu.nominal_power_watts for d in both):
+        clocks = [d.gpu.boost_clock_hz or silicon.clock_hz for d in both]
+        peaks = [d.gpu.peak_flops_per_second["bf16"] for d in both]
+        units = [peak / clock for peak, clock in zip(peaks, clocks, strict=True)]
+        shares = [unit / silicon.peak_flops_per_second * silicon.clock_hz for unit in units]
+        limits = [d.gpu.power_limit_watts for d in both]
         static = 0.2 * silicon.timed_power_watts
-        each = [
-            d.gpu.power_limit_watts / (unit / silicon.peak_flops_per_second * silicon.clock_hz)
-            for d, unit in zip((one, other), units, strict=True)
-        ]
-        by_power = ((each[0] - static) / (each[1] - static)) ** x
+        each = [limit / share - static for limit, share in zip(limits, shares, strict=True)]
+        by_power = (each[0] / each[1]) ** one.kernels.power_exponent
         assert gain == pytest.approx(units[0] / units[1] * by_power)
 
 
@@ -253,17 +229,9 @@ def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
 def test_attention_holds_more_of_its_clock_than_products_do(kernel: str, share: float) -> None:
     """A kernel of 0.36 / 0.84 of a GEMM's products a second draws as much less: (0.55 / 0.43) > 1;
     cuDNN's 0.60 / 0.84 leaves (0.55 / 0.71)^0.53."""
-    clusters = [
-        read_cluster({"gpu": f"h100-sxm-{name}", "num_gpus": 8}) for name in ("96gb-hbm2e", "80gb")
-    ]
-    slow, fast = (
-        Device.build(c, kernel_profile(c.gpu), Profile(), kernel).attention_forward_rate
-        for c in clusters
-    )
+    gpus = ("h100-sxm-96gb-hbm2e", H100)
+    slow, fast = (device(gpu, "torchtitan", kernel).attention_forward_rate for gpu in gpus)
     assert slow / fast == pytest.approx(share, abs=0.01)
-
-
-# ---- dtypes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -285,70 +253,53 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
 ])  # fmt: skip
 def test_what_generations_lack(name: str, absent: set[str]) -> None:
     lacking = set(lacking_precisions(device(name)))
-    assert absent <= lacking
-    assert not lacking & (
-        set(PRECISIONS)
-        - absent
-        - {"float8-rowwise", "float8-rowwise-gw-hp", "float8-delayed", "float8-blockwise", "mxfp8"}
-    )
+    others = {one for one in PRECISIONS if one.startswith("float8-") or one == "mxfp8"}
+    assert absent <= lacking <= absent | others - {"float8-tensorwise"}
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "v100-sxm-32gb"])
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_fp32_runs_on_tf32_cores_where_the_trainer_asks_for_them(trainer: str, gpu: str) -> None:
     """torch leaves TF32 off, Transformer Engine takes it; Volta has none."""
-    job = read_job(job_values("gpt2", gpu, 1, 1024, 8, trainer=trainer))
-    on = Pricer.build(job.model, job.cluster, job.training).device
-    peaks = on.gpu.peak_flops_per_second
+    on = pricer("gpt2", 1, gpu, seq_len=1024, trainer=trainer).device
+    peaks, half = on.gpu.peak_flops_per_second, half_precision(on)
     dtype = "tf32" if trainer == "megatron" and "tf32" in peaks else "fp32"
-    half = "bf16" if "bf16" in peaks else "fp16"
     rate = on.linear_rate[PRECISIONS.names.index(half)]
     assert rate / on.linear_rate[SINGLE] == pytest.approx(peaks[half] / peaks[dtype])
     attention = peaks["tf32"] / 3 if "tf32" in peaks and dtype == "fp32" else peaks[dtype]
     assert on.single_attention == pytest.approx(peaks[half] / attention)
 
 
-# ---- attention and streaming ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("backward", [False, True])
 def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backward: bool) -> None:
     on = device(name)
-    context = 2.0 ** np.arange(6, 20)
-    rate = 1e15 / on.attention_seconds(np.full(len(context), 1e15), context, backward=backward)
+    rate = np.array([1e15 / attention(on, 2.0**power, backward) for power in range(6, 20)])
     assert (np.diff(rate) > 0).all()
-    curve = on.kernels.attention["flash2"]
     ceiling = on.attention_backward_rate if backward else on.attention_forward_rate
     assert rate[-1] <= ceiling < 0.8 * peak(on, half_precision(on))
-    work, context = np.array([1e15]), np.array([curve.half_context])
-    at_half = 1e15 / on.attention_seconds(work, context, backward=backward)[0]
+    at_half = 1e15 / attention(on, on.kernels.attention["flash2"].half_context, backward)
     assert at_half == pytest.approx(ceiling / 2, rel=1e-9)
 
 
-def test_generations_of_attention_differ_by_what_their_authors_measured_on_hopper() -> None:
+@pytest.mark.parametrize("backward", [False, True])
+def test_generations_of_attention_differ_by_what_their_authors_measured_on_hopper(
+    backward: bool,
+) -> None:
     """micro.csv: FlashAttention-3 and cuDNN run 1.5 to 2 times as fast as -2, -1 slower."""
-    for backward in (False, True):
-        seconds = {
-            name: generation(name).attention_seconds(
-                np.array([1e15]), np.array([4096.0]), backward=backward
-            )[0]
-            for name in ("flash1", "flash2", "flash3", "cudnn")
-        }
-        assert 1.4 < seconds["flash1"] / seconds["flash2"] < 2.0
-        assert 1.3 < seconds["flash2"] / seconds["flash3"] < 2.0
-        assert 1.4 < seconds["flash2"] / seconds["cudnn"] < 2.0
+    names = ("flash1", "flash2", "flash3", "cudnn")
+    machines = (device(H100, "torchtitan", name) for name in names)
+    flash1, flash2, flash3, cudnn = (attention(on, 4096.0, backward) for on in machines)
+    assert 1.4 < flash1 / flash2 < 2.0
+    assert 1.3 < flash2 / flash3 < 2.0
+    assert 1.4 < flash2 / cudnn < 2.0
 
 
 def test_small_heads_slow_attention_as_micro_csv_says() -> None:
-    on = generation("flash3")
-    wide, small = (
-        on.attention_seconds(np.ones(1), np.array([8192.0]), backward=False, head_size=size)[0]
-        for size in (128.0, 64.0)
-    )
+    on = device(H100, "torchtitan", "flash3")
+    small, wide, wider = (attention(on, 8192.0, head_size=size) for size in (64.0, 128.0, 256.0))
     assert small / wide == pytest.approx(2**on.attention.small_heads)
-    alone = {"backward": False, "head_size": 256.0}
-    assert on.attention_seconds(np.ones(1), np.array([8192.0]), **alone)[0] == wide
+    assert wider == wide
 
 
 def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
@@ -357,20 +308,20 @@ def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
     assert on.moved_seconds(np.array([bandwidth]))[0] == pytest.approx(1 / on.kernels.memory)
 
 
-def test_kernel_profiles_are_shares_with_sources() -> None:
-    for family, kernels in KERNELS.items():
-        curves = kernels.attention.values()
-        shares = [*kernels.gemm.values(), kernels.memory]
-        shares += [share for c in curves for share in (c.forward, c.backward)]
-        assert all(0 < share < 1 for share in shares), family
-        assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
-        assert kernels.source
-        assert "flash2" in kernels.attention
-        assert 0 < kernels.timed_power <= 1
+@pytest.mark.parametrize("family", KERNELS)
+def test_kernel_profiles_are_shares_with_sources(family: str) -> None:
+    kernels = KERNELS[family]
+    curves = kernels.attention.values()
+    shares = [*kernels.gemm.values(), kernels.memory]
+    shares += [share for c in curves for share in (c.forward, c.backward)]
+    assert all(0 < share < 1 for share in shares)
+    assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
+    assert kernels.source
+    assert "flash2" in kernels.attention
+    assert 0 < kernels.timed_power <= 1
 
 
 def test_defaults_of_a_profile_are_the_priors_of_the_knobs() -> None:
-    shared = [knob for knob in KNOBS if knob.scope == "trainer"]
-    assert {k.name: getattr(software_profile(TRAINERS["torchtitan"]), k.name) for k in shared} == {
-        k.name: k.prior for k in shared
-    }
+    priors = {knob.name: knob.prior for knob in KNOBS if knob.scope == "trainer"}
+    profile = software_profile(TRAINERS["torchtitan"])
+    assert {name: getattr(profile, name) for name in priors} == priors

@@ -9,22 +9,15 @@ import pytest
 
 from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds, uses
 from planner.calibration.kernels import KernelShape, shape_seconds
-from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
-from planner.intake.jobs import read_job
-from planner.trainers.registry import resolve_layout
-from tests.conftest import ROOT, job_values
-
-TRAINING = {"seq_len": 4096, "global_batch_size": 64}
+from tests.conftest import ROOT
+from tests.pricing import batch_of, pricer
 
 
 def used(
     *layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object
 ) -> tuple[Use, ...]:
-    job = read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 64, **training))
-    chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return uses(pricer, LayoutBatch.from_layouts(chosen))
+    p = pricer(model, gpus, **training)
+    return uses(p, batch_of(p, *layouts))
 
 
 def shapes(
@@ -38,30 +31,19 @@ def shapes(
 
 
 def test_the_products_of_a_dense_layer_are_all_there_in_three_passes() -> None:
-    found = shapes(used({"micro_batch_size": 2}), "gemm")
+    """k, m, n: gradients of the input swap k and n, of the weight sum over tokens."""
     tokens, hidden, ffn, vocab = 8192, 4096, 14336, 128256
-    forward = {
-        (hidden, tokens, hidden),
-        (hidden, tokens, 1024),
-        (hidden, tokens, ffn),
-        (ffn, tokens, hidden),
-        (hidden, tokens, vocab),
-    }
-    assert forward <= found
-    # k, m, n: gradients of the input swap k and n, gradients of the weight have the tokens in their
-    #     depth
-    assert {(n, m, k) for k, m, n in forward} <= found
-    assert {(m, k, n) for k, m, n in forward} <= found
+    weights = [(hidden, hidden), (hidden, 1024), (hidden, ffn), (ffn, hidden), (hidden, vocab)]
+    passes = [{(k, tokens, n), (n, tokens, k), (tokens, k, n)} for k, n in weights]
+    assert set().union(*passes) <= shapes(used({"micro_batch_size": 2}), "gemm")
 
 
 def test_tensor_parallelism_divides_heads_and_widths_and_adds_its_collectives() -> None:
     found = used({"tp": 4})
     assert (4096, 4096, 14336 // 4) in shapes(found, "gemm")
     assert shapes(found, "attention") == {(1, 128, 8, 2, 4096, 128, 0)}
-    hidden_bytes = 4096 * 4096 * 2
-    assert (hidden_bytes, 4, 1) in shapes(found, "collective", "all-gather")
-    assert (hidden_bytes, 4, 1) in shapes(found, "collective", "reduce-scatter")
     gathers = shapes(found, "collective", "all-gather")
+    assert (4096 * 4096 * 2, 4, 1) in gathers & shapes(found, "collective", "reduce-scatter")
     assert any((ranks, stride) == (2, 4) for _, ranks, stride in gathers)
 
 
@@ -101,70 +83,56 @@ def test_a_kernel_of_one_candidate_in_two_counts_half() -> None:
 
 
 def test_distance_counts_factors_of_two_and_never_joins_different_kernels() -> None:
-    a = KernelShape.of("gemm", m=1023, n=1023, k=1023)
-    assert a.octaves_to(a) == 0.0
-    assert a.octaves_to(KernelShape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
-    near = KernelShape.of("gemm", m=2047, n=2047, k=1023)
-    assert a.octaves_to(near) == pytest.approx(math.sqrt(2.0))
     size = {"m": 1023, "n": 1023, "k": 1023}
-    assert a.octaves_to(KernelShape.of("gemm", dtype="float8-rowwise", **size)) == math.inf
-    assert a.octaves_to(KernelShape.of("grouped-gemm", **size, groups=2)) == math.inf
+    kernels = [
+        KernelShape.of("gemm", **size),
+        KernelShape.of("gemm", **size | {"m": 2047}),
+        KernelShape.of("gemm", **size | {"m": 2047, "n": 2047}),
+        KernelShape.of("gemm", dtype="float8-rowwise", **size),
+        KernelShape.of("grouped-gemm", **size, groups=2),
+    ]
+    octaves = [kernels[0].octaves_to(one) for one in kernels]
+    assert octaves == pytest.approx([0.0, 1.0, math.sqrt(2.0), math.inf, math.inf])
 
 
 def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
-    near, far = (KernelShape.of("gemm", m=m, n=4096, k=4096) for m in (4096, 65536))
-    both = [Use(shape=near, seconds=1e-3, share=0.1), Use(shape=far, seconds=1e-2, share=0.1)]
-    found = gaps(both, [KernelShape.of("gemm", m=4200, n=4096, k=4096)])
-    assert [gap.use.shape for gap in found] == [far]
-    assert found[0].octaves > NEAR
-    assert found[0].nearest == KernelShape.of("gemm", m=4200, n=4096, k=4096)
-    blank = gaps([Use(shape=near, seconds=1e-3, share=0.1)], [])
-    assert blank[0].nearest is None
-    assert blank[0].value == pytest.approx(0.1)
+    near, far, known = (KernelShape.of("gemm", m=m, n=4096, k=4096) for m in (4096, 65536, 4200))
+    used = [Use(shape=one, seconds=1e-3, share=0.1) for one in (near, far)]
+    (found,) = gaps(used, [known])
+    assert (found.use.shape, found.nearest) == (far, known)
+    assert found.octaves > NEAR
+    blank = gaps(used[:1], [])[0]
+    assert (blank.nearest, blank.value) == (None, pytest.approx(0.1))
 
 
 def test_choice_stays_in_budget_and_copies_do_not_crowd_out_the_rest() -> None:
-    found = used(
-        {"micro_batch_size": 1},
-        {"micro_batch_size": 2},
-        {"tp": 2},
-        {"tp": 8},
-        {"precision": "float8-rowwise", "compile": True},
-    )
+    sizes, low = [{"micro_batch_size": 1}, {"micro_batch_size": 2}], "float8-rowwise"
+    found = used(*sizes, {"tp": 2}, {"tp": 8}, {"precision": low, "compile": True})
     chosen = choose(found, [], budget_seconds=8.0)
     assert sum(probe_seconds(gap.use) for gap in chosen) <= 8.0
     assert all(gap.use.shape.num_gpus == 1 for gap in chosen)
     for early, late in pairwise(chosen):
         assert early.use.shape.octaves_to(late.use.shape) > NEAR
-    everything = choose(found, [], budget_seconds=1e9, num_gpus=8)
-    assert {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"} <= {
-        gap.use.shape.kind for gap in everything
-    }
-    shapes = [gap.use.shape for gap in everything]
-    assert choose(found, shapes, budget_seconds=1e9, num_gpus=8) == ()
-    assert choose(found, [], budget_seconds=0.0) == ()
+    all_of_it = {"budget_seconds": 1e9, "num_gpus": 8}
+    every = [gap.use.shape for gap in choose(found, [], **all_of_it)]
+    kinds = {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"}
+    assert kinds <= {shape.kind for shape in every}
+    assert choose(found, every, **all_of_it) == choose(found, [], budget_seconds=0.0) == ()
 
 
 def test_a_minute_covers_a_plan_of_a_large_model() -> None:
-    layouts = (
-        {"tp": 8},
-        {"tp": 8, "precision": "float8-rowwise", "compile": True},
-        {"tp": 4, "pp": 2},
-        {"tp": 2, "cp": 2},
-    )
+    low = {"tp": 8, "precision": "float8-rowwise", "compile": True}
+    layouts = ({"tp": 8}, low, {"tp": 4, "pp": 2}, {"tp": 2, "cp": 2})
     found = used(*layouts, model="llama3-70b", gpus=64, seq_len=8192)
-    chosen = choose(found, [], budget_seconds=60.0)
+    shapes = [gap.use.shape for gap in choose(found, [], budget_seconds=60.0)]
     single = [use for use in found if use.shape.num_gpus == 1]
-    shapes = [gap.use.shape for gap in chosen]
     near = [use for use in single if any(use.shape.octaves_to(x) <= NEAR for x in shapes)]
-    covered = sum(use.share for use in near)
-    assert covered > 0.99 * sum(use.share for use in single)
+    assert sum(use.share for use in near) > 0.99 * sum(use.share for use in single)
 
 
 def test_shapes_survive_json() -> None:
-    shape = KernelShape.of(
-        "attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0
-    )
+    heads = {"heads": 8, "kv_heads": 1, "head_dim": 128, "v_head_dim": 128}
+    shape = KernelShape.of("attention", batch=2, seq=8192, window=0, **heads)
     assert KernelShape.from_dict(shape.as_dict()) == shape
 
 
@@ -189,26 +157,20 @@ def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> N
 
 
 def test_only_copies_stand_for_memory_bound_kernels() -> None:
-    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-    job = read_job({"model": "llama3-8b", "cluster": machine, "training": TRAINING})
-    pricer = Pricer.build(job.model, job.cluster, job.training)
     asked = [KernelShape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
-    copy, add = shape_seconds(pricer, asked)
-    assert copy > 0.0
-    assert add == 0.0
-
-
-GENERATIONS = ("flash2", "flash3", "cudnn")
+    copy, add = shape_seconds(pricer(), asked)
+    assert copy > add == 0.0
 
 
 @pytest.mark.slow
 def test_the_fit_of_kernels_prints_every_recipe_beside_what_ships() -> None:
-    script = ROOT / "benchmarks" / "fit_kernels.py"
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "fit_kernels.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    depths = [line for line in lines if "half depth" in line]
     for recipe in ("bf16", "float8-tensorwise", "float8-blockwise", "nvfp4"):
-        lines = [line for line in done.stdout.splitlines() if f" {recipe} " in line]
-        assert any("half depth" in line for line in lines), recipe
-    fits = [line for line in done.stdout.splitlines() if " fit: " in line]
-    assert done.stdout.count("shipped: mean error") >= len(fits) > len(GENERATIONS)
-    assert all(any(f" {name} " in line for line in fits) for name in GENERATIONS)
+        assert any(f" {recipe} " in line for line in depths), recipe
+    fits = [line for line in lines if " fit: " in line]
+    assert done.stdout.count("shipped: mean error") >= len(fits) > 3
+    for generation in ("flash2", "flash3", "cudnn"):
+        assert any(f" {generation} " in line for line in fits), generation

@@ -26,9 +26,11 @@ from planner.specs.estimate import Violation
 from planner.work.blocks import layer_ops
 from planner.work.feed_forward import ROUTING_SINGLES
 from planner.work.ops import Collective, Elementwise, Gemm, Op
-from tests.conftest import tiers
+from tests.conftest import job_values, tiers
+from tests.pricing import H100, priced, with_profile
 
 LAUNCH = 10e-6
+DENSE, MOE = "llama3-8b", "qwen3-30b-a3b"
 BLOCKING = "2022-02, CUDA_LAUNCH_BLOCKING=1"
 NAMES = (
     "launch_forward_seconds", "launch_input_grad_seconds", "launch_weight_grad_seconds",
@@ -37,31 +39,16 @@ NAMES = (
 
 
 def job_of(
-    model: str = "llama3-8b", layout: dict[str, Any] | None = None, **training: Any
+    model: str = "llama3-8b", layout: Any = None, **training: Any
 ) -> tuple[Pricer, LayoutBatch]:
-    spec = {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron", **training}
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": spec,
-            "layout": layout or {},
-        }
-    )
-    batch = LayoutBatch.from_layouts([job.layout])
-    return Pricer.build(job.model, job.cluster, job.training), batch
+    given = {"trainer": "megatron", **training}
+    return priced(read_job(job_values(model, H100, 16, 4096, 64, layout=layout or {}, **given)))
 
 
 def eager(**training: Any) -> CostContext:
     """A trainer without fused modules, at one layout, with launches of LAUNCH."""
-    pricer, batch = job_of(trainer="fsdp", **training)
-    moved = Pricer.build(
-        pricer.model,
-        pricer.cluster,
-        pricer.training,
-        profile=replace(pricer.profile, launch_seconds=LAUNCH),
-    )
-    return moved.context(batch)
+    p, batch = job_of(trainer="fsdp", **training)
+    return with_profile(p, launch_seconds=LAUNCH).context(batch)
 
 
 OPERATION = Elementwise(
@@ -86,24 +73,20 @@ def of_operations(
 ) -> dict[str, FloatColumn]:
     """The host time of a layer of these operations, this share of which the backward repeats."""
     host = launches(context, ops, costs, is_layer=True)
-    forward = in_order([c.forward + c.exposed_forward.sum(axis=0) for c in costs])
-    launched, waits = in_order(host.forward_OU), in_order(host.waits_OU)
-    return host_time(
-        context.training,
-        UnitSeconds(
-            forward=forward,
-            again=redone * forward,
-            input_grad=in_order([c.input_grad for c in costs]),
-            weight_grad=in_order([c.weight_grad for c in costs]),
-            exposed_backward=in_order([c.exposed_backward.sum(axis=0) for c in costs]),
-            launch_forward=launched,
-            launch_again=redone * launched,
-            launch_backward=in_order(host.backward_OU),
-            wait_forward=waits,
-            wait_again=redone * waits,
-            replays=replays(context, is_layer=True),
-        ),
-    )
+    of_all = {
+        "forward": [c.forward + c.exposed_forward.sum(axis=0) for c in costs],
+        "input_grad": [c.input_grad for c in costs],
+        "weight_grad": [c.weight_grad for c in costs],
+        "exposed_backward": [c.exposed_backward.sum(axis=0) for c in costs],
+        "launch_forward": host.forward_OU,
+        "launch_backward": host.backward_OU,
+        "wait_forward": host.waits_OU,
+    }
+    sums = {name: in_order(columns) for name, columns in of_all.items()}
+    again = {"again": "forward", "launch_again": "launch_forward", "wait_again": "wait_forward"}
+    sums |= {name: redone * sums[of] for name, of in again.items()}
+    graphs = replays(context, is_layer=True)
+    return host_time(context.training, UnitSeconds(**sums, replays=graphs))
 
 
 @pytest.mark.parametrize("kernel_seconds", [0.0, 4e-6, 10e-6, 50e-6])
@@ -115,12 +98,10 @@ def test_launches_cost_what_they_take_longer_than_kernels(kernel_seconds: float)
 
 
 def test_communication_that_nothing_hides_gives_the_host_time_to_run_ahead() -> None:
-    context = eager()
-    half = np.zeros((3, 1))
+    context, half = eager(), np.zeros((3, 1))
     half[0] = LAUNCH / 2
-    found = of_operations(
-        context, (OPERATION,), [cost(context, exposed_forward=half, forward_kernels=np.ones(1))]
-    )
+    waits = cost(context, exposed_forward=half, forward_kernels=np.ones(1))
+    found = of_operations(context, (OPERATION,), [waits])
     assert found["launch_forward_seconds"][0] == pytest.approx(LAUNCH / 2)
 
 
@@ -148,26 +129,20 @@ def test_a_wait_costs_the_launches_that_refill_the_queue_once() -> None:
 
 
 def test_where_launches_block_they_add_to_the_kernels() -> None:
-    blocks = eager(trainer_version=BLOCKING)
+    """The device is never behind a queue."""
     given = {"forward": 1.0, "forward_kernels": 50.0, "waits": 1.0}
-    assert added(blocks, given)[0] == pytest.approx(50 * LAUNCH)
-    assert added(blocks, given)[3] == 0.0  # the device is never behind a queue
+    blocked = added(eager(trainer_version=BLOCKING), given)
+    assert (blocked[0], blocked[3]) == (pytest.approx(50 * LAUNCH), 0.0)
     assert added(eager(), given)[0] == 0.0
 
 
 def test_where_launches_block_nothing_runs_beside_them() -> None:
     """Two replicas' all-reduce hides under the backward, unless that waits for every kernel."""
     layout = {"dp_replicate": 2, "dp_shard": 1, "tp": 8, "zero_stage": 0}
-    free, blocked = (
-        _price("llama3-8b", layout, trainer="megatron-deepspeed", trainer_version=version)
-        for version in ("2022-02", BLOCKING)
-    )
-    never = _price(
-        "llama3-8b",
-        layout,
-        trainer="megatron-deepspeed",
-        trainer_version="2022-02",
-        overlap={"dp": False, "tp": False, "pp": False},
+    off = {"overlap": {"dp": False, "tp": False, "pp": False}}
+    free, blocked, never = (
+        _price("llama3-8b", layout, trainer="megatron-deepspeed", trainer_version=version, **more)
+        for version, more in (("2022-02", {}), (BLOCKING, {}), ("2022-02", off))
     )
     assert blocked.parts["dp"] == never.parts["dp"] > free.parts["dp"]
     assert blocked.parts["tp"] == never.parts["tp"]
@@ -186,51 +161,42 @@ def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int) -> None:
 
 def test_before_0_16_graphs_of_layers_end_at_the_router() -> None:
     """The router, its 40 kernels and its module stay among the launches; 0.16 captures them."""
-    costs = {
-        version: _price(
-            "qwen3-30b-a3b",
-            {"ep": 8},
-            cuda_graphs="partial",
-            trainer_version=version,
-            profile={"launch_seconds": 1.0, "fused_launch_seconds": 0.0},
-        )
-        for version in ("0.15", "0.16")
-    }
-    layers = job_of("qwen3-30b-a3b")[0].model.num_hidden_layers
+    slow = {"launch_seconds": 1.0, "fused_launch_seconds": 0.0}
+    model, given = "qwen3-30b-a3b", {"cuda_graphs": "partial"}
     old, new = (
-        float(costs[version].parts["launches"][0] + costs[version].parts["waits"][0])
+        _price(model, {"ep": 8}, slow, trainer_version=version, **given).parts
         for version in ("0.15", "0.16")
     )
-    both = (old - new) / layers / (64 // 16)
-    assert both == pytest.approx(2 * ROUTING_SINGLES, rel=1e-3)
+    more = sum(float(old[name][0] - new[name][0]) for name in ("launches", "waits"))
+    layers = job_of(model)[0].model.num_hidden_layers
+    assert more / layers / (64 // 16) == pytest.approx(2 * ROUTING_SINGLES, rel=1e-3)
 
 
-def _price(
-    model: str, layout: dict[str, Any], profile: dict[str, float] | None = None, **training: Any
-) -> Prices:
-    pricer, batch = job_of(model, layout, **training)
-    moved = replace(pricer.profile, **(profile or {}))
-    return Pricer.build(pricer.model, pricer.cluster, pricer.training, profile=moved).price(batch)
+def _price(model: str, layout: Any, profile: Any = None, **training: Any) -> Prices:
+    p, batch = job_of(model, layout, **training)
+    return with_profile(p, **(profile or {})).price(batch)
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
-def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(model: str) -> None:
-    layout: dict[str, Any] = {"tp": 4}
-    if model.startswith("qwen"):
-        layout = {"ep": 8, "moe_dispatcher": "hybridep"}
-    slow = {"launch_seconds": 1e-3}
+@pytest.mark.parametrize(("model", "layout"), [
+    ("llama3-8b", {"tp": 4}),
+    ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}),
+])  # fmt: skip
+def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(
+    model: str, layout: Any
+) -> None:
+    slow, given = {"launch_seconds": 1e-3}, {"trainer_version": "0.18"}
     none, full = (
-        _price(model, layout, slow, cuda_graphs=graphs, trainer_version="0.18")
+        _price(model, layout, slow, cuda_graphs=graphs, **given).parts
         for graphs in ("none", "full")
     )
-    left = {name: float(none.parts[name][0] - full.parts[name][0]) for name in PARTS}
-    assert none.parts["launches"][0] + none.parts["waits"][0] > 0.0
-    assert full.parts["launches"][0] == full.parts["waits"][0] == 0.0
+    left = {name: float(none[name][0] - full[name][0]) for name in PARTS}
+    assert none["launches"][0] + none["waits"][0] > 0.0
+    assert full["launches"][0] == full["waits"][0] == 0.0
     assert left.pop("launches") + left.pop("waits") > 0.0
     assert left.pop("other") == pytest.approx(-slow["launch_seconds"])  # the step's own replay
     assert left.pop("straggler") >= 0.0  # a share of the rank's work
     assert left.pop("fsdp") <= 0.0  # less time to hide gradients and parameters under
-    assert all(seconds == pytest.approx(0.0, abs=1e-9) for seconds in left.values())
+    assert [*left.values()] == pytest.approx([0.0] * len(left), abs=1e-9)
 
 
 @tiers(
@@ -243,16 +209,14 @@ def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(model: str)
     layout=st.sampled_from([{"ep": 8}, {"ep": 4, "pp": 2}, {"ep": 8, "micro_batch_size": 4}]),
 )
 def test_slower_launches_are_never_faster_and_graphs_never_slower(
-    launch: float, more: float, module: float, graphs: str, layout: dict[str, Any]
+    launch: float, more: float, module: float, graphs: str, layout: Any
 ) -> None:
     def seconds(captures: str, factor: float) -> float:
-        profile = {
-            "launch_seconds": factor * launch, "fused_launch_seconds": factor * max(launch, module)
-        }  # fmt: skip
+        slow = {"launch_seconds": launch, "fused_launch_seconds": max(launch, module)}
+        profile = {name: factor * value for name, value in slow.items()}
         given = {"cuda_graphs": captures, "trainer_version": "0.18"}
         found = _price("qwen3-30b-a3b", layout, profile, **given)
-        parts = sum(float(part[0]) for part in found.parts.values())
-        assert parts == pytest.approx(float(found.step_seconds[0]))
+        assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
         return float(found.step_seconds[0])
 
     assert seconds(graphs, more) >= seconds(graphs, 1.0) * (1 - 1e-9)
@@ -261,91 +225,81 @@ def test_slower_launches_are_never_faster_and_graphs_never_slower(
     assert partial + launch >= full  # the step's own replay
 
 
-@pytest.mark.parametrize(
-    ("version", "model", "layout", "graphs"),
-    [
-        ("0.2.2", "llama3-8b", {}, NONE),
-        ("0.3.0", "llama3-8b", {}, FULL),
-        ("0.3.0", "llama3-8b", {"pp": 2}, NONE),
-        ("0.3.0", "llama3-8b", {"cpu_offload": True}, NONE),
-        ("0.3.0", "qwen3-30b-a3b", {"ep": 1}, FULL),
-        ("0.3.0", "qwen3-30b-a3b", {"ep": 8}, NONE),
-        # its buffers would hold the worst case of routing
-        ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, NONE),
-    ],
-)
+@pytest.mark.parametrize(("version", "model", "layout", "graphs"), [
+    ("0.2.2", "llama3-8b", {}, NONE),
+    ("0.3.0", "llama3-8b", {}, FULL),
+    ("0.3.0", "llama3-8b", {"pp": 2}, NONE),
+    ("0.3.0", "llama3-8b", {"cpu_offload": True}, NONE),
+    ("0.3.0", "qwen3-30b-a3b", {"ep": 1}, FULL),
+    ("0.3.0", "qwen3-30b-a3b", {"ep": 8}, NONE),
+    # its buffers would hold the worst case of routing
+    ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, NONE),
+])  # fmt: skip
 def test_what_torchtitan_captures_by_itself(
-    version: str, model: str, layout: dict[str, Any], graphs: int
+    version: str, model: str, layout: Any, graphs: int
 ) -> None:
-    pricer, batch = job_of(model, layout, trainer="torchtitan", trainer_version=version)
-    assert pricer.context(batch).graphs.tolist() == [graphs]
-    again, many = pricer, LayoutBatch.from_layouts([batch.row(0)] * 3)
-    assert captured(many, again.rules_context).tolist() == [graphs] * 3
+    p, batch = job_of(model, layout, trainer="torchtitan", trainer_version=version)
+    assert p.context(batch).graphs.tolist() == [graphs]
+    many = LayoutBatch.from_layouts([batch.row(0)] * 3)
+    assert captured(many, p.rules_context).tolist() == [graphs] * 3
 
 
 def test_layouts_that_differ_only_in_what_they_capture_have_prices_of_their_own() -> None:
-    pricer, one = job_of(layout={"cpu_offload": False}, trainer="torchtitan", trainer_version="0.3")
+    p, one = job_of(layout={"cpu_offload": False}, trainer="torchtitan", trainer_version="0.3")
     first = one.row(0)
     two = LayoutBatch.from_layouts([first, first.model_copy(update={"cpu_offload": True})])
-    slow = Pricer.build(
-        pricer.model,
-        pricer.cluster,
-        pricer.training,
-        profile=replace(pricer.profile, launch_seconds=1e-2),
-    )
-    launches = slow.price(two).parts["launches"]
+    launches = with_profile(p, launch_seconds=1e-2).price(two).parts["launches"]
     assert launches[0] == 0.0 < launches[1]
 
 
-def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violation]:
+def refused(model: str, layout: Any, **training: Any) -> list[Violation]:
     pricer, batch = job_of(model, layout, **training)
     context: Context = pricer.rules_context
     found = violations(batch.row(0), context.model, context.cluster, context.training)
     return [*obstacles(context), *found]
 
 
-@pytest.mark.parametrize(("training", "model", "layout", "field", "words"), [
-    ({"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
-        "training.cuda_graphs", "reads how many rows"),
-    ({"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {}, "training.cuda_graphs",
-        "no CUDA graphs of this kind"),
-    ({"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
-        {"ac": "selective-attention"}, "ac", "activation recomputation"),
-    ({"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"}, "ac",
-        "whole layers"),
-    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
-        {"pp": 2}, "pp", "pipeline parallelism"),
-    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "qwen3-30b-a3b",
-        {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait"),
-    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
-        {"cpu_offload": True}, "cpu_offload", "offloaded gradients"),
-    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"}, "llama3-8b", {},
-        "training.cuda_graphs", "no CUDA graphs of this kind"),
+@pytest.mark.parametrize(("graphs", "version", "model", "layout", "field", "words"), [
+    ("full", "0.16", MOE, {"ep": 8}, "training.cuda_graphs", "reads how many rows"),
+    ("full", "0.12", DENSE, {}, "training.cuda_graphs", "no CUDA graphs of this kind"),
+    ("partial", "0.15", DENSE, {"ac": "selective-attention"}, "ac", "activation recomputation"),
+    ("partial", "0.16", DENSE, {"ac": "full"}, "ac", "whole layers"),
+    # TorchTitan
+    ("full", "0.3.0", DENSE, {"pp": 2}, "pp", "pipeline parallelism"),
+    ("full", "0.3.0", MOE, {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher",
+        "alltoall makes it wait"),
+    ("full", "0.3.0", DENSE, {"cpu_offload": True}, "cpu_offload", "offloaded gradients"),
+    ("full", "0.2.2", DENSE, {}, "training.cuda_graphs", "no CUDA graphs of this kind"),
 ])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
-    training: dict[str, Any], model: str, layout: dict[str, Any], field: str, words: str
+    graphs: str, version: str, model: str, layout: Any, field: str, words: str
 ) -> None:
-    found = refused(model, layout, **training)
+    trainer = "torchtitan" if version in ("0.3.0", "0.2.2") else "megatron"
+    given = {"trainer": trainer, "trainer_version": version}
+    found = refused(model, layout, cuda_graphs=graphs, **given)
     assert [one.field for one in found] == [field]
     assert words in found[0].rule
-    assert not refused(model, layout, **{**training, "cuda_graphs": "none"})
+    assert not refused(model, layout, cuda_graphs="none", **given)
 
 
 def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
     pricer, _ = job_of("qwen3-30b-a3b", cuda_graphs="full", trainer_version="0.16")
     with pytest.raises(UnsupportedError) as error:
         check_supported([pricer.rules_context])
-    assert (
-        "partial or none; or set training.trainer_version to 0.19; or use --trainer torchtitan"
-        in (error.value.remedy)
-    )
+    remedy = "partial or none; or set training.trainer_version to 0.19; or use --trainer torchtitan"
+    assert remedy in error.value.remedy
 
 
-def test_what_graphs_allow() -> None:
-    assert not refused("qwen3-30b-a3b", {"ep": 8}, cuda_graphs="full", trainer_version="0.18")
-    assert not refused("llama3-8b", {"ac": "full"}, cuda_graphs="full", trainer_version="0.16")
-    given = {"cuda_graphs": "partial", "trainer_version": "0.16"}
-    assert not refused("llama3-8b", {"ac": "selective-attention"}, **given)
+@pytest.mark.parametrize(("graphs", "version", "model", "layout"), [
+    ("full", "0.18", MOE, {"ep": 8}),
+    ("full", "0.16", DENSE, {"ac": "full"}),
+    ("partial", "0.16", DENSE, {"ac": "selective-attention"}),
+])  # fmt: skip
+def test_what_graphs_allow(graphs: str, version: str, model: str, layout: Any) -> None:
+    assert not refused(model, layout, cuda_graphs=graphs, trainer_version=version)
+
+
+def test_every_rule_on_graphs_says_what_it_reads() -> None:
     assert all(rule.reads for rule in CUDA_GRAPH_RULES)
 
 
@@ -357,7 +311,7 @@ def test_what_graphs_allow() -> None:
     ("full", "0.14", {"ep": 8}, "alltoall"),
 ])  # fmt: skip
 def test_a_captured_step_dispatches_without_the_host(
-    graphs: str, version: str, layout: dict[str, Any], dispatcher: str
+    graphs: str, version: str, layout: Any, dispatcher: str
 ) -> None:
     _, batch = job_of("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
     assert batch.row(0).moe_dispatcher == dispatcher
@@ -370,19 +324,15 @@ def test_a_captured_step_dispatches_without_the_host(
 def test_what_routing_sizes_is_the_experts_path() -> None:
     """Of a layer's operations, all between permutation and return, without shared experts."""
     job = job_of("qwen3-30b-a3b")[0]
-    model, code = job.model, trainer_code(job.training, job.rules)
-    kind = next(kind for kind, _ in model.distinct_layers() if kind.moe)
+    kind = next(kind for kind, _ in job.model.distinct_layers() if kind.moe)
+    ops = layer_ops(job.model, kind, True, trainer_code(job.training, job.rules))
     context = replace(eager(), graphs=np.array([PARTIAL]))
-    stays = []
-    ops = layer_ops(model, kind, True, code)
-    for op in ops:
-        found: OpCost = cost(context, forward_kernels=np.full(1, 1000.0))
-        seconds = of_operations(context, (op,), [found])
-        if seconds["launch_forward_seconds"][0] > 10 * LAUNCH:
-            stays.append(op)
-    names = [op.name for op in stays]
-    assert {"router", "routing"}.isdisjoint(names)
-    assert {"dispatch", "combine"} < set(names)
+    made: OpCost = cost(context, forward_kernels=np.full(1, 1000.0))
+    waits = [of_operations(context, (op,), [made])["launch_forward_seconds"][0] for op in ops]
+    stays = [op for op, seconds in zip(ops, waits, strict=True) if seconds > 10 * LAUNCH]
+    names = {op.name for op in stays}
+    assert names.isdisjoint({"router", "routing"})
+    assert {"dispatch", "combine"} < names
     places = [place for place, op in enumerate(ops) if op.name in names]
     assert places == list(range(places[0], places[-1] + 1))
     assert {type(op) for op in stays} == {Elementwise, Collective, Gemm}
@@ -393,16 +343,15 @@ def test_what_routing_sizes_is_the_experts_path() -> None:
 def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     """A layer's backward, and input, output and the gradients of both."""
     layout = {"tp": 4, "micro_batch_size": 2}
-    pricer, batch = job_of("llama3-8b", layout, trainer_version="0.16")
-    shapes = rank_shapes(CostInputs.of(pricer, batch, every_rank=False))
-    names = ("none", graphs)
-    none, some = (_price("llama3-8b", layout, cuda_graphs=x, trainer_version="0.16") for x in names)
+    p, batch = job_of(DENSE, layout, trainer_version="0.16")
+    shapes = rank_shapes(CostInputs.of(p, batch, every_rank=False))
     pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
-    reserved = some.peak_reserved_bytes[0] - none.peak_reserved_bytes[0]
     assert pool > 2.0**27
-    assert reserved == pytest.approx(pool)
-    assert some.peak_allocated_bytes[0] - none.peak_allocated_bytes[0] == 0.0
-    assert some.least_device_bytes[0] - none.least_device_bytes[0] == pytest.approx(pool)
+    given = ({"cuda_graphs": x, "trainer_version": "0.16"} for x in ("none", graphs))
+    none, some = (_price(DENSE, layout, **one) for one in given)
+    more = {"peak_reserved_bytes": pool, "peak_allocated_bytes": 0.0, "least_device_bytes": pool}
+    found = {name: getattr(some, name)[0] - getattr(none, name)[0] for name in more}
+    assert found == pytest.approx(more)
 
 
 def test_what_graphs_hold_by_kind() -> None:

@@ -1,29 +1,32 @@
-"""Rows that each trainer moves between the router and the experts, and what its kernels move."""
+"""Rows that each trainer moves between the router and the experts, what its kernels move, and their
+exchange: DeepEP against published timings, bytes and hiding by hand.
+"""
 
+import csv
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
+from planner.cost.layer.exchange import DEEPEP, DISPATCHERS, kernel_seconds, reached
+from planner.cost.memory.dispatch_buffers import dispatch_buffer_bytes
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_job
-from planner.trainers.registry import resolve_layout
+from planner.intake.models import read_model
 from planner.work.axes import local_sizes
 from planner.work.blocks import layer_ops
 from planner.work.expert_path import PATHS
 from planner.work.ops import Collective, Elementwise
 from planner.work.pieces import Code
-from tests.conftest import job_values
+from tests.pricing import batch_of, collective_of, pricer
 
 SEQ, TOP_K, EXPERTS = 4096, 8, 128  # of qwen3-30b-a3b
 
 
 def sizes(trainer: str, **values: Any) -> dict[str, float]:
-    given = {"trainer": trainer, "moe_imbalance": 1.5}
-    job = read_job(job_values("qwen3-30b-a3b", "h100-sxm-80gb", 16, SEQ, 64, **given))
-    p = Pricer.build(job.model, job.cluster, job.training)
-    batch = LayoutBatch.from_layouts([resolve_layout(values, trainer=trainer, num_gpus=16)])
-    found = local_sizes(batch, p.model, p.training, p.rules)
+    p = pricer("qwen3-30b-a3b", 16, trainer=trainer, moe_imbalance=1.5)
+    found = local_sizes(batch_of(p, **values), p.model, p.training, p.rules)
     return {name: float(column[0]) for name, column in found.items()}
 
 
@@ -45,7 +48,7 @@ COPIES = SEQ * TOP_K
     # the kernel reads the tokens themselves
     ("megatron", {"ep": 8, "moe_dispatcher": "deepep"}, (1.5, 0.0, 0.0, 1.5, 1.5)),
 ])  # fmt: skip
-def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, ...]) -> None:
+def test_rows_by_hand(trainer: str, layout: Any, rows: tuple[float, ...]) -> None:
     found = sizes(trainer, **layout)
     names = ("sent", "copied", "unsorted", "regrouped", "routed")
     assert [found[f"tokens_{name}"] / COPIES for name in names] == list(rows)
@@ -67,7 +70,7 @@ def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, .
     ("megatron", {"precision": "mxfp8"}, 15.5),
     ("megatron", {"precision": "nvfp4"}, 63.5),
 ])  # fmt: skip
-def test_padding_rows_follow_the_kernel(trainer: str, layout: dict[str, Any], rows: float) -> None:
+def test_padding_rows_follow_the_kernel(trainer: str, layout: Any, rows: float) -> None:
     found = sizes(trainer, **({"ep": 8} | layout))
     padding = found["tokens_grouped"] - found["tokens_routed"]
     assert padding == pytest.approx(rows * EXPERTS / 8, abs=1e-6)
@@ -91,14 +94,10 @@ def test_kernels_by_kernel() -> None:
     assert all(place.forward == place.backward == 2.0 for place in fused)
 
 
-def moved(model: Any, compiles: bool = True, path: str = "torch") -> dict[str, Any]:
-    spec = read_job(
-        {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-         "training": {"seq_len": SEQ, "global_batch_size": 8}}
-    ).model  # fmt: skip
+def moved(model: str, compiles: bool = True, path: str = "torch") -> dict[str, Any]:
+    spec = read_model(model)
     kind = next(kind for kind, _ in spec.distinct_layers() if kind.moe)
-    code = Code(expert_path=path, compiles_exchange=compiles)
-    ops = layer_ops(spec, kind, True, code)
+    ops = layer_ops(spec, kind, True, Code(expert_path=path, compiles_exchange=compiles))
     return {op.name: op for op in ops if isinstance(op, Elementwise | Collective)}
 
 
@@ -122,3 +121,97 @@ def test_borders_of_tp() -> None:
     fused = moved("qwen3-30b-a3b", path="fused")
     assert {"etp_enter", "etp_exit"} <= fused.keys()
     assert "experts_tp_enter" not in fused
+
+
+ROOT = Path(__file__).parents[2]
+GPUS = {
+    "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
+    "B200-SXM-180GB": "b200-sxm-180gb",
+}  # fmt: skip
+SHAPE = re.compile(r"(\d+) tokens a rank, hidden (\d+), top-(\d+), (\d+) experts")
+
+
+def timings(gpu: str, ranks: int) -> list[tuple[list[int], float]]:
+    """Combine in 16 bits: (tokens, hidden, top-k, experts) and seconds."""
+    found = []
+    with (ROOT / "benchmarks" / "measured" / "micro.csv").open() as file:
+        for row in csv.DictReader(file):
+            shape = SHAPE.match(row["shape_message"])
+            combine = row["what"] == "DeepEP normal combine time"
+            if combine and shape and row["gpu"] == gpu and int(row["ranks"]) == ranks:
+                found.append(([int(text) for text in shape.groups()], float(row["value"])))
+    return found
+
+
+@pytest.mark.parametrize(("gpu", "ranks", "error"), [
+    ("H100-SXM-80GB", 8, 0.06), ("H200-SXM-141GB", 8, 0.06), ("B200-SXM-180GB", 8, 0.10),
+    ("H100-SXM-80GB", 16, 0.15), ("H100-SXM-80GB", 32, 0.10),
+])  # fmt: skip
+def test_deepep_s_timings(gpu: str, ranks: int, error: float) -> None:
+    family, nvlink = ("hopper", 450e9) if gpu.startswith("H") else ("blackwell", 900e9)
+    kernels = DISPATCHERS[DEEPEP](family)
+    node = pricer("qwen3-30b-a3b", ranks, GPUS[gpu]).fabric.gpus[0]
+    group, found = (np.array([float(ranks)]), np.array([1.0])), timings(gpu, ranks)
+    errors = []
+    for (tokens, hidden, top_k, _), measured in found:
+        moved, rates = np.array([2.0 * tokens * hidden]), (nvlink, 50e9)
+        seconds = kernel_seconds(moved, (top_k, 0), kernels, group, node, rates)
+        errors.append(float(np.log(seconds[0] / measured)))
+    assert len(errors) >= 18
+    assert np.mean(np.abs(errors)) < error
+
+
+def test_places_that_a_token_reaches() -> None:
+    draws = np.random.default_rng(0).integers(0, 8, size=(200_000, 6))
+    distinct = np.mean([len(set(row)) for row in draws[:20_000]])
+    assert reached(np.array([8.0]), 6)[0] == pytest.approx(distinct, rel=0.01)
+    assert reached(np.array([1.0]), 6)[0] == 1.0
+
+
+def exposed(p: Pricer, **values: Any) -> float:
+    return float(p.price(batch_of(p, **values)).parts["ep"][0])
+
+
+def on(num_gpus: int, model: Any = "qwen3-30b-a3b", **training: Any) -> Pricer:
+    given = {"trainer": "megatron", "trainer_version": "0.14", **training}
+    return pricer(model, num_gpus, global_batch_size=1024, **given)
+
+
+def test_alltoall_sends_every_copy_and_deepep_one_a_node() -> None:
+    """Across nodes DeepEP sends at most one copy to each, alltoall top-k of them."""
+    assert exposed(on(64), ep=32, moe_dispatcher="deepep") < 0.6 * exposed(on(64), ep=32)
+
+
+def test_allgather_gathers_and_reduces_the_tokens_of_all() -> None:
+    p, buffer = on(64, moe_imbalance=1.0), 32 * 4096 * 2048 * 2.0
+    both = [collective_of(p, name, buffer, 32)[0] for name in ("all-gather", "reduce-scatter")]
+    microbatches, layers, directions = 1024 / 64, 48, 2
+    by_hand = pytest.approx(microbatches * layers * directions * sum(both))
+    assert exposed(p, ep=32, moe_dispatcher="allgather") == by_hand
+
+
+def test_nothing_hides_the_exchange_unless_the_run_says_so() -> None:
+    plain, told = on(16), on(16, overlap={"ep": True})
+    share, whole = told.profile.ep_hidden, exposed(plain, ep=8)
+    assert 0 < share < 1
+    counts = (whole - exposed(told, ep=8)) / share / whole  # all but the exchange of counts
+    assert 0.9 < counts <= 1.0
+    assert exposed(told, ep=8, ac="full") == pytest.approx(exposed(plain, ep=8, ac="full"))
+
+
+@pytest.mark.parametrize(("trainer", "covers"), [("torchtitan", True), ("megatron", False)])
+def test_shared_experts_cover_torchtitan_s_combine_alone(trainer: str, covers: bool) -> None:
+    shared = {"n_shared_experts": 1, "shared_expert_intermediate_size": 768}
+    models = ("qwen3-30b-a3b", {"base": "qwen3-30b-a3b", **shared})
+    own = {"trainer": trainer, "trainer_version": None}
+    without, with_one = (exposed(on(8, model, **own), ep=8) for model in models)
+    assert (with_one < without) == covers
+
+
+@pytest.mark.parametrize(("ep", "nodes"), [(8, 0), (32, 4)])
+def test_buffers_of_deepep_by_hand(ep: int, nodes: int) -> None:
+    p = pricer("deepseek-v3", 32, global_batch_size=1024)
+    both = batch_of(p, *({"ep": ep, "moe_dispatcher": name} for name in ("deepep", "alltoall")))
+    nvlink, network = 10 * 8 * 256 * 7168 * 2, 10 * nodes * 2 * 128 * 7168 * 2
+    held = dispatch_buffer_bytes(both, p.model, p.cluster, p.training)
+    assert held.tolist() == [nvlink + network, 0.0]

@@ -30,16 +30,10 @@ def seconds(
     """One product of `groups` experts; sizes: rows of an expert, columns, depth of its forward."""
     m, n, k = (np.array([float(size)]) for size in sizes)
     shape = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (k, n, m)}[stage]
-    return float(
-        on.grouped_gemm_seconds(
-            *shape,
-            np.array([float(groups)]),
-            np.array([precision]),
-            tokens=m,
-            vendor=vendor,
-            gradient_bytes=np.array([bytes_]) if stage == "bwd_grad_w" else None,
-        )[0]
-    )
+    given = (*shape, np.array([float(groups)]), np.array([precision]))
+    moved = np.array([bytes_]) if stage == "bwd_grad_w" else None
+    found = on.grouped_gemm_seconds(*given, tokens=m, vendor=vendor, gradient_bytes=moved)
+    return float(found[0])
 
 
 def timings(what: str) -> list[dict[str, str]]:
@@ -77,10 +71,9 @@ def test_torch_s_timings_of_all_three_products(name: str, precision: int) -> Non
     on, errors = device("b200-sxm-180gb"), []
     for row in timings(f"grouped GEMM {name} fwd+bwd"):
         m, n, k, groups = (int(text) for text in re.findall(r"=(\d+)", row["shape_message"]))
-        predicted = sum(
-            seconds(on, groups, (m / groups, n, k), stage, 2.0, precision, vendor=False)
-            for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")
-        )
+        run, sizes = (2.0, precision, False), (m / groups, n, k)
+        stages = ("fwd", "bwd_grad_act", "bwd_grad_w")
+        predicted = sum(seconds(on, groups, sizes, stage, *run) for stage in stages)
         errors.append(np.log(predicted / float(row["value"])))
     assert len(errors) == 8
     if name == "bf16":
@@ -108,9 +101,9 @@ def test_a_product_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_rows_an_expert_are_slow() -> None:
     """Below about 1,000 rows: same flops, fewer rows, more seconds."""
     on = device("b200-sxm-180gb")
-    times = [
+    fewest, few, enough, many = (
         seconds(on, 32768 / rows, (rows, 4096, 7168), "fwd") for rows in (128, 512, 1024, 8192)
-    ]
-    assert times[0] > 2.0 * times[3]
-    assert times[1] > 1.25 * times[3]
-    assert times[2] < 1.2 * times[3]
+    )
+    assert fewest > 2.0 * many
+    assert few > 1.25 * many
+    assert enough < 1.2 * many

@@ -11,19 +11,18 @@ from planner.cost.memory.host_activations import BUFFERED_LAYERS, host_bytes
 from planner.cost.price import Pricer
 from planner.cost.run import goodput
 from planner.intake.jobs import read_job
+from tests.conftest import job_values
+from tests.pricing import batch_of, check_rows_and_bounds, priced
 
 LAYERS = 32
 
 
 def case(cluster: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
     """Llama 3 8B, all of it on each of 8 data-parallel ranks."""
-    job = read_job({
-        "model": "llama3-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8, **(cluster or {})},
-        "training": {"seq_len": 8192, "global_batch_size": 32, "trainer": "megatron",
-            "trainer_version": "0.16"}, "layout": layout,
-    })  # fmt: skip
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, LayoutBatch.from_layouts([job.layout])
+    given = {"layout": layout, "trainer": "megatron", "trainer_version": "0.16"}
+    job = job_values("llama3-8b", "a100-sxm-80gb", 8, 8192, 32, **given)
+    job["cluster"] |= cluster or {}
+    return priced(read_job(job))
 
 
 def layer_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[float, float, float]:
@@ -63,16 +62,11 @@ def test_copies_hide_under_the_forward_and_the_backward(bandwidth: int, layers: 
     assert after.parts["copies"][0] - before.parts["copies"][0] == pytest.approx(more, abs=1e-9)
 
 
-def test_bounds_hold_with_activations_on_the_host() -> None:
-    pricer, _ = case()
-    for layers in (0, 5, 31):
-        for tp in (1, 4):
-            _, batch = case(tp=tp, activation_offload_layers=layers)
-            seconds, device = pricer.lower_bounds(batch)
-            prices = pricer.price(batch)
-            assert seconds[0] <= prices.step_seconds[0]
-            assert pricer.step_lower_bounds(batch)[0][0] <= prices.step_seconds[0]
-            assert device[0] <= prices.device_bytes[0]
+@pytest.mark.parametrize("tp", [1, 4])
+def test_bounds_hold_with_activations_on_the_host(tp: int) -> None:
+    p, _ = case()
+    moved = [{"tp": tp, "activation_offload_layers": layers} for layers in (0, 5, 31)]
+    check_rows_and_bounds(p, batch_of(p, *moved))
 
 
 def test_a_nodes_memory_counts_them() -> None:

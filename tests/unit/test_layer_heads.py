@@ -1,6 +1,7 @@
 """Layers that differ in heads, windows or keys: shapes, work, rules, exports, what is read."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,13 @@ from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.rules import Context
 from planner.specs.job import Job
-from planner.specs.model import LayerKind
+from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
-from planner.work import blocks
 from planner.work.heads import TP_DIMS, WINDOWED, head_sizes
-from planner.work.ops import Attention, Gemm
 from planner.work.pieces import PLAIN, Code
 from tests.conftest import job_values
+from tests.pricing import named_ops
 
 STEP, GEMMA, M3, EXAONE = "step-3.5-flash", "gemma4-26b-a4b", "minimax-m3", "k-exaone-2"
 TE = Code(own_mixers=True)
@@ -37,37 +37,26 @@ def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layou
     return read_job(job_values(model, gpu, gpus, 4096, 256, layout=layout, trainer=trainer))
 
 
-@pytest.mark.parametrize("name", [STEP, GEMMA, M3, EXAONE])
-def test_a_model_is_the_same_written_inline(name: str) -> None:
-    model = load_model(name)
-    assert read_model(inline_keys(model)) == model
-
-
 def test_a_layer_counts_the_heads_that_it_has() -> None:
     alike, other = read_model(TINY), read_model({**TINY, "num_sliding_attention_heads": 8})
     more = 2 * (2 * 64 * 4 * 32)  # four more heads in queries and output of two layers
     assert other.total_parameters() - alike.total_parameters() == more
-    assert other.at(0) is other
+    assert (other.at(0) is other, alike.at(16) is alike) == (True, True)
     assert other.at(16).num_attention_heads == 8
-    assert alike.at(16) is alike
-    attention = 12 * 32 * 4096 * (2 * 4 + 2 * 8)
-    assert (
-        other.torchtitan_flops_per_token(4096) - 6 * other.matmul_parameters_per_token()
-        == attention
-    )
+    attention, matrices = 12 * 32 * 4096 * (2 * 4 + 2 * 8), other.matmul_parameters_per_token()
+    assert other.torchtitan_flops_per_token(4096) == attention + 6 * matrices
+
+
+def ops_of(model: ModelSpec, window: int, *code: Code) -> dict[str, Any]:
+    return named_ops(model, LayerKind(moe=True, window=window), *code)
 
 
 def test_windowed_layers_have_dimensions_of_their_own() -> None:
     model = load_model(STEP)
-    windowed, full = (
-        {op.name: op for op in blocks.layer_ops(model, LayerKind(moe=True, window=w), True)}
-        for w in (512, 0)
-    )
-    assert isinstance(windowed["wq"], Gemm)
+    windowed, full = (ops_of(model, window) for window in (512, 0))
     assert windowed["wq"].cols == ("windowed_heads", "windowed_qk_dim")
     assert full["wq"].cols == ("heads", "qk_dim")
     core = windowed["attention"]
-    assert isinstance(core, Attention)
     assert (core.heads, core.window) == ("windowed_heads", 512)
     sizes = {name: float(size[0]) for name, size in head_sizes(model, np.full(1, 8.0)).items()}
     assert (sizes["heads"], sizes["windowed_heads"], sizes["windowed_kv_heads"]) == (8, 12, 1)
@@ -76,57 +65,44 @@ def test_windowed_layers_have_dimensions_of_their_own() -> None:
 
 
 def test_one_projection_for_keys_and_values() -> None:
-    model = load_model(GEMMA)
-    windowed, full = (
-        {op.name for op in blocks.layer_ops(model, LayerKind(moe=True, window=w), True)}
-        for w in (1024, 0)
-    )
+    model, hidden = load_model(GEMMA), 2816
+    windowed, full = (ops_of(model, window).keys() for window in (1024, 0))
     assert windowed - full == {"wv"}
     assert full >= {"value_norm", "router_norm", "experts_norm", "shared_norm", "moe_norm"}
-    kinds = dict(model.distinct_layers())
-    shapes = {kind.window: model.parameters.mixer(kind) for kind in kinds}
-    hidden = 2816
+    shapes = {kind.window: model.parameters.mixer(kind) for kind, _ in model.distinct_layers()}
     assert shapes[0] == hidden * 16 * 512 * 2 + hidden * 2 * 512
     assert shapes[1024] == hidden * 16 * 256 * 2 + 2 * hidden * 8 * 256
 
 
 @pytest.mark.parametrize(("name", "most"), [(STEP, 8), (GEMMA, 2)])
 def test_tp_divides_the_heads_of_all_layers(name: str, most: int) -> None:
-    context = Context(model=load_model(name), **_around(job(name, ep=8)))
-    assert context.num_kv_heads == most
-    assert context.num_heads == math.gcd(64, 96) if name == STEP else 16
+    asked = job(name, ep=8)
+    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    heads = math.gcd(64, 96) if name == STEP else 16
+    assert (context.num_kv_heads, context.num_heads) == (most, heads)
     broken = estimate_job(job(name, "megatron-bridge", 96, tp=48, ep=1)).violations
     assert [one for one in broken if "attention heads" in one.rule]
-
-
-def _around(asked: Job) -> dict[str, object]:
-    return {"cluster": asked.cluster, "training": asked.training}
 
 
 def test_a_rank_of_a_windowed_layer_computes_its_own_heads() -> None:
     """More heads in windowed layers cost time and memory; as many as before cost none."""
     plain = {**TINY, "hidden_size": 2048, "head_dim": 128, "num_attention_heads": 16}
     plain |= {"num_key_value_heads": 4, "intermediate_size": 4096, "sliding_window": 1024}
-    base, same, more = (
-        estimate_job(job({**plain, **own}, "fsdp", 8))
-        for own in ({}, {"num_sliding_attention_heads": 16}, {"num_sliding_attention_heads": 32})
-    )
+    heads = ({"num_sliding_attention_heads": count} for count in (16, 32))
+    base, same, more = (estimate_job(job({**plain, **own}, "fsdp", 8)) for own in ({}, *heads))
     assert same.step_seconds == base.step_seconds
     assert more.step_seconds > base.step_seconds
     assert more.peak_allocated_bytes > base.peak_allocated_bytes
 
 
 def test_windows_of_several_lengths_are_priced_each() -> None:
-    lengths = {"sliding_windows": [0, 4096, 128, 128] * 2, "num_hidden_layers": 8}
-    shapes = {key: value for key, value in TINY.items() if key not in ("layer_types",)}
-    model = read_model({**shapes, **lengths})
+    shapes = {key: value for key, value in TINY.items() if key != "layer_types"}
+    eight = {"sliding_windows": [0, 4096, 128, 128] * 2, "num_hidden_layers": 8}
+    model = read_model({**shapes, **eight})
     assert model.layer_windows() == (0, 4096, 128, 128) * 2
     assert (model.sliding_window, sum(model.sliding_mask)) == (4096, 6)
-    assert {kind.window: count for kind, count in model.distinct_layers()} == {
-        0: 2,
-        4096: 2,
-        128: 4,
-    }
+    counts = {kind.window: count for kind, count in model.distinct_layers()}
+    assert counts == {0: 2, 4096: 2, 128: 4}
     alike = read_model({**shapes, "num_hidden_layers": 2, "sliding_windows": [0, 128]})
     assert (alike.sliding_windows, alike.sliding_window) == ((), 128)
     with pytest.raises(ValidationError, match="contradicts"):
@@ -136,12 +112,10 @@ def test_windows_of_several_lengths_are_priced_each() -> None:
 def test_heads_wider_than_fused_kernels_run_unfused_under_transformer_engine() -> None:
     model = load_model(GEMMA)
     for window, code, fused in ((0, PLAIN, True), (1024, TE, True), (0, TE, False)):
-        ops = blocks.layer_ops(model, LayerKind(moe=True, window=window), True, code)
-        assert ("softmax_dropout" in {op.name for op in ops}) != fused
+        assert ("softmax_dropout" in ops_of(model, window, code)) != fused
     cut, own = (estimate_job(job(GEMMA, name, cp=2)) for name in ("megatron-bridge", "fsdp"))
-    rules = ["; ".join(one.rule for one in found.violations) for found in (cut, own)]
-    assert "wider than 256" in rules[0]
-    assert "wider than 256" not in rules[1]
+    wide = [any("wider than 256" in one.rule for one in found.violations) for found in (cut, own)]
+    assert wide == [True, False]
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
@@ -152,13 +126,8 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 def test_block_sparse_attention_is_full_under_megatron() -> None:
     model = load_model(M3)
     kind = next(kind for kind in model.layer_kinds() if kind.mixer == "msa")
-    masked, full = (
-        {op.name for op in blocks.layer_ops(model, kind, True, code)} for code in (PLAIN, TE)
-    )
+    masked, full = (named_ops(model, kind, code).keys() for code in (PLAIN, TE))
     assert masked - full == {"indexer", "index_mask"}
-
-
-# ---- trainers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "core", "block"), [
@@ -181,25 +150,12 @@ def test_megatron_bridge_builds_what_no_argument_of_megatron_says(
 @pytest.mark.parametrize("name", [STEP, GEMMA, M3])
 def test_an_export_for_the_bridge_has_no_blocker(name: str) -> None:
     asked = job(name, ep=8, tp=1)
-    assert asked.layout is not None
-    written = export(
-        asked.layout,
-        asked.model,
-        asked.cluster,
-        asked.training,
-        to="megatron-bridge",
-        version="0.7",
-    )
+    run, training = (asked.layout, asked.model, asked.cluster), asked.training
+    written = export(*run, training, to="megatron-bridge", version="0.7")
     assert [one for one in written.blockers if one.field.startswith("model")] == []
     assert ("attends to all keys" in " ".join(written.notes)) == (name == M3)
-    alone = export(
-        asked.layout, asked.model, asked.cluster,
-        asked.training.model_copy(update={"trainer": "megatron"}), to="megatron",
-    )  # fmt: skip
+    alone = export(*run, training.model_copy(update={"trainer": "megatron"}), to="megatron")
     assert [one for one in alone.blockers if one.field == "model"]
-
-
-# ---- config.json ---------------------------------------------------------------------------------
 
 
 def test_lists_of_step_go_on_to_its_layers_of_mtp() -> None:

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
 from planner.cost.memory.allocator import cached_bytes, reserved_bytes
 from planner.cost.memory.peak import (
-    PHASES,
     LayerNeeds,
     PeakMemory,
     Phase,
@@ -27,69 +25,63 @@ from planner.cost.memory.worst_phase import (
     worst_phase,
 )
 from planner.intake.jobs import read_training
-from planner.trainers.registry import TRAINERS, resolve_layout
+from planner.trainers.registry import TRAINERS
+from tests.pricing import rows
 
 ONE = np.ones((1, 1))
 
 
 def widths(microbatches: float = 1.0, trainer: str = "torchtitan", **layout: Any) -> Widths:
-    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
-    return Widths.of(batch, np.array([microbatches]), TRAINERS[trainer])
+    return Widths.of(rows(layout, trainer=trainer), np.array([microbatches]), TRAINERS[trainer])
 
 
-def phases(w: Widths, **given: float) -> list[float]:
+def phases(w: Widths, done: float) -> list[float]:
     values = {
-        "running": 1000.0, "done": 700.0, "following": 800.0, "second": 900.0,
+        "running": 1000.0, "done": done, "following": 800.0, "second": 900.0,
         "reduced": 10.0, "shard": 2.0, "gathered": 11.0,
-    } | given  # fmt: skip
+    }  # fmt: skip
     needs = LayerNeeds(**{name: value * ONE for name, value in values.items()})
     return [float(column[0, 0]) for column in layer_phases(needs, w)]
 
 
-def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
-    """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
-    expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
-    assert phases(widths(zero_stage=3)) == expected
-
-
-def test_while_the_reduction_is_filled_gradients_are_whole_and_their_shard_is_not_there() -> None:
-    """done + one gather - 4 bytes x shard, where that is more than the next layer's backward."""
-    last, following, second = phases(widths(zero_stage=3), done=900.0)
-    assert following == 900.0 + 22.0 - 4.0 * 2.0 + 40.0
-    assert (last, second) == (1044.0, 984.0)
-
-
-def test_zero2_gathers_nothing_in_backward_and_frees_copies_as_it_passes_layers() -> None:
-    """A copy is 2 x 11 bytes: the last layer's is gone, the first two layers' are left."""
-    assert phases(widths(zero_stage=2)) == [1000.0, 800.0 + 40.0 - 22.0, 900.0 + 40.0 + 2 * 22.0]
-
-
-def test_a_pipeline_keeps_its_copies_and_reduces_after_its_last_microbatch() -> None:
-    given = {"pp": 2, "zero_stage": 2}
-    assert phases(widths(4.0, **given)) == [1000.0, 800.0, 900.0]
-    assert phases(widths(1.0, **given)) == [1000.0, 840.0, 940.0]
+@pytest.mark.parametrize(("layout", "microbatches", "done", "expected"), [
+    # two gathered layers at once (bf16, 2 x 11) and the reduction (fp32, 4 x 10) of the one before
+    ({"zero_stage": 3}, 1, 700.0, [1000.0 + 44.0, 800.0 + 44.0 + 40.0, 900.0 + 44.0 + 40.0]),
+    # while the reduction is filled gradients are whole and their shard (4 x 2) is not there: done
+    # and one gather, where that is more than the next layer's backward
+    ({"zero_stage": 3}, 1, 900.0, [1044.0, 900.0 + 22.0 - 8.0 + 40.0, 984.0]),
+    # ZeRO-2 gathers nothing; the last layer's copy is gone, those of the first two are left
+    ({"zero_stage": 2}, 1, 700.0, [1000.0, 800.0 + 40.0 - 22.0, 900.0 + 40.0 + 44.0]),
+    # a pipeline keeps its copies and reduces after its last microbatch
+    ({"zero_stage": 2, "pp": 2}, 4, 700.0, [1000.0, 800.0, 900.0]),
+    ({"zero_stage": 2, "pp": 2}, 1, 700.0, [1000.0, 840.0, 940.0]),
+])  # fmt: skip
+def test_phases_of_the_last_the_next_and_the_second_layers_backward(
+    layout: dict[str, int], microbatches: int, done: float, expected: list[float]
+) -> None:
+    assert phases(widths(microbatches, **layout), done) == expected
 
 
 def test_widths_of_dtypes_and_stages() -> None:
-    wide = widths(zero_stage=3, param_dtype="float32", reduce_dtype="bfloat16")
-    assert [float(x[0]) for x in (wide.compute, wide.reduce, wide.gathered)] == [4.0, 2.0, 4.0]
-    megatron = widths(trainer="megatron", zero_stage=1)
-    columns = (megatron.gathered, megatron.resident, megatron.reduced)
-    assert [float(x[0]) for x in columns] == [0.0] * 3
-    replicas = widths(zero_stage=0, dp_replicate=8)
-    assert float(replicas.resident[0]) == 2.0
-    assert float(replicas.reduced[0]) == 0.0
-    assert float(widths(zero_stage=0, dp_replicate=4, tp=2).resident[0]) == 0.0
+    def of(names: str, **layout: Any) -> list[float]:
+        found = widths(**layout)
+        return [float(getattr(found, name)[0]) for name in names.split()]
+
+    dtypes = {"param_dtype": "float32", "reduce_dtype": "bfloat16"}
+    assert of("compute reduce gathered", zero_stage=3, **dtypes) == [4.0, 2.0, 4.0]
+    megatron = {"trainer": "megatron", "zero_stage": 1}
+    assert of("gathered resident reduced", **megatron) == [0.0] * 3
+    assert of("resident reduced", zero_stage=0, dp_replicate=8) == [2.0, 0.0]
+    assert of("resident", zero_stage=0, dp_replicate=4, tp=2) == [0.0]
 
 
 def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any) -> PeakMemory:
     layout = given.pop("layout", {"zero_stage": 3})
     held = {f.name: 0.0 * ONE for f in fields(RankShapes)}
     held |= {name: value * ONE for name, value in given.items()}
-    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
     training = read_training({"seq_len": 128, "global_batch_size": 64, "trainer": trainer})
     given = (np.array([microbatches]), training, TRAINERS[trainer], 0.0)
-    return rank_memory(RankShapes(**held), batch, *given)
+    return rank_memory(RankShapes(**held), rows(layout, trainer=trainer), *given)
 
 
 @pytest.mark.parametrize(("given", "phase", "bytes_there"), [
@@ -139,10 +131,9 @@ def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
         in_flight=3.0, saved_bytes=10.0, boundary_bytes=1.0, all_in_flight=1.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.LOSS
-    assert memory.allocated[0, 0] == allocated
-    assert memory.moving[0, 0] == moving
-    assert memory.gradients[0, 0] == gradients
-    assert memory.activations[0, 0] == moving - 1000
+    columns = (memory.allocated, memory.moving, memory.gradients, memory.activations)
+    expected = [allocated, moving, gradients, moving - 1000]
+    assert [column[0, 0] for column in columns] == expected
 
 
 def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients() -> None:
@@ -152,13 +143,8 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
         local=100.0, gathered=100.0, largest_local=40.0, largest_gathered=40.0, shard=25.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.FIRST_REDUCTION
-    assert memory.buffers[0, 0] == 4.0 * 40.0 - 2.0 * 40.0
-    assert memory.gradients[0, 0] == 400.0
-    assert memory.parameters[0, 0] == 25.0 * 4.0 + 100.0 * 2.0
-
-
-def test_every_phase_has_words_of_its_own() -> None:
-    assert len(PHASES) == len(set(map(str, PHASES))) == 8
+    held = [column[0, 0] for column in (memory.buffers, memory.gradients, memory.parameters)]
+    assert held == [4.0 * 40.0 - 2.0 * 40.0, 400.0, 25.0 * 4.0 + 100.0 * 2.0]
 
 
 def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() -> None:

@@ -1,19 +1,22 @@
-"""The loads of ranks: each distinct one once, and every rank finds its own again."""
+"""The loads of ranks: each distinct one once, and every rank finds its own again. A search prices
+the deciding ranks alone: no other rank may hold more or compute longer.
+"""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
+
+import numpy as np
+import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.loads import BESIDE
 from planner.cost.pipeline.stages import rank_units
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
-from planner.trainers.registry import resolve_layout
+from planner.schedules import SCHEDULES
+from tests.pricing import batch_of, pricer
 
-NUM_GPUS = 16
 GIVEN: tuple[dict[str, Any], ...] = (
     {"dp_shard": 16},
     {"dp_shard": 16, "optimizer_in_backward": True},
@@ -28,12 +31,9 @@ GIVEN: tuple[dict[str, Any], ...] = (
 def priced(
     given: Sequence[dict[str, Any]] = GIVEN, trainer: str = "torchtitan"
 ) -> tuple[Pricer, LayoutBatch, CostInputs]:
-    training = read_training({"seq_len": 2048, "global_batch_size": 64, "trainer": trainer})
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
-    pricer = Pricer.build(read_model("llama3-8b"), cluster, training)
-    layouts = [resolve_layout(x, trainer=trainer, num_gpus=NUM_GPUS) for x in given]
-    batch = LayoutBatch.from_layouts(layouts)
-    return pricer, batch, CostInputs.of(pricer, batch, every_rank=True)
+    p = pricer("llama3-8b", 16, trainer=trainer, seq_len=2048)
+    batch = batch_of(p, *given)
+    return p, batch, CostInputs.of(p, batch, every_rank=True)
 
 
 def test_every_rank_finds_the_units_microbatches_and_fields_that_it_has() -> None:
@@ -73,3 +73,37 @@ def test_under_block_n_other_ranks_layers_tell_equal_ranks_apart() -> None:
     assert (found.units[0, :, 0] == found.units[0, :, 1]).all()
     first, second = found.loads.at_rank[0]
     assert found.loads.of_ranks.spared[[first, second]].tolist() == [1.0, 0.0]
+
+
+LAYERS = 126
+
+
+def splits(num_stages: int, seed: int) -> list[tuple[int, ...]]:
+    """Even but for the ends, and with the layers left over anywhere."""
+    even = np.full(num_stages, LAYERS // num_stages + 1)
+    even[0] -= 1
+    even[num_stages - (even.sum() - LAYERS) :] -= 1
+    anywhere = np.full(num_stages, LAYERS // num_stages)
+    more = np.random.default_rng(seed).permutation(num_stages)[: LAYERS - anywhere.sum()]
+    anywhere[more] += 1
+    return [tuple(sizes.tolist()) for sizes in (even, anywhere)]
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("name", SCHEDULES.names)
+def test_no_rank_needs_more_than_the_deciding_ones(name: str, trainer: str) -> None:
+    schedule = SCHEDULES[name]
+    shapes = [(16, 1), (8, 1)] if schedule.single_stage else [(16, 2), (8, 2)]
+    if not schedule.single_stage and not schedule.v_shaped:
+        shapes += [(16, 5), (8, 4)]
+    layouts = []
+    for (pp, v), seed, ac in product(shapes, range(3), ("none", "full", "selective-op")):
+        degrees = {"pp": pp, "virtual_stages": v, "tp": 8, "dp_shard": 64 // pp}
+        given = {**degrees, "pp_schedule": name, "ac": ac}
+        layouts += [{**given, "layers_per_stage": sizes} for sizes in splits(pp * v, seed)]
+    p = pricer("llama3-405b", 512, seq_len=8192, global_batch_size=512, trainer=trainer)
+    batch = batch_of(p, *layouts)
+    deciding, every = p.price(batch), p.price(batch, every_rank=True)
+    for column in ("least_device_bytes", "device_bytes", "step_seconds"):
+        few, all_ranks = getattr(deciding, column), getattr(every, column)
+        assert all_ranks == pytest.approx(few, rel=1e-12), column

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from planner.cost.pipeline.simulate import (
     KEPT,
     Asked,
     SimulatedPipeline,
-    StageCosts,
     compile_order,
     compile_together,
     simulate,
@@ -23,10 +23,11 @@ from planner.cost.pipeline.simulate import (
 )
 from planner.cost.pipeline.torch_rounds import ACTIVE_STAGES, entries_before, rounds
 from planner.cost.pipeline.waves import waves
-from planner.schedules import SCHEDULES, Action, leaves
+from planner.schedules import SCHEDULES, Action, Schedule, leaves
 from planner.schedules.actions import ActionColumns, as_columns
 from planner.trainers import transports
 from planner.trainers.transports import IDEAL, Transport
+from tests.pricing import stage_costs
 
 SHAPES = [(2, 1, 5), (4, 1, 9), (2, 2, 4), (3, 3, 6), (4, 2, 8), (2, 5, 6), (4, 4, 4)]
 LEGAL = [
@@ -40,21 +41,16 @@ TRANSPORTS = {
 } | {("free", "none", "link"): IDEAL}
 
 
-@pytest.mark.parametrize("entry", SCHEDULES.values(), ids=lambda entry: entry.name)
-def test_columns_are_the_actions(entry: object) -> None:
-    for schedule, shape in LEGAL:
-        if schedule is entry:
-            both = zip(schedule.actions(*shape), schedule.columns(*shape), strict=True)
-            for order, columns in both:
-                again = ActionColumns.of(order)
-                assert again.items() == order == columns.items()
-                for name in ("stage_A", "kind_A", "microbatch_A"):
-                    assert np.array_equal(getattr(again, name), getattr(columns, name))
-                pairs = [
-                    np.zeros(0) if column.joined_A is None else np.flatnonzero(column.joined_A)
-                    for column in (again, columns)
-                ]
-                assert pairs[0].tolist() == pairs[1].tolist()
+@pytest.mark.parametrize(("entry", "shape"), LEGAL, ids=lambda x: getattr(x, "name", str(x)))
+def test_columns_are_the_actions(entry: Schedule, shape: tuple[int, int, int]) -> None:
+    for order, columns in zip(entry.actions(*shape), entry.columns(*shape), strict=True):
+        again = ActionColumns.of(order)
+        assert again.items() == order == columns.items()
+        for name in ("stage_A", "kind_A", "microbatch_A"):
+            assert np.array_equal(getattr(again, name), getattr(columns, name))
+        joined = [one.joined_A for one in (again, columns)]
+        pairs = [np.flatnonzero([] if one is None else one).tolist() for one in joined]
+        assert pairs[0] == pairs[1]
 
 
 def test_an_empty_rank_has_empty_columns() -> None:
@@ -62,14 +58,10 @@ def test_an_empty_rank_has_empty_columns() -> None:
     assert as_columns([(Action(0, "F", 0),)])[0].items() == (Action(0, "F", 0),)
 
 
-def same(one: CompiledSchedule, other: CompiledSchedule) -> bool:
-    return (
-        (one.num_ranks, one.num_stages, one.pairs, one.items)
-        == (other.num_ranks, other.num_stages, other.pairs, other.items)
-    ) and all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("work_N", "reach_DN", "first_N", "rank_N", "slot_A")
-    )
+def parts(one: CompiledSchedule) -> list[object]:
+    names = "num_ranks num_stages pairs items work_N reach_DN first_N rank_N slot_A"
+    found = (getattr(one, name) for name in names.split())
+    return [part.tolist() if isinstance(part, np.ndarray) else part for part in found]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=lambda t: f"{t.receive}-{t.waits}")
@@ -77,14 +69,12 @@ def test_compiled_together_is_compiled_alone(transport: Transport) -> None:
     KEPT.clear()
     alone = {}
     for entry, shape in LEGAL:
-        try:
+        with suppress(ValueError):  # this runtime cannot run that order
             alone[entry, shape] = compile_order(entry.actions(*shape), transport)
-        except ValueError:  # this runtime cannot run that order
-            continue
     pipelines = [SimulatedPipeline(entry, *shape, transport) for entry, shape in alone]
     assert len(pipelines) > 5
     for made, single in zip(compile_together(pipelines), alone.values(), strict=True):
-        assert same(made, single)
+        assert parts(made) == parts(single)
 
 
 def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +90,8 @@ def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatc
     asked = []
     for name, shape in shapes:
         ones = np.ones((1, shape[0] * shape[1]))
-        costs = StageCosts(
-            forward_seconds_CS=ones,
-            input_grad_seconds_CS=ones,
-            weight_grad_seconds_CS=ones,
-            send_seconds_CS=0.1 * ones,
-            saved_bytes_CS=ones,
-        )
-        asked.append(Asked(SimulatedPipeline(SCHEDULES[name], *shape), costs))
+        pipeline = SimulatedPipeline(SCHEDULES[name], *shape)
+        asked.append(Asked(pipeline, stage_costs(ones, ones, ones, 0.1 * ones, ones)))
     simulate_together(asked)
     # DualPipeV: a longer order for both its replays, since no block of the first repeats
     assert calls == [3, 1]
@@ -166,27 +150,24 @@ def test_entries_before_each_action(drawn: list[list[tuple[int, int]]]) -> None:
 
 
 @pytest.mark.parametrize(("entry", "shape"), LEGAL, ids=lambda x: getattr(x, "name", str(x)))
-def test_rounds_go_from_rank_to_rank(entry: object, shape: tuple[int, int, int]) -> None:
+def test_rounds_go_from_rank_to_rank(entry: Schedule, shape: tuple[int, int, int]) -> None:
     """Torch's pass played out: each round every rank in turn takes its next action if it may."""
-    schedule = next(known for known, _ in LEGAL if known is entry)
-    order, last = schedule.actions(*shape), shape[0] * shape[1] - 1
+    order, last = entry.actions(*shape), shape[0] * shape[1] - 1
     items = [item for rank in order for item in rank]
     rank_A = np.repeat(np.arange(len(order)), [len(rank) for rank in order])
+    parts = [[one for one in leaves((item,)) if one.kind != "W"] for item in items]
     made = {
-        (action.stage, "F" if action.kind == "F" else "B", action.microbatch): place
-        for place, item in enumerate(items)
-        for action in leaves((item,))
-        if action.kind != "W"
+        (action.stage, action.kind == "F", action.microbatch): place
+        for place, actions in enumerate(parts)
+        for action in actions
     }
     inputs = [
         [
-            made[action.stage + step, kind, action.microbatch]
-            for action in leaves((item,))
-            if action.kind != "W"
-            for kind, step in [("F", -1) if action.kind == "F" else ("B", 1)]
-            if 0 <= action.stage + step <= last
+            made[source, action.kind == "F", action.microbatch]
+            for action in actions
+            if 0 <= (source := action.stage + (-1 if action.kind == "F" else 1)) <= last
         ]
-        for item in items
+        for actions in parts
     ]
     entries = np.arange(len(items)) % 3
     played = [-1] * len(items)

@@ -29,95 +29,86 @@ from planner.specs.job import Job
 from planner.specs.layout import MOE_DISPATCHERS
 from tests.conftest import job_values
 
-DENSE = {"model": "llama3.1-8b"}
-MIXTURE = {"model": "deepseek-v3"}
+LLAMA, V3, HYBRID, OSS, V4 = (
+    "llama3.1-8b", "deepseek-v3", "nemotron-h-56b", "gpt-oss-20b", "deepseek-v4-flash",
+)  # fmt: skip
+NEXT, GEMMA = "qwen3-next-80b-a3b", "gemma4-26b-a4b"
+DENSE, MIXTURE = {"model": LLAMA}, {"model": V3}
 SHARING = {"base": "glm5", "mixers": ["dsa"] + ["dsa-shared"] * 77}
 # For every mechanism: settings of a job and its layout that use it, and others that do not.
+MODELS = {  # only the model differs
+    "experts": (V3, LLAMA), "mla": (V3, LLAMA), "attention flex": (V3, LLAMA),
+    "sliding window": (OSS, LLAMA), "heads by layer": ("step-3.5-flash", OSS),
+    "windows of several lengths": ("k-exaone-2", OSS), "mamba": ("jamba-v0.1", HYBRID),
+    "zero experts": ("longcat-flash", V3), "per-layer embeddings": ("gemma4-e4b", LLAMA),
+    "attention-shared": ("gemma4-e4b", GEMMA), "norms around experts and router": (GEMMA, OSS),
+    "shared-kv": (V4, V3), "csa": (V4, V3), "hca": (V4, V3), "hyper-connections": (V4, V3),
+    "msa": ("minimax-m3", V3), "gated-delta": (NEXT, HYBRID), "output gate": (NEXT, HYBRID),
+    "latent": ("nemotron-3-super-120b-a12b", HYBRID), "mtp": ("deepseek-v3-mtp", V3),
+    "kimi-delta": ("kimi-linear-48b-a3b", HYBRID), "lightning": ("minimax-text-01", HYBRID),
+    "attention-mamba2": ("falcon-h1-7b", HYBRID), "short-conv": ("lfm2-1.2b", HYBRID),
+    "mamba2": (HYBRID, NEXT), "none": (HYBRID, NEXT),
+}  # fmt: skip
+ALONE: dict[str, dict] = {  # against nothing set
+    "precision fp16": {"precision": "fp16"}, "param_dtype float32": {"param_dtype": "float32"},
+    "float8 all-gather": {"precision": "float8-tensorwise", "float8_all_gather": True},
+    "reduce_dtype bfloat16": {"reduce_dtype": "bfloat16"},
+    "master_dtype bfloat16": {"master_dtype": "bfloat16"},
+    "ddp": {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0},
+    "zero1": {"zero_stage": 1}, "zero2": {"zero_stage": 2},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 4}, "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2},
+    "cp allgather": {"cp": 2}, "compile": {"compile": True},
+    "optimizer in backward": {"optimizer_in_backward": True}, "cpu offload": {"cpu_offload": True},
+    "activation offload": {"activation_offload_layers": 8}, "chunked loss": {"chunked_loss": True},
+    "attention unfused": {"attention_kernel": "unfused"},
+    "attention flash1": {"trainer": "megatron", "trainer_version": "2023-01"},
+    "attention ck": {"trainer": "megatron", "gpu": "mi300x-192gb"},
+    **{f"cuda graphs {g}": {"cuda_graphs": g} for g in ("partial", "full")},
+    **{
+        f"optimizer {name}": {"optimizer": name}
+        for name in ("adamw-bf16-states", "muon", "adafactor", "sgd")
+    },
+    **{
+        f"schedule {name}": {"pp": 2, "pp_schedule": name, "virtual_stages": v}
+        for name, v in {
+            "GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2,
+            "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2, "ZB-1p": 1, "ZB-2p": 1,
+        }.items()
+    },
+}  # fmt: skip
 USES: dict[str, tuple[dict, dict]] = {
-    "precision fp16": ({"precision": "fp16"}, {}),
-    "float8 all-gather": ({"precision": "float8-tensorwise", "float8_all_gather": True}, {}),
-    "param_dtype float32": ({"param_dtype": "float32"}, {}),
-    "reduce_dtype bfloat16": ({"reduce_dtype": "bfloat16"}, {}),
-    "master_dtype bfloat16": ({"master_dtype": "bfloat16"}, {}),
-    "ddp": ({"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, {}),
-    "zero1": ({"zero_stage": 1}, {}),
-    "zero2": ({"zero_stage": 2}, {}),
+    **{name: ({"model": one}, {"model": other}) for name, (one, other) in MODELS.items()},
+    **{name: (using, {}) for name, using in ALONE.items()},
     "fsdp": ({"zero_stage": 3}, {"zero_stage": 2}),
-    "hsdp": ({"dp_replicate": 2, "dp_shard": 4}, {}),
     "sharded over 256 ranks": ({"num_gpus": 512, "dp_shard": 512}, {"num_gpus": 256}),
-    "tp": ({"tp": 2}, {}),
     "tp without sp": ({"tp": 2, "sequence_parallel": False}, {"tp": 2}),
     "tp across nodes": ({"tp": 16, "num_gpus": 16}, {"tp": 8, "num_gpus": 16}),
     "async tp": ({"tp": 2, "async_tp": True, "compile": True}, {"tp": 2}),
-    "cp": ({"cp": 2}, {}),
-    "cp allgather": ({"cp": 2}, {}),
     "cp alltoall": ({"cp": 2, "cp_method": "alltoall"}, {"cp": 2}),
     "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {"cp": 2}),
     "short cp": ({"cp": 2}, {"cp": 2, "seq_len": 16384}),
     "short ulysses": (
         {"cp": 4, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
-    "pp": ({"pp": 2}, {}),
     "pp over 16": ({"pp": 32, "num_gpus": 32}, {"pp": 16, "num_gpus": 32}),
-    "pp of unlike layers": ({"model": "nemotron-h-56b", "pp": 2}, {"model": "nemotron-h-56b"}),
+    "pp of unlike layers": ({"model": HYBRID, "pp": 2}, {"model": HYBRID}),
     "own split": ({"pp": 2, "layers_per_stage": (20, 12)}, {"pp": 2}),
-    "experts": (MIXTURE, DENSE),
     "ep": ({**MIXTURE, "ep": 8}, MIXTURE),
     "all experts everywhere": (MIXTURE, {**MIXTURE, "ep": 8}),
     "ep across nodes": ({**MIXTURE, "ep": 16, "num_gpus": 16}, {**MIXTURE, "ep": 8}),
     "ep over more than 4 nodes": (
         {**MIXTURE, "ep": 64, "num_gpus": 64}, {**MIXTURE, "ep": 32, "num_gpus": 64}),
     "etp": ({**MIXTURE, "tp": 2, "etp": 2}, {**MIXTURE, "tp": 2}),
-    "compile": ({"compile": True}, {}),
-    "optimizer in backward": ({"optimizer_in_backward": True}, {}),
-    "cpu offload": ({"cpu_offload": True}, {}),
-    "activation offload": ({"activation_offload_layers": 8}, {}),
-    "mla": (MIXTURE, DENSE),
-    "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
-    "heads by layer": ({"model": "step-3.5-flash"}, {"model": "gpt-oss-20b"}),
-    "windows of several lengths": ({"model": "k-exaone-2"}, {"model": "gpt-oss-20b"}),
-    "mamba": ({"model": "jamba-v0.1"}, {"model": "nemotron-h-56b"}),
-    "zero experts": ({"model": "longcat-flash"}, MIXTURE),
-    "per-layer embeddings": ({"model": "gemma4-e4b"}, DENSE),
-    "attention-shared": ({"model": "gemma4-e4b"}, {"model": "gemma4-26b-a4b"}),
-    "norms around experts and router": ({"model": "gemma4-26b-a4b"}, {"model": "gpt-oss-20b"}),
-    **{
-        name: ({"model": "deepseek-v4-flash"}, MIXTURE)
-        for name in ("shared-kv", "csa", "hca", "hyper-connections")
-    },
-    "msa": ({"model": "minimax-m3"}, MIXTURE),
-    "gated-delta": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
-    "latent": ({"model": "nemotron-3-super-120b-a12b"}, {"model": "nemotron-h-56b"}),
-    "output gate": ({"model": "qwen3-next-80b-a3b"}, {"model": "nemotron-h-56b"}),
-    "mtp": ({"model": "deepseek-v3-mtp"}, MIXTURE),
-    "dsa": ({"model": "glm5", "trainer": "megatron"}, {"model": "deepseek-v3"}),
+    "dsa": ({"model": "glm5", "trainer": "megatron"}, MIXTURE),
     "dsa-shared": ({"model": SHARING, "trainer": "megatron"}, {"model": "glm5"}),
-    "kimi-delta": ({"model": "kimi-linear-48b-a3b"}, {"model": "nemotron-h-56b"}),
-    "lightning": ({"model": "minimax-text-01"}, {"model": "nemotron-h-56b"}),
-    "attention-mamba2": ({"model": "falcon-h1-7b"}, {"model": "nemotron-h-56b"}),
-    "short-conv": ({"model": "lfm2-1.2b"}, {"model": "nemotron-h-56b"}),
-    "mamba2": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
-    "none": ({"model": "nemotron-h-56b"}, {"model": "qwen3-next-80b-a3b"}),
-    "chunked loss": ({"chunked_loss": True}, {}),
+    "optimizer adamw": ({}, {"optimizer": "sgd"}),
     **{
         f"attention {k}": ({"attention_kernel": k}, {"attention_kernel": "unfused"})
         for k in ("flash2", "flash3", "cudnn")
     },
-    "attention unfused": ({"attention_kernel": "unfused"}, {}),
-    "attention flash1": ({"trainer": "megatron", "trainer_version": "2023-01"}, {}),
-    "attention flex": (MIXTURE, DENSE),
-    "attention ck": ({"trainer": "megatron", "gpu": "mi300x-192gb"}, {}),
-    **{f"cuda graphs {g}": ({"cuda_graphs": g}, {}) for g in ("partial", "full")},
     **{
         f"precision {p}": ({"precision": p}, {"precision": "fp16"})
         for p in PRECISIONS
         if p != "fp16"
-    },
-    **{
-        f"schedule {name}": ({"pp": 2, "pp_schedule": name, "virtual_stages": v}, {})
-        for name, v in {
-            "GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2,
-            "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2, "ZB-1p": 1, "ZB-2p": 1,
-        }.items()
     },
     **{
         f"dispatcher {name}": ({**MIXTURE, "ep": 8, "moe_dispatcher": name}, MIXTURE)
@@ -132,11 +123,6 @@ USES: dict[str, tuple[dict, dict]] = {
             ("modules", "-mlp", "full"),
         )
     },
-    "optimizer adamw": ({}, {"optimizer": "sgd"}),
-    **{
-        f"optimizer {name}": ({"optimizer": name}, {})
-        for name in ("adamw-bf16-states", "muon", "adafactor", "sgd")
-    },
     **{
         f"more than {name}": ({"num_gpus": 8 * (nodes + 1)}, {"num_gpus": 8 * nodes})
         for name, nodes in {
@@ -149,27 +135,27 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {"trainer_version", "seq_len", "optimizer", "attention_kernel"}
+OF_TRAINING = {"trainer", "trainer_version", "seq_len", "optimizer", "attention_kernel"}
 OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
-    """The basis of a job's own layout."""
     return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
 
 
+def shown_by(*runs: Job) -> Calibration:
+    """A calibration by these runs alone."""
+    return replace_seen(*seen(runs))
+
+
 def job(**values: object) -> Job:
-    num_gpus = values.pop("num_gpus", 8)
-    trainer = values.pop("trainer", "torchtitan")
-    gpu = values.pop("gpu", "h100-sxm-80gb")
+    named = {"model": DENSE["model"], "gpu": "h100-sxm-80gb", "num_gpus": 8}
+    model, gpu, num_gpus = (values.pop(name, value) for name, value in named.items())
     training = {name: values.pop(name) for name in OF_TRAINING & set(values)}
-    model = values.pop("model", DENSE["model"])
-    given = {"trainer": trainer, "layout": values, **training}
-    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, **given))
+    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, layout=values, **training))
 
 
 def names(asked: Job) -> set[str]:
-    assert asked.layout is not None
     return {one.name for one in used_by(asked.layout, asked)}
 
 
@@ -189,22 +175,16 @@ def test_some_layouts_use_it_and_some_do_not(name: str) -> None:
 
 def test_columns_say_what_single_layouts_say() -> None:
     """Of all layouts of one job at once, as of each by itself."""
-    jobs = [
-        job(**{**MIXTURE, **values})
-        for pair in USES.values()
-        for values in pair
-        if not {"model", "num_gpus", "trainer", "gpu", *OF_TRAINING} & set(values)
+    own = {"model", "num_gpus", "gpu", *OF_TRAINING}
+    layouts = [values for pair in USES.values() for values in pair if not own & set(values)]
+    jobs = [job(**{**MIXTURE, **values}) for values in layouts]
+    batch = LayoutBatch.from_layouts([one.layout for one in jobs])
+    used = [used_by(one.layout, jobs[0]) for one in jobs]
+    found = unmeasured(batch, jobs[0], replace_seen())
+    assert [{MECHANISMS[place] for place in np.flatnonzero(row)} for row in found] == [
+        set(one) for one in used
     ]
-    layouts = [one.layout for one in jobs if one.layout is not None]
-    batch = LayoutBatch.from_layouts(layouts)
-    bare = replace_seen()
-    alone = [names(each) for each in jobs]
-    assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
-        {place for place, one in enumerate(MECHANISMS) if one.name in used} for used in alone
-    ]
-    assert points(batch, jobs[0]).tolist() == [
-        sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts
-    ]
+    assert points(batch, jobs[0]).tolist() == [sum(one.points for one in each) for each in used]
 
 
 def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
@@ -214,65 +194,59 @@ def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
 @pytest.mark.parametrize("name", USES)
 def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str) -> None:
     asked = job(**USES[name][0])
-    known = seen([asked])
+    batch, known = LayoutBatch.from_layouts([asked.layout]), seen([asked])
+    broken = {triple for triple in known if triple[2] != name}
+    for triples, found in (
+        (known, ("calibrated", [], 1.0)),
+        (broken, ("extrapolated", [name], WIDER)),
+    ):
+        calibration = replace_seen(*triples)
+        missing = [one.name for one in rests_on(asked.layout, asked, calibration)]
+        (wider,) = widening(batch, asked, calibration)
+        assert (basis_of(calibration, asked)[name], missing, wider) == found
+
+
+@pytest.mark.parametrize("other", [{"gpu": "a100-sxm-80gb"}, {"trainer": "megatron"}])
+def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all(
+    other: dict[str, str],
+) -> None:
+    asked, calibration = job(tp=2), shown_by(job(tp=2, **other))
+    assert basis_of(calibration, asked)["tp"] == "interpolated"
+    assert unmeasured_mechanisms(calibration, asked) != ()
+    assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
     batch = LayoutBatch.from_layouts([asked.layout])
-    with_run = replace_seen(*known)
-    assert basis_of(with_run, asked)[name] == "calibrated"
-    assert rests_on(asked.layout, asked, with_run) == ()
-    assert widening(batch, asked, with_run).tolist() == [1.0]
-    broken = replace_seen(*(triple for triple in known if triple[2] != name))
-    assert basis_of(broken, asked)[name] == "extrapolated"
-    assert [one.name for one in rests_on(asked.layout, asked, broken)] == [name]
-    assert widening(batch, asked, broken).tolist() == [WIDER]
+    assert widening(batch, asked, calibration).tolist() == [WIDER]
 
 
-def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all() -> None:
-    asked, elsewhere = job(tp=2), job(tp=2, gpu="a100-sxm-80gb")
-    other = job(tp=2, trainer="megatron")
-    batch = LayoutBatch.from_layouts([asked.layout])
-    for run in (elsewhere, other):
-        calibration = replace_seen(*seen([run]))
-        assert basis_of(calibration, asked)["tp"] == "interpolated"
-        assert unmeasured_mechanisms(calibration, asked) != ()
-        assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
-        assert widening(batch, asked, calibration).tolist() == [WIDER]
+LOW = {"precision": "float8-tensorwise"}
+CUDNN = {"attention_kernel": "cudnn"}
 
 
-def test_an_attention_kernel_is_the_gpus_whoever_ran_it() -> None:
-    name = "attention cudnn"
-    asked = job(attention_kernel="cudnn")
-    other = job(attention_kernel="cudnn", trainer="megatron")
-    elsewhere = job(attention_kernel="cudnn", gpu="a100-sxm-80gb")
-    assert asked.layout is not None
-    assert basis_of(replace_seen(*seen([other])), asked)[name] == "calibrated"
-    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "interpolated"
-
-
-def test_eight_bits_on_another_family_of_gpus_show_nothing() -> None:
-    name = "precision float8-tensorwise"
-    asked = job(precision="float8-tensorwise")
-    other = job(precision="float8-tensorwise", trainer="megatron")
-    elsewhere = job(precision="float8-tensorwise", gpu="l40s")
-    assert basis_of(replace_seen(*seen([other])), asked)[name] == "interpolated"
-    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "extrapolated"
-    plain = basis_of(replace_seen(*seen([job(gpu="l40s")])), job())
-    assert plain["precision bf16"] == "interpolated"
+@pytest.mark.parametrize(("name", "asked", "run", "found"), [
+    # an attention kernel is the GPU's, whoever ran it
+    ("attention cudnn", CUDNN, {**CUDNN, "trainer": "megatron"}, "calibrated"),
+    ("attention cudnn", CUDNN, {**CUDNN, "gpu": "a100-sxm-80gb"}, "interpolated"),
+    # eight bits on another family of GPUs show nothing
+    ("precision float8-tensorwise", LOW, {**LOW, "trainer": "megatron"}, "interpolated"),
+    ("precision float8-tensorwise", LOW, {**LOW, "gpu": "l40s"}, "extrapolated"),
+    ("precision bf16", {}, {"gpu": "l40s"}, "interpolated"),
+])  # fmt: skip
+def test_what_a_run_shows_of_a_mechanism_elsewhere(
+    name: str, asked: dict[str, str], run: dict[str, str], found: str
+) -> None:
+    assert basis_of(shown_by(job(**run)), job(**asked))[name] == found
 
 
 def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
-    calibration = replace_seen(*seen([job(num_gpus=8 * 128)]))
+    calibration = shown_by(job(num_gpus=8 * 128))
     fewer, more = job(num_gpus=8 * 64), job(num_gpus=8 * 512)
-    assert fewer.layout is not None
-    assert more.layout is not None
     assert set(basis_of(calibration, fewer).values()) == {"calibrated"}
     assert [one.name for one in rests_on(more.layout, more, calibration)] == ["more than 256 nodes"]
 
 
 def test_own_errors_are_wider_where_a_mechanism_was_not_measured() -> None:
     plain, budget = job(compile=True, ac="full"), job(compile=True, ac="memory-budget-0.5")
-    assert plain.layout is not None
-    assert budget.layout is not None
-    pricer = Pricer.build(plain.model, plain.cluster, plain.training, replace_seen(*seen([plain])))
+    pricer = Pricer.build(plain.model, plain.cluster, plain.training, shown_by(plain))
     batch = LayoutBatch.from_layouts([plain.layout, budget.layout])
     own = time_spread(pricer, batch, pricer.price(batch)).own_sd
     assert own[1] == pytest.approx(WIDER * own[0])

@@ -1,56 +1,55 @@
 """Memory at the worst moment: ZeRO's table, what switches move, peaks of an emulated rank."""
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
-from planner.cost.data_parallel.sharding import unit_shards
 from planner.cost.data_parallel.unit_elements import unit_parameters
 from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory, rows
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
 from planner.specs.training import OPTIMIZER_STATE_BYTES
-from planner.trainers.registry import TRAINERS, resolve_layout
+from planner.trainers.registry import TRAINERS
 from planner.units import GIB, GIGA
+from tests import pricing
+from tests.pricing import batch_of, price, shards_of
+from tests.pricing import rows as layouts_of
 
 PARAMETERS, RANKS = 7.5e9, 64
-NOTHING = np.zeros((1, 1))
 
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
-    values = {f.name: NOTHING for f in fields(RankShapes)}
     shard = local / (RANKS if sharded else 1)
-    whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), shard)}
-    said = {name: np.full((1, 1), value) for name, value in given.items()}
-    gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}
-    return RankShapes(**values | whole | gathered | said)
+    whole = {"local": local, "shard": shard, "gathered": local}
+    values = dict.fromkeys((f.name for f in fields(RankShapes)), 0.0) | whole
+    values |= {"largest_gathered": given.get("largest_local", 0.0), **given}
+    return RankShapes(**{name: np.full((1, 1), value) for name, value in values.items()})
 
 
 def memory(
     held: RankShapes,
     trainer: str = "megatron",
     microbatches: float = 1.0,
-    optimizer: str = "adamw",
+    training: Any = None,
     **layout: Any,
 ) -> PeakMemory:
     """Without workspace."""
-    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
-    training = {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer}
-    training = read_training(training)
-    return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
+    given = {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, **(training or {})}
+    batch = layouts_of(layout, trainer=trainer, num_gpus=RANKS)
+    counts, rules = np.array([microbatches]), TRAINERS[trainer]
+    return rank_memory(held, batch, counts, read_training(given), rules, 0.0)
+
+
+titan = partial(memory, trainer="torchtitan")
+ONE = np.ones((1, 1))
 
 
 def states(memory: PeakMemory) -> float:
     return float((memory.parameters + memory.gradients + memory.optimizer)[0, 0])
-
-
-# ---- states --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -60,51 +59,63 @@ def test_zero_table(stage: int, gigabytes: float) -> None:
     assert states(m) / GIGA == pytest.approx(gigabytes, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("stage", "bytes_each"), [(0, 18.0), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)]
-)
-def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None:
-    """Its own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes."""
-    held = states(memory(shapes(sharded=stage > 0), zero_stage=stage))
+BF16 = {"reduce_dtype": "bfloat16"}
+PURE = {**BF16, "master_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(("trainer", "stage", "dtypes", "bytes_each"), [
+    # Megatron's own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes
+    ("megatron", 0, {}, 18),
+    ("megatron", 1, {}, 6 + 12 / 64),
+    ("megatron", 2, {}, 2 + 16 / 64),
+    ("megatron", 3, {}, 18 / 64),
+    # parameters, gradients, two moments; parameters are their own masters
+    ("megatron", 0, PURE, 8),
+    ("megatron", 1, PURE, 4 + 4 / 64),
+    ("fsdp", 3, PURE, 8 / 64),
+    ("torchtitan", 3, {"master_dtype": "bfloat16"}, 8 / 64),
+    # DeepSpeed adds bf16 gradients to those in fp32: 2 + 2 + 4 bytes and a share of 12
+    ("megatron-deepspeed", 1, {}, 8 + 12 / 64),
+    ("megatron-deepspeed", 1, BF16, 4 + 12 / 64),
+])  # fmt: skip
+def test_bytes_of_states_a_parameter(
+    trainer: str, stage: int, dtypes: dict[str, str], bytes_each: float
+) -> None:
+    held = states(memory(shapes(sharded=stage > 0), trainer, zero_stage=stage, **dtypes))
     assert held / PARAMETERS == pytest.approx(bytes_each)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
     """TorchTitan: all in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward."""
-    m = memory(shapes(), trainer="torchtitan", zero_stage=stage)
-    assert states(m) / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
+    held = states(titan(shapes(), zero_stage=stage))
+    assert held / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
 
 
 def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
-    """FSDP keeps sharded gradients between microbatches; in one they come as activations go."""
+    """FSDP keeps sharded gradients between microbatches; in one they come as activations go: at the
+    worst moment, the loss, there is none yet."""
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
-    once, often = (memory(held, trainer="torchtitan", microbatches=m) for m in (1.0, 4.0))
-    assert float((often.allocated - once.allocated)[0, 0]) == pytest.approx(PARAMETERS * 4 / 64)
-    assert float(once.gradients[0, 0]) == 0.0, "at the worst moment, the loss, there is none yet"
+    once, often = (titan(held, microbatches=m) for m in (1.0, 4.0))
+    assert often.allocated - once.allocated == pytest.approx(PARAMETERS * 4 / 64)
+    assert once.gradients == 0.0
 
 
-def test_gradients_accumulate_whole_under_a_pipeline() -> None:
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_gradients_accumulate_whole_under_a_pipeline(dtype: str, width: int) -> None:
     """FSDP2 under PP reduces after the last microbatch: until then gradients stay whole."""
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
-    for dtype, width in (("float32", 4), ("bfloat16", 2)):
-        layout = {"pp": 2, "zero_stage": 3, "reduce_dtype": dtype}
-        m = memory(held, trainer="torchtitan", microbatches=4.0, **layout)
-        assert float(m.gradients[0, 0]) == pytest.approx(PARAMETERS * width)
+    m = titan(held, microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype)
+    assert m.gradients == pytest.approx(PARAMETERS * width)
 
 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
-    both = (memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage) for stage in (2, 3))
-    two, three = (one.parameters[0, 0] for one in both)
+    two, three = (titan(shapes(), pp=2, zero_stage=stage).parameters for stage in (2, 3))
     assert two - three == pytest.approx(PARAMETERS * 2)
 
 
 def test_offload_leaves_no_state_on_the_device() -> None:
-    m = memory(shapes(), trainer="torchtitan", cpu_offload=True)
-    assert states(m) == 0.0
-    megatron = memory(shapes(), cpu_offload=True)
-    assert float(megatron.optimizer[0, 0]) == 0.0
-    assert float((megatron.parameters + megatron.gradients)[0, 0]) == PARAMETERS * 6
+    assert states(titan(shapes(), cpu_offload=True)) == 0.0
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 1.0])
@@ -112,8 +123,8 @@ def test_a_share_of_offload_leaves_the_other_states_on_the_device(share: float) 
     """Masters and two moments in fp32, less the share; parameters and gradients stay."""
     m = memory(shapes(), cpu_offload=True, optimizer_offload_fraction=share)
     kept = (1.0 - share) * 12 * PARAMETERS / RANKS
-    assert float(m.optimizer[0, 0]) == pytest.approx(kept)
-    assert float(m.allocated[0, 0]) == pytest.approx(PARAMETERS * 6 + kept)
+    assert m.optimizer == pytest.approx(kept)
+    assert m.allocated == pytest.approx(PARAMETERS * 6 + kept)
 
 
 @pytest.mark.parametrize(
@@ -123,100 +134,66 @@ def test_a_share_of_offload_leaves_the_other_states_on_the_device(share: float) 
 def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
     """Two fp32 moments; two bf16; one momentum; rows, columns; one momentum."""
     assert OPTIMIZER_STATE_BYTES[optimizer] == bytes_each
-    m = memory(shapes(), trainer="torchtitan", optimizer=optimizer)
-    assert float(m.optimizer[0, 0]) == pytest.approx(PARAMETERS / 64 * bytes_each)
+    held = titan(shapes(), training={"optimizer": optimizer}).optimizer
+    assert held == pytest.approx(PARAMETERS / 64 * bytes_each)
 
 
-@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
-def test_muon_leaves_embedding_and_head_to_adamw(trainer: str) -> None:
-    """Their second moment is 4 bytes more (Megatron-LM core/optimizer/muon.py)."""
-    plain, more = (
-        memory(shapes(vocabulary_shard=count), trainer=trainer, optimizer="muon")
-        for count in (0.0, 1e6)
+MUON, TITAN = {"optimizer": "muon"}, {"trainer": "torchtitan"}
+
+
+@pytest.mark.parametrize(("field", "part", "given", "training", "times"), [
+    # Muon leaves embedding and head to AdamW: a second moment (Megatron-LM core/optimizer/muon.py)
+    ("vocabulary_shard", "optimizer", TITAN, MUON, 4),
+    ("vocabulary_shard", "optimizer", {}, MUON, 4),
+    # buffers of owners are padded: parameters in 16 bits, gradients in fp32 (param_layout.py)
+    ("padding", "parameters", {"zero_stage": 1}, {}, 2),
+    ("padding", "gradients", {"zero_stage": 1}, {}, 4),
+    ("padding", "optimizer", {"zero_stage": 1}, {}, 0),
+    # Transformer Engine caches fp8 weights
+    ("copies_bytes", "parameters", {}, {}, 1),
+    # and keeps an empty gradient of every shape, 2 bytes an element of a layer's weights; forks of
+    # 2022 and 2023 ran their own products
+    ("distinct", "gradients", {}, {}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "NeMo 25.11"}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "Megatron-Core main 2026-08"}, 2),
+    ("distinct", "gradients", {}, {"trainer_version": "2022"}, 0),
+])  # fmt: skip
+def test_what_an_element_or_byte_more_adds(
+    field: str, part: str, given: dict[str, Any], training: dict[str, str], times: int
+) -> None:
+    none, more = (
+        getattr(memory(shapes(**{field: count}), training=training, **given), part)
+        for count in (0.0, 1e9)
     )
-    assert float((more.optimizer - plain.optimizer)[0, 0]) == pytest.approx(4e6)
-
-
-def test_buffers_of_owners_are_padded() -> None:
-    """Parameters in 16 bits and gradients in fp32 (Megatron-LM core 0.18 param_layout.py)."""
-    plain, more = (states(memory(shapes(padding=count), zero_stage=1)) for count in (0.0, 1e6))
-    assert more - plain == pytest.approx(6e6)
-
-
-def test_bf16_masters_halve_states_and_moments() -> None:
-    both = (memory(shapes(), trainer="torchtitan", master_dtype=t) for t in ("float32", "bfloat16"))
-    full, half = both
-    assert states(half) == pytest.approx(states(full) / 2)
-
-
-def test_pure_bf16_states_take_8_bytes() -> None:
-    """Parameters, gradients, two moments; parameters are their own masters."""
-    narrow = {"master_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
-    whole, split = shapes(sharded=False), shapes()
-    assert states(memory(whole, zero_stage=0, **narrow)) == 8 * PARAMETERS
-    assert states(memory(split, zero_stage=1, **narrow)) == (4 + 4 / 64) * PARAMETERS
-    assert states(memory(split, trainer="fsdp", **narrow)) == 8 / 64 * PARAMETERS
+    assert more - none == pytest.approx(times * 1e9)
 
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
+    """Of shards there are 16 or 12 bytes, and one layer's fp32 reduction."""
     layer, held = 1e6, shapes(largest_local=1e6)
-    flags = (False, True)
-    later, early = (memory(held, trainer="torchtitan", optimizer_in_backward=on) for on in flags)
-    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64 + layer * 4), (
-        "shards, and one layer's fp32 reduction"
-    )
-    assert float(early.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + layer * 4)
-
-
-def test_transformer_engine_caches_fp8_weights() -> None:
-    copies = (shapes(copies_bytes=count * PARAMETERS) for count in (0, 1))
-    plain, cached = (memory(held).parameters[0, 0] for held in copies)
-    assert cached - plain == PARAMETERS
-
-
-# ---- moments -------------------------------------------------------------------------------------
+    for early, width in ((False, 16), (True, 12)):
+        found = titan(held, optimizer_in_backward=early).allocated
+        assert found == pytest.approx(PARAMETERS * width / 64 + layer * 4)
 
 
 def test_the_worst_moment_is_the_worst_of_all() -> None:
     """Logits at the loss, a recomputed layer with its weights, all gradients at the update."""
     base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
-    at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
-    late = replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB))
-    at_layer = memory(late, trainer="torchtitan")
-    at_update = memory(shapes(local=1e11), trainer="torchtitan")
+    at_loss = titan(replace(base, logits_bytes=40 * GIB * ONE))
+    at_layer = titan(replace(base, last_layer_bytes=30 * GIB * ONE))
+    at_update = titan(shapes(local=1e11))
     assert (at_loss.logits > 0).all()
-    assert float(at_loss.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
-    assert float(at_layer.activations[0, 0]) == 40 * GIB
-    assert (at_layer.logits == 0).all()
-    assert float(at_update.allocated[0, 0]) == pytest.approx(1e11 * 16 / 64)
+    assert at_loss.allocated == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
+    assert (at_layer.activations, at_layer.logits) == (40 * GIB, 0)
+    assert at_update.allocated == pytest.approx(1e11 * 16 / 64)
     for m in (at_loss, at_layer, at_update):
         parts = rows(m)
-        assert sum(
-            parts[name] for name in parts if name not in ("allocated", "cached")
-        ) == pytest.approx(m.allocated)
-
-
-def test_activations_are_those_of_all_microbatches_in_flight() -> None:
-    held = shapes(saved_bytes=GIB, boundary_bytes=GIB / 8)
-    held = replace(held, in_flight=np.full((1, 1), 4.0))
-    m = memory(held, trainer="torchtitan", pp=4, microbatches=8.0)
-    assert float(m.activations[0, 0]) == 4 * GIB * 9 / 8
-
-
-# ---- whole models --------------------------------------------------------------------------------
+        assert parts.pop("allocated") == pytest.approx(sum(parts.values()))
 
 
 def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
-    values = {"seq_len": 8192, "global_batch_size": 16, **training}
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
-    return Pricer.build(read_model(model), cluster, read_training(values))
-
-
-def price(p: Pricer, **layout: Any) -> Prices:
-    trainer = p.training.trainer
-    resolved = resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)
-    batch = LayoutBatch.from_layouts([resolved])
-    return p.price(batch, every_rank=True)
+    given = {"seq_len": 8192, "global_batch_size": 16, **training}
+    return pricing.pricer(model, num_gpus, **given)
 
 
 # FSDPMemTracker on one emulated rank of 8: Llama 3 8B, local batch 2, sequence 8192, eager, RMSNorm
@@ -234,50 +211,49 @@ def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
 def test_emulated_rank_of_llama3_70b() -> None:
     """FSDP 8 x TP 8, full recomputation, batch 2; the program kept logits whole on TP ranks."""
     p = pricer("llama3-70b", num_gpus=64, vocab_parallel_loss=False)
-    assert price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes[
-        0
-    ] / GIB == pytest.approx(39.17, rel=0.03)
+    allocated = price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes
+    assert allocated / GIB == pytest.approx(39.17, rel=0.03)
 
 
 def test_states_of_a_whole_model_are_its_published_parameters() -> None:
     p = pricer()
-    m = price(p, ac="full").memory
-    assert float(m.parameters[0, 0]) == pytest.approx(p.model.total_parameters() * 4 / 8, rel=1e-9)
-    assert float(m.optimizer[0, 0]) == pytest.approx(p.model.total_parameters() * 8 / 8, rel=1e-9)
+    m, each = price(p, ac="full").memory, p.model.total_parameters() / 8
+    assert m.parameters == pytest.approx(each * 4, rel=1e-9)
+    assert m.optimizer == pytest.approx(each * 8, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
 def test_expert_parallelism_divides_experts_without_changing_the_sum(name: str) -> None:
     """EP over ranks that FSDP would shard over anyway: the same share a rank."""
-    p = pricer(name)
-    alone, spread = (price(p, ep=ep).memory.parameters[0, 0] for ep in (1, 8))
+    alone, spread = (price(pricer(name), ep=ep).memory.parameters for ep in (1, 8))
     assert alone == pytest.approx(spread, rel=1e-9)
 
 
 def test_pipeline_ranks_hold_the_model_once() -> None:
-    p = pricer("llama3-8b", num_gpus=8)
-    m = price(p, pp=4, dp_shard=2).memory
-    assert m.optimizer.shape == (4, 1)
-    assert float(m.optimizer.sum()) == pytest.approx(p.model.total_parameters() * 8 / 2, rel=1e-9)
+    p = pricer()
+    held = price(p, pp=4, dp_shard=2).memory.optimizer
+    assert held.shape == (4, 1)
+    assert held.sum() == pytest.approx(p.model.total_parameters() * 8 / 2, rel=1e-9)
 
 
 def test_a_tied_head_is_copied_to_the_last_stage() -> None:
     p = pricer("llama3.2-1b")
     model = p.model
     assert model.tie_word_embeddings
-    alone = price(pricer("llama3.2-1b", num_gpus=1), ac="full").memory.optimizer.sum() * 4 / 8
-    split = price(p, pp=2, dp_shard=4).memory.optimizer.sum() * 4 / 8 * 4
-    assert float(split - alone) == pytest.approx(model.vocab_size * model.hidden_size * 4, rel=1e-6)
+    alone = price(pricer("llama3.2-1b", num_gpus=1), ac="full").memory.optimizer.sum() / 2
+    split = price(p, pp=2, dp_shard=4).memory.optimizer.sum() / 2 * 4
+    assert split - alone == pytest.approx(model.vocab_size * model.hidden_size * 4, rel=1e-6)
 
 
-def test_logits_are_local_under_a_vocabulary_parallel_loss() -> None:
+@pytest.mark.parametrize(("tp", "parallel", "width"), [
+    (1, True, 12.0), (8, True, 16.0 / 8), (8, False, 12.0)
+])  # fmt: skip
+def test_logits_are_local_under_a_vocabulary_parallel_loss(
+    tp: int, parallel: bool, width: float
+) -> None:
     """12 bytes a logit eager; under TP local and 16 (DTensor), or whole where told so."""
-    p = pricer(num_gpus=8)
-    tokens, vocab = 8192, p.model.vocab_size
-    assert float(price(p, ac="full").memory.logits[0, 0]) == 12.0 * tokens * vocab
-    assert float(price(p, ac="full", tp=8).memory.logits[0, 0]) == 16.0 * tokens * vocab / 8
-    whole = pricer(num_gpus=8, vocab_parallel_loss=False)
-    assert float(price(whole, ac="full", tp=8).memory.logits[0, 0]) == 12.0 * tokens * vocab
+    logits = price(pricer(vocab_parallel_loss=parallel), ac="full", tp=tp).memory.logits
+    assert logits == width * 8192 * 128256
 
 
 def test_microbatches_in_flight() -> None:
@@ -292,14 +268,9 @@ def test_microbatches_in_flight() -> None:
         price(p, pp=4, pp_schedule=schedule, ac="none", micro_batch_size=1)
         for schedule in ("1F1B", "GPipe")
     )
-    saved = prices.stage_seconds.saved_bytes[0, 0]
-    layers = [8, 9, 8, 7]
-    received = 2.0 * 2048 * 4096
-    by_hand = [
-        n * (count * saved - received) for n, count in zip([4, 3, 2, 1], layers, strict=True)
-    ]
-    assert sum(layers) == 32
-    backward = prices.memory.activations[1:3, 0] - by_hand[1:3]
+    saved, received = prices.stage_seconds.saved_bytes[0, 0], 2.0 * 2048 * 4096
+    by_hand = [3 * (9 * saved - received), 2 * (8 * saved - received)]
+    backward = prices.memory.activations[1:3, 0] - by_hand
     assert backward[0] == pytest.approx(backward[1], rel=1e-6)
     assert 0 < backward[0] < saved
     more = (gpipe.memory.activations - prices.memory.activations)[1, 0] / (9 * saved - received)
@@ -317,65 +288,47 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
     """DTensor sums a rank's tokens' rows of the whole table; in a pipeline it waits in fp32."""
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
-    plain, split = (
-        memory(
-            replace(held, embedding_whole=np.full((1, 1), times * 1e9)),
-            trainer="torchtitan",
-            pp=2,
-            microbatches=4.0,
-        )
-        for times in (1.0, 8.0)
-    )
-    assert float((split.gradients - plain.gradients)[0, 0]) == pytest.approx(7e9 * 4)
-    assert float((split.buffers - plain.buffers)[0, 0]) == pytest.approx(7e9 * 2)
+    both = (replace(held, embedding_whole=times * 1e9 * ONE) for times in (1.0, 8.0))
+    plain, split = (titan(one, pp=2, microbatches=4.0) for one in both)
+    assert split.gradients - plain.gradients == pytest.approx(7e9 * 4)
+    assert split.buffers - plain.buffers == pytest.approx(7e9 * 2)
 
 
-def test_reserved_and_device_lie_above_allocated() -> None:
+def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
+    """Out of memory is what no flush prevents: reserved memory at the limit is no coin toss."""
     p = pricer()
     prices = price(p, ac="selective-op", micro_batch_size=2)
-    assert prices.peak_allocated_bytes < prices.peak_reserved_bytes < prices.device_bytes
+    assert prices.device_bytes == pytest.approx(p.cluster.usable_memory_bytes)
+    assert prices.peak_allocated_bytes < prices.least_device_bytes < prices.device_bytes
+    assert prices.peak_allocated_bytes < prices.peak_reserved_bytes
     outside = p.cluster.gpu.context_bytes + p.profile.communicator_bytes
-    assert float(prices.device_bytes[0] - prices.peak_reserved_bytes[0]) == pytest.approx(outside)
+    assert prices.device_bytes - prices.peak_reserved_bytes == pytest.approx(outside)
 
 
 def test_streams_do_not_share_what_they_freed() -> None:
-    """At the loss no gradient exists, but the allocator holds their shards' and two gathers'."""
+    """At the loss no gradient exists, but the allocator holds their shards' and two gathers'.
+    Megatron's buffers stay."""
     held = shapes(saved_bytes=30 * GIB, in_flight=1.0, largest_gathered=1e9, head_gathered=5e8)
-    m = memory(held, trainer="torchtitan")
-    assert float(m.gradients[0, 0]) == 0.0
-    assert float(m.cached[0, 0]) == pytest.approx(PARAMETERS * 4 / 64 + 2 * 1e9 * 2)
-    early = memory(held, trainer="torchtitan", optimizer_in_backward=True)
-    assert float(early.cached[0, 0]) == pytest.approx(2 * 1e9 * 2)
-    assert float(memory(held).cached[0, 0]) == 0.0, "Megatron's buffers stay"
+    plain, early = titan(held), titan(held, optimizer_in_backward=True)
+    assert plain.gradients == 0.0
+    assert plain.cached == pytest.approx(PARAMETERS * 4 / 64 + 2 * 1e9 * 2)
+    assert early.cached == pytest.approx(2 * 1e9 * 2)
+    assert memory(held).cached == 0.0
 
 
 def test_what_is_too_small_for_logits_stays_cached() -> None:
     """2 bytes a logit (freed before the loss's backward) and what the last forward freed."""
     base = shapes(saved_bytes=GIB, in_flight=1.0, logits_bytes=12 * GIB, working_bytes=3 * GIB)
-    without, found = (
-        memory(replace(base, leftover_bytes=np.full((1, 1), b)), trainer="torchtitan").cached
-        for b in (0.0, 2 * GIB)
-    )
-    assert float((found - without)[0, 0]) == pytest.approx(5 * GIB)
+    without, found = (titan(replace(base, leftover_bytes=b * ONE)).cached for b in (0.0, 2 * GIB))
+    assert found - without == pytest.approx(5 * GIB)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_what_fixed_segments_keep_of_a_loss_and_a_table(expandable: bool) -> None:
     """An fp32 copy of the logits, 4 of their 6 bytes, and a 16-bit gradient of the table."""
-    held, logits, table = shapes(), 6 * GIB, 1e9
-    columns = {"logits_bytes": logits, "embedding_local": table}
-    held = replace(held, **{name: np.full((1, 1), value) for name, value in columns.items()})
-    batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
-    spec = read_training(
-        {
-            "seq_len": 128,
-            "global_batch_size": 64,
-            "trainer": "megatron",
-            "expandable_segments": expandable,
-        }
-    )
-    m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
-    assert float(m.cached[0, 0]) == (0.0 if expandable else 4 * GIB + 2 * table)
+    held = shapes(logits_bytes=6 * GIB, embedding_local=1e9)
+    m = memory(held, training={"expandable_segments": expandable})
+    assert m.cached == (0.0 if expandable else 4 * GIB + 2 * 1e9)
 
 
 def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
@@ -393,81 +346,34 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
     ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
 ])  # fmt: skip
 def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
-    costs = units_at(
-        pricer(**training),
-        LayoutBatch.from_layouts(
-            [resolve_layout({"compile": True}, trainer="torchtitan", num_gpus=8)]
-        ),
-    ).costs
-    assert float(costs.logits_bytes[0]) == width * 8192 * 128256
-    assert float(costs.chunks_bytes[0]) == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
-
-
-def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
-    """2 + 2 + 4 bytes and a share of 12; Megatron's products add to the fp32 ones."""
-    held = shapes()
-    assert states(
-        memory(held, trainer="megatron-deepspeed", zero_stage=1)
-    ) / PARAMETERS == pytest.approx(8 + 12 / 64)
-    narrow = memory(held, trainer="megatron-deepspeed", zero_stage=1, reduce_dtype="bfloat16")
-    assert states(narrow) / PARAMETERS == pytest.approx(4 + 12 / 64)
-    assert states(memory(held, zero_stage=1)) / PARAMETERS == pytest.approx(6 + 12 / 64)
-
-
-def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
-    """2 bytes an element of one layer's weights; forks of 2022 and 2023 ran their own products."""
-    held = shapes(distinct=1e9)
-    training = {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"}
-    batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
-    newer = (None, "NeMo 25.11", "Megatron-Core main 2026-08")
-    for version, kept in (*((one, 2e9) for one in newer), ("2022", 0.0)):
-        spec = read_training({**training, "trainer_version": version})
-        m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
-        assert float(m.gradients[0, 0]) - 4 * PARAMETERS == pytest.approx(kept), version
-
-
-def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
-    """Out of memory is what no flush prevents: reserved memory at the limit is no coin toss."""
-    p = pricer()
-    prices = price(p, ac="selective-op", micro_batch_size=2)
-    assert float(prices.device_bytes[0]) == pytest.approx(p.cluster.usable_memory_bytes)
-    assert prices.peak_allocated_bytes < prices.least_device_bytes < prices.device_bytes
+    p = pricer(**training)
+    costs = units_at(p, batch_of(p, compile=True)).costs
+    assert costs.logits_bytes[0] == width * 8192 * 128256
+    assert costs.chunks_bytes[0] == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
 
 
 def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
     """Reserved exceeds allocated by less on a device nearly full, and never below the floor."""
-    p = pricer()
-    cases = ("full", "selective-op")
-    both = [price(p, ac=ac, micro_batch_size=2) for ac in cases]
+    both = [price(pricer(), ac=ac, micro_batch_size=2) for ac in ("full", "selective-op")]
     excess = [float(one.peak_reserved_bytes[0] / one.peak_allocated_bytes[0]) for one in both]
     assert excess[0] > excess[1] > 1.0
 
 
-def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
+@pytest.mark.parametrize("ep", [1, 8])
+def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer(ep: int) -> None:
     """fully_shard of its own around them: the larger of two reductions is there at once."""
     p = pricer("mixtral-8x7b")
-    for ep in (1, 8):
-        layout = resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)
-        batch = LayoutBatch.from_layouts([layout])
-        shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
-        dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
-        assert shards.local[0, 0] == dense + expert
-        assert shards.together[0, 0] == (max(dense, expert) if ep > 1 else dense + expert)
+    batch = batch_of(p, ep=ep)
+    shards = shards_of(p, batch)
+    dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
+    assert shards.local[0, 0] == dense + expert
+    assert shards.together[0, 0] == (max(dense, expert) if ep > 1 else dense + expert)
 
 
 @pytest.mark.parametrize("replicas", [2, 32])
 def test_replicas_hold_gradients_twice(replicas: int) -> None:
     """DDP's buckets stand beside the gradients (torch's gradient_as_bucket_view is off)."""
-    one, several = (
-        memory(
-            shapes(sharded=False),
-            trainer="torchtitan",
-            zero_stage=0,
-            dp_replicate=count,
-            dp_shard=1,
-            tp=RANKS // count,
-        )
-        for count in (1, replicas)
-    )
-    added = (several.gradients - one.gradients)[0, 0]
-    assert added == pytest.approx(4.0 * PARAMETERS)
+    held, ways = shapes(sharded=False), ((1, RANKS), (replicas, RANKS // replicas))
+    layouts = ({"zero_stage": 0, "dp_replicate": n, "dp_shard": 1, "tp": tp} for n, tp in ways)
+    one, several = (titan(held, **layout) for layout in layouts)
+    assert several.gradients - one.gradients == pytest.approx(4.0 * PARAMETERS)

@@ -14,11 +14,10 @@ import pytest
 from real_torchtitan import FOLDER
 
 from planner.catalog.megatron_arguments import argument
-from planner.columns import LayoutBatch
 from planner.cost.pipeline.stages import stage_units
-from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job
+from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron import export, parse_back
 from planner.export.megatron_mixers import pattern
@@ -30,11 +29,13 @@ from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.rules import Context
 from planner.rules.support import obstacles
+from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.mixer_parameters import MIXER_PARAMETERS
 from planner.specs.mixers import Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
-from planner.trainers.registry import TRAINERS, release_of, resolve_layout
+from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
 from planner.work.heads import head_sizes
@@ -44,7 +45,8 @@ from planner.work.mixers import MIXERS, MixerWork, mixer_sizes
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
 from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, Code, output_projection, projection
 from planner.work.recompute_modules import layer_input, recomputed
-from tests.conftest import ROOT, clean_environment, missing
+from tests.conftest import ROOT, clean_environment, job_values, missing
+from tests.pricing import H100, batch_of, check_rows_and_bounds, named_ops, pricer
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
 SPARSE = "deepseek-v3.2"
@@ -52,6 +54,7 @@ SUPER, MOE = "nemotron-3-super-120b-a12b", LayerKind(moe=True, window=0, mixer="
 TOKENS = 2 * 4096  # of tests/torch_memory/real_mixers.py
 ROUTED = ("expert_", "gather", "dispatch", "scatter", "combine")  # names of operations
 WIDTHS = {"byte": 1.0, "fp32": 4.0, "compute": 2.0, "linear": 2.0, "index": 8.0}
+Real = dict[str, dict[str, Any]]
 
 
 def sizes(model: ModelSpec) -> dict[str, float]:
@@ -87,21 +90,36 @@ def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
 
 def saved(ops: tuple[Op, ...], model: ModelSpec, **own: float) -> float:
     of = {**sizes(model), **own}
-    return sum(
-        WIDTHS[one.width] * math.prod(of[name] for name in one.dims)
-        for one in saved_tensors(ops).values()
-        if not one.fused_only
-    )
+    held = [one for one in saved_tensors(ops).values() if not one.fused_only]
+    return sum(WIDTHS[one.width] * math.prod(of[name] for name in one.dims) for one in held)
 
 
 def attention_flops(model: ModelSpec) -> float:
     layer = blocks.layer_ops(model, LayerKind(moe=model.is_moe, window=0), True)
-    linear = tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wg", "wo"))
-    return flops(linear, model)
+    return flops(tuple(op for op in layer if op.name in ("wq", "wk", "wv", "wg", "wo")), model)
+
+
+def counted(ops: tuple[Op, ...], model: ModelSpec, found: dict[str, Any], more: float = 0) -> None:
+    """FLOP, with these that only one side counts, and bytes are those of the real code."""
+    assert flops(ops, model) + more == pytest.approx(found["flops"], rel=5e-3)
+    assert saved(ops, model) == pytest.approx(found["saved"], rel=0.03)
+
+
+def without_experts(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(op for op in ops if not op.name.startswith(ROUTED))
+
+
+def model_of(found: dict[str, Any], model_type: str) -> ModelSpec:
+    config = {"num_hidden_layers": 4, **found["config"]}
+    return read_model({"model_type": model_type, "architectures": [], **config})
+
+
+def against_the_real_one(test: Any) -> Any:
+    return pytest.mark.torch(pytest.mark.slow(test))
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, dict[str, Any]]:
+def real() -> Real:
     if not any(distributions(name="transformers", path=[FOLDER])):
         missing("transformers", "`make test-slow` installs it")
     done = subprocess.run(
@@ -110,36 +128,13 @@ def real() -> dict[str, dict[str, Any]]:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: Real = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_gated_deltanet_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
-    model = read_model({"model_type": "qwen3_next", **real["delta"]["config"]})
-    ops = MIXERS["gated-delta"].operations(model, PLAIN)
-    heads, widths = model.linear_num_value_heads, 32 + 64
-    solved = 2.0 * TOKENS * heads * 64 * widths  # triangular solves are not in torch's counter
-    assert flops(ops, model) - solved == pytest.approx(real["delta"]["flops"], rel=5e-3)
-    assert saved(ops, model) == pytest.approx(real["delta"]["saved"], rel=0.03)
-    assert attention_flops(model) == pytest.approx(real["delta"]["attention_flops"], rel=5e-3)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
-    """transformers scores and attends to the whole square, of which a mask hides the most."""
-    model = read_model({"model_type": "deepseek_v32", **real["dsa"]["config"]})
-    ops = MIXERS["dsa"].operations(model, Code(composite_norm=True))
-    square = 2.0 * TOKENS * 4096 * 4 * (48 + 32)
-    assert flops(ops, model) + square == pytest.approx(real["dsa"]["flops"], rel=5e-3)
-    assert saved(ops, model) == pytest.approx(real["dsa"]["saved"], rel=0.03)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
+@against_the_real_one
 @pytest.mark.parametrize(("of", "model_type", "mixer", "solved"), [
+    ("delta", "qwen3_next", "gated-delta", 4 * 64 * (32 + 64)),
     ("kimi", "kimi_linear", "kimi-delta", 4 * 64 * (32 + 32)),
     ("ling", "bailing_hybrid", "kimi-delta", 4 * 64 * (32 + 32)),
     ("mamba", "nemotron_h", "mamba2", None),
@@ -148,168 +143,129 @@ def test_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> No
     ("mamba1", "mamba", "mamba", None),
     ("lfm", "lfm3", "short-conv", 0),
     ("minimax", "minimax", "lightning", 0),
+    # scores and attends to the whole square, of which a mask hides the most
+    ("dsa", "deepseek_v32", "dsa", -4096 * 4 * (48 + 32)),
+    # its indexer scores the whole square; torch's counter sees no fused attention
+    ("m3", "minimax_m3_vl_text", "msa", 0),
 ])  # fmt: skip
 def test_a_mixer_is_the_real_one(
-    of: str, model_type: str, mixer: Mixer, solved: int | None, real: dict[str, dict[str, Any]]
+    of: str, model_type: str, mixer: Mixer, solved: int | None, real: Real
 ) -> None:
     """solved: products of a token, as of triangular solves, which torch's counter leaves out; None:
     no counter.
     """
-    config = {"num_hidden_layers": 4, **real[of]["config"]}
-    model = read_model({"model_type": model_type, "architectures": [], **config})
-    ops = MIXERS[mixer].operations(model, PLAIN)
-    assert saved(ops, model) == pytest.approx(real[of]["saved"], rel=0.03)
-    if solved is not None:
-        counted = flops(ops, model) - 2.0 * TOKENS * solved
-        assert counted == pytest.approx(real[of]["flops"], rel=5e-3)
+    model = model_of(real[of], model_type)
+    ops = MIXERS[mixer].operations(model, Code(composite_norm=of == "dsa"))
+    found = {"flops": flops(ops, model) - 2.0 * TOKENS * (solved or 0), **real[of]}
+    counted(ops, model, found, -2.0 * TOKENS * (solved or 0))
+    assert (solved is None) == ("flops" not in real[of])
     if "attention_flops" in real[of]:
         assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.parametrize(("of", "model_type", "kind"), [
-    ("step", "step3p5", "full"),
-    ("step", "step3p5", "windowed"),
-    ("mimo", "mimo_v2_flash", "full"),
-    ("mimo", "mimo_v2_flash", "windowed"),
-    ("gemma4", "gemma4_text", "full"),
-    ("gemma4", "gemma4_text", "windowed"),
+@against_the_real_one
+@pytest.mark.parametrize("kind", ["full", "windowed"])
+@pytest.mark.parametrize(("of", "model_type"), [
+    ("step", "step3p5"), ("mimo", "mimo_v2_flash"), ("gemma4", "gemma4_text"),
 ])  # fmt: skip
 def test_attention_of_each_kind_of_layer_is_the_real_one(
-    of: str, model_type: str, kind: str, real: dict[str, dict[str, Any]]
+    of: str, model_type: str, kind: str, real: Real
 ) -> None:
-    model = read_model({"model_type": model_type, "architectures": [], **real[of]["config"]})
+    model, found = model_of(real[of], model_type), real[of][kind]
     layer = LayerKind(moe=True, window=512 if kind == "windowed" else 0)
     ops = blocks.layer_ops(model, layer, True)
     names = [op.name for op in ops]
-    own = ops[names.index("attention_in") + 1 : names.index("wo") + 1]
-    assert flops(own, model) == pytest.approx(real[of][kind]["flops"], rel=5e-3)
-    assert saved(own, model) == pytest.approx(real[of][kind]["saved"], rel=0.03)
-    if "layer" in real[of][kind]:
-        assert flops(ops, model) == pytest.approx(real[of][kind]["layer"], rel=5e-3)
-        rest = tuple(op for op in ops if not op.name.startswith(ROUTED))
-        assert saved(rest, model) == pytest.approx(real[of][kind]["rest"], rel=0.03)
+    counted(ops[names.index("attention_in") + 1 : names.index("wo") + 1], model, found)
+    if "layer" in found:
+        assert flops(ops, model) == pytest.approx(found["layer"], rel=5e-3)
+        assert saved(without_experts(ops), model) == pytest.approx(found["rest"], rel=0.03)
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(
-    real: dict[str, dict[str, Any]],
-) -> None:
+@against_the_real_one
+def test_per_layer_embeddings_and_shared_keys_are_the_real_ones(real: Real) -> None:
     """Recomputed layers' keys and values stay as well, which no hook sees."""
     found = real["gemma4-small"]
-    model = read_model({"model_type": "gemma4_text", "architectures": [], **found["config"]})
-    layers = {kind: blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()}
-    for kind, ops in layers.items():
-        name = ("windowed" if kind.window else "full") + "-shared" * kind.shares_keys
-        assert flops(ops, model) == pytest.approx(found[name]["flops"], rel=5e-3)
-        assert saved(ops, model) == pytest.approx(found[name]["saved"], rel=0.03)
+    model = model_of(found, "gemma4_text")
     ends = [blocks.embedding_ops(model), blocks.head_ops(model)[:1]]
-    for measure, name, most in ((flops, "flops", 5e-3), (saved, "saved", 0.03)):
-        whole = sum(measure(ops, model) for ops in ends)
-        whole += sum(
-            count * measure(layers[kind], model) for kind, count in model.distinct_layers()
-        )
-        assert whole == pytest.approx(found["whole"][name], rel=most)
-    checkpointed = sum(saved(ops, model) for ops in ends) + 24 * TOKENS * 64 * 2
+    whole = {measure: sum(measure(ops, model) for ops in ends) for measure in (flops, saved)}
+    checkpointed = whole[saved] + 24 * TOKENS * 64 * 2
+    for kind, count in model.distinct_layers():
+        ops = blocks.layer_ops(model, kind, True)
+        name = ("windowed" if kind.window else "full") + "-shared" * kind.shares_keys
+        counted(ops, model, found[name])
+        for measure in whole:
+            whole[measure] += count * measure(ops, model)
+    assert whole[flops] == pytest.approx(found["whole"]["flops"], rel=5e-3)
+    assert whole[saved] == pytest.approx(found["whole"]["saved"], rel=0.03)
     lent = 2 * (16 + 32) * TOKENS * 2
     assert checkpointed == pytest.approx(found["whole"]["full"] + lent, rel=0.03)
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_two_layers_are_one_of_longcat(real: dict[str, dict[str, Any]]) -> None:
+@against_the_real_one
+def test_two_layers_are_one_of_longcat(real: Real) -> None:
     found = real["longcat"]
-    model = read_model({"model_type": "longcat_flash", "architectures": [], **found["config"]})
+    model = model_of(found, "longcat_flash")
     halves = [blocks.layer_ops(model, kind, True) for kind, _ in model.distinct_layers()]
     assert sum(flops(ops, model) for ops in halves) == pytest.approx(found["flops"], rel=5e-3)
-    rest = [tuple(op for op in ops if not op.name.startswith(ROUTED)) for ops in halves]
-    assert sum(saved(ops, model) for ops in rest) == pytest.approx(found["rest"], rel=0.03)
+    rest = sum(saved(without_experts(ops), model) for ops in halves)
+    assert rest == pytest.approx(found["rest"], rel=0.03)
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_block_sparse_attention_is_the_real_one(real: dict[str, dict[str, Any]]) -> None:
-    """Its indexer scores the whole square; torch's counter sees no fused attention."""
-    model = read_model(
-        {"model_type": "minimax_m3_vl_text", "architectures": [], **real["m3"]["config"]}
-    )
-    ops = MIXERS["msa"].operations(model, PLAIN)
-    assert flops(ops, model) == pytest.approx(real["m3"]["flops"], rel=5e-3)
-    assert saved(ops, model) == pytest.approx(real["m3"]["saved"], rel=0.03)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
+@against_the_real_one
 @pytest.mark.parametrize("mixer", ["shared-kv", "csa", "hca"])
-def test_compressed_attention_is_the_real_one(
-    mixer: Mixer, real: dict[str, dict[str, Any]]
-) -> None:
+def test_compressed_attention_is_the_real_one(mixer: Mixer, real: Real) -> None:
     """With its eager core and with one kernel, a whole layer, and what full recomputation saves."""
-    found, code = real["v4"][mixer], Code(composite_norm=True)
-    model = read_model({"model_type": "deepseek_v4", "architectures": [], **real["v4"]["config"]})
+    code, model = Code(composite_norm=True), model_of(real["v4"], "deepseek_v4")
+    found = {name: 2 * number for name, number in real["v4"][mixer].items()}  # of two sequences
     ops = MIXERS[mixer].operations(model, code)
     rate, _ = model.entries(mixer)
     square = 2 * 2.0 * TOKENS * (4096 + (4096 / rate if rate else 0)) * 4 * 32
-    assert flops(ops, model) + square == pytest.approx(2 * found["flops"], rel=5e-3)
-    assert saved(ops, model) == pytest.approx(2 * found["core"], rel=0.03)
-    assert saved(ops, model, tokens_batched=TOKENS) == pytest.approx(found["two"], rel=0.03)
-    rest = tuple(op for op in ops if not isinstance(op, Attention))
+    counted(ops, model, {**found, "saved": found["core"]}, square)
+    both = saved(ops, model, tokens_batched=TOKENS)
+    assert 2 * both == pytest.approx(found["two"], rel=0.03)
     kernel = MIXERS[mixer].operations(model, Code(own_mixers=True))
     core = next(op for op in kernel if isinstance(op, Attention))
     held = [one for one in core.saves if one.name[0] in "qk" or one.name == "log_sum_exp"]
-    around = saved(rest, model) + sum(saved((replace(core, saves=(one,)),), model) for one in held)
-    assert around == pytest.approx(2 * found["saved"], rel=0.03)
+
+    def alone(one: Tensor) -> float:
+        return saved((replace(core, saves=(one,)),), model)
+
+    rest = tuple(op for op in ops if not isinstance(op, Attention))
+    around = saved(rest, model) + sum(map(alone, held))
+    assert around == pytest.approx(found["saved"], rel=0.03)
     layer = blocks.layer_ops(model, LayerKind(moe=True, window=128, mixer=mixer), True, code)
-    assert flops(layer, model) + square == pytest.approx(2 * found["layer"], rel=5e-3)
-    entering = layer_input(layer)
-    assert saved((replace(core, saves=(entering,)),), model) == pytest.approx(
-        2 * found["full"], rel=0.03
-    )
+    assert flops(layer, model) + square == pytest.approx(found["layer"], rel=5e-3)
+    assert alone(layer_input(layer)) == pytest.approx(found["full"], rel=0.03)
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_residual_streams_are_the_real_ones(real: dict[str, dict[str, Any]]) -> None:
-    model = read_model({"model_type": "deepseek_v4", "architectures": [], **real["v4"]["config"]})
-    before, after, branch = (
-        Tensor(name=name, dims=dims)
-        for name, dims in (("x", STREAMS), ("h", STREAMS), ("attention_sum", HIDDEN_SP))
-    )
+@against_the_real_one
+def test_residual_streams_are_the_real_ones(real: Real) -> None:
+    model = model_of(real["v4"], "deepseek_v4")
+    before, after = (Tensor(name=name, dims=STREAMS) for name in "xh")
+    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixed = entering(model, "attention", before)
     around = (*mixed, leaving("attention_residual", (before,), (branch,), after))
     for name, ops in (("streams", around), ("head", entering(model, "head", before))):
-        assert flops(ops, model) == pytest.approx(2 * real["v4"][name]["flops"], rel=5e-3)
-        assert saved(ops, model) == pytest.approx(2 * real["v4"][name]["saved"], rel=0.03)
+        counted(ops, model, {key: 2 * number for key, number in real["v4"][name].items()})
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_experts_on_a_latent_multiply_what_the_real_ones_do(
-    real: dict[str, dict[str, Any]],
-) -> None:
-    config = {"num_hidden_layers": 4, **real["latent"]["config"]}
-    model = read_model({"model_type": "nemotron_h", "architectures": [], **config})
-    kind = LayerKind(moe=True, window=0, mixer="none")
-    found = flops(blocks.layer_ops(model, kind, True), model)
+@against_the_real_one
+def test_experts_on_a_latent_multiply_what_the_real_ones_do(real: Real) -> None:
+    model = model_of(real["latent"], "nemotron_h")
+    found = flops(blocks.layer_ops(model, MOE, True), model)
     assert found == pytest.approx(real["latent"]["flops"], rel=5e-3)
 
 
 def test_experts_on_a_latent_exchange_its_width() -> None:
-    wide, narrow = (
-        {op.name: op for op in blocks.layer_ops(read_model(SUPER), kind, True)}
-        for kind in (LayerKind(moe=False, window=0, mixer="none"), MOE)
-    )
+    dense = LayerKind(moe=False, window=0, mixer="none")
+    wide, narrow = (named_ops(read_model(SUPER), kind) for kind in (dense, MOE))
     assert wide.keys().isdisjoint({"latent_in", "latent_out"})
     assert narrow["dispatch"].tensor.dims == ("tokens_sent", "expert_hidden")
     assert {tensor.name for tensor in narrow["latent_out"].saves} == {"latent_sum"}
-    one = estimate_job(read_job(job(SUPER, 64, ep=8)))
-    two = estimate_job(read_job(job({"base": SUPER, "moe_latent_size": 4096}, 64, ep=8)))
-    assert (
-        one.time.exposed_communication_seconds["ep"] * 2
-        < (two.time.exposed_communication_seconds["ep"])
-    )
+    models = (SUPER, {"base": SUPER, "moe_latent_size": 4096})
+    times = [estimated(model, 64, ep=8).time for model in models]
+    one, two = (time.exposed_communication_seconds["ep"] for time in times)
+    assert one * 2 < two
 
 
 def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
@@ -326,45 +282,33 @@ def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
     assert found / TOKENS == 2 * (8192 + (2 * width + 2 * 8 * 256 + 256) + width) + 4 * 8
 
 
-@pytest.mark.parametrize("name", [NEXT, HYBRID])
-def test_megatron_keeps_copies_of_what_its_kernels_read(name: str) -> None:
+@pytest.mark.parametrize(("name", "mixer", "own"), [
+    (NEXT, "gated-delta", {"q_repeated", "k_repeated", "gate"}),
+    (HYBRID, "mamba2", {"gated", "normed"}),
+])  # fmt: skip
+def test_megatron_keeps_copies_of_what_its_kernels_read(
+    name: str, mixer: Mixer, own: set[str]
+) -> None:
     """gated_delta_net.py repeats queries and keys and copies the gate; mamba_mixer.py norms apart
     from the scan, and its projection keeps its input."""
     model = read_model(name)
-    own = {"gated-delta": ("q_repeated", "k_repeated", "gate"), "mamba2": ("gated", "normed")}
-    mixer = next(one for one in model.mixers if one in MIXERS)
-    plain, copied = (
-        saved_tensors(MIXERS[mixer].operations(model, code))
-        for code in (PLAIN, Code(own_mixers=True))
-    )
-    more = {name.partition("_")[2] for name in copied.keys() - plain.keys()}
-    assert more == set(own[mixer])
+    both = (MIXERS[mixer].operations(model, code) for code in (PLAIN, Code(own_mixers=True)))
+    plain, copied = map(saved_tensors, both)
+    assert {name.partition("_")[2] for name in copied.keys() - plain.keys()} == own
     of = sizes(model)
     assert sum(math.prod(of[one] for one in copied[n].dims) for n in copied) > 0
 
 
-# ---- patterns ------------------------------------------------------------------------------------
-
-
 def test_a_pattern_of_letters_is_layers_of_one_branch() -> None:
     model = read_model(HYBRID)
-    kinds = dict(model.distinct_layers())
     mamba = LayerKind(moe=False, window=0, mixer="mamba2", feeds=False)
     alone = LayerKind(moe=False, window=0, mixer="none")
     attention = LayerKind(moe=False, window=0, feeds=False)
-    assert kinds == {mamba: 54, alone: 54, attention: 10}
-    norms = {kind: sum(op.name.endswith("_norm") for op in blocks.layer_ops(model, kind, True))
-             for kind in kinds}  # fmt: skip
-    assert norms == {mamba: 2, alone: 1, attention: 1}  # the mixer's own is the second
+    assert dict(model.distinct_layers()) == {mamba: 54, alone: 54, attention: 10}
+    layers = [blocks.layer_ops(model, kind, True) for kind in (mamba, alone, attention)]
+    norms = [sum(op.name.endswith("_norm") for op in ops) for ops in layers]
+    assert norms == [2, 1, 1]  # the mixer's own is the second
     assert model.parameters.layer(alone) == 2 * 8192 * 32768 + 8192
-
-
-@pytest.mark.parametrize(
-    "name", [NEXT, HYBRID, KIMI, SPARSE, "lfm2-1.2b", "falcon-h1-7b", "minimax-text-01"]
-)
-def test_a_model_of_mixers_is_read_again_from_its_own_keys(name: str) -> None:
-    model = read_model(name)
-    assert read_model(inline_keys(model)) == model
 
 
 def test_fewer_layers_of_a_base_keep_its_pattern() -> None:
@@ -390,64 +334,61 @@ def test_a_pattern_that_is_no_model_is_refused() -> None:
 
 
 def test_modules_of_a_layer_without_feed_forward_are_those_of_its_mixer() -> None:
-    model = read_model(HYBRID)
-    of = {kind: Ops(blocks.layer_ops(model, kind, True)) for kind, _ in model.distinct_layers()}
-    repeated = {
-        kind.mixer: {
-            op.name for op, again in zip(ops, recomputed(ops, bits).repeats, strict=True) if again
-        }
-        for bits in (3,)  # core attention and MLP
-        for kind, ops in of.items()
-    }
+    model, repeated = read_model(HYBRID), {}
+    for kind, _ in model.distinct_layers():
+        ops = Ops(blocks.layer_ops(model, kind, True))
+        again = recomputed(ops, 3).repeats  # core attention and MLP
+        repeated[kind.mixer] = {op.name for op, one in zip(ops, again, strict=True) if one}
     assert repeated["mamba2"] == set()
     assert "attention" in repeated["attention"]
     assert "mlp_w1" in repeated["none"]
 
 
-# ---- what TP and CP do ---------------------------------------------------------------------------
-
-
 def job(
-    model: object, num_gpus: int, trainer: str = "megatron", **layout: object
-) -> dict[str, Any]:
-    return {
-        "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-        "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        "layout": layout,
-    }  # fmt: skip
+    model: object, num_gpus: int, trainer: str = "megatron", gpu: str = H100, **layout: object
+) -> Job:
+    return read_job(job_values(model, gpu, num_gpus, 4096, 256, layout=layout, trainer=trainer))
+
+
+def estimated(*run: Any, **layout: object) -> Estimate:
+    return estimate_job(job(*run, **layout))
 
 
 @pytest.mark.parametrize(("name", "most"), [(NEXT, 16), (HYBRID, 8)])
 def test_tp_and_cp_cut_heads_of_a_recurrence_together(name: str, most: int) -> None:
     """transformer_config.py: linear_num_key_heads must be a multiple of tp x cp."""
-    fits, beyond = (
-        estimate_job(read_job(job(name, 64, tp=2, cp=cp, sequence_parallel=True)))
-        for cp in (most // 2, most)
-    )
-    rule = "groups of heads"
-    assert not [one for one in fits.violations if rule in one.rule]
-    assert [one for one in beyond.violations if rule in one.rule]
-    alone = estimate_job(read_job(job(name, 64, "fsdp", cp=2)))
-    assert "runs recurrent layers whole" in "; ".join(one.rule for one in alone.violations)
+    cut = (estimated(name, 64, tp=2, cp=cp, sequence_parallel=True) for cp in (most // 2, most))
+    every = (*cut, estimated(name, 64, "fsdp", cp=2))
+    fits, beyond, alone = ("; ".join(one.rule for one in found.violations) for found in every)
+    assert ("groups of heads" in fits, "groups of heads" in beyond) == (False, True)
+    assert "runs recurrent layers whole" in alone
 
 
 def test_context_parallelism_exchanges_tokens_for_heads() -> None:
     """Forward and backward move the projection and the values once per layer: tensor_a2a_cp2hp."""
-    model = read_model(NEXT)
-    ops = MIXERS["gated-delta"].operations(model, PLAIN)
+    ops = MIXERS["gated-delta"].operations(read_model(NEXT), PLAIN)
     sites = [op.name for op in ops if getattr(op, "site", "") == "cp_heads"]
     assert sites == ["delta_in_heads", "delta_out_heads"]
-    one = estimate_job(read_job(job(NEXT, 8, cp=1, ep=8)))
-    two = estimate_job(read_job(job(NEXT, 8, cp=2, ep=8)))
-    assert one.time is not None
-    assert two.time is not None
-    assert one.time.exposed_communication_seconds["cp"] == 0
-    assert two.time.exposed_communication_seconds["cp"] > 0
+    times = [estimated(NEXT, 8, cp=cp, ep=8).time for cp in (1, 2)]
+    one, two = (time.exposed_communication_seconds["cp"] for time in times)
+    assert one == 0 < two
 
 
-# ---- Megatron-LM ---------------------------------------------------------------------------------
+def read_back(asked: Job, *version: str) -> tuple[Export, StatedMegatron]:
+    """An export, all of which is understood and found again, and what its arguments say."""
+    done = export(asked.layout, asked.model, asked.cluster, asked.training, *version)
+    assert not [gap for gap in done.gaps if gap.blocking]
+    assert parse_back(done) == asked.layout
+    given = read_flags(done.arguments)
+    words = plain_names(given)
+    assert not [*unpriced(words)]
+    for one in version:
+        rows = {flag: argument(flag, one) for flag in given}
+        assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
+    return done, StatedMegatron(words=words)
 
 
+@pytest.mark.parametrize("version", ["0.18", "0.20"])  # which renames the variant of attention
 @pytest.mark.parametrize(("name", "layout"), [
     (NEXT, {"dp_shard": 32, "ep": 8, "pp": 2, "virtual_stages": 12,
         "pp_schedule": "Interleaved1F1B", "zero_stage": 1}),
@@ -457,20 +398,12 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
     (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
         "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
 ])  # fmt: skip
-def test_arguments_of_a_hybrid_are_read_back(name: str, layout: dict[str, Any]) -> None:
-    asked = read_job(job(name, 64, **layout))
-    assert asked.layout is not None
-    for version in ("0.18", "0.20"):  # which renames the variant of attention
-        done = export(asked.layout, asked.model, asked.cluster, asked.training, version)
-        assert not [gap for gap in done.gaps if gap.blocking]
-        assert parse_back(done) == asked.layout
-        given = read_flags(done.arguments)
-        stated = StatedMegatron(words=plain_names(given))
-        assert stated.model.value == name
-        assert not [*unpriced(plain_names(given))]
-        rows = {flag: argument(flag, version) for flag in given}
-        assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
-        assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
+def test_arguments_of_a_hybrid_are_read_back(
+    name: str, layout: dict[str, Any], version: str
+) -> None:
+    done, stated = read_back(job(name, 64, **layout), version)
+    assert stated.model.value == name
+    assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
     assert ("--hybrid-layer-pattern" in done.arguments) == (name != NEXT)
     assert ("pretrain_hybrid.py" in done.files["launch.sh"]) == (name != NEXT)
 
@@ -481,18 +414,10 @@ def test_sparse_attention_is_written_and_read_back(freq: int) -> None:
     sharing = ["dsa-shared" if max(i - 2, 0) % freq else "dsa" for i in range(61)]
     model = {**inline_keys(read_model(SPARSE)), "name": SPARSE, "mixers": sharing}
     splits = {} if freq == 1 else {"layers_per_stage": [30, 31]}
-    asked = read_job({**job(SPARSE, 64, pp=2, ep=16, zero_stage=1, **splits), "model": model})
-    assert asked.layout is not None
+    asked = job(model, 64, pp=2, ep=16, zero_stage=1, **splits)
     for version in ("0.19", "0.20"):
-        done = export(asked.layout, asked.model, asked.cluster, asked.training, version)
-        assert not [gap for gap in done.gaps if gap.blocking]
-        assert parse_back(done) == asked.layout
-        given = read_flags(done.arguments)
-        stated = StatedMegatron(words=plain_names(given))
+        _, stated = read_back(asked, version)
         assert read_model(stated.model.value).mixers == asked.model.mixers
-        assert not [*unpriced(plain_names(given))]
-        rows = {flag: argument(flag, version) for flag in given}
-        assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
     odd = ("dsa", "dsa-shared", "dsa-shared", *("dsa",) * 58)
     none = asked.model.model_copy(update={"mixers": odd})
     gaps = export(asked.layout, none, asked.cluster, asked.training, "0.19").gaps
@@ -501,20 +426,18 @@ def test_sparse_attention_is_written_and_read_back(freq: int) -> None:
 
 def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
     """TP 8 leaves 16 heads of 128, which FlashMLA pads to 64: the core is four times as dear."""
-    model = read_model(SPARSE)
+    model, own = read_model(SPARSE), Code(own_mixers=True)
     heads = MIXERS["dsa"].sizes(model, np.array([1.0, 2.0, 8.0]))["sparse_heads"]
     assert heads.tolist() == [128, 64, 64]
-    own = Code(own_mixers=True)
     fused, masked = (MIXERS["dsa"].operations(model, code) for code in (own, PLAIN))
     core = next(op for op in fused if isinstance(op, Attention))
     assert (core.window, core.widths) == (2048, ("kv_lora_rope", "kv_lora"))
     of = sizes(model)
-    token = math.prod(of[name] for name in saved_tensors(fused)["q"].dims[1:])
-    assert token == 128 * 576
+    assert math.prod(of[name] for name in saved_tensors(fused)["q"].dims[1:]) == 128 * 576
     assert "index_mask" in saved_tensors(masked)
-    names = [op.name for op in MIXERS["dsa-shared"].operations(model, own)]
-    assert "indexer" not in names
-    assert "indexer" in [op.name for op in fused]
+    shared = MIXERS["dsa-shared"].operations(model, own)
+    indexers = [[op for op in ops if op.name == "indexer"] for ops in (fused, shared)]
+    assert [len(found) for found in indexers] == [1, 0]
 
 
 @pytest.mark.parametrize("field", [
@@ -527,24 +450,18 @@ def test_a_size_of_layers_that_a_model_has_not_is_refused(field: str) -> None:
         read_model({"base": "llama3-8b", field: value})
 
 
-def test_an_indexer_needs_a_latent_of_queries() -> None:
-    keys = inline_keys(read_model(SPARSE))
-    with pytest.raises(SpecError, match="reads the latent of queries"):
-        read_model({**keys, "q_lora_rank": 0})
-    with pytest.raises(SpecError, match="is needed by dsa layers"):
-        read_model({**keys, "index_topk": 0})
+@pytest.mark.parametrize(("change", "words"), [
+    ({"q_lora_rank": 0}, "reads the latent of queries"),
+    ({"index_topk": 0}, "is needed by dsa layers"),
+])  # fmt: skip
+def test_an_indexer_needs_a_latent_of_queries(change: dict[str, int], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        read_model({**inline_keys(read_model(SPARSE)), **change})
 
 
 def test_sparse_attention_came_with_its_kernels() -> None:
-    model = read_model(SPARSE)
-    assert lacking(model, release_of("megatron", "0.19")) == []
-    assert "sparse attention with an indexer (DSA)" in lacking(
-        model, release_of("megatron", "0.18")
-    )
-    old = job(SPARSE, 64)
-    old["cluster"]["gpu"] = "a100-sxm-80gb"
-    asked = read_job(old)
-    context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
+    old = job(SPARSE, 64, gpu="a100-sxm-80gb")
+    context = Context(model=old.model, cluster=old.cluster, training=old.training)
     words = "; ".join(one.rule for one in obstacles(context))
     assert "kernels of sparse attention for Hopper and newer" in words
 
@@ -554,15 +471,25 @@ def test_a_layer_of_two_branches_is_two_letters() -> None:
     assert pattern(model, (5, 3)) == "GEGEGE*EGE|GEGE*E"
 
 
-def test_releases_before_the_block_are_named() -> None:
-    model, hybrid = read_model(NEXT), read_model(HYBRID)
-    assert lacking(model, release_of("megatron", "0.18")) == []
-    assert "gated DeltaNet (linear attention)" in lacking(model, release_of("megatron", "0.15"))
-    assert lacking(hybrid, release_of("megatron", "0.18")) == []
-    assert "Mamba-2 (state space) layers" in lacking(hybrid, release_of("megatron", "0.17"))
-    for change in ({"mamba_d_conv": 3}, {"mamba_conv_bias": False}, {"mamba_proj_bias": True}):
-        other = read_model({**inline_keys(hybrid), **change})
-        assert lacking(other, release_of("megatron", "0.18")) == ["other taps or biases of Mamba-2"]
+@pytest.mark.parametrize(("name", "release", "before", "words"), [
+    (SPARSE, "0.19", "0.18", "sparse attention with an indexer (DSA)"),
+    (NEXT, "0.18", "0.15", "gated DeltaNet (linear attention)"),
+    (HYBRID, "0.18", "0.17", "Mamba-2 (state space) layers"),
+])  # fmt: skip
+def test_releases_before_the_block_are_named(
+    name: str, release: str, before: str, words: str
+) -> None:
+    model = read_model(name)
+    assert lacking(model, release_of("megatron", release)) == []
+    assert words in lacking(model, release_of("megatron", before))
+
+
+@pytest.mark.parametrize(
+    "change", [{"mamba_d_conv": 3}, {"mamba_conv_bias": False}, {"mamba_proj_bias": True}]
+)
+def test_other_taps_and_biases_of_mamba_are_named(change: dict[str, object]) -> None:
+    other = read_model({**inline_keys(read_model(HYBRID)), **change})
+    assert lacking(other, release_of("megatron", "0.18")) == ["other taps or biases of Mamba-2"]
 
 
 @pytest.mark.parametrize(("name", "words"), [
@@ -570,6 +497,11 @@ def test_releases_before_the_block_are_named() -> None:
     ("lfm2-1.2b", "gated short convolutions"),
     ("falcon-h1-7b", "Mamba-2 (state space) heads beside those of attention"),
     ("minimax-text-01", "lightning (linear) attention"),
+    ("jamba-v0.1", "Mamba (state space) layers"),
+    ("gemma4-e4b", "per-layer embeddings"),
+    ("gemma4-e4b", "layers that share keys and values"),
+    ("longcat-flash", "experts that compute nothing"),
+    ("longcat-flash", "experts on a shortcut over the next layer"),
 ])  # fmt: skip
 def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
     model = read_model(name)
@@ -593,16 +525,11 @@ def test_a_new_mixer_is_its_operations_and_a_row(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(MIXERS, "short-conv", row)  # under a name that models may have
         monkeypatch.setitem(MIXER_PARAMETERS, "short-conv", lambda _, hidden: 2 * hidden * width)
         shapes = {
-            "name": f"toy-{width}",
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 16,
-            "vocab_size": 4096,
-            "linear_conv_kernel_dim": 3,
-            "mixers": ["short-conv", "attention"] * 2,
-        }
-        asked = read_job(job(shapes, 8, trainer="fsdp", ac="none", **layout))
+            "name": f"toy-{width}", "hidden_size": 1024, "intermediate_size": 4096,
+            "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 4096,
+            "linear_conv_kernel_dim": 3, "mixers": ["short-conv", "attention"] * 2,
+        }  # fmt: skip
+        asked = job(shapes, 8, trainer="fsdp", ac="none", **layout)
         found = estimate_job(asked)
         assert found.valid, found.violations
         peak = asked.cluster.gpu.peak_flops_per_second["bf16"]
@@ -631,33 +558,25 @@ def test_a_layer_that_predicts_more_is_counted() -> None:
 
 
 def test_the_last_stage_has_it() -> None:
-    units = stage_units((16, 15, 15, 15), read_model(MTP))
+    model = read_model(MTP)
+    units = stage_units((16, 15, 15, 15), model)
     assert units[:, 2].tolist() == [0, 0, 0, 1]  # dense, of experts, this one
-    two = [
-        estimate_job(read_job(job(name, 256, tp=2, pp=4, ep=32, zero_stage=1, ac="full")))
-        for name in ("deepseek-v3", MTP)
-    ]
-    assert two[0].memory is not None
-    assert two[1].memory is not None
+    layout = {"tp": 2, "pp": 4, "ep": 32, "zero_stage": 1, "ac": "full"}
+    two = [estimated(name, 256, **layout) for name in ("deepseek-v3", MTP)]
     plain, more = ([one.parameters_bytes for one in each.memory.stages] for each in two)
     assert more[:-1] == plain[:-1]
-    model = read_model(MTP)
     kind, _ = model.distinct_layers()[-1]
     routed = model.num_experts * model.parameters.expert()
     table = model.vocab_size * model.hidden_size
     own = (model.parameters.layer(kind) - routed + table) / 2 + routed / 32
     assert more[-1] - plain[-1] == pytest.approx(2 * own, rel=0.01)  # 16 bits
-    ratio = two[1].step_seconds / two[0].step_seconds
-    assert 1.0 < ratio < 1.0 + 3 / 61
+    assert 1.0 < two[1].step_seconds / two[0].step_seconds < 1.0 + 3 / 61
 
 
 def test_it_multiplies_a_layer_a_projection_and_a_head() -> None:
     model = read_model(MTP)
     kind, _ = model.distinct_layers()[-1]
-    plain, more = (
-        {op.name: op for op in blocks.layer_ops(model, one, True)}
-        for one in (LayerKind(moe=True, window=0), kind)
-    )
+    plain, more = (named_ops(model, one) for one in (LayerKind(moe=True, window=0), kind))
     gemms = {name for name in more.keys() - plain.keys() if isinstance(more[name], Gemm)}
     assert gemms == {"mtp_proj", "head"}
     kept = saved_tensors(tuple(more.values())).keys() - saved_tensors(tuple(plain.values())).keys()
@@ -666,69 +585,49 @@ def test_it_multiplies_a_layer_a_projection_and_a_head() -> None:
 
 @pytest.mark.parametrize("split", [None, [16, 15, 15, 15]])
 def test_its_argument_is_read_back(split: list[int] | None) -> None:
-    asked = read_job(job(MTP, 256, pp=4, dp_shard=64, ep=32, zero_stage=1, layers_per_stage=split))
-    assert asked.layout is not None
-    done = export(asked.layout, asked.model, asked.cluster, asked.training)
-    words = plain_names(read_flags(done.arguments))
-    assert words["mtp_num_layers"] == ["1"]
-    layout = words["pipeline_model_parallel_layout"]
-    assert layout[0].endswith("mL")
-    assert parse_back(done) == asked.layout
-    assert StatedMegatron(words=words).model.value == MTP
+    asked = job(MTP, 256, pp=4, dp_shard=64, ep=32, zero_stage=1, layers_per_stage=split)
+    _, stated = read_back(asked)
+    assert stated.words["mtp_num_layers"] == ["1"]
+    assert stated.words["pipeline_model_parallel_layout"][0].endswith("mL")
+    assert stated.model.value == MTP
     assert "multi-token prediction" in TORCHTITAN.lacks(asked.model, release_of("torchtitan", None))
 
 
-# ---- prices and their bounds ---------------------------------------------------------------------
+MEGATRON = (
+    {"ac": "none"},
+    {"tp": 2, "pp": 4, "ac": "full"},
+    {"pp": 4, "micro_batch_size": 2, "ac": "selective-attention"},
+    {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
+    {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
+)
+FSDP = ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0.5"})
 
 
-@pytest.mark.parametrize("model", [
-    {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64},
-    {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096},
-    {"base": "deepseek-v2-lite", "mtp_num_layers": 1},
-    {"base": KIMI, "num_experts": 64},
-    {"base": KIMI, "num_experts": 64, "linear_full_gates": True, "attention_head_gate": True},
-    "lfm2-1.2b",
-    {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64},
-    {"base": "falcon-h1-7b", "num_hidden_layers": 16},
-    {"base": "minimax-text-01", "num_hidden_layers": 16},
-    {"base": "deepseek-v2-lite", "moe_output_norm": True},
-    {
-        "base": "deepseek-v4-flash",
-        "num_hidden_layers": 8,
-        "num_experts": 64,
-        "mtp_num_layers": 1,
-    },
-    {"base": "llama3-8b", "hc_mult": 4},
+@pytest.mark.parametrize(("trainer", "model"), [
+    ("megatron", {"base": NEXT, "num_hidden_layers": 16, "num_experts": 64}),
+    ("megatron", {"base": HYBRID, "num_hidden_layers": 24, "hidden_size": 4096}),
+    ("megatron", {"base": "deepseek-v2-lite", "mtp_num_layers": 1}),
+    ("megatron", {"base": KIMI, "num_experts": 64}),
+    ("megatron", {"base": KIMI, "num_experts": 64, "linear_full_gates": True,
+        "attention_head_gate": True}),
+    ("megatron", "lfm2-1.2b"),
+    ("megatron", {"base": SUPER, "num_hidden_layers": 16, "num_experts": 64}),
+    ("megatron", {"base": "falcon-h1-7b", "num_hidden_layers": 16}),
+    ("megatron", {"base": "minimax-text-01", "num_hidden_layers": 16}),
+    ("megatron", {"base": "deepseek-v2-lite", "moe_output_norm": True}),
+    ("megatron", {"base": "deepseek-v4-flash", "num_hidden_layers": 8, "num_experts": 64,
+        "mtp_num_layers": 1}),
+    ("megatron", {"base": "llama3-8b", "hc_mult": 4}),
+    ("fsdp", "gemma4-e4b"),
+    ("fsdp", "gemma4-e2b"),
+    ("fsdp", "longcat-flash"),
+    ("fsdp", "jamba-v0.1"),
 ])  # fmt: skip
-def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> None:
-    asked = read_job({**job("llama3-8b", 64), "model": model})
-    pricer = Pricer.build(asked.model, asked.cluster, asked.training)
-    experts = {"ep": 8} if asked.model.is_moe else {}
-    rows = [
-        resolve_layout({**one, **experts}, trainer="megatron", num_gpus=64)
-        for one in (
-            {"ac": "none"},
-            {"tp": 2, "pp": 4, "ac": "full"},
-            {"pp": 4, "micro_batch_size": 2, "ac": "selective-attention"},
-            {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
-            {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
-        )
-    ]
-    together = pricer.price(LayoutBatch.from_layouts(rows), every_rank=True)
-    assert sum(together.parts.values()) == pytest.approx(together.step_seconds, rel=1e-9)
-    for at, row in enumerate(rows):
-        single = LayoutBatch.from_layouts([row])
-        found = pricer.price(single, every_rank=True)
-        assert found.step_seconds[0] == pytest.approx(together.step_seconds[at], rel=1e-12)
-        assert found.device_bytes.max() == pytest.approx(together.device_bytes[at].max(), rel=1e-12)
-        seconds, device = pricer.lower_bounds(single)
-        assert seconds[0] <= found.step_seconds[0] * (1 + 1e-12)
-        assert device[0] <= found.device_bytes.max() * (1 + 1e-12)
-        assert pricer.layout_lower_bounds(single)[0] <= found.step_seconds[0] * (1 + 1e-12)
-        assert pricer.step_lower_bounds(single)[0][0] <= found.step_seconds[0] * (1 + 1e-12)
-
-
-# ---- published rows ------------------------------------------------------------------------------
+def test_bounds_stay_below_prices_and_batches_are_their_rows(trainer: str, model: object) -> None:
+    num_gpus, layouts = (64, MEGATRON) if trainer == "megatron" else (8, FSDP)
+    p = pricer(model, num_gpus, trainer=trainer, global_batch_size=256)
+    experts = {"ep": 8} if p.model.is_moe else {}
+    check_rows_and_bounds(p, batch_of(p, *({**one, **experts} for one in layouts)))
 
 
 @pytest.mark.parametrize(("gpu", "num_gpus", "layout", "batch", "published", "high"), [
@@ -740,17 +639,13 @@ def test_bounds_stay_below_prices_and_batches_are_their_rows(model: object) -> N
 def test_nemotron_3_nano_is_near_what_its_publisher_measured(
     gpu: str, num_gpus: int, layout: dict[str, Any], batch: int, published: float, high: float
 ) -> None:
-    """Megatron-Bridge docs/performance-summary.md; not fitted. high: by docs/STATUS.md."""
-    asked = {
-        "model": "nemotron-3-nano-30b-a3b", "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-        "training": {"seq_len": 8192, "global_batch_size": batch, "trainer": "megatron-bridge",
-            "moe_imbalance": 1.0},  # its benchmarks force the balance
-        "layout": {"dp_shard": num_gpus, "ep": 8, "zero_stage": 1, "moe_dispatcher": "hybridep",
-            **layout},
-    }  # fmt: skip
+    """Megatron-Bridge docs/performance-summary.md; not fitted. high: by docs/STATUS.md. Its
+    benchmarks force the balance."""
+    run = {"dp_shard": num_gpus, "ep": 8, "zero_stage": 1, "moe_dispatcher": "hybridep", **layout}
+    given = {"trainer": "megatron-bridge", "moe_imbalance": 1.0, "layout": run}
+    asked = job_values("nemotron-3-nano-30b-a3b", gpu, num_gpus, 8192, batch, **given)
     found = estimate_job(read_job(asked))
     assert found.fits
     assert found.tokens_per_second_per_gpu / published - 1 == pytest.approx(high, abs=5e-3)
-    assert found.interval is not None
-    low, high = found.interval.step_seconds
-    assert low < batch * 8192 / published / num_gpus < high
+    low, most = found.interval.step_seconds
+    assert low < batch * 8192 / published / num_gpus < most

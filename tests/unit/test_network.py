@@ -16,6 +16,7 @@ from planner.trainers.megatron_models import lacking as megatron_lacks
 from planner.trainers.registry import release_of
 from planner.trainers.titan_models import FLAVORS, lacking
 from planner.trainers.titan_networks import shipped_facts
+from tests.conftest import JOB, job_values
 
 SHAPES = {
     "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000,
@@ -65,11 +66,9 @@ def test_keys_that_we_do_not_know_are_remembered() -> None:
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
-    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
-    job["training"] = {"seq_len": 8192, "global_batch_size": 64}
-    hashes = {question_hash(read_job({**job, "model": name})) for name in ("llama3.1-8b",)}
-    other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
-    assert question_hash(read_job({**job, "model": other})) in hashes
+    name = "llama3.1-8b"
+    other = {**inline_keys(load_model(name)), "rope_theta": 777.0, "norm_eps": 1e-3}
+    assert len({question_hash(read_job({**JOB, "model": model})) for model in (name, other)}) == 1
 
 
 @pytest.mark.parametrize(("model", "gpu", "known"), [
@@ -78,9 +77,7 @@ def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
 ])  # fmt: skip
 def test_a_question_is_found_under_the_name_it_had(model: str, gpu: str, known: str) -> None:
     """A field that came later goes into `measurement.ADDED_LATER`: stored runs stay known."""
-    job = {"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}}
-    job["training"] = {"seq_len": 4096, "global_batch_size": 64}
-    assert question_hash(read_job(job)).startswith(known)
+    assert question_hash(read_job(job_values(model, gpu, 8, 4096, 64))).startswith(known)
 
 
 def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:

@@ -305,7 +305,7 @@ def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth(
     posterior = knowledge.posterior()
     assert posterior.winner == posterior.leader == 3
     assert np.exp(posterior.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
-    assert knowledge.low_fidelity.variance_inflation() > 100, "what else such looks said counts for little"
+    assert knowledge.low_fidelity.variance_inflation() > 100, "such looks count for little"
     assert knowledge.records[5].runs == 1
     later = Knowledge(small())
     later.observe(3, told_of(3, "probed", 0.25))

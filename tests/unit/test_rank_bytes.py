@@ -6,29 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.memory.peak import RankShapes
 from planner.cost.memory.rank_bytes import rank_shapes
-from planner.cost.price import Pricer
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
-from planner.trainers.registry import resolve_layout
+from tests.pricing import batch_of, pricer
 
-NUM_GPUS, SEQ, BATCH = 16, 2048, 16
-MODEL = read_model("llama3-8b")  # 32 layers, hidden 4096, vocabulary 128256
-CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+SEQ = 2048
 TABLE = 128256 * 4096.0
 LAYER = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096.0
 BOUNDARY = SEQ * 4096 * 2.0
 
 
-def inputs(trainer: str = "torchtitan", **layout: Any) -> CostInputs:
-    training = read_training({"seq_len": SEQ, "global_batch_size": BATCH, "trainer": trainer})
-    given = resolve_layout({"ac": "none"} | layout, trainer=trainer, num_gpus=NUM_GPUS)
-    pricer = Pricer.build(MODEL, CLUSTER, training)
-    return CostInputs.of(pricer, LayoutBatch.from_layouts([given]), every_rank=True)
+def inputs(trainer: str = "torchtitan", batch: int = 16, **layout: Any) -> CostInputs:
+    """32 layers, hidden 4096, vocabulary 128256."""
+    p = pricer("llama3-8b", 16, trainer=trainer, seq_len=SEQ, global_batch_size=batch)
+    return CostInputs.of(p, batch_of(p, **{"ac": "none", **layout}), every_rank=True)
 
 
 def on_ranks(found: CostInputs) -> RankShapes:
@@ -45,14 +37,15 @@ def shapes(trainer: str = "torchtitan", **layout: Any) -> RankShapes:
 
 def test_parameters_of_one_rank_without_a_pipeline() -> None:
     held = shapes(tp=2, dp_shard=8)
-    assert held.local[0, 0] == pytest.approx((32 * LAYER + 2 * TABLE) / 2, rel=1e-3)
-    assert held.shard[0, 0] == pytest.approx((32 * LAYER + 2 * TABLE) / 16, rel=1e-3)
-    assert held.head_shard[0, 0] == pytest.approx(TABLE / 16, rel=1e-3)
-    assert held.late_shard[0, 0] == pytest.approx((TABLE + LAYER) / 16, rel=1e-3)
-    assert held.early_shard[0, 0] == pytest.approx((TABLE + 30 * LAYER) / 16, rel=1e-3)
-    assert held.embedding_local[0, 0] == TABLE / 2
-    assert held.embedding_whole[0, 0] == TABLE
-    assert held.in_flight[0, 0] == 1.0
+    expected = {
+        "local": (32 * LAYER + 2 * TABLE) / 2, "shard": (32 * LAYER + 2 * TABLE) / 16,
+        "head_shard": TABLE / 16, "late_shard": (TABLE + LAYER) / 16,
+        "early_shard": (TABLE + 30 * LAYER) / 16,
+    }  # fmt: skip
+    found = {name: getattr(held, name)[0, 0] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-3)
+    exact = (held.embedding_local, held.embedding_whole, held.in_flight)
+    assert [column[0, 0] for column in exact] == [TABLE / 2, TABLE, 1.0]
 
 
 def test_a_pipelines_ends_hold_embedding_and_head_and_the_first_rank_most_microbatches() -> None:
@@ -88,14 +81,8 @@ def test_losses_wait_where_all_forwards_come_first(
 ) -> None:
     """8 microbatches: 7 log-softmaxes in fp32 and logits in bfloat16 besides the one that runs."""
     given = {"pp": 2, "dp_shard": 8, "micro_batch_size": 1, "virtual_stages": stages}
-    training = {"seq_len": SEQ, "global_batch_size": 64, "trainer": "torchtitan"}
-    layout = resolve_layout(
-        {"ac": "none", "pp_schedule": schedule} | given, trainer="torchtitan", num_gpus=NUM_GPUS
-    )
-    pricer = Pricer.build(MODEL, CLUSTER, read_training(training))
-    found = CostInputs.of(pricer, LayoutBatch.from_layouts([layout]), every_rank=True)
-    waits = rank_shapes(found).waiting_loss_bytes[:, 0] / (SEQ * 128256 * 6.0)
-    assert waits.tolist() == [0.0, waiting]
+    found = rank_shapes(inputs(batch=64, pp_schedule=schedule, **given)).waiting_loss_bytes
+    assert (found[:, 0] / (SEQ * 128256 * 6.0)).tolist() == [0.0, waiting]
 
 
 def test_torch_allocates_receives_for_every_microbatch_and_megatron_for_those_in_flight() -> None:
@@ -103,9 +90,9 @@ def test_torch_allocates_receives_for_every_microbatch_and_megatron_for_those_in
     input is one of these buffers in torch, so that of what a layer saves it counts no second time;
     in Megatron it is one activation more.
     """
+    trainers = ("torchtitan", "megatron")
     torch, megatron = (
-        shapes(trainer, pp=4, dp_shard=4, micro_batch_size=1)
-        for trainer in ("torchtitan", "megatron")
+        shapes(trainer, pp=4, dp_shard=4, micro_batch_size=1) for trainer in trainers
     )
     assert (torch.received_bytes[:, 0] / BOUNDARY).tolist() == [4.0, 8.0, 8.0, 4.0]
     assert (torch.boundary_bytes[:, 0] / BOUNDARY).tolist() == [0.0, -1.0, -1.0, -1.0]
@@ -136,6 +123,5 @@ def test_where_weight_gradients_run_later_more_is_held_than_the_microbatches_in_
 
 def test_gathers_of_a_layer_are_the_largest_layers() -> None:
     held = shapes(dp_shard=16)
-    assert held.largest_gathered[0, 0] == pytest.approx(LAYER, rel=1e-3)
-    assert held.head_gathered[0, 0] == pytest.approx(TABLE, rel=1e-3)
-    assert held.gathered[0, 0] == pytest.approx(32 * LAYER + 2 * TABLE, rel=1e-3)
+    found = [one[0, 0] for one in (held.largest_gathered, held.head_gathered, held.gathered)]
+    assert found == pytest.approx([LAYER, TABLE, 32 * LAYER + 2 * TABLE], rel=1e-3)

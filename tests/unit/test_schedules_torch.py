@@ -1,25 +1,26 @@
 """Our orders against torch.distributed.pipelining's, and what it refuses our rules refuse."""
 
 import itertools
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from planner.schedules import SCHEDULES, Order, from_csv, to_csv
+from planner.schedules import SCHEDULES, from_csv, to_csv
 from tests.conftest import needed, one_fast
 
-torch = needed("torch")
+schedules = needed("torch.distributed.pipelining.schedules")
+get_schedule_class = schedules.get_schedule_class
+_PipelineScheduleRuntime = schedules._PipelineScheduleRuntime
 pytestmark = pytest.mark.torch
 
 MULTI = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+Named = tuple[tuple[str, ...], ...]
 # torch builds one virtual stage, TorchTitan refuses it
 FEW = [(1, 2, 3, 4, 8), (2, 3, 4), (1, 2, 3, 4, 6, 8, 9, 12, 16, 24)]
-MANY = [
-    (1, 2, 3, 4, 5, 7, 8),
-    (2, 3, 4, 6),
-    (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 20, 21, 24, 32, 33),
-]
+LONG = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 20, 21, 24, 32, 33)
+MANY = [(1, 2, 3, 4, 5, 7, 8), (2, 3, 4, 6), LONG]
 
 
 def stage(index: int, num_stages: int, pp: int) -> Any:
@@ -29,20 +30,25 @@ def stage(index: int, num_stages: int, pp: int) -> Any:
     )  # fmt: skip
 
 
-def torch_order(name: str, pp: int, v: int, m: int) -> tuple[tuple[str, ...], ...]:
-    from torch.distributed.pipelining.schedules import get_schedule_class
-
-    stages = [stage(local * pp, pp * v, pp) for local in range(v)]
-    built = get_schedule_class(name)(stages, m, loss_fn=lambda *_: None)
-    return tuple(tuple(named(built.pipeline_order[rank])) for rank in range(pp))
+def stages_of_first_rank(pp: int, v: int) -> list[Any]:
+    return [stage(local * pp, pp * v, pp) for local in range(v)]
 
 
-def named(actions: Any) -> list[str]:
+def torch_order(name: str, pp: int, v: int, m: int) -> Named:
+    return named(get_schedule_class(name)(stages_of_first_rank(pp, v), m, loss_fn=no_loss))
+
+
+def no_loss(*_: Any) -> None:
+    """Never called."""
+
+
+def named(built: Any) -> Named:
     """Idle slots left out; overlapped pairs stay pairs."""
-    return [str(action) for action in actions if action is not None]
+    ranks = (order for _, order in sorted(built.pipeline_order.items()))
+    return as_text([[action for action in order if action is not None] for order in ranks])
 
 
-def as_text(order: Order) -> tuple[tuple[str, ...], ...]:
+def as_text(order: Iterable[Iterable[object]]) -> Named:
     return tuple(tuple(str(action) for action in rank) for rank in order)
 
 
@@ -83,54 +89,36 @@ class RecordingStage:
 def test_single_stage_orders_are_what_torch_runs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch.distributed.pipelining.schedules import get_schedule_class
-
     kind = get_schedule_class(name)
-    monkeypatch.setattr(kind, "_initialize_stage", lambda *_, **__: None)
-    monkeypatch.setattr(kind, "_maybe_compute_loss", lambda *_, **__: None)
-    monkeypatch.setattr(kind, "_maybe_get_loss", lambda *_, **__: None)
-    monkeypatch.setattr(kind, "_update_losses", lambda *_, **__: None)
+    for part in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+        monkeypatch.setattr(kind, part, lambda *_, **__: None)
     for pp, m in itertools.product((1, 2, 4, 5), (1, 2, 4, 7)):
         stages = [RecordingStage(rank, pp) for rank in range(pp)]
         if SCHEDULES[name].violation(pp, 1, m):
             with pytest.raises(ValueError, match="must be greater than"):
-                kind(stages[0], m, loss_fn=lambda *_: None)
+                kind(stages[0], m, loss_fn=no_loss)
             continue
         for recorded in stages:
-            kind(recorded, m, loss_fn=lambda *_: None)._step_microbatches()
-        expected = tuple(tuple(recorded.seen) for recorded in stages)
-        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == expected
+            kind(recorded, m, loss_fn=no_loss)._step_microbatches()
+        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == as_text(one.seen for one in stages)
 
 
-@pytest.mark.parametrize(
-    ("name", "pp", "v", "m"),
-    [
-        (name, *sizes)
-        for name in MULTI
-        for sizes in [(4, 2, 8), (2, 2, 4), (3, 2, 12), (8, 2, 16), (4, 4, 8)]
-        if not SCHEDULES[name].violation(*sizes)
-    ],
-)
+@pytest.mark.parametrize(("name", "pp", "v", "m"), [
+    (name, *sizes)
+    for name in MULTI
+    for sizes in [(4, 2, 8), (2, 2, 4), (3, 2, 12), (8, 2, 16), (4, 4, 8)]
+    if not SCHEDULES[name].violation(*sizes)
+])  # fmt: skip
 def test_torch_loads_our_csv(name: str, pp: int, v: int, m: int, tmp_path: Any) -> None:
     """As `_PipelineScheduleRuntime` reads a user's file, to which torch adds sends and gathers."""
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-
-    order = SCHEDULES[name].actions(pp, v, m)
-    path = tmp_path / "schedule.csv"
+    order, path = SCHEDULES[name].actions(pp, v, m), tmp_path / "schedule.csv"
     path.write_text(to_csv(order))
-    runtime = _PipelineScheduleRuntime(
-        [stage(local * pp, pp * v, pp) for local in range(v)], m, loss_fn=lambda *_: None
-    )
+    runtime = _PipelineScheduleRuntime(stages_of_first_rank(pp, v), m, loss_fn=no_loss)
     runtime._load_csv(str(path), format="compute_only")
-    assert tuple(tuple(named(runtime.pipeline_order[rank])) for rank in range(pp)) == as_text(order)
-    assert runtime.stage_index_to_group_rank == {
-        s: int(SCHEDULES[name].stage_rank(s, pp, v)) for s in range(pp * v)
-    }
+    assert named(runtime) == as_text(order)
+    ranks = {s: int(SCHEDULES[name].stage_rank(s, pp, v)) for s in range(pp * v)}
+    assert runtime.stage_index_to_group_rank == ranks
     assert from_csv(path.read_text()) == order
-    computed = {
-        str(action)
-        for rank in runtime.pipeline_order_with_comms.values()
-        for action in rank
-        if action.is_compute_op
-    }
+    every = itertools.chain.from_iterable(runtime.pipeline_order_with_comms.values())
+    computed = {str(action) for action in every if action.is_compute_op}
     assert computed == {str(item) for rank in order for item in rank}

@@ -5,36 +5,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
-from planner.cost.network.collectives import collective_seconds, send_seconds
+from planner.cost.network.collectives import send_seconds
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
-from planner.trainers.registry import resolve_layout
+from tests import pricing
+from tests.pricing import batch_of, collective_of
 
-NUM_GPUS, PAYLOAD = 32, 64e6
-CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
-MODEL = read_model("llama3-8b")
+PAYLOAD = 64e6
 
 
 def pricer(trainer: str = "torchtitan", **training: Any) -> Pricer:
-    spec = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer, **training}
-    return Pricer.build(MODEL, CLUSTER, read_training(spec))
+    return pricing.pricer("llama3-8b", 32, trainer=trainer, **training)
 
 
 def sends(p: Pricer, **layout: Any) -> Sends:
-    given = resolve_layout(layout, trainer=p.training.trainer, num_gpus=NUM_GPUS)
-    return Sends(
-        batch=LayoutBatch.from_layouts([given]),
-        payload_bytes=np.array([PAYLOAD]),
-        fused=np.array([False]),
-        training=p.training,
-        cluster=p.cluster,
-        device=p.device,
-        fabric=p.fabric,
-    )
+    of_job = {name: getattr(p, name) for name in ("training", "cluster", "device", "fabric")}
+    payload, fused = np.array([PAYLOAD]), np.array([False])
+    return Sends(batch=batch_of(p, **layout), payload_bytes=payload, fused=fused, **of_job)
 
 
 def hop(p: Pricer, stride: float, payload: float = PAYLOAD) -> float:
@@ -84,10 +71,7 @@ def test_split_sends_carry_a_share_and_are_gathered_behind() -> None:
     """Megatron of 2022 splits over TP ranks unless sequence parallelism did: then all is sent."""
     p = pricer("megatron", trainer_version="2022-06")
     fixed = p.profile.collective_seconds + p.profile.launch_seconds
-    gathered = collective_seconds(
-        "all-gather", np.array([PAYLOAD]), np.array([4.0]), np.array([1.0]), p.fabric,
-        base_seconds=p.profile.collective_seconds,
-    )[0]  # fmt: skip
+    gathered = collective_of(p, "all-gather", PAYLOAD, 4)[0]
     split = sends(p, pp=4, tp=4, sequence_parallel=False).hop_seconds(4)[0][0]
     assert split == pytest.approx([hop(p, 8.0, PAYLOAD / 4) + fixed + gathered] * 4)
     whole = sends(p, pp=4, tp=4, sequence_parallel=True).hop_seconds(4)[0][0]

@@ -27,47 +27,29 @@ from planner.cost.pipeline.simulate import (
 )
 from planner.export.trace import chrome_trace
 from planner.schedules import SCHEDULES, from_csv
+from tests.pricing import STAGE_COLUMNS, stage_costs
 
 
-def costs(
-    forward: list[list[float]],
-    *,
-    backward: float = 2.0,
-    send: float = 0.0,
-    saved: float = 1.0,
-    weight_grad_bytes: float | None = None,
-    transient: tuple[float, float] | None = None,
-) -> StageCosts:
-    """Rows of forward seconds per stage; both gradients half of `backward` times that each."""
-    forward_CS = np.array(forward)
-    ones = np.ones_like(forward_CS)
-    return StageCosts(
-        forward_seconds_CS=forward_CS,
-        input_grad_seconds_CS=forward_CS * backward / 2,
-        weight_grad_seconds_CS=forward_CS * backward / 2,
-        send_seconds_CS=ones * send,
-        saved_bytes_CS=ones * saved,
-        weight_grad_bytes_CS=None if weight_grad_bytes is None else ones * weight_grad_bytes,
-        forward_transient_bytes_CS=None if transient is None else ones * transient[0],
-        backward_transient_bytes_CS=None if transient is None else ones * transient[1],
-    )
+def costs(forward: list[list[float]], **given: float) -> StageCosts:
+    """Rows of forward seconds per stage; both gradients take as long. given: seconds of a send,
+    bytes saved, and of what else is held."""
+    forward_CS, ones = np.array(forward), np.ones_like(np.array(forward))
+    columns = {f"{name}_CS": ones * value for name, value in given.items()}
+    seconds = dict.fromkeys(STAGE_COLUMNS[:3], forward_CS)
+    rest = {"send_seconds_CS": 0.0 * ones, "saved_bytes_CS": ones}
+    return StageCosts(**seconds | rest | columns)
 
 
 def uneven(
     num_stages: int, candidates: int, seed: int, *, spread: float = 0.1, send: float = 0.05
 ) -> StageCosts:
     """Stages that differ by exp(spread), a heavier last one, sends of up to `send` of a forward."""
-    draw = np.random.default_rng(seed)
-    shape = (candidates, num_stages)
+    draw, shape = np.random.default_rng(seed), (candidates, num_stages)
     base = np.exp(draw.uniform(-spread, spread, shape))
     base[:, -1] *= draw.uniform(1, 1 + 2 * spread, candidates)
-    return StageCosts(
-        forward_seconds_CS=base,
-        input_grad_seconds_CS=base * draw.uniform(1, 2, (candidates, 1)),
-        weight_grad_seconds_CS=base * draw.uniform(0.5, 1, (candidates, 1)),
-        send_seconds_CS=np.broadcast_to(draw.uniform(0, send, (candidates, 1)), shape),
-        saved_bytes_CS=base,
-    )
+    backward = [base * draw.uniform(*ends, (candidates, 1)) for ends in ((1, 2), (0.5, 1))]
+    sends = np.broadcast_to(draw.uniform(0, send, (candidates, 1)), shape)
+    return stage_costs(base, *backward, sends, base)
 
 
 def run(csv: str, given: StageCosts) -> Simulation:
@@ -82,7 +64,7 @@ def test_one_stage_is_the_sum_of_its_work() -> None:
 
 def test_two_stages_by_hand() -> None:
     """F0 0-1, F1 1-2, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5, send 0.5, 1 half as fast."""
-    result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
+    result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send_seconds=0.5))
     line = result.timeline
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     first = {"0F0": 0.0, "0F1": 1.0, "0B0": 8.0, "0B1": 14.0}
@@ -93,44 +75,31 @@ def test_two_stages_by_hand() -> None:
     assert result.span_seconds_CR.tolist() == [[16.0, 12.0]]
 
 
-def test_a_send_does_not_hold_up_its_sender_and_is_free_within_a_rank() -> None:
-    assert run("0F0,0F1,0F2,0B0,0B1,0B2\n", costs([[1.0]], send=9.0)).makespan_seconds_C[0] == 9.0
-    folded = run("0F0,1F0,1B0,0B0\n", costs([[1.0, 1.0]], send=9.0))
-    assert folded.makespan_seconds_C[0] == 6.0
-    async_send = run("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", costs([[1.0, 1.0]], send=9.0))
-    assert async_send.timeline.start_seconds_AC[1, 0] == 1.0
-
-
-def test_split_backward_lets_the_gradient_go_ahead_of_the_weights() -> None:
-    whole = run("0F0,0B0\n1F0,1B0\n", costs([[1.0, 1.0]])).makespan_seconds_C[0]
-    split = run("0F0,0I0,0W0\n1F0,1I0,1W0\n", costs([[1.0, 1.0]])).makespan_seconds_C[0]
+def test_a_weights_gradient_does_not_hold_up_the_inputs() -> None:
+    orders = ("0F0,0B0\n1F0,1B0\n", "0F0,0I0,0W0\n1F0,1I0,1W0\n")
+    whole, split = (run(csv, costs([[1.0, 1.0]])).makespan_seconds_C[0] for csv in orders)
     assert (whole, split) == (6.0, 5.0)
 
 
 def test_memory_counts_saved_weight_share_and_transients() -> None:
-    given = costs([[1.0]], saved=10.0, weight_grad_bytes=4.0, transient=(1.0, 5.0))
-    result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", given)
-    line = result.timeline
-    assert line.kept_bytes_AC[:, 0].tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
+    held = {"saved_bytes": 10.0, "weight_grad_bytes": 4.0}
+    transient = {"forward_transient_bytes": 1.0, "backward_transient_bytes": 5.0}
+    result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", costs([[1.0]], **held, **transient))
+    kept = result.timeline.kept_bytes_AC[:, 0]
+    assert kept.tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
     # the first I: both microbatches and its transient
     assert result.peak_saved_bytes_CR.tolist() == [[25.0]]
-    forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], saved=10.0, transient=(7.0, 5.0)))
+    heavy = {**transient, "forward_transient_bytes": 7.0, "saved_bytes": 10.0}
+    forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], **heavy))
     assert forward_heavy.peak_saved_bytes_CR.tolist() == [[27.0]]
 
 
 def test_candidates_do_not_disturb_each_other() -> None:
     entry, together = SCHEDULES["Interleaved1F1B"], uneven(8, 5, seed=0)
-    all_at_once = simulate(entry, (4, 2, 16), together)
-    for row in range(5):
-        alone = StageCosts(
-            forward_seconds_CS=together.forward_seconds_CS[row : row + 1],
-            input_grad_seconds_CS=together.input_grad_seconds_CS[row : row + 1],
-            weight_grad_seconds_CS=together.weight_grad_seconds_CS[row : row + 1],
-            send_seconds_CS=together.send_seconds_CS[row : row + 1],
-            saved_bytes_CS=together.saved_bytes_CS[row : row + 1],
-        )
-        found = simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0]
-        assert found == all_at_once.makespan_seconds_C[row]
+    all_at_once = simulate(entry, (4, 2, 16), together).makespan_seconds_C
+    for row, seconds in enumerate(all_at_once):
+        alone = StageCosts(**{name: getattr(together, name)[[row]] for name in STAGE_COLUMNS})
+        assert simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0] == seconds
 
 
 @drawn(st.data())
@@ -166,13 +135,9 @@ def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="no stage computes"):
         compile_order(from_csv("0F0,0B0\n1F0\n"))
     with pytest.raises(ValueError, match="send_seconds_CS has shape"):
-        StageCosts(**{**dict.fromkeys(FIELDS, np.ones((2, 4))), "send_seconds_CS": np.ones((2, 3))})
-
-
-FIELDS = (
-    "forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS", "send_seconds_CS",
-    "saved_bytes_CS",
-)  # fmt: skip
+        StageCosts(
+            **{**dict.fromkeys(STAGE_COLUMNS, np.ones((2, 4))), "send_seconds_CS": np.ones((2, 3))}
+        )
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -187,42 +152,44 @@ def test_long_steps_are_continued_as_if_replayed_whole(
         if entry.violation(pp, v, m) or (len(compiled(entry, pp, v, m).items) <= DIRECT_ACTIONS):
             continue
         given = uneven(pp * v, 6, seed=pp * v, spread=spread)
-        short, whole = (
-            simulate(entry, (pp, v, m), given),
-            replay(compiled(entry, pp, v, m), given, num_microbatches=m),
-        )
+        short = simulate(entry, (pp, v, m), given)
+        whole = replay(compiled(entry, pp, v, m), given, num_microbatches=m)
         continued += short.simulated_microbatches < m
-        for seconds in (lambda one: one.makespan_seconds_C, lambda one: one.step_seconds_C(False)):
-            np.testing.assert_allclose(seconds(short), seconds(whole), rtol=tolerance)
-        np.testing.assert_allclose(short.busy_seconds_CR, whole.busy_seconds_CR, rtol=1e-9)
-        np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)
+        same(short, whole, tolerance, 1e-9)
+        ends = (one.step_seconds_C(False) for one in (short, whole))
+        np.testing.assert_allclose(*ends, rtol=tolerance)
     assert continued or spread > 0
+
+
+def same(short: Simulation, whole: Simulation, makespan: float, others: float) -> None:
+    columns = {"makespan_seconds_C": makespan, "busy_seconds_CR": others}
+    for name, rtol in {**columns, "peak_saved_bytes_CR": others}.items():
+        np.testing.assert_allclose(*(getattr(one, name) for one in (short, whole)), rtol=rtol)
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_short_steps_are_replayed_whole(name: str) -> None:
     entry = SCHEDULES[name]
     for pp, v, m in itertools.product((2, 4, 8), (1, 2, 4), (8, 16, 24, 37, 48)):
-        if entry.violation(pp, v, m):
+        if entry.violation(pp, v, m) or len(compiled(entry, pp, v, m).items) > DIRECT_ACTIONS:
             continue
         given = uneven(pp * v, 3, seed=m, spread=0.3)
-        whole = replay(compiled(entry, pp, v, m), given, num_microbatches=m)
-        if len(compiled(entry, pp, v, m).items) > DIRECT_ACTIONS:
-            continue
         short = simulate(entry, (pp, v, m), given)
         assert short.simulated_microbatches == m
-        for field in ("makespan_seconds_C", "busy_seconds_CR", "peak_saved_bytes_CR"):
-            np.testing.assert_allclose(getattr(short, field), getattr(whole, field), rtol=1e-12)
+        same(short, replay(compiled(entry, pp, v, m), given, num_microbatches=m), 1e-12, 1e-12)
 
 
 def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
     """1F1B: stages 0 and 1 wait for each other and outlast the busier 15 in the end."""
     forward = np.full((4, 16), 0.7)
     forward[:, :2], forward[:, 15] = 1.0, [1.01, 1.02, 1.03, 1.032]
-    given = costs(forward.tolist(), send=0.1)
-    whole = replay(compiled(SCHEDULES["1F1B"], 16, 1, 1024), given, num_microbatches=1024)
-    short = simulate(SCHEDULES["1F1B"], (16, 1, 1024), given)
-    np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-3)
+    continued_as_whole("1F1B", (16, 1, 1024), costs(forward.tolist(), send_seconds=0.1))
+
+
+def continued_as_whole(name: str, size: tuple[int, int, int], given: StageCosts) -> None:
+    short = simulate(SCHEDULES[name], size, given).makespan_seconds_C
+    whole = replay(compiled(SCHEDULES[name], *size), given, num_microbatches=size[2])
+    np.testing.assert_allclose(short, whole.makespan_seconds_C, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("GPipe", "LoopedBFS")])
@@ -244,16 +211,10 @@ def test_orders_with_two_phases_are_not_stretched() -> None:
         assert stretched(compiled(SCHEDULES[name], 4, v, 20), 20, 4, 3) is None
 
 
-def test_uneven_rounds_of_torch_are_never_broken() -> None:
+@pytest.mark.parametrize("m", [54, 63])
+def test_uneven_rounds_of_torch_are_never_broken(m: int) -> None:
     """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole ones are left out."""
-    entry, given = SCHEDULES["Interleaved1F1B"], uneven(64, 3, seed=3)
-    for m in (54, 63):
-        whole = replay(compiled(entry, 8, 8, m), given, num_microbatches=m)
-        np.testing.assert_allclose(
-            simulate(entry, (8, 8, m), given).makespan_seconds_C,
-            whole.makespan_seconds_C,
-            rtol=1e-3,
-        )
+    continued_as_whole("Interleaved1F1B", (8, 8, m), uneven(64, 3, seed=3))
 
 
 def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> None:

@@ -11,12 +11,12 @@ from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_doma
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
 from planner.precision import PRECISIONS
-from planner.rules import legal_mask
+from planner.rules import columns_of, legal_mask
 from planner.schedules import SCHEDULES
-from planner.search.space.rows import unique_boolean_rows
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, default_domains, domains_of
 from planner.search.space.enumerate import build_space, enumerate_space
 from planner.search.space.keeps import KEEPS
+from planner.search.space.rows import unique_boolean_rows
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS, resolve_layout

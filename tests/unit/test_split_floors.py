@@ -26,6 +26,8 @@ from planner.search.variations.floors import (
     with_budget,
 )
 from planner.specs.layout import Layout
+from tests.conftest import job_values
+from tests.pricing import H100, pricer_of
 from tests.unit.test_splits_twin import EXPERTS, WIDE, splits_of
 
 PIPELINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -43,31 +45,17 @@ def pipeline(name: str, memory_fraction: float = 0.95) -> tuple[Pricer, Layout]:
     """A pricer on 8 GPUs and the layout with the trainer's split."""
     model, fields = PIPELINES[name]
     shard = 8 // fields["pp"] // fields.get("tp", 1)
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {
-                "gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": memory_fraction,
-            },
-            "training": {"seq_len": 4096, "global_batch_size": 32},
-            "layout": {
-                "dp_shard": shard, "micro_batch_size": 1, "ac": "full", "zero_stage": 2, **fields,
-            },
-        }
-    )  # fmt: skip
-    assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), job.layout
+    layout = {"dp_shard": shard, "micro_batch_size": 1, "ac": "full", "zero_stage": 2, **fields}
+    values = job_values(model, H100, 8, 4096, 32, layout=layout)
+    values["cluster"]["memory_fraction"] = memory_fraction
+    job = read_job(values)
+    return pricer_of(job), job.layout
 
 
 def every_split(pricer: Pricer, layout: Layout, acs: tuple[str, ...]) -> LayoutBatch:
-    """All splits of a layout's layers under these recomputations."""
-    stages = layout.pp * layout.virtual_stages
-    return LayoutBatch.from_layouts(
-        [
-            layout.model_copy(update={"layers_per_stage": split, "ac": ac})
-            for split, ac in product(splits_of(pricer.model.num_hidden_layers, stages), acs)
-        ]
-    )
+    splits = splits_of(pricer.model.num_hidden_layers, layout.pp * layout.virtual_stages)
+    changes = ({"layers_per_stage": split, "ac": ac} for split, ac in product(splits, acs))
+    return LayoutBatch.from_layouts([layout.model_copy(update=one) for one in changes])
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -105,8 +93,7 @@ def test_no_split_that_fits_has_more_layers_on_a_rank_than_it_has_room_for(name:
     pricer, layout = pipeline(name, 0.5)
     own = LayoutBatch.from_layouts([layout])
     room = pricer.most_layers(own, most_device_bytes(pricer)).max(axis=0)[:, 0]
-    splits = every_split(pricer, layout, (layout.ac,))
-    prices = pricer.price(splits, every_rank=True)
+    prices = pricer.price(every_split(pricer, layout, (layout.ac,)), every_rank=True)
     held = prices.rank_units[:, :-2].sum(axis=1)
     fits = fitting(pricer, prices.least_device_bytes)
     assert fits.any()
@@ -125,9 +112,8 @@ def test_a_class_without_room_is_left_out() -> None:
     layers=st.integers(min_value=1, max_value=20),
 )
 def test_the_fullest_rank_is_that_of_the_most_even_split(room: list[int], layers: int) -> None:
-    found = Fullest.of(
-        np.array([float(layers)]), np.array(room, dtype=float)[None, :, None], np.array([len(room)])
-    )
+    rooms = np.array(room, dtype=float)[None, :, None]
+    found = Fullest.of(np.array([float(layers)]), rooms, np.array([len(room)]))
     ways = product(*(range(min(most, layers) + 1) for most in room))
     possible = [split for split in ways if sum(split) == layers]
     if not possible:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.forward_backward_overlap import pair_columns, relief
 from planner.cost.layer.op_costs import _attention_cost
@@ -13,27 +12,20 @@ from planner.cost.network.sends import transport_of
 from planner.cost.price import Pricer
 from planner.cost.stage_seconds import StageSeconds
 from planner.cost.step_seconds import PARTS, step_seconds
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
-from planner.intake.models import read_model
 from planner.schedules import SCHEDULES
-from planner.specs.model import ModelSpec
-from planner.trainers.registry import resolve_layout
 from planner.work.ops import Attention, Tensor
+from tests import pricing
+from tests.pricing import batch_of
 
-NUM_GPUS = 16
-CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
-MODEL = read_model("llama3-8b")
+COUNTS = np.array([32.0, 1.0, 1.0])  # layers, embedding, head
 
 
-def pricer(trainer: str = "torchtitan", model: ModelSpec = MODEL, **training: Any) -> Pricer:
-    spec = {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer, **training}
-    return Pricer.build(model, CLUSTER, read_training(spec))
+def pricer(trainer: str = "torchtitan", model: str = "llama3-8b", **training: Any) -> Pricer:
+    return pricing.pricer(model, 16, trainer=trainer, **{"global_batch_size": 32, **training})
 
 
 def inputs(p: Pricer, **layout: Any) -> CostInputs:
-    given = resolve_layout(layout, trainer=p.training.trainer, num_gpus=NUM_GPUS)
-    return CostInputs.of(p, LayoutBatch.from_layouts([given]), every_rank=True)
+    return CostInputs.of(p, batch_of(p, **layout), every_rank=True)
 
 
 def step(found: CostInputs) -> tuple[float, dict[str, float], StageSeconds]:
@@ -41,47 +33,25 @@ def step(found: CostInputs) -> tuple[float, dict[str, float], StageSeconds]:
     return float(seconds[0]), {name: float(parts[name][0]) for name in PARTS}, stages
 
 
-def unit(found: CostInputs, name: str) -> np.ndarray[Any, Any]:
-    return np.asarray(getattr(found.unit.costs, name)[..., found.at_unit[0]])
+def unit(found: CostInputs, *names: str) -> np.ndarray[Any, Any]:
+    return sum(np.asarray(getattr(found.unit.costs, one)[..., found.at_unit[0]]) for one in names)
 
 
-@pytest.mark.parametrize("layout", [
-    {"dp_shard": 16},
-    {"dp_shard": 4, "tp": 4, "ac": "full"},
-    {"dp_shard": 8, "cp": 2},
-    {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
-    {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
-])  # fmt: skip
-def test_parts_sum_to_the_step(layout: dict[str, Any]) -> None:
-    seconds, parts, _ = step(inputs(pricer(), **layout))
-    assert sum(parts.values()) == pytest.approx(seconds)
-    assert min(parts.values()) >= 0.0
+WORK = ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
 
 
 def test_without_a_pipeline_parts_are_the_units_of_all_microbatches() -> None:
-    """2 microbatches of 32 layers, embedding and head."""
+    """2 microbatches of 32 layers, embedding and head, which is gathered once."""
     found = inputs(pricer(), dp_shard=4, tp=4, ac="full", micro_batch_size=4)
-    counts = np.array([32.0, 1.0, 1.0])
     _, parts, _ = step(found)
-    sums = found.shards.sum_seconds[:, found.at_shard[0]]
-    recompute = 2 * counts @ unit(found, "recompute_seconds")
-    exposed = unit(found, "exposed_forward")[0] + unit(found, "exposed_backward")[0]
-    compute = (
-        2
-        * counts
-        @ sum(
-            unit(found, name)
-            for name in ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
-        )
-    )
-    assert parts["recompute"] == pytest.approx(recompute)
-    assert parts["tp"] == pytest.approx(2 * counts @ exposed)
-    out, into = (
-        getattr(found.shards, f"{name}_copy_seconds")[:, found.at_shard[0]]
-        for name in ("gather", "scatter")
-    )
-    copies = 2 * (counts @ into + np.array([64.0, 2.0, 1.0]) @ out)  # the head is gathered once
-    assert parts["compute"] == pytest.approx(compute + counts @ sums)
+    shards, at = found.shards, found.at_shard[0]
+    columns = (shards.gather_copy_seconds, shards.scatter_copy_seconds, shards.sum_seconds)
+    out, into, sums = (column[:, at] for column in columns)
+    exposed = unit(found, "exposed_forward", "exposed_backward")[0]
+    assert parts["recompute"] == pytest.approx(2 * COUNTS @ unit(found, "recompute_seconds"))
+    assert parts["tp"] == pytest.approx(2 * COUNTS @ exposed)
+    assert parts["compute"] == pytest.approx(2 * COUNTS @ unit(found, *WORK) + COUNTS @ sums)
+    copies = 2 * (COUNTS @ into + np.array([64.0, 2.0, 1.0]) @ out)
     assert parts["copies"] == pytest.approx(copies)
     assert parts["bubble"] == parts["pp"] == parts["cp"] == parts["ep"] == 0.0
     assert parts["other"] == found.job.profile.fixed_step_seconds
@@ -90,23 +60,22 @@ def test_without_a_pipeline_parts_are_the_units_of_all_microbatches() -> None:
 def test_gradients_are_added_up_between_microbatches() -> None:
     """4 microbatches, 3 sums; InternEvo adds with a kernel of its own."""
     found = inputs(pricer("internevo"), dp_shard=4, tp=4, micro_batch_size=2)
-    counts = np.array([32.0, 1.0, 1.0])
-    sums = float(counts @ found.shards.sum_seconds[:, found.at_shard[0]])
+    sums = float(COUNTS @ found.shards.sum_seconds[:, found.at_shard[0]])
     assert sums > 0.0
-    work = sum(
-        counts @ unit(found, name)
-        for name in ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
-    )
-    assert step(found)[1]["compute"] == pytest.approx(4 * work + 3 * sums)
+    by_hand = 4 * COUNTS @ unit(found, *WORK) + 3 * sums
+    assert step(found)[1]["compute"] == pytest.approx(by_hand)
+
+
+def of_mean_rank(found: CostInputs, stages: StageSeconds) -> list[float]:
+    columns = (stages.forward, stages.input_grad, stages.weight_grad)
+    return [float((found.mean_units * column).sum()) for column in columns]
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe"])
 def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
     found = inputs(pricer(), dp_shard=4, pp=4, pp_schedule=name, micro_batch_size=1)
     _, parts, stages = step(found)
-    columns = (stages.forward, stages.input_grad, stages.weight_grad)
-    f, i, w = (float((found.mean_units * column).sum()) for column in columns)
-    assert parts["bubble"] == pytest.approx(3 * (f + i + w))
+    assert parts["bubble"] == pytest.approx(3 * sum(of_mean_rank(found, stages)))
     exposed = transport_of(found.job.training, name).exposed
     hops = SCHEDULES[name].sends_on_critical_path(4, 1, 8, exposed)
     assert parts["pp"] == pytest.approx(float(hops) * float(stages.sends.mean_seconds()[0]))
@@ -116,11 +85,9 @@ def test_pairs_of_other_ranks_shorten_the_bubble() -> None:
     """DualPipeV, 8 microbatches, 2 ranks: 12 pairs on the longest chain, 11 of either rank."""
     degrees = {"dp_shard": 4, "tp": 2, "ep": 4, "pp": 2}
     given = {"pp_schedule": "DualPipeV", "virtual_stages": 2, "micro_batch_size": 1, "ac": "none"}
-    found = inputs(pricer(model=read_model("mixtral-8x7b")), **degrees, **given)
+    found = inputs(pricer(model="mixtral-8x7b"), **degrees, **given)
     _, parts, stages = step(found)
-    columns = (stages.forward, stages.input_grad, stages.weight_grad)
-    means = [float((found.mean_units * column).sum()) for column in columns]
-    idle = float(SCHEDULES["DualPipeV"].bubble_seconds(2, 2, 8, *means))
+    idle = float(SCHEDULES["DualPipeV"].bubble_seconds(2, 2, 8, *of_mean_rank(found, stages)))
     pair = pair_columns(found.unit.costs, found.at_unit, found.job.profile)
     saved = [float(relief(pair, rank, np.array([2])).saved[0]) for rank in found.units]
     assert 0.0 < max(saved) < idle
@@ -156,7 +123,7 @@ def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -
         for way in (False, True)
     )
     profile = pricer().profile
-    backward = (after[2].input_grad + after[2].weight_grad)[:, 0] @ np.array([32.0, 1.0, 1.0])
+    backward = (after[2].input_grad + after[2].weight_grad)[:, 0] @ COUNTS
     added = after[1]["optimizer"] - before[1]["optimizer"]
     assert added == pytest.approx(profile.early_step_share * 2 * float(backward))
 
@@ -168,17 +135,12 @@ def test_attention_under_context_parallelism_runs_in_pieces(method: str, pieces:
     output each.
     """
     p = pricer("fsdp")
-    given = resolve_layout(
-        {"cp": 4, "dp_shard": 4, "cp_method": method, "micro_batch_size": 1},
-        trainer="fsdp",
-        num_gpus=NUM_GPUS,
-    )
-    batch = LayoutBatch.from_layouts([given])
+    batch = batch_of(p, cp=4, dp_shard=4, cp_method=method, micro_batch_size=1)
     heads = 32.0 if pieces > 1 else 8.0
     tokens = 1024.0 if pieces > 1 else 4096.0
     none = Tensor(name="none", dims=())
     op = Attention(name="attention", window=0, saves=(), output=none, statistics=none)
-    found = _attention_cost(p.context(batch), op, MODEL)
+    found = _attention_cost(p.context(batch), op, p.model)
     flops = np.array([2.0 * tokens * 2048.0 * heads * 256.0])
     length = np.array([4096.0 / pieces])
     merged = 16.0 * tokens * heads * 128.0 * (4.0 if pieces > 1 else 0.0)

@@ -13,22 +13,13 @@ from planner.cost.pipeline.order_parts import RankColumns
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.trainers.transports import Transport
-from tests.conftest import fixed_ports
-
-JOB = {
-    "model": "llama3.2-1b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
-    "training": {
-        "seq_len": 2048,
-        "global_batch_size": 8,
-        "trainer": "megatron",
-        "overlap": {"pp": False},
-    },
-}
+from tests.conftest import fixed_ports, job_values
+from tests.pricing import H100
 
 
-def job(**more: Any) -> dict[str, Any]:
-    return {**JOB, **more}
+def job(num_gpus: int = 4, batch: int = 8, model: Any = "llama3.2-1b", **more: Any) -> Any:
+    given = {"trainer": "megatron", "overlap": {"pp": False}, **more}
+    return job_values(model, H100, num_gpus, 2048, batch, **given)
 
 
 @pytest.fixture
@@ -70,13 +61,8 @@ def test_no_overlap_of_sends_is_priced_with_interleaved_stages(
     pp: int, v: int, microbatches: int
 ) -> None:
     """Megatron-LM with --no-overlap-p2p-communication runs these."""
-    found = estimate(
-        **job(
-            model={"base": "llama3.2-1b", "num_hidden_layers": 80},
-            cluster={"gpu": "h100-sxm-80gb", "num_gpus": pp},
-            training={**JOB["training"], "global_batch_size": microbatches},
-            layout={"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": v},
-        )
-    )
+    model = {"base": "llama3.2-1b", "num_hidden_layers": 80}
+    layout = {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": v}
+    found = estimate(**job(pp, microbatches, model, layout=layout))
     assert found.valid
     assert found.step_seconds
