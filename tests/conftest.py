@@ -28,6 +28,7 @@ from tests import zygote
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
+    from sqlalchemy import Engine
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -73,6 +74,7 @@ END_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
+PLANNER = (sys.executable, "-m", "planner.api.cli")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
@@ -201,12 +203,7 @@ def cli(sqlite_url: str) -> Cli:
 @pytest.fixture
 def executable(sqlite_url: str) -> Cli:
     """Starts `python -m planner.api.cli` as a user does, where a fork would not show the same."""
-
-    def run(arguments: Sequence[str], **given: Any) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "planner.api.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, **given)
-
-    return commands(run, sqlite_url)
+    return commands(lambda words, **given: ran(*PLANNER, *words, **given), sqlite_url)
 
 
 def commands(run: Cli, database_url: str) -> Cli:
@@ -217,6 +214,14 @@ def commands(run: Cli, database_url: str) -> Cli:
         return run([*map(str, arguments)], input=input, env=given, timeout=300.0)
 
     return cli
+
+
+def ran(
+    *command: object, env: Mapping[str, str] | None = None, **given: Any
+) -> "subprocess.CompletedProcess[str]":
+    """A command in a clean environment and these variables, with its output captured."""
+    given = {"timeout": 300, "check": False, "env": {**clean_environment(), **(env or {})}, **given}
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **given)
 
 
 def clean_environment() -> dict[str, str]:
@@ -339,10 +344,7 @@ def _postgres(program: str, *arguments: object) -> None:
     programs, (prefix, _) = _programs(), _as_server_user()
     if programs is None:
         missing("PostgreSQL under /usr/lib/postgresql", "apt-get install postgresql")
-    command = [*prefix, *map(str, (programs / program, *arguments))]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd="/"
-    )
+    done = ran(*prefix, programs / program, *arguments, cwd="/", env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -443,15 +445,21 @@ event.listen(Pool, "connect", _close_in_the_end)
 @pytest.fixture
 def app(migrated_url: str) -> "Iterator[TestClient]":
     """The service over a migrated database."""
-    from fastapi.testclient import TestClient
+    from tests.served import in_process
 
-    from planner.api.http.app import create_app
-    from planner.api.settings import Settings
-
-    with TestClient(
-        create_app(Settings(database_url=migrated_url)), raise_server_exceptions=False
-    ) as served:
+    with in_process(migrated_url) as served:
         yield served
+
+
+@pytest.fixture
+def memory() -> "Engine":
+    """An empty database in memory, with all tables."""
+    from planner.api.storage.engine import make_engine, normalise_url
+    from planner.api.storage.tables import Base
+
+    engine = make_engine(normalise_url("sqlite://"))
+    Base.metadata.create_all(engine)
+    return engine
 
 
 @pytest.fixture(scope="session")
