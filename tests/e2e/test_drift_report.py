@@ -105,6 +105,7 @@ class Nights:
             row["source"] = f"probe {name}"
             measurement = read_measurement(row, measurement_id=name, created_at=at.isoformat())
             measurements.append(measurement)
+            wiring.measurements.add([measurement])
             key, shown = measurement.key(), measurement.job.layout
             assert shown is not None
             probe = probe_record(
@@ -119,7 +120,6 @@ class Nights:
                 "status": "ok", "step_seconds": seconds, "change": None, "changed": False,
                 "message": None, "measurement_id": name, "software": software,
             })  # fmt: skip
-        wiring.measurements.add(measurements)
         if not reported:
             return {}
         self.newest = measurements

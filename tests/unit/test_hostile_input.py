@@ -34,17 +34,13 @@ def test_a_number_beyond_all_floats_is_a_fault_of_its_field(where: str, number: 
     assert [fault.field for fault in raised.value.faults] == [f"cluster.{where}"]
 
 
-@pytest.mark.parametrize("key", ["rope_theta", "hidden_size"])
-def test_so_is_one_of_a_model(key: str) -> None:
-    with pytest.raises(SpecError, match=r"model\."):
-        read_job({**JOB, "model": {"base": "llama3-8b", key: HUGE}})
-
-
-def test_so_is_one_in_a_text() -> None:
-    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
-        read_json(f'{{"notes": {HUGE}}}', "body")
-    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
-        read_yaml(f"notes: {HUGE}", "--job")
+def test_so_is_one_of_a_model_or_in_a_text() -> None:
+    for key in ("rope_theta", "hidden_size"):
+        with pytest.raises(SpecError, match=r"model\."):
+            read_job({**JOB, "model": {"base": "llama3-8b", key: HUGE}})
+    for read, text in ((read_json, f'{{"notes": {HUGE}}}'), (read_yaml, f"notes: {HUGE}")):
+        with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
+            read(text, "--job")
     assert read_json(f'{{"notes": "{HUGE}"}}', "body")["notes"] == str(HUGE), "text is text"
 
 
