@@ -293,8 +293,6 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
-# ---- in a fresh process --------------------------------------------------------------------------
-
 BLOCKED = """
 import importlib.abc, sys
 class Absent(importlib.abc.MetaPathFinder):

@@ -1,12 +1,11 @@
 """One suite for plans and estimates: in memory, SQLite file, PostgreSQL."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
-from planner.api.storage.engine import make_engine, normalise_url
 from planner.api.storage.idempotency import (
     KEEP_SECONDS,
     AnsweredMeanwhile,
@@ -17,13 +16,13 @@ from planner.api.storage.records import Page, StoredEstimate
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import IdempotencyRow
 from planner.api.storage.transactions import one_transaction, writing
-from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
+from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
 from tests.stand_ins.plan_labels import plan_labels
-from tests.stand_ins.records import NOW, pages_of
+from tests.stand_ins.records import NOW
 
 LABELS = plan_labels("llama3-8b", "h100-sxm-80gb")
 
@@ -58,17 +57,6 @@ class TestPlans:
         with pytest.raises(ConflictError):
             store.save_plan(plan, LABELS)
         assert len(store.list_plans().items) == 1
-
-    def test_pages_hold_every_plan_once_newest_first(self, store: SqlStore, plan: Plan) -> None:
-        for number in range(7):
-            # pairs share a moment
-            store.save_plan(numbered(plan, number, NOW + timedelta(seconds=number // 2)), LABELS)
-        seen: list[str] = []
-        for page in pages_of(lambda cursor: store.list_plans(cursor, limit=3)):
-            seen += page
-            # newcomers do not disturb
-            store.save_plan(numbered(plan, 100 + len(seen), NOW + timedelta(hours=1)), LABELS)
-        assert seen == [f"plan-{number:03d}" for number in reversed(range(7))]
 
     @pytest.mark.parametrize("slower", [1.0, 2.0], ids=["predicted", "measured"])
     def test_a_line_of_the_list_names_the_winner_with_what_probes_measured(
@@ -201,8 +189,3 @@ class TestIdempotency:
         assert keys.kept("key", "other") is None
         keys.keep("key", "other", self.answer)
         assert keys.kept("key", "other") == self.answer
-
-
-def test_a_store_that_is_gone_says_so(sqlite_url: str, plan: Plan) -> None:
-    with pytest.raises(StoreError, match="PLANNER_DATABASE_URL"):
-        SqlStore(make_engine(normalise_url(sqlite_url))).get_plan(plan.id)

@@ -87,17 +87,6 @@ def night(number: int) -> TaskRecord:
 
 
 class TestSweeps:
-    def test_a_moment_becomes_one_task_however_many_look(self, engine: Engine) -> None:
-        sweeps, tasks = SqlSweepStore(engine), SqlTaskStore(engine)
-        sweeps.add(sweep())
-        (due,) = sweeps.due(NOW)
-        tomorrow = NOW + timedelta(days=1)
-        assert sweeps.due(NOW - timedelta(seconds=1)) == ()
-        assert [sweeps.advance(due, tomorrow, night(number)) for number in (1, 2)] == [True, False]
-        (run,) = tasks.list(TaskFilter(parent_id="sweep-1")).items
-        assert run.id == "plan-001"
-        assert sweeps.get("sweep-1").next_due_at == tomorrow
-
     def test_a_moment_cannot_be_worked_on_twice(self, engine: Engine) -> None:
         SqlSweepStore(engine).add(sweep())
         tasks = SqlTaskStore(engine)

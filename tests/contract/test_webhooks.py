@@ -31,15 +31,11 @@ from planner.api.storage.tables import SweepRow, TaskRow
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
-from tests.conftest import EACH_DATABASE, side_by_side
+from tests.conftest import EACH_DATABASE, job_values, side_by_side
 from tests.stand_ins.records import probe_record
 
 SECRET = "a secret of the operator"
-SWEEP: dict[str, Any] = {
-    "name": "nightly",
-    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-              "training": {"seq_len": 64, "global_batch_size": 8}}],
-}  # fmt: skip
+SWEEP: dict[str, Any] = {"name": "nightly", "jobs": [job_values("debug-tiny", "cpu", 2, 64, 8)]}
 
 
 @dataclass
@@ -58,25 +54,26 @@ def receiver() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            kept.received.append((headers, body))
-            status = kept.answers.pop(0) if kept.answers[1:] else kept.answers[0]
-            self.send_response(status)
-            if status == 302:
-                self.send_header("location", "http://127.0.0.1:1/elsewhere")
+            kept.received.append((dict(self.headers.items()), body))
+            self.send_response(kept.answers.pop(0) if kept.answers[1:] else kept.answers[0])
+            self.send_header("location", "http://127.0.0.1:1/elsewhere")  # of a redirect
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    kept.url = f"http://127.0.0.1:{server.server_port}/sweeps"
-    yield kept
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        kept.url = f"http://127.0.0.1:{server.server_port}/sweeps"
+        yield kept
+        server.shutdown()
+        thread.join()
+
+
+def told(receiver: Receiver) -> list[dict[str, Any]]:
+    """The bodies that it received."""
+    return [json.loads(body) for _, body in receiver.received]
 
 
 @pytest.fixture
@@ -111,10 +108,10 @@ def test_a_report_is_posted_once_and_signed(wiring: Wiring, receiver: Receiver) 
     assert not is_idle(wiring), "a webhook is still to be called"
     assert [deliver_due(wiring) for _ in range(2)] == [1, 0]
     assert is_idle(wiring)
+    (report,) = told(receiver)
+    assert (report["id"], report["sweep"], report["state"]) == (run.id, run.parent_id, "done")
+    assert report["report"]["headline"] == "1 of 1 layout measured"
     ((headers, body),) = receiver.received
-    told = json.loads(body)
-    assert (told["id"], told["sweep"], told["state"]) == (run.id, run.parent_id, "done")
-    assert told["report"]["headline"] == "1 of 1 layout measured"
     assert headers["webhook-id"] == run.id
     signed = f"{run.id}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(SECRET.encode(), signed, hashlib.sha256).digest())
@@ -153,10 +150,9 @@ def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
     run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
     assert TaskWorkers(wiring, 0)._claim_next() is None
-    ((_, body),) = receiver.received
-    told = json.loads(body)
-    assert (told["id"], told["state"], told["report"]) == (run.id, "failed", None)
-    assert "its worker was lost in 1 attempt" in told["message"]
+    (report,) = told(receiver)
+    assert (report["id"], report["state"], report["report"]) == (run.id, "failed", None)
+    assert "its worker was lost in 1 attempt" in report["message"]
     assert is_idle(wiring)
 
 
@@ -175,7 +171,7 @@ def test_a_run_that_is_queued_again_is_told_when_it_ends(
     assert held is not None
     wiring.tasks.finish(held, TaskEnd(state="done", message="1 of 1 layout measured"))
     assert deliver_due(wiring) == 1
-    assert [json.loads(body)["state"] for _, body in receiver.received] == ["failed", "done"]
+    assert [report["state"] for report in told(receiver)] == ["failed", "done"]
     assert wiring.tasks.get(run.id).notified == 1, "the calls of its first end do not count"
 
 
@@ -251,8 +247,7 @@ def test_no_claim_talks_to_the_outside(
 def test_a_redirect_is_not_followed(wiring: Wiring, receiver: Receiver) -> None:
     receiver.answers = [302]
     ended_run(wiring, receiver.url)
-    assert deliver_due(wiring) == 0
-    assert len(receiver.received) == 1
+    assert (deliver_due(wiring), len(receiver.received)) == (0, 1)
 
 
 def test_a_host_that_is_no_longer_listed_is_not_called(

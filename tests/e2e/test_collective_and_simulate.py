@@ -43,9 +43,6 @@ def write(folder: Path, name: str, value: object) -> Path:
     return path
 
 
-# ---- collective ----
-
-
 def test_collective_is_the_same_everywhere(cli: Cli, shared: TestClient) -> None:
     asked = {**ASKED, "num_ranks": 8, "stride": 8}
     done = asking(cli, **asked)
@@ -118,9 +115,6 @@ def test_wrong_collective_on_the_command_line_is_one_line_and_exit_2(cli: Cli) -
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert json.loads(done.stdout)["error"]["field"] == "size"
     assert asking(cli, op="all-reduce").returncode == 2
-
-
-# ---- simulate ----
 
 
 def checked_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:

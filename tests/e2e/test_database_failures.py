@@ -26,7 +26,7 @@ from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
-from planner.api.storage.engine import Limits, make_engine, normalise_url
+from planner.api.storage.engine import Limits
 from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.migrate import _locked
 from planner.api.storage.records import SweepRecord
@@ -36,7 +36,7 @@ from planner.api.storage.tasks import SqlTaskStore
 from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
-from tests.conftest import EACH_DATABASE, END_OTHERS, job_values
+from tests.conftest import EACH_DATABASE, END_OTHERS, engine_of, job_values
 from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 from tests.served import in_process, wiring_of
 from tests.stand_ins.plan_labels import plan_labels
@@ -51,7 +51,7 @@ ON_POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
 
 @pytest.fixture
 def engine(migrated_url: str) -> Engine:
-    return make_engine(normalise_url(migrated_url), Limits(seconds=SECONDS, connections=2))
+    return engine_of(migrated_url, Limits(seconds=SECONDS, connections=2))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def is_refused_in_time(engine: Engine, words: str) -> None:
 
 @EACH_DATABASE
 def test_a_locked_database_is_given_up_and_used_again(engine: Engine, migrated_url: str) -> None:
-    other = make_engine(normalise_url(migrated_url))
+    other = engine_of(migrated_url)
     with other.connect().execution_options(planner_writes=True) as holder, holder.begin():
         if other.dialect.name == "postgresql":
             holder.execute(text("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE"))
@@ -179,12 +179,9 @@ def test_a_server_that_ends_our_connections_is_asked_again(
     engine: Engine, migrated_url: str
 ) -> None:
     SqlTaskStore(engine).add([task()])
-    with make_engine(normalise_url(migrated_url)).connect() as connection:
+    with engine_of(migrated_url).connect() as connection:
         connection.execute(text(END_OTHERS)).all()
     assert SqlTaskStore(engine).get("plan-1").state == "queued"
-
-
-# ---- the service ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -315,7 +312,8 @@ def test_a_worker_goes_on_after_what_it_cannot_read(
 
 def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None:
     with pytest.raises(StoreError, match="no such table") as raised:
-        SqlStore(make_engine(normalise_url(sqlite_url))).get_plan("plan-1")
+        SqlStore(engine_of(sqlite_url)).get_plan("plan-1")
+    assert "PLANNER_DATABASE_URL" in str(raised.value)
     assert not isinstance(raised.value, UnavailableError | UnreadableError)
 
 

@@ -220,9 +220,6 @@ def known_to_a_study(wiring: Wiring) -> tuple[list[Measurement], list[str]]:
     return list(probes.measured_before()), said
 
 
-# ---- slow hosts ----------------------------------------------------------------------------------
-
-
 def on_two_of_four(night: int) -> tuple[str, str]:
     """Hosts of a night's layouts, in turns; node-2 runs one every night."""
     other = f"node-{(1, 3, 4)[night % 3]}"

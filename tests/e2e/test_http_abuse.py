@@ -61,9 +61,6 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
-# ---- slow and vanished clients -------------------------------------------------------------------
-
-
 def test_half_a_request_is_not_waited_for(service: Served) -> None:
     silent, half, second = (service.connect() for _ in range(3))
     half.sendall(b"GET /healthz HTTP/1.1\r\nHost: loc")
@@ -189,9 +186,6 @@ def test_it_ends_soon_whatever_is_open(
     assert "Traceback" not in service.log
 
 
-# ---- other sites, other names --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host", [
     "127.0.0.1:8000", "localhost", "[::1]:80", "login1", "planner.localhost", "10.0.0.7",
     "evil.example", "evil.example:8000", "127.0.0.1.evil.example",
@@ -239,9 +233,6 @@ def test_its_own_page_and_no_page_may(shared: TestClient, headers: dict[str, str
     assert shared.get("/plans", headers=headers).status_code == 200
 
 
-# ---- what is said of requests --------------------------------------------------------------------
-
-
 def test_requests_have_names(shared: TestClient) -> None:
     given = shared.get("/plans/none", headers={"x-request-id": "job-17.a"})
     assert given.headers["x-request-id"] == given.json()["request_id"] == "job-17.a"
@@ -278,9 +269,6 @@ def test_readiness_shows_no_secret() -> None:
     said = ready.text.replace("not_ready", "")
     assert [secret for secret in ("one", "two", "three", "127.0.0.1") if secret in said] == []
     assert [secret for secret in (":one", "two", "three") if secret in plans.text] == []
-
-
-# ---- how much ------------------------------------------------------------------------------------
 
 
 def test_a_key_may_ask_so_often(sqlite_url: str) -> None:

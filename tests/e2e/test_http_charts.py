@@ -52,11 +52,6 @@ def test_explanations_are_those_of_the_command_line(
     assert shared.get(f"/plans/{plan['id']}/explain?rank=9").status_code == 422
 
 
-def test_only_open_plans_are_listed_on_request(shared: TestClient, plan: dict[str, Any]) -> None:
-    assert plan["id"] in {item["id"] for item in shared.get("/plans").json()["items"]}
-    assert shared.get("/plans?open=true").json()["items"] == []
-
-
 def test_a_pasted_text_is_read(shared: TestClient) -> None:
     assert shared.get("/jobs/schema").json()["required"] == ["model", "cluster", "training"]
     found = shared.post("/jobs/read", json={"text": "{tp: 8}", "name": "x.yaml"}).json()

@@ -32,9 +32,6 @@ def plan(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-# ---- metrics -------------------------------------------------------------------------------------
-
-
 def test_metrics_count_requests_by_route_and_never_by_path(
     client: TestClient, plan: dict[str, Any]
 ) -> None:
@@ -100,9 +97,6 @@ def test_metrics_and_calibrations_need_a_key_where_there_are_keys(sqlite_url: st
             assert client.get(path, headers={"authorization": "Bearer reader"}).status_code == 200
 
 
-# ---- calibrations --------------------------------------------------------------------------------
-
-
 def test_calibrations_name_what_a_plan_rests_on(client: TestClient, plan: dict[str, Any]) -> None:
     items = client.get("/calibrations").json()["items"]
     assert [item["id"] for item in items if item["in_use"]] == [plan["calibration_id"]]
@@ -116,9 +110,6 @@ def test_calibrations_name_what_a_plan_rests_on(client: TestClient, plan: dict[s
     )
     assert titan["compute"]["value"] != titan["compute"]["prior"]
     assert 0 < titan["compute"]["shift_sd"] < shared["compute"]["shift_sd"]
-
-
-# ---- a plan's events and its end -----------------------------------------------------------------
 
 
 def test_a_plan_without_probes_is_done_at_once(client: TestClient, plan: dict[str, Any]) -> None:

@@ -42,9 +42,6 @@ def where(client: TestClient) -> str:
     return client.post("/sweeps", json=SWEEP).headers["location"]
 
 
-# ---- sweeps --------------------------------------------------------------------------------------
-
-
 def test_a_run_that_is_asked_for_twice_with_one_key_runs_once(
     client: TestClient, where: str
 ) -> None:
@@ -60,13 +57,6 @@ def test_a_repeated_pause_does_not_undo_what_came_after_it(client: TestClient, w
         assert told.json()["state"] == state
     client.post(f"{where}/pause", headers={"idempotency-key": "p"})
     assert client.get(where).json()["state"] == "active"
-
-
-def test_a_cancelled_sweep_runs_no_more(client: TestClient, where: str) -> None:
-    client.delete(where)
-    refused = client.post(f"{where}/run")
-    assert (refused.status_code, refused.json()["type"]) == (409, "conflict")
-    assert client.get(where).json()["runs"] == []
 
 
 def test_the_newest_run_is_followed_to_its_end(client: TestClient, where: str) -> None:
@@ -110,9 +100,6 @@ def test_a_host_that_is_kept_out_is_listed_and_let_in(client: TestClient) -> Non
     assert client.delete("/quarantine/n1").status_code == 404
 
 
-# ---- lists ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "cluster", "shown"),
     [
@@ -135,9 +122,6 @@ def test_an_open_study_whose_job_no_longer_parses_has_its_line(
     assert [old[name] for name in ("model", "gpu", "num_gpus")] == shown
     assert (old["id"], old["status"]) == ("plan-old", "queued")
     assert (young["id"], young["model"]) == (good, "debug-tiny")
-
-
-# ---- files of the server -------------------------------------------------------------------------
 
 
 def test_no_pool_reads_a_file_of_the_server(client: TestClient, tmp_path: Path) -> None:
@@ -179,9 +163,6 @@ def test_a_fault_of_a_sweep_is_named_by_its_place_in_it(
     assert (refused.status_code, refused.json()["field"]) == (422, f"sweep.{field}"), refused.text
 
 
-# ---- pages ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["models", "gpus", "clusters", "schedules", "defaults"])
 def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> None:
     whole = client.get(f"/catalog/{kind}").json()
@@ -195,6 +176,7 @@ def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> No
 
 
 def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
+    assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1], "to the prior"
     shipped = shipped_calibration()
     learnt: dict[str, Any] = {"software": {}, "document": to_document(shipped)}
     first = datetime(2026, 1, 1, tzinfo=UTC)
@@ -213,13 +195,6 @@ def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
         assert [*chain(*found)] == whole["items"]
         assert {len(page) for page in found[:-1]} <= {limit}
     assert client.get("/calibrations", params={"cursor": "zz"}).status_code == 422
-
-
-def test_calibrations_without_any_learnt_end_with_the_prior(client: TestClient) -> None:
-    assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1]
-
-
-# ---- the web page --------------------------------------------------------------------------------
 
 
 def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) -> None:

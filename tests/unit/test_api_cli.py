@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +50,14 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_named_cluster_can_be_resized() -> None:
-    values = flags(cluster="h100-256", num_gpus="128")
-    assert (values["cluster"]["num_gpus"], values["cluster"]["gpu"]) == (128, "h100-sxm-80gb")
-    assert not {"source", "aliases"} & set(values["cluster"])
-
-
-def test_a_cluster_file_is_read_into_the_job(tmp_path: Path) -> None:
+def test_a_named_cluster_can_be_resized_or_read_from_a_file(tmp_path: Path) -> None:
+    cluster = flags(cluster="h100-256", num_gpus="128")["cluster"]
+    assert (cluster["num_gpus"], cluster["gpu"]) == (128, "h100-sxm-80gb")
+    assert not {"source", "aliases"} & set(cluster)
     path = written(tmp_path / "mine.yaml", "gpu: h100\nnum_gpus: 8\nsource: me\n")
     assert flags(cluster=str(path))["cluster"] == {"gpu": "h100", "num_gpus": 8}
+    with pytest.raises(SpecError, match="beside --cluster"):
+        flags(cluster="h100-256", gpu="h100")
 
 
 def test_what_a_whole_run_costs_has_flags() -> None:
@@ -69,17 +70,6 @@ def test_what_a_whole_run_costs_has_flags() -> None:
     saving = {"interval_steps": 500, "mode": "sync"}
     assert values["training"] == {"total_tokens": "15T", "checkpoint": saving}
     assert parse_checkpoint("20") == {"interval_steps": 20}
-
-
-@pytest.mark.parametrize("text", ["", "often", "5:", ":sync", "-5", "1.5"])
-def test_broken_checkpoints(text: str) -> None:
-    with pytest.raises(SpecError, match="STEPS:MODE"):
-        parse_checkpoint(text)
-
-
-def test_gpu_beside_cluster_is_refused() -> None:
-    with pytest.raises(SpecError, match="beside --cluster"):
-        flags(cluster="h100-256", gpu="h100")
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -96,12 +86,19 @@ def test_values_of_allow_are_a_list() -> None:
     assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
 
 
-@pytest.mark.parametrize("text", ["tp", "=8", "tp=", "tp={", "tp=.nan"])
-def test_broken_pairs(text: str) -> None:
-    with pytest.raises(SpecError):
-        parse_pair(text, "--fix")
-    with pytest.raises(SpecError):
-        parse_choices(text)
+@pytest.mark.parametrize(
+    ("read", "texts"),
+    [
+        (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
+        (partial(parse_pair, flag="--fix"), ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+        (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+    ],
+    ids=["checkpoint", "fix", "allow"],
+)
+def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(SpecError, match="STEPS:MODE" if read is parse_checkpoint else "."):
+            read(text)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +202,7 @@ def test_narrow_terminals_show_layout_and_speed_whole(
     assert "tokens/s/GPU" in head
     assert "\n    fsdp" in head, "the layout stands below its row"
     assert max(map(len, head.splitlines())) <= int(columns)
-
-
-def test_columns_of_zero_are_no_columns(monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
-    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("COLUMNS", "0")  # no columns
     assert "memory bandwidth" in say("catalog", "gpus").out
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from planner.api.asker import Asker, asker
 from planner.api.errors import ForbiddenError, QuotaError
 from planner.api.settings import Quota
-from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord, TaskEnd
+from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.tasks import SqlTaskStore
@@ -53,16 +53,6 @@ def test_probes_count_while_they_wait(engine: Engine) -> None:
     assert may(engine, probes=2) == "queued_probes"
     probes.claim(LEASE, job_id="probe-001")
     assert may(engine, probes=2) is None
-
-
-def test_seconds_count_as_promised_and_then_as_used(engine: Engine) -> None:
-    probes = SqlProbeStore(engine)
-    probes.add([probe(1)])
-    assert seconds_left(engine, 60.0)
-    held = probes.claim(LEASE)
-    assert held is not None
-    probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 5.0},)))
-    assert seconds_left(engine, 95.0)
 
 
 def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
