@@ -354,8 +354,7 @@ def _ask_postgres(server: str, statement: str) -> None:
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A fresh, empty database of each kind that is supported."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
+    return request.getfixturevalue(f"{request.param}_url")
 
 
 @pytest.fixture(scope="session")
@@ -412,8 +411,7 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
     """A migrated database with nothing in it."""
-    url: str = request.getfixturevalue(f"migrated_{database}_url")
-    return url
+    return request.getfixturevalue(f"migrated_{database}_url")
 
 
 def _close_in_the_end(connection: "DBAPIConnection", record: "ConnectionPoolEntry") -> None:

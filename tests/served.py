@@ -59,8 +59,7 @@ def in_process(database_url: str, **settings: Any) -> Iterator[TestClient]:
 
 
 def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
+    return client.app.state.wiring  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

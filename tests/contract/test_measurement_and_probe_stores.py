@@ -147,9 +147,7 @@ class TestProbes:
 
     def claimed(self, store: SqlProbeStore, number: int = 1, **values: Any) -> ProbeRecord:
         store.add([probe_record(number, **values)])
-        held = store.claim(lease())
-        assert held is not None
-        return held
+        return store.claim(lease())
 
     def test_a_probe_comes_back_as_it_was_stored(self, store: SqlProbeStore) -> None:
         whole = {"plan_id": "plan-1", "plan_rank": 2, "results": ({"a": 1},)}
@@ -168,11 +166,8 @@ class TestProbes:
         claims = [store.claim(lease(f"host:{number}")) for number in range(4)]
         assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
         first = claims[0]
-        assert first is not None
         assert (first.state, first.owner) == ("running", "host:0")
         assert (first.fencing_token, first.attempts) == (1, 1)
-        assert first.started_at is not None
-        assert first.lease_until is not None
         length = (first.lease_until - first.started_at).total_seconds()
         assert length == pytest.approx(30.0, abs=0.1)
 
@@ -207,7 +202,6 @@ class TestProbes:
         age(store.engine, 31)
         assert [probe.id for probe in store.expired()] == [dead.id]
         heir = store.take_over(dead, lease("host:2"), crashed=False)
-        assert heir is not None
         assert (heir.fencing_token, heir.attempts, heir.owner) == (2, 1, "host:2")
         assert store.take_over(dead, lease("host:3"), crashed=False) is None
         for call in (
@@ -223,7 +217,6 @@ class TestProbes:
     def test_a_lease_from_before_the_clock_was_put_back_is_cut(self, store: SqlProbeStore) -> None:
         store.add([probe_record()])
         ours = store.claim(lease(seconds=630.0))
-        assert ours is not None
         assert store.expired() == ()
         left = store.get(ours.id).lease_until or NOW
         assert (ours.lease_until or NOW) - left > timedelta(seconds=560)
@@ -258,20 +251,17 @@ class TestProbes:
         assert (released.state, released.owner, released.attempts) == ("queued", None, 0)
         assert released.lease_until is None
         again = store.claim(lease("host:2"))
-        assert again is not None
         assert (again.fencing_token, again.attempts) == (2, 1)
 
     def test_a_probe_whose_worker_was_lost_waits_and_ends_with_its_attempts(
         self, store: SqlProbeStore
     ) -> None:
         lost = ProbeEnd(state="failed", failure="lost_workers", message="twice")
-        held = self.claimed(store, max_attempts=2)
-        waiting = store.retry(held, lost)
+        waiting = store.retry(self.claimed(store, max_attempts=2), lost)
         assert (waiting.state, waiting.attempts, waiting.message) == ("queued", 1, "twice")
         assert store.claim(lease()) is None
         age(store.engine, 10)
         again = store.claim(lease())
-        assert again is not None
         assert (again.attempts, again.not_before) == (2, None)
         ended = store.retry(again, lost)
         assert (ended.state, ended.failure, ended.attempts) == ("failed", "lost_workers", 2)

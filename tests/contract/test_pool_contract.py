@@ -77,8 +77,7 @@ class Subject:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder = tmp_path_factory.mktemp("local")
-    python = str(light_python.install(folder))
-    return Subject.of(open_pool("local", settings(folder, python)))
+    return Subject.of(open_pool("local", settings(folder, str(light_python.install(folder)))))
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +108,7 @@ FIXTURES = {"local": "local", "replay": "replay", "slurm": "on_slurm"}
 
 @pytest.fixture(params=sorted(BACKENDS))
 def subject(request: pytest.FixtureRequest) -> Subject:
-    found: Subject = request.getfixturevalue(FIXTURES[request.param])
-    return found
+    return request.getfixturevalue(FIXTURES[request.param])
 
 
 class TestPools:

@@ -81,15 +81,11 @@ def ours(wiring: Wiring, **more: Any) -> TaskRecord:
 
 
 def reported(wiring: Wiring, run: TaskRecord, observer: Observer | None = None) -> dict[str, Any]:
-    report = run_sweep(wiring, run, observer or Observer()).result
-    assert report is not None
-    return dict(report)
+    return dict(run_sweep(wiring, run, observer or Observer()).result)
 
 
 def claimed(wiring: Wiring) -> TaskRecord:
-    held = wiring.tasks.claim(new_lease())
-    assert held is not None
-    return held
+    return wiring.tasks.claim(new_lease())
 
 
 @EACH_DATABASE
@@ -108,8 +104,7 @@ def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock
 def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Clock) -> None:
     stored(workers[0])
     clock.time = NIGHT
-    made = at_once(workers, schedule_due)
-    assert sorted(map(len, made)) == [0, 0, 0, 1]
+    assert sorted(map(len, at_once(workers, schedule_due))) == [0, 0, 0, 1]
 
 
 def at_once(workers: list[Wiring], ask: Callable[[Wiring], Any]) -> list[Any]:
@@ -286,8 +281,7 @@ def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], cloc
         clock.time = NIGHT + timedelta(days=night)
         assert len(schedule_due(workers[0])) == 1
     for left in range(4, 0, -1):
-        taken = at_once(workers, lambda worker: worker.tasks.claim(new_lease()))
-        (held,) = filter(None, taken)
+        (held,) = filter(None, at_once(workers, lambda worker: worker.tasks.claim(new_lease())))
         assert states_of(workers[0], sweep).count("queued") == left - 1
         workers[0].tasks.finish(held, TaskEnd(state="done"))
 

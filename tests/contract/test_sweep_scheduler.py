@@ -58,9 +58,7 @@ def with_faults(bench: Bench, **faults: Any) -> None:
 
 
 def claimed(wiring: Wiring) -> TaskRecord:
-    task = wiring.tasks.claim(new_lease())
-    assert task is not None
-    return task
+    return wiring.tasks.claim(new_lease())
 
 
 def ended(wiring: Wiring) -> dict[str, Any]:
@@ -73,8 +71,7 @@ def ended(wiring: Wiring) -> dict[str, Any]:
 def another(wiring: Wiring, bench: Bench, **values: Any) -> TaskRecord:
     """A queued run of a sweep of the same jobs."""
     spec = dict(wiring.sweeps.get(bench.sweeps[0]).spec)
-    sweep = add_sweep(wiring, {**spec, **values}, allow_files=True)
-    return run_now(wiring, sweep, ours=False)
+    return run_now(wiring, add_sweep(wiring, {**spec, **values}, allow_files=True), ours=False)
 
 
 def lines(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -227,9 +224,7 @@ def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring
 def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
     told: list[dict[str, Any]] = []
     observer = Observer(on_event=lambda body: told.append(dict(body)))
-    run = run_sweep(wiring, claimed(wiring), observer)
-    standing = wiring.tasks.get(run.id).standing
-    assert standing is not None
+    standing = wiring.tasks.get(run_sweep(wiring, claimed(wiring), observer).id).standing
     assert (standing["layouts"], standing["num_layouts"], standing["running"]) == (12, 12, 0)
     assert standing["gpu_seconds"] == 12 * 8 * 60.0
     done = [body["layouts"] for body in told if body["event"] == "sweep"]

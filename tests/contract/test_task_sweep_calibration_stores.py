@@ -40,7 +40,6 @@ class TestTasks:
     def test_a_task_goes_through_its_life(self, store: SqlTaskStore) -> None:
         store.add([task(1, request={"model": "llama3-8b"}), task(2, job_hash="a" * 64)])
         held = store.claim(lease("a"))
-        assert held is not None
         assert (held.id, held.state, held.attempts) == ("plan-001", "running", 1)
         assert (held.request, held.fencing_token) == ({"model": "llama3-8b"}, 1)
         assert store.heartbeat(held, lease("a"), progress="probe 1 of 3") is False
@@ -55,8 +54,6 @@ class TestTasks:
     def test_events_are_numbered_and_read_on(self, store: SqlTaskStore) -> None:
         store.add([task(1), task(2)])
         first, second = store.claim(lease("a")), store.claim(lease("a"))
-        assert first is not None
-        assert second is not None
         assert [store.add_event(first, {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
         assert store.add_event(second, {}, NOW).number == 1
         assert [event.body for event in store.events("plan-001", after=1)] == [{"n": 1}, {"n": 2}]
@@ -67,10 +64,8 @@ class TestTasks:
     def test_who_lost_the_lease_adds_no_event(self, store: SqlTaskStore) -> None:
         store.add([task(1)])
         first = store.claim(lease("a"))
-        assert first is not None
         age(store.engine, 31)
         second = store.take_over(first, lease("b"), crashed=False)
-        assert second is not None
         with pytest.raises(ConflictError, match="owned by b: the lease of a was lost"):
             store.add_event(first, {"message": "late"}, NOW)
         assert store.events("plan-001") == ()
@@ -97,10 +92,8 @@ class TestSweeps:
     def test_a_run_that_waits_for_the_one_before_it_holds_up_nobody(self, engine: Engine) -> None:
         tasks = SqlTaskStore(engine)
         SqlSweepStore(engine).add(sweep())
-        following = replace(night(2), due_at=NOW + timedelta(days=1))
-        tasks.add([night(1), following, task(3)])
+        tasks.add([night(1), replace(night(2), due_at=NOW + timedelta(days=1)), task(3)])
         held = tasks.claim(lease("a"))
-        assert held is not None
         other = tasks.claim(lease("b"))
         assert [held.id, other and other.id] == ["plan-001", "plan-003"]
         assert tasks.claim(lease("b")) is None
@@ -185,7 +178,6 @@ class TestCalibrations:
         for at, number in enumerate((0, 1, 0)):
             assert store.put_in_use(H100, calibration(number), inputs, NOW + timedelta(seconds=at))
         latest = store.latest(H100)
-        assert latest is not None
         assert (latest.id, latest.superseded_at) == ("c-0", None)
         assert store.put_in_use(H100, None, inputs, NOW + timedelta(seconds=9))
         assert store.latest(H100) is None

@@ -160,12 +160,10 @@ def test_save_dir_is_whole_replaced_and_never_someone_elses(
 
 @pytest.mark.slow
 def test_current_layout_is_compared(say: Say, tmp_path: Path) -> None:
-    layout = {"dp_shard": 2, "tp": 4, "ac": "full"}
-    current = write(tmp_path, "layout.json", {"layout": layout})
+    current = write(tmp_path, "layout.json", {"layout": {"dp_shard": 2, "tp": 4, "ac": "full"}})
     plan = json.loads(say("recommend", *MAIN_JOB, "--current", current, "--json"))
     versus = plan["versus_current"]
-    seconds = plan["ranked"][0]["estimate"]["step_seconds"]
-    times = versus["estimate"]["step_seconds"] / seconds
+    times = versus["estimate"]["step_seconds"] / plan["ranked"][0]["estimate"]["step_seconds"]
     assert times > 2
     assert versus["times_as_fast"] == pytest.approx(times)
     line = f"Number 1 is {times:.2f} times as fast; {len(versus['changed'])} fields change."
@@ -235,8 +233,7 @@ def test_estimate_many_of_nothing_readable_is_exit_2(cli: Cli, text: str) -> Non
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(tmp_path: Path, job: dict[str, Any], sqlite_url: str) -> None:
     jobs = write(tmp_path, "jobs.jsonl", (json.dumps({**job, "layout": LAYOUT}) + "\n") * 600)
-    line = f"set -o pipefail; planner-cli estimate --jobs {jobs} | head -n 1"
-    done = shell(line, sqlite_url)
+    done = shell(f"set -o pipefail; planner-cli estimate --jobs {jobs} | head -n 1", sqlite_url)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -323,7 +320,6 @@ def test_serve_on_a_port_that_is_taken_or_open_to_all_is_exit_2(cli: Cli) -> Non
 def test_a_worker_that_is_stopped_tells_how(number: int, codes: set[int], sqlite_url: str) -> None:
     """`test_http_abuse.py` stops services."""
     with started("worker", database=sqlite_url) as process:
-        assert process.stderr is not None
         assert any("working on" in line for line in process.stderr)
         process.send_signal(number)
         process.communicate(timeout=300)

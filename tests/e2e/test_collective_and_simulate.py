@@ -97,8 +97,7 @@ def test_wrong_collectives_are_422_with_every_fault(
 def refused(answer: httpx.Response) -> dict[str, Any]:
     kind = answer.headers["content-type"]
     assert (answer.status_code, kind) == (422, "application/problem+json"), answer.text
-    body: dict[str, Any] = answer.json()
-    return body
+    return answer.json()
 
 
 @pytest.mark.parametrize("path", ["/collective", "/simulate"])

@@ -63,9 +63,7 @@ class Nights:
     def learn(self) -> Calibration:
         """From all nights at once (each alone would take seconds): what answers the job."""
         update_from_measurements(self.wiring, self.newest)
-        found = learned(self.wiring, parse_job(JOB, allow_files=False))
-        assert found is not None
-        return found
+        return learned(self.wiring, parse_job(JOB, allow_files=False))
 
     def is_kept_out(self, report: dict[str, Any]) -> bool:
         """Whether a host is, in this report and in the database."""
@@ -107,7 +105,6 @@ class Nights:
             measurements.append(measurement)
             wiring.measurements.add([measurement])
             key, shown = measurement.key(), measurement.job.layout
-            assert shown is not None
             probe = probe_record(
                 id=name, created_at=at, job_hash=question_hash(measurement.job), model=key.model,
                 request={"job": {**JOB, "layout": layout}, "trainer": "torchtitan"}, gpu=key.gpu,
@@ -183,17 +180,13 @@ def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
     assert change["versions"] == {}
     assert "no version changed" in change["statement"]
     assert "node-1" in change["statement"]
-    assert after.stale is not None
     assert (after.stale.runs, after.stale.since[:10]) == (24, "2026-10-13")
     job = parse_job({**JOB, "layout": LAYOUTS[0]}, allow_files=False)
     old, new = (
         estimate_jobs([job], lambda _, found=calibration: found)[0]
         for calibration in (before, after)
     )
-    assert old.step_seconds is not None
-    assert new.step_seconds is not None
     assert new.step_seconds > 1.07 * old.step_seconds, "it is not averaged with what was before"
-    assert new.learned is not None
     assert new.learned.stale_runs == 24
     assert "24 older runs left out as stale" in new.learned.statement
     assert any("nightly found step times" in warning for warning in new.warnings)

@@ -13,8 +13,7 @@ SHORT = {**JOB, "search": {"top_k": 3}}
 
 @pytest.fixture(scope="module")
 def plan(shared: TestClient) -> dict[str, Any]:
-    body: dict[str, Any] = shared.post("/plan", json=SHORT).json()
-    return body
+    return shared.post("/plan", json=SHORT).json()
 
 
 @pytest.mark.parametrize("kind", ["pareto", "memory", "time"])

@@ -28,8 +28,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture
 def plan(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = client.post("/plan", json={**job, "search": {"top_k": 1}}).json()
-    return made
+    return client.post("/plan", json={**job, "search": {"top_k": 1}}).json()
 
 
 def test_metrics_count_requests_by_route_and_never_by_path(

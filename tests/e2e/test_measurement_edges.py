@@ -32,9 +32,7 @@ def row(row_id: str, seconds: float, **numbers: Any) -> dict[str, Any]:
 
 
 def step(client: TestClient, name: str) -> float:
-    answer = client.post("/estimate", json=JOB, headers=by(name))
-    seconds: float = answer.json()["step_seconds"]
-    return seconds
+    return client.post("/estimate", json=JOB, headers=by(name)).json()["step_seconds"]
 
 
 def test_a_key_teaches_itself_until_an_admin_shares_and_forgets(client: TestClient) -> None:

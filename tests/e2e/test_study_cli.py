@@ -59,8 +59,7 @@ def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_written_is_one_line(cli: Cli, sqlite_url: str) -> None:
-    made = cli("recommend", *JOB, "--top-k", "1", "--json")
-    name = json.loads(made.stdout)["id"]
+    name = json.loads(cli("recommend", *JOB, "--top-k", "1", "--json").stdout)["id"]
     for arguments, message in (
         (("study", name), "exactly one of --storage and --journal is needed"),
         (("study", name, "--storage", sqlite_url), "holds another program's tables"),

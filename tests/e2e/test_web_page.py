@@ -232,8 +232,7 @@ def probed(site: Site) -> dict[str, Any]:
     ident = f"{plan.id[:-1]}{'0' if plan.id[-1] != '0' else '1'}"
     found = plan.model_copy(update={"id": ident, "ranked": ranked})
     site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
-    answer: dict[str, Any] = site.get(f"plans/{ident}")
-    return answer
+    return site.get(f"plans/{ident}")
 
 
 def test_every_number_of_a_probed_plan_is_that_of_the_answer(
@@ -273,10 +272,9 @@ def test_charts_draw_what_the_api_says(page: Page) -> None:
 
     def drawn(place: int, mark: str) -> list[str]:
         figure = f"document.querySelectorAll('figure')[{place}]"
-        found: list[str] = page.value(
+        return page.value(
             f"[...{figure}.querySelectorAll('.mark-{mark}')].map(one => one.textContent)"
         )
-        return found
 
     assert len(drawn(0, "symbol.role-mark path")) == len(pareto["points"])
     numbers = {str(entry["rank"]) for entry in page.site.plan["ranked"]}
@@ -391,8 +389,7 @@ def test_of_ten_thousand_plans_a_page_is_loaded_at_a_time(page: Page) -> None:
     assert page.site.plan["id"] in page.text("main"), "the newest come first"
     page.value("document.querySelector('main > button').click()")
     page.wait("document.querySelectorAll('main tbody tr').length === 100")
-    shown = [row[-1] for row in page.cells("main")]
-    assert len(set(shown)) == 100
+    assert len({row[-1] for row in page.cells("main")}) == 100
     lists = [url for url in page.requests if "/plans?" in url]
     assert len(lists) == 2, "only what is shown was asked for"
 

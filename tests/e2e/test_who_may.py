@@ -74,7 +74,6 @@ def asked(client: TestClient, who: str, path: str, body: Any) -> str:
 def ended_after(probes: SqlProbeStore, seconds: float) -> ProbeRecord:
     """The oldest probe, run."""
     held = probes.claim(new_lease())
-    assert held is not None
     return probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": seconds},)))
 
 
@@ -198,7 +197,6 @@ def test_a_scheduled_run_over_the_quota_is_skipped(client: TestClient) -> None:
     assert ask(client, "ann", "POST", "/probes", probe(2000.0)).status_code == 202
     wiring = wiring_of(client)
     due = wiring.sweeps.get(sweep).next_due_at
-    assert due is not None
     wiring.sweeps.change(sweep, "active", due.replace(year=2025))
     assert schedule_due(wiring) == []
     trail = ask(client, "boss", "GET", "/audit?action=refused.quota_exceeded").json()["items"]

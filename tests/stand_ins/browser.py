@@ -116,8 +116,7 @@ class Browser:
             message = self._read()
             if message.get("id") == self._number:
                 assert "error" not in message, f"{method}: {message['error']}"
-                result: dict[str, Any] = message["result"]
-                return result
+                return message["result"]
             self._heard(message)
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -138,5 +137,4 @@ class Browser:
             assert chunk, "the browser has ended"
             self._waiting += chunk
         line, _, self._waiting = self._waiting.partition(b"\0")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)

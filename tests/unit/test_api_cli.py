@@ -264,8 +264,7 @@ def test_a_usage_error_names_its_option_and_value(
 
 
 def test_calibrate_knows_its_gpu_by_name(say: Say) -> None:
-    told = say("calibrate", "--gpu", "nope", code=2)
-    assert "--gpu='nope': no GPU of this name" in told.err
+    assert "--gpu='nope': no GPU of this name" in say("calibrate", "--gpu", "nope", code=2).err
     assert say("calibrate", "--gpu", "H100", "--json").out == "[]\n"
 
 
@@ -310,8 +309,7 @@ def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Pat
     path = written(tmp_path / "job.json", json.dumps(job))
     for flags in ({}, {"trainer": "reference", "pool": "local"}):
         (one,) = _asked(wire(Settings(database_url="sqlite://")), str(path), None, 1, flags)
-        found = {name: getattr(one.request, name) for name in wished}
-        assert found == {**wished, **flags}
+        assert {name: getattr(one.request, name) for name in wished} == {**wished, **flags}
 
 
 @pytest.mark.parametrize("command", ["estimate", "simulate"])

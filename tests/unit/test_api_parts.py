@@ -178,8 +178,7 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
 ])  # fmt: skip
 def test_an_answer_says_what_has_taught_it(plan: Plan, learnt: str, said: str) -> None:
     estimate = plan.ranked[0].estimate.model_copy(update={"calibration_id": f"shipped{learnt}"})
-    line = basis_line(estimate).plain
-    assert line.endswith(f"calibration shipped{learnt}{said}.")
+    assert basis_line(estimate).plain.endswith(f"calibration shipped{learnt}{said}.")
 
 
 @pytest.mark.parametrize(("load", "words", "need", "why"), [

@@ -93,8 +93,7 @@ def test_lists_are_read_page_after_page() -> None:
     assert next(rows) == {"id": 0}
     assert len(service.asked) == 1, "no page before it is needed"
     assert [row["id"] for row in rows] == [1, 2]
-    cursors = [request.url.params.get("cursor") for request in service.asked]
-    assert cursors == [None, "1", "2"]
+    assert [request.url.params.get("cursor") for request in service.asked] == [None, "1", "2"]
 
 
 def test_what_has_an_etag_is_fetched_once() -> None:

@@ -81,8 +81,7 @@ IMAGES = (ROOT / "Dockerfile").read_text()
 
 @pytest.fixture
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(shown(PAGE, "compose.yaml"))
-    return found
+    return yaml.safe_load(shown(PAGE, "compose.yaml"))
 
 
 def test_the_compose_file_has_its_parts_and_no_rights(compose: dict[str, Any]) -> None:

@@ -105,8 +105,6 @@ def test_the_screen_says_what_the_allocator_gives_back() -> None:
     """P(out of memory) is of what it cannot give back: both figures stand on one line."""
     layout = {"micro_batch_size": 2, "ac": "full"}
     estimate = estimate_job(read_job(job_values("llama3-8b", H100, 8, 8192, 64, layout=layout)))
-    assert estimate.device_bytes is not None
-    assert estimate.reclaimable_bytes is not None
     assert 0.0 < estimate.reclaimable_bytes < estimate.device_bytes
     text = as_text(key_figures(estimate, 140), 140)
     given, held = estimate.reclaimable_bytes / 2**30, estimate.device_bytes / 2**30

@@ -61,9 +61,7 @@ def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: E
     probes.add([probe(1, plan_id="plan-1")])
     assert seconds_left(engine, 30.0)
     assert (may(engine, plans=1), may(engine, plans=2)) == (None, "plans_per_day")
-    held = tasks.claim(LEASE)
-    assert held is not None
-    tasks.finish(held, TaskEnd(state="done", gpu_seconds=40.0))
+    tasks.finish(tasks.claim(LEASE), TaskEnd(state="done", gpu_seconds=40.0))
     assert seconds_left(engine, 60.0)
 
 

@@ -104,8 +104,7 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
     has_head = SCHEDULES[name].stage_rank(4 * virtual - 1, 4, virtual) == np.arange(4)
     if name in FORWARDS_FIRST:
         parameters = 8.0 * LLAMA_LAYER + LLAMA_TABLE * np.array([1.0, 0.0, 0.0, 1.0])
-        freed = FP32 * parameters > played_R / 16
-        played_R = np.where(freed, played_R * 15 / 16, played_R)
+        played_R = np.where(FP32 * parameters > played_R / 16, played_R * 15 / 16, played_R)
         priced_R = priced_R - has_head * 15 * 4096 * 128256 * (FP32 + BF16)
     room = np.where(has_head, 1.2, 1.01)
     assert np.all(played_R <= priced_R * room)
@@ -164,8 +163,7 @@ def test_torch_refuses_selective_checkpointing_of_a_split_backward() -> None:
 
     policy = module.CheckpointPolicy
     saved = itertools.cycle([policy.MUST_SAVE, policy.PREFER_RECOMPUTE])
-    contexts = module.create_selective_checkpoint_contexts
-    context = partial(contexts, lambda *_, **__: next(saved))
+    context = partial(module.create_selective_checkpoint_contexts, lambda *_, **__: next(saved))
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     x = torch.randn(4, 8, requires_grad=True)
     out = module.checkpoint(layer, x, use_reentrant=False, context_fn=context)
