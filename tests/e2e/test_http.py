@@ -64,14 +64,13 @@ def test_a_list_of_estimates_answers_every_element(shared: TestClient, job: dict
     assert shared.post("/estimate", json=[]).json() == []
 
 
-def test_nothing_fits_is_409_with_the_nearest_miss(shared: TestClient) -> None:
-    job = job_values("llama3-8b", "l4", 8, 524288, 8)
-    body = is_problem(shared.post("/plan", json=job), 409)
+def test_what_fits_nowhere_and_what_cannot_be_probed_comes_with_a_way_out(
+    shared: TestClient, job: dict[str, Any]
+) -> None:
+    large = job_values("llama3-8b", "l4", 8, 524288, 8)
+    body = is_problem(shared.post("/plan", json=large), 409)
     assert body["type"] == "nothing_fits"
     assert body["nearest_miss"]["missing_bytes"] > 0
-
-
-def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, Any]) -> None:
     body = is_problem(shared.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
     assert (body["field"], "has no h100" in body["message"]) == ("probe.pool", True)
 
@@ -79,8 +78,10 @@ def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, An
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        *((body, "body") for body in (b"", b"{", b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000)),
-        (b'{"model": 1e999}', "body"),
+        (b"", "body"),
+        (b"\xff\xfe", "body"),
+        (b'{"model": NaN}', "body"),
+        (b"[" * 100_000, "body"),
         (b'{"id": "\\ud800"}', "id"),
         (b"null", "job"),
         (b"[]", "job"),
