@@ -161,7 +161,7 @@ def test_a_run_of_ours_is_never_up_for_a_worker(
 
 
 def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None:
-    anchors = {"top_k": 0, "anchors": [{"dp_shard": 2}, {"tp": 2}]}
+    anchors = {"top_k": 0, "anchors": [{"dp_shard": 2}, {"dp_shard": 2, "ac": "full"}]}
     run = ours(wiring, budget={"max_probes": 201}, measure=anchors)
     ended = {"state": "failed", "started_at": EVENING, "finished_at": EVENING + TEN_SECONDS}
     same = {"num_gpus": 2, "plan_id": run.id, "request": {"time_limit_seconds": 60.0}, **ended}

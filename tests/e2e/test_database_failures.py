@@ -39,8 +39,7 @@ from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, END_OTHERS, engine_of, job_values
 from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 from tests.served import in_process, wiring_of
-from tests.stand_ins.plan_labels import plan_labels
-from tests.stand_ins.records import task_record
+from tests.stand_ins.records import plan_labels, task_record
 
 SECONDS = 0.5  # that an engine of these tests waits
 MOST_SECONDS = 100.0  # on however busy a machine, and far below waiting for ever

@@ -18,7 +18,7 @@ from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import PLANNER, ROOT, Cli, commands, ran
 from tests.served import in_process
-from tests.stand_ins.plan_labels import plan_labels
+from tests.stand_ins.records import plan_labels
 
 CAPBSET_DROP, DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 

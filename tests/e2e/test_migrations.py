@@ -25,7 +25,7 @@ from planner.api.storage.tables import Base
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, engine_of, ran
-from tests.stand_ins.plan_labels import plan_labels
+from tests.stand_ins.records import plan_labels
 
 TABLES = set(Base.metadata.tables)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.api.cli.output import error_line, say
 from planner.api.input.measurement_rows import csv_rows
 from planner.api.input.text import read_json, read_yaml
 from planner.api.render.grid import Column, grid
@@ -111,23 +112,21 @@ def test_no_path_of_a_request_is_opened(
 
 
 def test_a_name_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from planner.api.cli.output import error_line, say
-
     for write in (say, error_line):
         write("a\x1b[2Jb\rc\u202ed\te")
     out, err = capsys.readouterr()
-    assert out == "a\\x1b[2Jb\\rc\\u202ed\te\n"
-    assert err == f"error: {out}"
+    assert (out, err) == ("a\\x1b[2Jb\\rc\\u202ed\te\n", f"error: {out}")
 
 
 @pytest.mark.parametrize("name", ["a\nplan-1  x", "a\tb", "a\u2028b", "a\u200bb"])
 def test_a_name_is_one_line_of_printable_text(name: str) -> None:
     figures = load_gpu("h100-sxm-80gb").model_dump(exclude={"aliases"})
-    for read in (
-        lambda: read_gpu({**figures, "name": name}),
-        lambda: read_model({"base": "llama3-8b", "name": name}),
-        lambda: backend_of(f"slurm:{name}"),
+    model = {"base": "llama3-8b", "name": name}
+    for read, value in (
+        (read_gpu, {**figures, "name": name}),
+        (read_model, model),
+        (backend_of, f"slurm:{name}"),
     ):
         with pytest.raises(SpecError):
-            read()
+            read(value)
     assert len(str(grid([Column(name="model")], [(name,)], 80)).splitlines()) == 3

@@ -38,8 +38,7 @@ from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.plan_labels import plan_labels
-from tests.stand_ins.records import NOW, task_record
+from tests.stand_ins.records import NOW, plan_labels, task_record
 
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
 

@@ -15,8 +15,7 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
 from tests.conftest import JOB, fixed_ports
-from tests.stand_ins.plan_labels import plan_labels
-from tests.stand_ins.records import task_record
+from tests.stand_ins.records import plan_labels, task_record
 from tests.unit.conftest import Say
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
