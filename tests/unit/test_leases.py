@@ -219,6 +219,7 @@ def test_a_heartbeat_stores_progress(engine: Engine, queue: SqlTaskStore) -> Non
     assert now.heartbeat_at >= claimed.record.heartbeat_at
     assert (now.progress, claimed.stop.is_set()) == ("probe 1 of 3", False)
     assert seconds_of(now) == pytest.approx(LEASE_SECONDS, abs=0.01)
+    assert claimed.release().state == "queued"
 
 
 def test_a_lost_lease_or_a_wish_to_cancel_stops_the_work_and_a_silent_database_does_not(
