@@ -215,19 +215,30 @@ def ask(client: TestClient, secret: str) -> httpx.Response:
     return client.get("/plans", headers={"authorization": f"Bearer {secret}"})
 
 
-@pytest.mark.parametrize("headers", [
-    {"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "same-site"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
 def test_a_page_elsewhere_changes_nothing(shared: TestClient, headers: dict[str, str]) -> None:
     assert shared.post("/sweeps/sweep-none/run", headers=headers).status_code == 403
     assert shared.get("/plans", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [
-    {"origin": "http://testserver"}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"},
-    {"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"}, {},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://testserver"},
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+        {"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"},
+        {},
+    ],
+)
 def test_its_own_page_and_no_page_may(shared: TestClient, headers: dict[str, str]) -> None:
     assert shared.post("/sweeps/sweep-none/run", headers=headers).status_code == 404
     assert shared.get("/plans", headers=headers).status_code == 200

@@ -23,6 +23,7 @@ from tests.stand_ins.records import task_record
 JOB = job_values("debug-tiny", "cpu", 2, 64, 8)
 SWEEP: dict[str, Any] = {"name": "nightly", "schedule": "0 2 * * *", "jobs": [JOB]}
 NO_NUMBER = {**JOB["training"], "seq_len": "x"}
+FOR_CPUS = {"trainer": "fsdp", "gpu": "cpu"}
 CROSSED = {"clusters": [JOB["cluster"]], "trainings": [JOB["training"]]}
 
 
@@ -177,13 +178,17 @@ def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> No
 def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
     assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1], "to the prior"
     shipped = shipped_calibration()
-    learnt: dict[str, Any] = {"software": {}, "document": to_document(shipped)}
+    learnt: dict[str, Any] = {"software": {}, "document": to_document(shipped), **FOR_CPUS}
     first = datetime(2026, 1, 1, tzinfo=UTC)
     moments = [first + timedelta(seconds=number) for number in range(4)]
     for number, (at, until) in enumerate(zip_longest(moments, moments[1:])):
         record = CalibrationRecord(
-            id=f"{shipped.id}+{number}", created_at=at, superseded_at=until, trainer="fsdp",
-            gpu="cpu", num_runs=number, **learnt)  # fmt: skip
+            id=f"{shipped.id}+{number}",
+            created_at=at,
+            superseded_at=until,
+            num_runs=number,
+            **learnt,
+        )
         wiring_of(client).calibrations.save(record)
     whole = client.get("/calibrations").json()
     shown = [(item["runs"], item["in_use"]) for item in whole["items"][2:]]
