@@ -53,8 +53,14 @@ INDIRECT = {
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/jobs/sweep_budget": ("tests/contract/test_sweep_scheduler.py",),
-    "api/storage/fence": ("tests/unit/test_leases.py",),
-    "api/storage/queue": ("tests/unit/test_leases.py",),
+    "api/storage/fence": (
+        "tests/unit/test_leases.py",
+        "tests/contract/test_measurement_and_probe_stores.py",
+    ),
+    "api/storage/queue": (
+        "tests/unit/test_leases.py",
+        "tests/contract/test_measurement_and_probe_stores.py",
+    ),
     "api/storage/tasks": ("tests/contract/test_webhooks.py",),
 }
 

@@ -16,13 +16,15 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from sqlalchemy import Pool, event
+from sqlalchemy import Engine, Pool, event, text
 
 from tests import zygote
 
@@ -40,30 +42,7 @@ os.environ.update(
     dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 )
 ROOT = Path(__file__).resolve().parent.parent
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-}
 LAYOUT = {"dp_shard": 8, "ac": "full"}
-# Its best layouts are pipelines that recompute a part of each stage.
-SHORT_OF_MEMORY: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "l40s", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": "megatron"},
-    "search": {"fix": {"cpu_offload": False, "pp": 8}},  # else nothing has to be recomputed
-}
-# Its fastest layout recomputes by a memory budget, which no run behind the calibration used.
-UNMEASURED_JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-    "search": {
-        "fix": {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True},
-        "prefer": "fastest",
-        "top_k": 1,
-    },
-}
 # minutes each: they begin before all others of the slow tier, so that none is alone at its end
 LONGEST = ("test_abuse.py", "test_pages_run.py", "test_feature_pairs.py", "test_slurm_faults.py")
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
@@ -73,6 +52,7 @@ END_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
+PLANNER = (sys.executable, "-m", "planner.api.cli")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
@@ -119,13 +99,20 @@ def job_values(
     search: Any = None, **training: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A job as a person writes it."""
+    cluster = {"gpu": gpu, "num_gpus": num_gpus}
+    training = {"seq_len": seq_len, "global_batch_size": batch, **training}
     more = {"layout": layout, "search": search}
-    return {
-        "model": model,
-        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-        "training": {"seq_len": seq_len, "global_batch_size": batch, **training},
-        **{key: value for key, value in more.items() if value is not None},
-    }
+    given = {key: value for key, value in more.items() if value is not None}
+    return {"model": model, "cluster": cluster, "training": training, **given}
+
+
+JOB = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 64)
+# Its best layouts are pipelines that recompute a part of each stage.
+PIPED = {"fix": {"cpu_offload": False, "pp": 8}}  # else nothing has to be recomputed
+SHORT_OF_MEMORY = job_values("llama3-8b", "l40s", 8, 8192, 64, trainer="megatron", search=PIPED)
+# Its fastest layout recomputes by a memory budget, which no run behind the calibration used.
+WHOLE = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
+UNMEASURED_JOB = {**JOB, "search": {"fix": WHOLE, "prefer": "fastest", "top_k": 1}}
 
 
 def one_fast(first: object, *others: object) -> list[Any]:
@@ -151,7 +138,7 @@ def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., Non
             for count in (few, many)
         }
 
-        @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+        @pytest.mark.parametrize("examples", one_fast(few, many))
         def test(examples: int) -> None:
             drawn[examples]()
 
@@ -184,7 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    return {key: dict(value) if isinstance(value, dict) else value for key, value in JOB.items()}
+    return deepcopy(JOB)
 
 
 @pytest.fixture
@@ -201,12 +188,7 @@ def cli(sqlite_url: str) -> Cli:
 @pytest.fixture
 def executable(sqlite_url: str) -> Cli:
     """Starts `python -m planner.api.cli` as a user does, where a fork would not show the same."""
-
-    def run(arguments: Sequence[str], **given: Any) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "planner.api.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, **given)
-
-    return commands(run, sqlite_url)
+    return commands(lambda words, **given: ran(*PLANNER, *words, **given), sqlite_url)
 
 
 def commands(run: Cli, database_url: str) -> Cli:
@@ -217,6 +199,14 @@ def commands(run: Cli, database_url: str) -> Cli:
         return run([*map(str, arguments)], input=input, env=given, timeout=300.0)
 
     return cli
+
+
+def ran(
+    *command: object, env: Mapping[str, str] | None = None, **given: Any
+) -> "subprocess.CompletedProcess[str]":
+    """A command in a clean environment and these variables, with its output captured."""
+    given = {"timeout": 300, "check": False, "env": {**clean_environment(), **(env or {})}, **given}
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **given)
 
 
 def clean_environment() -> dict[str, str]:
@@ -263,6 +253,13 @@ def fixed_ports() -> Any:
     return Ports(clock=fixed, ids=fixed)
 
 
+def engine_of(url: str, *limits: Any) -> Engine:
+    """Of the database of a URL as a user writes it. limits: of the engine's own waiting."""
+    from planner.api.storage.engine import make_engine, normalise_url
+
+    return make_engine(normalise_url(url), *limits)
+
+
 @pytest.fixture(scope="session")
 def plan() -> Any:
     """One real plan."""
@@ -271,13 +268,9 @@ def plan() -> Any:
     from planner.plan.recommend import recommend
     from planner.ports import Ports
 
-    class Ids:
-        def new_id(self, prefix: str) -> str:
-            return f"{prefix}-of-the-tests"
-
-    return recommend(
-        read_job({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids())
-    )
+    ids: Any = SimpleNamespace(new_id=lambda prefix: f"{prefix}-of-the-tests")
+    asked = read_job({**JOB, "search": {"top_k": 3}})
+    return recommend(asked, ports=Ports(clock=SystemClock(), ids=ids))
 
 
 # ---- PostgreSQL ----------------------------------------------------------------------------------
@@ -313,10 +306,10 @@ def running_postgres() -> Iterator[str]:
     """
     needed("psycopg")
     _, owner = _as_server_user()
-    folder = Path(tempfile.mkdtemp(prefix="planner-pg-"))
-    if owner is not None:
-        shutil.chown(folder, owner, owner)
-    try:
+    with tempfile.TemporaryDirectory(prefix="planner-pg-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        if owner is not None:
+            shutil.chown(folder, owner, owner)
         settings = ("-U", "planner", "--auth=trust", "--no-sync", "-E", "UTF8")
         _postgres("initdb", "-D", folder / "data", *settings)
         control_postgres(folder, "start")
@@ -324,8 +317,6 @@ def running_postgres() -> Iterator[str]:
             yield f"host={folder}"
         finally:
             control_postgres(folder, "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def control_postgres(folder: Path, *order: str) -> None:
@@ -339,10 +330,7 @@ def _postgres(program: str, *arguments: object) -> None:
     programs, (prefix, _) = _programs(), _as_server_user()
     if programs is None:
         missing("PostgreSQL under /usr/lib/postgresql", "apt-get install postgresql")
-    command = [*prefix, *map(str, (programs / program, *arguments))]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd="/"
-    )
+    done = ran(*prefix, programs / program, *arguments, cwd="/", env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -366,8 +354,7 @@ def _ask_postgres(server: str, statement: str) -> None:
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A fresh, empty database of each kind that is supported."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
+    return request.getfixturevalue(f"{request.param}_url")
 
 
 @pytest.fixture(scope="session")
@@ -388,10 +375,9 @@ def migrated_postgres(postgres_server: str) -> str:
 
 
 def _migrate(url: str) -> None:
-    from planner.api.storage.engine import make_engine, normalise_url
     from planner.api.storage.migrate import upgrade
 
-    engine = make_engine(normalise_url(url))
+    engine = engine_of(url)
     upgrade(engine)
     engine.dispose()
 
@@ -405,12 +391,9 @@ def migrated_sqlite_url(sqlite_url: str, tmp_path: Path, migrated_file: Path) ->
 @pytest.fixture
 def migrated_postgres_url(migrated_postgres: str) -> str:
     """What earlier tests left is deleted: to copy a database takes thirty times as long."""
-    from sqlalchemy import text
-
-    from planner.api.storage.engine import make_engine, normalise_url
     from planner.api.storage.tables import Base
 
-    engine = make_engine(normalise_url(migrated_postgres))
+    engine = engine_of(migrated_postgres)
     with engine.begin() as connection:
         connection.execute(text(END_OTHERS))
         for table in reversed(Base.metadata.sorted_tables):
@@ -428,8 +411,7 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
     """A migrated database with nothing in it."""
-    url: str = request.getfixturevalue(f"migrated_{database}_url")
-    return url
+    return request.getfixturevalue(f"migrated_{database}_url")
 
 
 def _close_in_the_end(connection: "DBAPIConnection", record: "ConnectionPoolEntry") -> None:
@@ -443,15 +425,20 @@ event.listen(Pool, "connect", _close_in_the_end)
 @pytest.fixture
 def app(migrated_url: str) -> "Iterator[TestClient]":
     """The service over a migrated database."""
-    from fastapi.testclient import TestClient
+    from tests.served import in_process
 
-    from planner.api.http.app import create_app
-    from planner.api.settings import Settings
-
-    with TestClient(
-        create_app(Settings(database_url=migrated_url)), raise_server_exceptions=False
-    ) as served:
+    with in_process(migrated_url) as served:
         yield served
+
+
+@pytest.fixture
+def memory() -> Engine:
+    """An empty database in memory, with all tables."""
+    from planner.api.storage.tables import Base
+
+    engine = engine_of("sqlite://")
+    Base.metadata.create_all(engine)
+    return engine
 
 
 @pytest.fixture(scope="session")

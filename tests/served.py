@@ -3,17 +3,19 @@
 import contextlib
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi.testclient import TestClient
 
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
 from planner.api.wiring import Wiring
-from tests.conftest import clean_environment
+from tests.conftest import PLANNER, clean_environment, ran
 
 # searches of many seconds, one size after another: what is asked while others want answers
 LONG_JOB = {
@@ -44,14 +46,20 @@ class Served:
 
     def planning(self) -> set[int]:
         """Processes that it started to plan."""
-        command = ["pgrep", "-f", "spawn_main", "-P", str(self.process.pid)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        return {int(line) for line in found.stdout.split()}
+        found = ran("pgrep", "-f", "spawn_main", "-P", self.process.pid).stdout
+        return {int(line) for line in found.split()}
+
+
+@contextlib.contextmanager
+def in_process(database_url: str, **settings: Any) -> Iterator[TestClient]:
+    """The service within the tests' own process, until the end of the block."""
+    chosen = Settings(database_url=database_url, **settings)
+    with TestClient(create_app(chosen), raise_server_exceptions=False) as client:
+        yield client
 
 
 def wiring_of(client: TestClient) -> Wiring:
-    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
-    return wiring
+    return client.app.state.wiring  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -64,7 +72,7 @@ def served(database_url: str, folder: Path, **settings: object) -> Iterator[Serv
     log_file = folder / f"service-{port}.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "planner.api.cli", "serve", "--port", str(port)],
+            [*PLANNER, "serve", "--port", str(port)],
             env={
                 **clean_environment(),
                 **{f"PLANNER_{name.upper()}": str(value) for name, value in chosen.items()},

@@ -1,5 +1,6 @@
 """A real Slurm of two nodes on this machine, whose daemons a test may kill and start again."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import missing, needed
+from tests.conftest import missing, needed, ran
 from tests.stand_ins.runners import JOB
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "squeue", "scontrol")
@@ -64,13 +65,11 @@ PartitionName=urgent Nodes=n1,n2 PriorityTier=10 State=UP
 
 
 def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 class SlurmCluster:
@@ -83,9 +82,7 @@ class SlurmCluster:
         needed("torch")
         self.folder, self.conf = folder, folder / "slurm.conf"
         self.environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
-        self.user = subprocess.run(
-            ["id", "-un"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        self.user = ran("id", "-un", check=True).stdout.strip()
         self.conf.write_text(CONFIG.format(folder=folder, user=self.user, ports=free_ports(3)))
         (folder / "gres.conf").write_text(GPUS)
         (folder / "cgroup.conf").write_text(CGROUPS)
@@ -98,20 +95,17 @@ class SlurmCluster:
     def start(self, name: str) -> None:
         """Starts munged, slurmctld, or the slurmd of a node."""
         folder = self.folder
-        munge = [f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key"]
-        munge += [f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log"]
-        munge += [f"--seed-file={folder}/munge.seed", "--num-threads=2"]
+        munge = [f"--{kind}-file={folder}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
+        munge += [f"--socket={folder}/munge.socket", "--num-threads=2"]
         commands = {
             "munged": ["munged", "--force", "--foreground", *munge],
             "slurmctld": ["slurmctld", "-D", "-i"],
         }
         program, *arguments = commands.get(name, ["slurmd", "-D", "-N", name])
+        command = [str(shutil.which(program, path=PATH)), *arguments]
         with (folder / f"{name}.out").open("a") as out:
             self.daemons[name] = subprocess.Popen(
-                [str(shutil.which(program, path=PATH)), *arguments],
-                env=self.environment,
-                stdout=out,
-                stderr=out,
+                command, env=self.environment, stdout=out, stderr=out
             )
         if name == "munged":
             self.wait_for((folder / "munge.socket").exists, "munge")
@@ -123,17 +117,12 @@ class SlurmCluster:
         the next one, and Slurm drains the node.
         """
         daemon = self.daemons.pop(name)
-        if name == "slurmctld":
-            daemon.terminate()
-        else:
-            daemon.kill()
+        (daemon.terminate if name == "slurmctld" else daemon.kill)()
         daemon.wait(60)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints, and what it complains of."""
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=120
-        )
+        done = ran(*command, env=self.environment, timeout=120)
         return done.stdout + done.stderr
 
     def jobs(self) -> list[str]:
@@ -171,13 +160,7 @@ class SlurmCluster:
     def stop(self) -> None:
         """Ends all jobs and daemons."""
         if "slurmctld" in self.daemons:
-            subprocess.run(
-                ["scancel", "--user", self.user],
-                env=self.environment,
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
+            self.ask("scancel", "--user", self.user)
         for process in reversed(self.daemons.values()):
             process.terminate()
         for process in self.daemons.values():

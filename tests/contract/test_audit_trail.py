@@ -1,7 +1,5 @@
 """How long the audit trail is kept, on SQLite and PostgreSQL."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import update
 
@@ -19,10 +17,8 @@ from tests.conftest import EACH_DATABASE
 
 
 @pytest.fixture
-def wiring(migrated_url: str) -> Iterator[Wiring]:
-    made = wire(Settings(database_url=migrated_url, audit_days=30))
-    yield made
-    made.engine.dispose()
+def wiring(migrated_url: str) -> Wiring:
+    return wire(Settings(database_url=migrated_url, audit_days=30))
 
 
 def note(wiring: Wiring, subject: str, days: float) -> None:

@@ -1,9 +1,7 @@
-"""One suite for measurements and probes: in memory, SQLite file,
-PostgreSQL.
-"""
+"""One suite for measurements and probes: in memory, SQLite file, PostgreSQL."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,39 +14,27 @@ from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
 from planner.api.storage.sweeps import SqlSweepStore
-from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT, side_by_side
 from tests.stand_ins.ageing import age
+from tests.stand_ins.records import NOW, pages_of, probe_record
 
-NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
 SUBJECT = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
 UNKNOWN = ("probe-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --")
 
 
 def measurement(
-    number: int = 1,
-    *,
-    layout: dict[str, Any] | None = None,
-    model: str = "llama3-8b",
-    **numbers: Any,
+    number: int = 1, *, layout: Any = None, model: str = "llama3-8b", **numbers: Any
 ) -> Measurement:
-    values = {
-        "rung": "probed",
-        "step_seconds": 2.5,
-        "steps": 10,
-        "peak_reserved_bytes": 2**36,
-        "extra": {"kept": [1, "ü"]},
-        **numbers,
-    }
-    job = read_job({**JOB, "model": model, "layout": layout or LAYOUT})
+    values = {"rung": "probed", "step_seconds": 2.5, "steps": 10, "peak_reserved_bytes": 2**36}
     return Measurement(
         id=f"measurement-{number:03d}",
         created_at=(NOW + timedelta(seconds=number // 2)).isoformat(),
-        job=job,
-        measured=Measured.model_validate(values),
+        job=read_job({**JOB, "model": model, "layout": layout or LAYOUT}),
+        measured=Measured.model_validate({**values, "extra": {"kept": [1, "ü"]}, **numbers}),
         software=SOFTWARE,
         source="probe probe-1",
     )
@@ -76,58 +62,41 @@ class TestMeasurements:
             store.get("measurement-002")
         store.add([])
 
+    @pytest.mark.parametrize("limit", [1, 3, 7])
     def test_pages_hold_every_measurement_once_newest_first(
-        self, store: SqlMeasurementStore
+        self, store: SqlMeasurementStore, limit: int
     ) -> None:
         store.add([measurement(number) for number in range(7)])  # pairs share a moment
         seen: list[str] = []
-        cursor = None
-        while True:
-            page = store.list(MeasurementFilter(), cursor, 3)
-            seen += [item.id for item in page.items]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
+        for page in pages_of(lambda cursor: store.list(MeasurementFilter(), cursor, limit)):
+            seen += page
             store.add([measurement(100 + len(seen))])  # newcomers do not disturb
         assert seen == [f"measurement-{number:03d}" for number in reversed(range(7))]
 
     def test_filters_narrow_and_combine(self, store: SqlMeasurementStore) -> None:
-        store.add(
-            [
-                measurement(1),
-                measurement(2, model="llama3-70b"),
-                measurement(3, status="oom"),
-                measurement(4, rung="emulated"),
-            ]
-        )
+        others = measurement(2, model="llama3-70b"), measurement(3, status="oom")
+        store.add([measurement(1), *others, measurement(4, rung="emulated")])
+        key = measurement().key()
+        hashes = {"layout_hash": key.layout_hash, "software_hash": key.software_hash}
 
-        def ids(**wanted: Any) -> list[str]:
-            return [item.id[-1] for item in store.list(MeasurementFilter(**wanted), None, 50).items]
+        def ids(**wanted: Any) -> str:
+            page = store.list(MeasurementFilter(**wanted), None, 50)
+            return "".join(item.id[-1] for item in page.items)
 
-        assert ids() == ["4", "3", "2", "1"]
-        assert ids(model="llama3-70b") == ["2"]
-        assert ids(gpu="h100-sxm-80gb", status="ok") == ["4", "2", "1"]
-        assert ids(rung="emulated", model="llama3-8b") == ["4"]
-        assert ids(
-            layout_hash=measurement().key().layout_hash,
-            software_hash=measurement().key().software_hash,
-        ) == ["4", "3", "2", "1"]
-        assert ids(gpu="\0") == []
+        assert ids() == ids(**hashes) == "4321"
+        assert ids(model="llama3-70b") == "2"
+        assert ids(gpu="h100-sxm-80gb", status="ok") == "421"
+        assert ids(rung="emulated", model="llama3-8b") == "4"
+        assert ids(gpu="\0") == ""
 
     def test_a_question_finds_its_measurements_oldest_first(
         self, store: SqlMeasurementStore
     ) -> None:
-        store.add(
-            [
-                measurement(3, layout={"dp_shard": 4, "tp": 2}),
-                measurement(1),
-                measurement(2, model="llama3-70b"),
-            ]
-        )
-        asked = question_hash(
-            read_job({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}})
-        )
-        assert [item.id[-1] for item in store.matching(asked, SUBJECT)[0]] == ["1", "3"]
+        other = measurement(3, layout={"dp_shard": 4, "tp": 2})
+        store.add([other, measurement(1), measurement(2, model="llama3-70b")])
+        same = {**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}}
+        found, stale = store.matching(question_hash(read_job(same)), SUBJECT)
+        assert ([item.id[-1] for item in found], stale) == (["1", "3"], None)
         assert store.matching("0" * 64, SUBJECT) == ((), None)
 
     def test_what_a_sweep_found_changed_since_is_no_measurement_of_now(
@@ -166,29 +135,6 @@ class TestMeasurements:
         assert found(ann) == ("02468", 0)
         assert found(ann, subject=replace(SUBJECT, owner="ann")) == ("468", 2)
 
-    def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(
-        self, store: SqlMeasurementStore
-    ) -> None:
-        for cursor, limit in (("abc", 1), ("", 1), (None, 0), (None, 201)):
-            with pytest.raises(SpecError):
-                store.list(MeasurementFilter(), cursor, limit)
-
-
-def record(number: int = 1, **values: Any) -> ProbeRecord:
-    job = {**JOB, "layout": LAYOUT}
-    base = ProbeRecord(
-        id=f"probe-{number:03d}",
-        created_at=NOW + timedelta(seconds=number // 2),
-        request={"job": job, "notes": "ü"},
-        job_hash="0" * 64,
-        model="llama3-8b",
-        gpu="h100-sxm-80gb",
-        num_gpus=8,
-        layout="fsdp 8",
-        pool="local",
-    )
-    return replace(base, **values)
-
 
 def lease(owner: str = "host:1", seconds: float = 30.0) -> Lease:
     return Lease(owner=owner, seconds=seconds)
@@ -199,15 +145,15 @@ class TestProbes:
     def store(self, engine: Engine) -> SqlProbeStore:
         return SqlProbeStore(engine)
 
-    def claimed(self, store: SqlProbeStore, **values: Any) -> ProbeRecord:
-        store.add([record(**values)])
-        held = store.claim(lease())
-        assert held is not None
-        return held
+    def claimed(self, store: SqlProbeStore, number: int = 1, **values: Any) -> ProbeRecord:
+        store.add([probe_record(number, **values)])
+        return store.claim(lease())
 
     def test_a_probe_comes_back_as_it_was_stored(self, store: SqlProbeStore) -> None:
-        store.add([record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))])
-        assert store.get("probe-001") == record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))
+        whole = {"plan_id": "plan-1", "plan_rank": 2, "results": ({"a": 1},)}
+        record = probe_record(request={"job": {**JOB, "layout": LAYOUT}, "notes": "ü"}, **whole)
+        store.add([record])
+        assert store.get("probe-001") == record
 
     def test_an_unknown_id_is_not_found(self, store: SqlProbeStore) -> None:
         for unknown in UNKNOWN:
@@ -216,34 +162,20 @@ class TestProbes:
                     call(unknown)
 
     def test_the_oldest_is_claimed_first_and_once(self, store: SqlProbeStore) -> None:
-        store.add([record(4), record(1), record(2)])
+        store.add([probe_record(number) for number in (4, 1, 2)])
         claims = [store.claim(lease(f"host:{number}")) for number in range(4)]
         assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
         first = claims[0]
-        assert first is not None
-        assert (first.state, first.owner, first.fencing_token, first.attempts) == (
-            "running",
-            "host:0",
-            1,
-            1,
-        )
-        assert first.started_at is not None
-        assert first.lease_until is not None
+        assert (first.state, first.owner) == ("running", "host:0")
+        assert (first.fencing_token, first.attempts) == (1, 1)
         length = (first.lease_until - first.started_at).total_seconds()
         assert length == pytest.approx(30.0, abs=0.1)
-
-    def test_one_is_claimed_by_name(self, store: SqlProbeStore) -> None:
-        store.add([record(1), record(2)])
-        claim = store.claim(lease(), job_id="probe-002")
-        assert claim is not None
-        assert claim.id == "probe-002"
-        assert store.claim(lease(), job_id="probe-002") is None
 
     def test_many_claimers_share_without_doubles(
         self, store: SqlProbeStore, engine: Engine
     ) -> None:
         claimers = 1 if is_memory(engine.url) else 4  # a database in memory is one connection
-        store.add([record(number) for number in range(12)])
+        store.add([probe_record(number) for number in range(12)])
         seen: list[str] = []
 
         def claim_all(owner: str) -> None:
@@ -270,23 +202,21 @@ class TestProbes:
         age(store.engine, 31)
         assert [probe.id for probe in store.expired()] == [dead.id]
         heir = store.take_over(dead, lease("host:2"), crashed=False)
-        assert heir is not None
         assert (heir.fencing_token, heir.attempts, heir.owner) == (2, 1, "host:2")
-        end = ProbeEnd(state="done", measurements=(measurement(),))
-        calls = (
+        assert store.take_over(dead, lease("host:3"), crashed=False) is None
+        for call in (
             lambda: store.heartbeat(dead, lease()),
-            lambda: store.finish(dead, end),
+            lambda: store.finish(dead, ProbeEnd(state="done", measurements=(measurement(),))),
+            lambda: store.retry(dead, ProbeEnd(state="failed")),
             lambda: store.release(dead),
-        )
-        for call in calls:
-            with pytest.raises(ConflictError, match="lease"):
+        ):
+            with pytest.raises(ConflictError, match="lease of host:1 was lost"):
                 call()
         assert store.get(dead.id) == heir
 
     def test_a_lease_from_before_the_clock_was_put_back_is_cut(self, store: SqlProbeStore) -> None:
-        store.add([record()])
+        store.add([probe_record()])
         ours = store.claim(lease(seconds=630.0))
-        assert ours is not None
         assert store.expired() == ()
         left = store.get(ours.id).lease_until or NOW
         assert (ours.lease_until or NOW) - left > timedelta(seconds=560)
@@ -294,60 +224,45 @@ class TestProbes:
     def test_an_end_is_stored_with_its_measurement_or_not_at_all(
         self, store: SqlProbeStore, engine: Engine
     ) -> None:
-        held = self.claimed(store)
-        SqlMeasurementStore(engine).add([measurement(7)])
+        held, runs = self.claimed(store), SqlMeasurementStore(engine)
+        runs.add([measurement(7)])
         with pytest.raises(ConflictError):
             store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)))
         assert store.get(held.id).state == "running"
-        done = store.finish(
-            held,
-            ProbeEnd(
-                state="done", results=({"x": "ü"},), measurements=(measurement(1), measurement(2))
-            ),
-        )
-        assert (done.state, done.measurement_id, done.results, done.lease_until) == (
-            "done",
-            "measurement-001",
-            ({"x": "ü"},),
-            None,
-        )
+        measured = (measurement(1), measurement(2))
+        end = ProbeEnd(state="done", results=({"x": "ü"},), measurements=measured)
+        done = store.finish(held, end)
+        assert (done.state, done.measurement_id) == ("done", "measurement-001")
+        assert (done.results, done.lease_until) == (({"x": "ü"},), None)
         assert done.finished_at is not None
-        assert [
-            SqlMeasurementStore(engine).get(f"measurement-00{number}") for number in (1, 2)
-        ] == [measurement(1), measurement(2)]
-        with pytest.raises(ConflictError):
+        assert tuple(runs.get(one.id) for one in measured) == measured
+        with pytest.raises(ConflictError, match="is done"):
             store.finish(held, ProbeEnd(state="failed"))
+        assert store.get(held.id).state == "done"
 
     def test_a_failure_keeps_its_class_and_words(self, store: SqlProbeStore) -> None:
-        held = self.claimed(store)
         end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
-        failed = store.finish(held, end)
-        assert (failed.state, failed.failure, failed.message, failed.measurement_id) == (
-            "failed",
-            "killed",
-            "rank 3  died",
-            None,
-        )
+        failed = store.finish(self.claimed(store), end)
+        assert (failed.state, failed.failure) == ("failed", "killed")
+        assert (failed.message, failed.measurement_id) == ("rank 3  died", None)
 
     def test_a_released_probe_is_claimed_again(self, store: SqlProbeStore) -> None:
-        held = self.claimed(store)
-        released = store.release(held)
+        released = store.release(self.claimed(store))
         assert (released.state, released.owner, released.attempts) == ("queued", None, 0)
+        assert released.lease_until is None
         again = store.claim(lease("host:2"))
-        assert again is not None
         assert (again.fencing_token, again.attempts) == (2, 1)
 
     def test_a_probe_whose_worker_was_lost_waits_and_ends_with_its_attempts(
         self, store: SqlProbeStore
     ) -> None:
         lost = ProbeEnd(state="failed", failure="lost_workers", message="twice")
-        held = self.claimed(store, max_attempts=2)
-        waiting = store.retry(held, lost)
+        waiting = store.retry(self.claimed(store, max_attempts=2), lost)
         assert (waiting.state, waiting.attempts, waiting.message) == ("queued", 1, "twice")
         assert store.claim(lease()) is None
         age(store.engine, 10)
         again = store.claim(lease())
-        assert again is not None
+        assert (again.attempts, again.not_before) == (2, None)
         ended = store.retry(again, lost)
         assert (ended.state, ended.failure, ended.attempts) == ("failed", "lost_workers", 2)
         assert store.requeue(ended.id, None).attempts == 0
@@ -363,7 +278,7 @@ class TestProbes:
         assert store.get(held.id).state == "running"
 
     def test_cancel_of_queued_and_of_ended(self, store: SqlProbeStore) -> None:
-        store.add([record(1)])
+        store.add([probe_record(1)])
         assert store.cancel("probe-001").state == "cancelled"
         assert store.claim(lease()) is None
         held = self.claimed(store, number=2)
@@ -371,15 +286,16 @@ class TestProbes:
         assert store.cancel(held.id).state == "done"
 
     def test_pages_and_filters(self, store: SqlProbeStore) -> None:
-        store.add([record(number, plan_id="plan-1" if number % 2 else None) for number in range(5)])
+        of_plan = {number: "plan-1" if number % 2 else None for number in range(5)}
+        store.add([probe_record(number, plan_id=plan) for number, plan in of_plan.items()])
         store.claim(lease())
         first = store.list(ProbeFilter(), None, 3)
         second = store.list(ProbeFilter(), first.next_cursor, 3)
         assert [item.id[-1] for item in first.items + second.items] == ["4", "3", "2", "1", "0"]
         assert second.next_cursor is None
-        assert [
-            item.id[-1] for item in store.list(ProbeFilter(plan_id="plan-1"), None, 50).items
-        ] == ["3", "1"]
-        assert [
-            item.id[-1] for item in store.list(ProbeFilter(state="running"), None, 50).items
-        ] == ["0"]
+        for chosen, ids in (
+            (ProbeFilter(plan_id="plan-1"), ["3", "1"]),
+            (ProbeFilter(state="running"), ["0"]),
+            (ProbeFilter(state="queued", plan_id="plan-1", gpu="h100"), []),
+        ):
+            assert [item.id[-1] for item in store.list(chosen).items] == ids

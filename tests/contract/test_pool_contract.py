@@ -1,5 +1,6 @@
 """One suite for every kind of pool, each opened by its name as a user writes it."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from planner.probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
-from tests.conftest import ROOT, needed
+from tests.conftest import ROOT, job_values, needed
 from tests.slurm_cluster import PATH
 from tests.stand_ins import light_python, worker
 
@@ -76,8 +77,7 @@ class Subject:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder = tmp_path_factory.mktemp("local")
-    python = str(light_python.install(folder))
-    return Subject.of(open_pool("local", settings(folder, python)))
+    return Subject.of(open_pool("local", settings(folder, str(light_python.install(folder)))))
 
 
 @pytest.fixture(scope="module")
@@ -106,19 +106,20 @@ def on_slurm(slurm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 FIXTURES = {"local": "local", "replay": "replay", "slurm": "on_slurm"}
 
 
-def test_every_kind_of_pool_is_here() -> None:
-    assert set(FIXTURES) == set(BACKENDS)
-
-
-@pytest.fixture(params=sorted(FIXTURES))
+@pytest.fixture(params=sorted(BACKENDS))
 def subject(request: pytest.FixtureRequest) -> Subject:
-    found: Subject = request.getfixturevalue(FIXTURES[request.param])
-    return found
+    return request.getfixturevalue(FIXTURES[request.param])
 
 
 class TestPools:
-    def test_it_is_what_its_name_says(self, subject: Subject) -> None:
+    def failed(self, subject: Subject, case: str) -> Failed:
+        outcome = subject.results[case].outcome
+        assert isinstance(outcome, Failed), outcome
+        return outcome
+
+    def test_it_is_what_its_name_says_and_ready_before_it_runs(self, subject: Subject) -> None:
         assert BACKENDS[subject.pool.name].load() is type(subject.pool)
+        subject.pool.check(Need.of(read_job(JOB), "reference"))
 
     def test_numbers_come_back_with_the_task_that_asked(self, subject: Subject) -> None:
         result = subject.results["ok"]
@@ -127,9 +128,8 @@ class TestPools:
         assert result.outcome.step_seconds == worker.STEP_SECONDS
         assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
         measurement = result.measurement()
-        numbers = measurement.measured
-        assert (measurement.id, numbers.rung) == ("probe-ok", "probed")
-        assert numbers.peak_reserved_bytes == 2**22
+        assert (measurement.id, measurement.measured.rung) == ("probe-ok", "probed")
+        assert measurement.measured.peak_reserved_bytes == 2**22
 
     def test_out_of_memory_is_a_result(self, subject: Subject) -> None:
         outcome = subject.results["oom"].outcome
@@ -137,33 +137,24 @@ class TestPools:
         bytes_ = (outcome.attempted_bytes, outcome.allocated_bytes)
         assert (outcome.rank, bytes_) == (1, (2**31, round(70.5 * 2**30)))
 
-    def test_a_killed_worker_is_named(self, subject: Subject) -> None:
-        outcome = subject.results["killed"].outcome
-        assert isinstance(outcome, Failed), outcome
-        assert (outcome.kind, outcome.rank) == (FailureKind.KILLED, 1)
-
-    def test_the_first_cause_is_told_not_the_victims(self, subject: Subject) -> None:
-        outcome = subject.results["victims"].outcome
-        assert isinstance(outcome, Failed), outcome
-        first = (outcome.kind, outcome.rank, outcome.message)
-        assert first == (FailureKind.CRASH, 1, "KeyError: 'rope'")
+    def test_a_killed_worker_is_named_and_the_first_cause_not_its_victims(
+        self, subject: Subject
+    ) -> None:
+        killed, first = self.failed(subject, "killed"), self.failed(subject, "victims")
+        assert (killed.kind, killed.rank) == (FailureKind.KILLED, 1)
+        assert (first.kind, first.rank, first.message) == (FailureKind.CRASH, 1, "KeyError: 'rope'")
 
     def test_the_time_limit_ends_a_probe(self, subject: Subject) -> None:
-        result = subject.results["slow"]
-        assert isinstance(result.outcome, Failed), result
-        assert (result.outcome.kind, result.wall_seconds >= 3.0) == (FailureKind.TIMEOUT, True)
+        assert self.failed(subject, "slow").kind == FailureKind.TIMEOUT
+        assert subject.results["slow"].wall_seconds >= 3.0
 
     def test_what_it_can_run_it_runs(self, subject: Subject) -> None:
         capacity = subject.pool.capacity(read_job(JOB).cluster)
         assert (capacity.device, capacity.num_devices >= 2) == ("cpu", True)
-        assert capacity.emulates
-        assert capacity.fake_tensors
+        assert (capacity.emulates, capacity.fake_tensors) == (True, True)
         result = subject.results["emulated"]
         assert isinstance(result.outcome, MeasuredRun), result
         assert (result.rung, result.outcome.step_seconds) == ("emulated", None)
-
-    def test_it_is_ready_before_it_runs(self, subject: Subject) -> None:
-        subject.pool.check(Need.of(read_job(JOB), "reference"))
 
     def test_a_stop_ends_a_probe(self, subject: Subject) -> None:
         if not subject.pool.capacity(read_job(JOB).cluster).measures:
@@ -185,12 +176,8 @@ class TestPools:
         subject.pool.end_left("probe-ok")
 
     def test_what_cannot_be_run_is_an_error_not_a_result(self, subject: Subject) -> None:
-        wide = {
-            **JOB,
-            "cluster": {"gpu": "cpu", "num_gpus": 64, "gpus_per_node": 2},
-            "layout": {"dp_shard": 64},
-            "training": {"seq_len": 64, "global_batch_size": 64},
-        }
+        wide = {**job_values("debug-tiny", "cpu", 64, 64, 64), "layout": {"dp_shard": 64}}
+        wide["cluster"]["gpus_per_node"] = 2
         with pytest.raises(ProbeError):
             subject.pool.run(ProbeTask(id="wide", job=wide, device="cpu"))
 
@@ -218,18 +205,14 @@ class TestReplay:
         assert seconds == [0.125, 0.25, 0.125]
 
     def test_published_rows_are_recordings_too(self) -> None:
-        import json
-
         path = ROOT / "benchmarks" / "measured" / "public.jsonl"
         row = json.loads(path.read_text().splitlines()[0])
-        pool = ReplayPool.from_file(path)
         job = {key: row[key] for key in ("model", "cluster", "training", "layout")}
-        result = pool.run(ProbeTask(id="probe-1", job=job))
+        result = ReplayPool.from_file(path).run(ProbeTask(id="probe-1", job=job))
         assert result.measurement().measured.step_seconds == row["measured"]["step_seconds"]
 
     def test_a_file_that_is_no_recording_is_refused_by_line(self, tmp_path: Path) -> None:
         (tmp_path / "x.jsonl").write_text('\n{"model": "llama3-8b"}\n')
-        with pytest.raises(ProbeError, match="line 2"):
-            ReplayPool.from_file(tmp_path / "x.jsonl")
-        with pytest.raises(ProbeError, match="No such file"):
-            ReplayPool.from_file(tmp_path / "y.jsonl")
+        for name, words in (("x", "line 2"), ("y", "No such file")):
+            with pytest.raises(ProbeError, match=words):
+                ReplayPool.from_file(tmp_path / f"{name}.jsonl")

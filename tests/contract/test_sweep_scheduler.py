@@ -4,7 +4,7 @@ are kept out, who goes first in a pool, and that every probe is accounted for, a
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +15,11 @@ import pytest
 from benchmarks.sweep_scheduler import Bench, layouts
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.observer import Observer
-from planner.api.jobs.probes import probes_of
+from planner.api.jobs.probes import probe_of_job, probes_of
 from planner.api.jobs.side_by_side import enqueue_in_room
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
-from planner.api.storage.job_records import ProbeFilter, TaskRecord
+from planner.api.storage.job_records import ProbeFilter, ProbeRecord, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.storage.transactions import writing
@@ -28,6 +28,7 @@ from planner.errors import NotFoundError
 from planner.probes.pools import BACKENDS
 from planner.probes.pools.simulated import Faults, SimulatedCluster
 from tests.conftest import EACH_DATABASE, side_by_side
+from tests.stand_ins.records import probe_record
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,8 @@ def bench(migrated_url: str, tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def wiring(bench: Bench) -> Iterator[Wiring]:
-    made = bench.set_up(12, 1)
-    yield made
-    made.engine.dispose()
+def wiring(bench: Bench) -> Wiring:
+    return bench.set_up(12, 1)
 
 
 def with_faults(bench: Bench, **faults: Any) -> None:
@@ -59,9 +58,7 @@ def with_faults(bench: Bench, **faults: Any) -> None:
 
 
 def claimed(wiring: Wiring) -> TaskRecord:
-    task = wiring.tasks.claim(new_lease())
-    assert task is not None
-    return task
+    return wiring.tasks.claim(new_lease())
 
 
 def ended(wiring: Wiring) -> dict[str, Any]:
@@ -74,19 +71,21 @@ def ended(wiring: Wiring) -> dict[str, Any]:
 def another(wiring: Wiring, bench: Bench, **values: Any) -> TaskRecord:
     """A queued run of a sweep of the same jobs."""
     spec = dict(wiring.sweeps.get(bench.sweeps[0]).spec)
-    sweep = add_sweep(wiring, {**spec, **values}, allow_files=True)
-    return run_now(wiring, sweep, ours=False)
+    return run_now(wiring, add_sweep(wiring, {**spec, **values}, allow_files=True), ours=False)
 
 
 def lines(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [line for job in report["jobs"] for line in job["layouts"]]
 
 
+def statuses(report: dict[str, Any]) -> set[str]:
+    return {line["status"] for line in lines(report)}
+
+
 def test_as_many_run_at_once_as_the_pool_has_room_for(bench: Bench, wiring: Wiring) -> None:
     with_faults(bench, probe_seconds=0.3)
     report = ended(wiring)
-    assert report["most_at_once"] == bench.nodes
-    assert {line["status"] for line in lines(report)} == {"ok"}
+    assert (report["most_at_once"], statuses(report)) == (bench.nodes, {"ok"})
     assert bench.wrong(wiring) == []
 
 
@@ -99,9 +98,8 @@ def test_probes_promise_no_more_than_the_budget(bench: Bench, wiring: Wiring) ->
     report = ended(wiring)
     assert report["most_at_once"] == 2
     assert report["gpu_seconds"] <= budget["max_gpu_seconds"]
-    assert {line["message"] for line in lines(report) if line["status"] == "skipped"} == {
-        "the budget is spent"
-    }
+    skipped = {line["message"] for line in lines(report) if line["status"] == "skipped"}
+    assert skipped == {"the budget is spent"}
 
 
 def test_outside_its_hours_a_run_starts_nothing(
@@ -113,10 +111,8 @@ def test_outside_its_hours_a_run_starts_nothing(
     night = {"hours": "22:00-06:00", "max_gpu_seconds": 1e6}
     another(wiring, bench, budget=night, time_zone="Europe/Berlin")
     report = ended(wiring)
-    assert report["probes"] == 0
-    assert {line["message"] for line in lines(report)} == {
-        "outside the hours of the budget, 22:00-06:00 Europe/Berlin"
-    }
+    words = "outside the hours of the budget, 22:00-06:00 Europe/Berlin"
+    assert (report["probes"], {line["message"] for line in lines(report)}) == (0, {words})
     another(wiring, bench, budget=night, time_zone="UTC")
     assert ended(wiring)["probes"] == 12
 
@@ -125,7 +121,7 @@ def test_out_of_memory_is_a_result_and_never_tried_again(bench: Bench, wiring: W
     with_faults(bench, oom=1.0)
     report = ended(wiring)
     assert (report["probes"], report["retried"], report["failures"]) == (12, 0, {"oom": 12})
-    assert {line["status"] for line in lines(report)} == {"oom"}
+    assert statuses(report) == {"oom"}
 
 
 def test_what_was_preempted_runs_again_and_does_not_count_as_a_retry(
@@ -135,7 +131,7 @@ def test_what_was_preempted_runs_again_and_does_not_count_as_a_retry(
     with_faults(bench, preempted=0.4)
     another(wiring, bench, retries=0)
     report = ended(wiring)
-    assert {line["status"] for line in lines(report)} == {"ok"}
+    assert statuses(report) == {"ok"}
     assert report["retried"] == report["probes"] - 12 > 0
 
 
@@ -170,17 +166,14 @@ def test_a_node_that_hangs_is_kept_out_for_all_and_let_in_by_command(
 @EACH_DATABASE
 def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) -> None:
     """Two transactions that ask at once are told apart; a lease that ends gives the room back."""
-    run = claimed(wiring)
-    room = Room(pool="a pool", devices=8)
-    other = bench.wiring()
+    run, room = claimed(wiring), Room(pool="a pool", devices=8)
     start, given = threading.Barrier(2), list[str]()
-    template = replace(_probe(), id="probe-x", plan_id=run.id, pool="a pool", devices=8, num_gpus=8)
 
     def ask(wiring: Wiring, name: str) -> None:
         start.wait()
         try:
             wiring.probes.add(
-                [replace(template, id=name)],
+                [probe_record(id=name, plan_id=run.id, pool="a pool", devices=8, num_gpus=8)],
                 lease=new_lease(),
                 check=lambda session: room.check(session, 8, task_id=run.id, priority=0),
             )
@@ -188,12 +181,11 @@ def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) 
             return
         given.append(name)
 
-    side_by_side(ask, (wiring, "probe-0"), (other, "probe-1"))
+    side_by_side(ask, (wiring, "probe-0"), (bench.wiring(), "probe-1"))
     assert len(given) == 1
     with writing(wiring.engine) as session:
         assert room.taken(session) == 8
         assert replace(room, host="elsewhere").taken(session) == 0
-    other.engine.dispose()
 
 
 @EACH_DATABASE
@@ -221,36 +213,18 @@ def test_who_has_a_higher_priority_is_let_go_first(bench: Bench, wiring: Wiring)
 def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring) -> None:
     run, stop = claimed(wiring), threading.Event()
     stop.set()
-    taken = replace(_probe(), id="probe-t", pool=bench.pool, devices=32, num_gpus=32)
+    taken = probe_record(pool=bench.pool, devices=32, num_gpus=32)
     wiring.probes.add([taken], lease=new_lease())
-    requested = _requested(wiring, run)
-    (stored,) = enqueue_in_room(wiring, [requested], Claimed(wiring.tasks, run, stop))
+    job = {**run.request["jobs"][0], "layout": run.request["measure"]["anchors"][0]}
+    (asked, *_) = probe_of_job({"job": job, "pool": run.request["pool"]}, allow_files=False)
+    (stored,) = enqueue_in_room(wiring, [asked], Claimed(wiring.tasks, run, stop))
     assert stored.state == "running", "it ends as soon as it starts"
-
-
-def _probe() -> Any:
-    from planner.api.storage.job_records import ProbeRecord
-
-    return ProbeRecord(
-        id="probe-0", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="",
-        model="m", gpu="h100-sxm-80gb", num_gpus=8, layout="l", pool="p",
-    )  # fmt: skip
-
-
-def _requested(wiring: Wiring, run: TaskRecord) -> Any:
-    from planner.api.jobs.probes import probe_of_job
-
-    spec = run.request
-    job = {**spec["jobs"][0], "layout": spec["measure"]["anchors"][0]}
-    return probe_of_job({"job": job, "pool": spec["pool"]}, allow_files=False)[0]
 
 
 def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
     told: list[dict[str, Any]] = []
     observer = Observer(on_event=lambda body: told.append(dict(body)))
-    run = run_sweep(wiring, claimed(wiring), observer)
-    standing = wiring.tasks.get(run.id).standing
-    assert standing is not None
+    standing = wiring.tasks.get(run_sweep(wiring, claimed(wiring), observer).id).standing
     assert (standing["layouts"], standing["num_layouts"], standing["running"]) == (12, 12, 0)
     assert standing["gpu_seconds"] == 12 * 8 * 60.0
     done = [body["layouts"] for body in told if body["event"] == "sweep"]
@@ -267,13 +241,11 @@ def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(
     wiring = bench.set_up(400, 2)
     bench.run(wiring, 2, kill=True)
     assert bench.wrong(wiring) == []
-    interrupted = wiring.probes.list(ProbeFilter(failure="interrupted")).items
-    again = {(one.job_hash, one.layout) for one in interrupted}
-    done = {
-        (one.job_hash, one.layout)
-        for run in bench.runs(wiring)
-        for one in probes_of(wiring, run.id)
-        if one.failure != "interrupted"
-    }
+
+    def layouts(probes: Iterable[ProbeRecord]) -> set[tuple[str, str]]:
+        return {(one.job_hash, one.layout) for one in probes}
+
+    ran = [probe for run in bench.runs(wiring) for probe in probes_of(wiring, run.id)]
+    again = layouts(wiring.probes.list(ProbeFilter(failure="interrupted")).items)
+    done = layouts(probe for probe in ran if probe.failure != "interrupted")
     assert again <= done, "what the kill interrupted ran again"
-    wiring.engine.dispose()

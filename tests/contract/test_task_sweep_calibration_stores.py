@@ -1,10 +1,8 @@
-"""One suite for tasks, sweeps and calibrations: in memory,
-SQLite file, PostgreSQL.
-"""
+"""One suite for tasks, sweeps and calibrations: in memory, SQLite file, PostgreSQL."""
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -16,23 +14,16 @@ from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.records import CalibrationRecord, Subject, SweepRecord
 from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.storage.tasks import SqlTaskStore
-from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import JOB, LAYOUT
 from tests.stand_ins.ageing import age
+from tests.stand_ins.records import NOW, task_record
 
-NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
-
-def task(number: int, **fields: object) -> TaskRecord:
-    record = TaskRecord(
-        id=f"plan-{number:03d}",
-        kind="study",
-        created_at=NOW + timedelta(seconds=number),
-        request={"model": "llama3-8b"},
-    )
-    return replace(record, **fields)  # type: ignore[arg-type]
+def task(number: int, **fields: Any) -> TaskRecord:
+    return task_record(number, id=f"plan-{number:03d}", **fields)
 
 
 def lease(owner: str, seconds: float = 30.0) -> Lease:
@@ -40,72 +31,29 @@ def lease(owner: str, seconds: float = 30.0) -> Lease:
 
 
 class TestTasks:
-    def test_a_task_goes_through_its_life(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
-        store.add([task(1), task(2)])
+    """What tasks have beside the queue that they share with probes."""
+
+    @pytest.fixture
+    def store(self, engine: Engine) -> SqlTaskStore:
+        return SqlTaskStore(engine)
+
+    def test_a_task_goes_through_its_life(self, store: SqlTaskStore) -> None:
+        store.add([task(1, request={"model": "llama3-8b"}), task(2, job_hash="a" * 64)])
         held = store.claim(lease("a"))
-        assert held is not None
-        assert (held.id, held.state, held.attempts, held.fencing_token) == (
-            "plan-001",
-            "running",
-            1,
-            1,
-        )
+        assert (held.id, held.state, held.attempts) == ("plan-001", "running", 1)
+        assert (held.request, held.fencing_token) == ({"model": "llama3-8b"}, 1)
         assert store.heartbeat(held, lease("a"), progress="probe 1 of 3") is False
         assert store.get(held.id).progress == "probe 1 of 3"
-        ended = store.finish(
-            held, TaskEnd(state="done", result={"winner": "fsdp 8"}, message="stopped")
-        )
-        assert (ended.state, ended.result) == ("done", {"winner": "fsdp 8"})
+        result = {"winner": "fsdp 8"}
+        ended = store.finish(held, TaskEnd(state="done", result=result, message="stopped"))
+        assert (ended.state, ended.result, ended.message) == ("done", result, "stopped")
         assert ended.finished_at is not None
-        assert [each.id for each in store.list(TaskFilter(state="queued")).items] == ["plan-002"]
+        for chosen in (TaskFilter(state="queued"), TaskFilter(job_hash="a" * 64)):
+            assert [each.id for each in store.list(chosen).items] == ["plan-002"]
 
-    def test_nobody_gets_the_same_task_twice(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
-        store.add([task(number) for number in range(6)])
-        if engine.url.database is None:
-            claimed = [store.claim(lease(str(number))) for number in range(8)]
-        else:
-            with ThreadPoolExecutor(8) as pool:
-                claimed = list(pool.map(lambda number: store.claim(lease(str(number))), range(8)))
-        ids = [each.id for each in claimed if each is not None]
-        assert len(ids) == len(set(ids)) == 6
-
-    def test_who_lost_the_lease_changes_nothing(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
-        store.add([task(1)])
-        first = store.claim(lease("a"))
-        assert first is not None
-        age(engine, 31)
-        assert [each.id for each in store.expired()] == ["plan-001"]
-        second = store.take_over(first, lease("b"), crashed=False)
-        assert second is not None
-        assert (second.fencing_token, second.attempts) == (2, 1)
-        with pytest.raises(ConflictError, match="lease of a was lost"):
-            store.finish(first, TaskEnd(state="failed"))
-        with pytest.raises(ConflictError, match="owned by b: the lease of a was lost"):
-            store.add_event(first, {"message": "late"}, NOW)
-        assert store.events("plan-001") == ()
-        assert store.add_event(second, {}, NOW).number == 1
-        assert store.release(second).state == "queued"
-
-    def test_cancelling(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
-        store.add([task(1), task(2)])
-        held = store.claim(lease("a"))
-        assert held is not None
-        assert store.cancel(held.id).state == "running"
-        assert store.heartbeat(held, lease("a")) is True
-        assert store.cancel("plan-002").state == "cancelled"
-        with pytest.raises(NotFoundError):
-            store.cancel("plan-nope")
-
-    def test_events_are_numbered_and_read_on(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
+    def test_events_are_numbered_and_read_on(self, store: SqlTaskStore) -> None:
         store.add([task(1), task(2)])
         first, second = store.claim(lease("a")), store.claim(lease("a"))
-        assert first is not None
-        assert second is not None
         assert [store.add_event(first, {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
         assert store.add_event(second, {}, NOW).number == 1
         assert [event.body for event in store.events("plan-001", after=1)] == [{"n": 1}, {"n": 2}]
@@ -113,28 +61,20 @@ class TestTasks:
         with pytest.raises(NotFoundError):
             store.add_event(task(3), {}, NOW)
 
-    def test_pages_and_filters(self, engine: Engine) -> None:
-        store = SqlTaskStore(engine)
-        store.add([task(number, job_hash="a" * 64 if number % 2 else None) for number in range(5)])
-        page = store.list(limit=3)
-        assert [each.id for each in page.items] == ["plan-004", "plan-003", "plan-002"]
-        assert [each.id for each in store.list(cursor=page.next_cursor).items] == [
-            "plan-001",
-            "plan-000",
-        ]
-        assert [each.id for each in store.list(TaskFilter(job_hash="a" * 64)).items] == [
-            "plan-003",
-            "plan-001",
-        ]
-        with pytest.raises(SpecError, match="cursor"):
-            store.list(cursor="nonsense")
+    def test_who_lost_the_lease_adds_no_event(self, store: SqlTaskStore) -> None:
+        store.add([task(1)])
+        first = store.claim(lease("a"))
+        age(store.engine, 31)
+        second = store.take_over(first, lease("b"), crashed=False)
+        with pytest.raises(ConflictError, match="owned by b: the lease of a was lost"):
+            store.add_event(first, {"message": "late"}, NOW)
+        assert store.events("plan-001") == ()
+        assert store.add_event(second, {}, NOW).number == 1
 
 
-def sweep(**fields: object) -> SweepRecord:
-    record = SweepRecord(
-        id="sweep-1", created_at=NOW, name="nightly", spec={"jobs": []}, next_due_at=NOW
-    )
-    return replace(record, **fields)  # type: ignore[arg-type]
+def sweep() -> SweepRecord:
+    jobs: dict[str, Any] = {"jobs": []}
+    return SweepRecord(id="sweep-1", created_at=NOW, name="nightly", spec=jobs, next_due_at=NOW)
 
 
 def night(number: int) -> TaskRecord:
@@ -142,18 +82,6 @@ def night(number: int) -> TaskRecord:
 
 
 class TestSweeps:
-    def test_a_moment_becomes_one_task_however_many_look(self, engine: Engine) -> None:
-        sweeps, tasks = SqlSweepStore(engine), SqlTaskStore(engine)
-        sweeps.add(sweep())
-        (due,) = sweeps.due(NOW)
-        tomorrow = NOW + timedelta(days=1)
-        assert sweeps.due(NOW - timedelta(seconds=1)) == ()
-        assert [sweeps.advance(due, tomorrow, night(number)) for number in (1, 2)] == [True, False]
-        assert [each.id for each in tasks.list(TaskFilter(parent_id="sweep-1")).items] == [
-            "plan-001"
-        ]
-        assert sweeps.get("sweep-1").next_due_at == tomorrow
-
     def test_a_moment_cannot_be_worked_on_twice(self, engine: Engine) -> None:
         SqlSweepStore(engine).add(sweep())
         tasks = SqlTaskStore(engine)
@@ -164,10 +92,8 @@ class TestSweeps:
     def test_a_run_that_waits_for_the_one_before_it_holds_up_nobody(self, engine: Engine) -> None:
         tasks = SqlTaskStore(engine)
         SqlSweepStore(engine).add(sweep())
-        following = replace(night(2), due_at=NOW + timedelta(days=1))
-        tasks.add([night(1), following, task(3)])
+        tasks.add([night(1), replace(night(2), due_at=NOW + timedelta(days=1)), task(3)])
         held = tasks.claim(lease("a"))
-        assert held is not None
         other = tasks.claim(lease("b"))
         assert [held.id, other and other.id] == ["plan-001", "plan-003"]
         assert tasks.claim(lease("b")) is None
@@ -205,15 +131,10 @@ def measurement(number: int) -> Measurement:
 
 
 def calibration(number: int, subject: Subject = H100) -> CalibrationRecord:
+    learnt: dict[str, Any] = {"software": {"torch": "2.13"}, "document": {"shifts": [0.1]}}
+    at = NOW + timedelta(seconds=number)
     return CalibrationRecord(
-        id=f"c-{number}",
-        created_at=NOW + timedelta(seconds=number),
-        trainer=subject.trainer,
-        gpu=subject.gpu,
-        owner=subject.owner,
-        software={"torch": "2.13"},
-        num_runs=number,
-        document={"shifts": [0.1]},
+        id=f"c-{number}", created_at=at, num_runs=number, **asdict(subject), **learnt
     )
 
 
@@ -232,22 +153,20 @@ class TestCalibrations:
         for number, subject in enumerate((H100, H100, replace(H100, gpu="cpu"))):
             put = calibration(number, subject)
             assert store.put_in_use(subject, put, learning.inputs(subject), put.created_at)
-        latest = store.latest(H100)
-        assert latest is not None
-        assert (latest.id, latest.document, latest.software) == (
-            "c-1",
-            {"shifts": [0.1]},
-            {"torch": "2.13"},
-        )
+
+        def latest(subject: Subject = H100, **until: datetime) -> str | None:
+            found = store.latest(subject, **until)
+            return found and found.id
+
+        assert latest() == "c-1"
         assert store.get("c-0").superseded_at == NOW + timedelta(seconds=1)
-        assert store.latest(Subject(trainer="megatron", gpu="cpu")) is None
-        assert store.latest(replace(H100, owner="ann")) is None
-        then = store.latest(H100, until=NOW + timedelta(seconds=0.5))
-        assert then is not None
-        assert then.id == "c-0"
-        assert store.latest(H100, until=NOW - timedelta(days=1)) is None
+        assert store.get("c-1") == calibration(1)
+        assert latest(Subject(trainer="megatron", gpu="cpu")) is None
+        assert latest(replace(H100, owner="ann")) is None
+        assert latest(until=NOW + timedelta(seconds=0.5)) == "c-0"
+        assert latest(until=NOW - timedelta(days=1)) is None
         assert [each.id for each in store.list(limit=2).items] == ["c-2", "c-1"]
-        store.save(replace(latest, num_runs=99))
+        store.save(replace(calibration(1), num_runs=99))
         assert store.get("c-1").num_runs == 1
         with pytest.raises(NotFoundError):
             store.get("c-9")
@@ -259,7 +178,6 @@ class TestCalibrations:
         for at, number in enumerate((0, 1, 0)):
             assert store.put_in_use(H100, calibration(number), inputs, NOW + timedelta(seconds=at))
         latest = store.latest(H100)
-        assert latest is not None
         assert (latest.id, latest.superseded_at) == ("c-0", None)
         assert store.put_in_use(H100, None, inputs, NOW + timedelta(seconds=9))
         assert store.latest(H100) is None
@@ -309,21 +227,20 @@ class TestCalibrations:
     def test_runs_of_both_programs_under_the_same_versions_count_together(
         self, engine: Engine, learning: SqlLearningStore
     ) -> None:
-        runs = SqlMeasurementStore(engine)
         versions: list[dict[str, str]] = [
             {"torch": "2.10", "trainer_version": "reference 1"},
             {"torch": "2.11", "trainer_version": "0.2.1"},
             {"torch": "2.11+cu130", "trainer_version": "reference 1", "driver": "580"},
             {"torch": "2.11", "trainer_version": "0.2.2"},
         ]
-        runs.add(
-            [measurement(n).model_copy(update={"software": one}) for n, one in enumerate(versions)]
-        )
-        both = [run.id for run in learning.inputs(H100).runs]
-        assert both == ["measurement-003", "measurement-002"]
-        named = learning.inputs(H100, versions[2]).runs
-        assert [run.id for run in named] == both
-        assert [run.id for run in learning.inputs(H100, versions[0]).runs] == ["measurement-000"]
+        told = [measurement(n).model_copy(update={"software": v}) for n, v in enumerate(versions)]
+        SqlMeasurementStore(engine).add(told)
+
+        def counting(*stack: dict[str, str]) -> list[str]:
+            return [run.id for run in learning.inputs(H100, *stack).runs]
+
+        assert counting() == counting(versions[2]) == ["measurement-003", "measurement-002"]
+        assert counting(versions[0]) == ["measurement-000"]
 
     def test_what_pricing_found_is_kept_until_its_basis_changes_or_its_run_goes(
         self, engine: Engine, learning: SqlLearningStore

@@ -26,19 +26,16 @@ from planner.api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
 from planner.api.settings import Settings
 from planner.api.storage.clock import database_time
-from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
 from planner.api.storage.tables import SweepRow, TaskRow
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
-from tests.conftest import EACH_DATABASE, side_by_side
+from tests.conftest import EACH_DATABASE, job_values, side_by_side
+from tests.stand_ins.records import probe_record
 
 SECRET = "a secret of the operator"
-SWEEP: dict[str, Any] = {
-    "name": "nightly",
-    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-              "training": {"seq_len": 64, "global_batch_size": 8}}],
-}  # fmt: skip
+SWEEP: dict[str, Any] = {"name": "nightly", "jobs": [job_values("debug-tiny", "cpu", 2, 64, 8)]}
 
 
 @dataclass
@@ -57,49 +54,46 @@ def receiver() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            kept.received.append((headers, body))
-            status = kept.answers.pop(0) if kept.answers[1:] else kept.answers[0]
-            self.send_response(status)
-            if status == 302:
-                self.send_header("location", "http://127.0.0.1:1/elsewhere")
+            kept.received.append((dict(self.headers.items()), body))
+            self.send_response(kept.answers.pop(0) if kept.answers[1:] else kept.answers[0])
+            self.send_header("location", "http://127.0.0.1:1/elsewhere")  # of a redirect
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    kept.url = f"http://127.0.0.1:{server.server_port}/sweeps"
-    yield kept
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        kept.url = f"http://127.0.0.1:{server.server_port}/sweeps"
+        yield kept
+        server.shutdown()
+        thread.join()
+
+
+def told(receiver: Receiver) -> list[dict[str, Any]]:
+    """The bodies that it received."""
+    return [json.loads(body) for _, body in receiver.received]
 
 
 @pytest.fixture
-def wiring(migrated_url: str, receiver: Receiver) -> Iterator[Wiring]:
-    place = receiver.url.split("/")[2]
-    made = wire(
-        Settings(
-            database_url=migrated_url,
-            webhook_hosts=f"hooks.example.com, {place}",
-            webhook_secret=SecretStr(SECRET),
-        )
-    )
-    yield made
-    made.engine.dispose()
+def wiring(migrated_url: str, receiver: Receiver) -> Wiring:
+    hosts = f"hooks.example.com, {receiver.url.split('/')[2]}"
+    return wired(migrated_url, webhook_hosts=hosts, webhook_secret=SecretStr(SECRET))
+
+
+def wired(database_url: str, **settings: Any) -> Wiring:
+    return wire(Settings(database_url=database_url, **settings))
+
+
+def run_of(wiring: Wiring, *, ours: bool, **sweep: Any) -> TaskRecord:
+    return run_now(wiring, add_sweep(wiring, {**SWEEP, **sweep}, allow_files=False), ours=ours)
 
 
 def ended_run(wiring: Wiring, url: str) -> TaskRecord:
-    sweep = add_sweep(wiring, {**SWEEP, "webhook": url}, allow_files=False)
-    run = run_now(wiring, sweep, ours=True)
-    report = {"headline": "1 of 1 layout measured", "jobs": []}
-    return wiring.tasks.finish(
-        run,
-        TaskEnd(state="done", result=report, message=report["headline"]),  # type: ignore[arg-type]
-    )
+    report: dict[str, Any] = {"headline": "1 of 1 layout measured", "jobs": []}
+    end = TaskEnd(state="done", result=report, message=report["headline"])
+    return wiring.tasks.finish(run_of(wiring, ours=True, webhook=url), end)
 
 
 def come_due(wiring: Wiring) -> None:
@@ -112,13 +106,12 @@ def come_due(wiring: Wiring) -> None:
 def test_a_report_is_posted_once_and_signed(wiring: Wiring, receiver: Receiver) -> None:
     run = ended_run(wiring, receiver.url)
     assert not is_idle(wiring), "a webhook is still to be called"
-    assert deliver_due(wiring) == 1
-    assert deliver_due(wiring) == 0
+    assert [deliver_due(wiring) for _ in range(2)] == [1, 0]
     assert is_idle(wiring)
+    (report,) = told(receiver)
+    assert (report["id"], report["sweep"], report["state"]) == (run.id, run.parent_id, "done")
+    assert report["report"]["headline"] == "1 of 1 layout measured"
     ((headers, body),) = receiver.received
-    told = json.loads(body)
-    assert (told["id"], told["sweep"], told["state"]) == (run.id, run.parent_id, "done")
-    assert told["report"]["headline"] == "1 of 1 layout measured"
     assert headers["webhook-id"] == run.id
     signed = f"{run.id}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(SECRET.encode(), signed, hashlib.sha256).digest())
@@ -131,8 +124,7 @@ def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
 ) -> None:
     receiver.answers = [503, 200]
     ended_run(wiring, receiver.url)
-    assert deliver_due(wiring) == 0
-    assert deliver_due(wiring) == 0
+    assert [deliver_due(wiring) for _ in range(2)] == [0, 0]
     assert len(receiver.received) == 1, "not at once"
     come_due(wiring)
     assert deliver_due(wiring) == 1
@@ -141,32 +133,26 @@ def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
     for _ in range(MOST_TRIES + 2):
         deliver_due(wiring)
         come_due(wiring)
-    assert len(receiver.received) == MOST_TRIES
-    assert wiring.tasks.untold() == 0
+    assert (len(receiver.received), wiring.tasks.untold()) == (MOST_TRIES, 0)
 
 
 def lose_the_worker(wiring: Wiring, run: TaskRecord) -> None:
     """Its only attempt, by a worker that is never heard of again."""
     with writing(wiring.engine) as session:
         session.execute(update(TaskRow).where(TaskRow.id == run.id).values(max_attempts=1))
-    assert wiring.tasks.claim(Lease(owner="another host", seconds=60.0), job_id=run.id) is not None
-    with writing(wiring.engine) as session:
-        expired = update(TaskRow).where(TaskRow.id == run.id)
-        session.execute(expired.values(lease_until=database_time(-1.0)))
+    assert wiring.tasks.claim(Lease(owner="another host", seconds=-1.0), job_id=run.id) is not None
 
 
 @EACH_DATABASE
 def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
     wiring: Wiring, receiver: Receiver
 ) -> None:
-    sweep = add_sweep(wiring, {**SWEEP, "webhook": receiver.url}, allow_files=False)
-    run = run_now(wiring, sweep, ours=False)
+    run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
     assert TaskWorkers(wiring, 0)._claim_next() is None
-    ((_, body),) = receiver.received
-    told = json.loads(body)
-    assert (told["id"], told["state"], told["report"]) == (run.id, "failed", None)
-    assert "its worker was lost in 1 attempt" in told["message"]
+    (report,) = told(receiver)
+    assert (report["id"], report["state"], report["report"]) == (run.id, "failed", None)
+    assert "its worker was lost in 1 attempt" in report["message"]
     assert is_idle(wiring)
 
 
@@ -174,30 +160,25 @@ def test_a_run_that_is_queued_again_is_told_when_it_ends(
     wiring: Wiring, receiver: Receiver
 ) -> None:
     receiver.answers = [503, 200]
-    sweep = add_sweep(wiring, {**SWEEP, "webhook": receiver.url}, allow_files=False)
-    run = run_now(wiring, sweep, ours=False)
+    run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
-    workers = TaskWorkers(wiring, 0)
-    assert workers._claim_next() is None
+    assert TaskWorkers(wiring, 0)._claim_next() is None
     wiring.tasks.requeue(run.id, None)
     come_due(wiring)
     assert deliver_due(wiring) == 0
     assert len(receiver.received) == 1, "it has not ended yet"
     held = wiring.tasks.claim(new_lease(), job_id=run.id)
-    assert held is not None
     wiring.tasks.finish(held, TaskEnd(state="done", message="1 of 1 layout measured"))
     assert deliver_due(wiring) == 1
-    assert [json.loads(body)["state"] for _, body in receiver.received] == ["failed", "done"]
+    assert [report["state"] for report in told(receiver)] == ["failed", "done"]
     assert wiring.tasks.get(run.id).notified == 1, "the calls of its first end do not count"
 
 
 @EACH_DATABASE
 def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:
     ended_run(wiring, receiver.url)
-    other = Wiring(settings=wiring.settings, clock=wiring.clock, ids=wiring.ids)
-    side_by_side(deliver_due, (wiring,), (other,))
+    side_by_side(deliver_due, (wiring,), (wire(wiring.settings),))
     assert len(receiver.received) == 1
-    other.engine.dispose()
 
 
 @pytest.fixture
@@ -224,8 +205,7 @@ def dripping() -> Iterator[str]:
 def test_a_receiver_that_drips_is_left_in_time_and_holds_no_study(
     migrated_url: str, dripping: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = dripping.split("/")[2]
-    drips = wire(Settings(database_url=migrated_url, webhook_hosts=place))
+    drips = wired(migrated_url, webhook_hosts=dripping.split("/")[2])
     monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 0.3)
     ended_run(drips, dripping)
     assert deliver_due(drips) == 0, "and it returns"
@@ -234,11 +214,9 @@ def test_a_receiver_that_drips_is_left_in_time_and_holds_no_study(
     workers, claimed = TaskWorkers(drips, 1), threading.Event()
     monkeypatch.setattr(workers, "_work", lambda record, stop: claimed.set())
     workers.start()
-    sweep = add_sweep(drips, SWEEP, allow_files=False)
-    run_now(drips, sweep, ours=False)
+    run_of(drips, ours=False)
     assert claimed.wait(60.0), "while the receiver drips"
     workers.halt()
-    drips.engine.dispose()
 
 
 def test_no_claim_talks_to_the_outside(
@@ -250,11 +228,8 @@ def test_no_claim_talks_to_the_outside(
     with writing(wiring.engine) as session:
         scheduled = update(SweepRow).where(SweepRow.next_due_at.is_not(None))
         session.execute(scheduled.values(next_due_at=database_time(-1.0)))
-    for name in ("lost", "next"):
-        probe = ProbeRecord(
-            id=name, created_at=wiring.clock.now(), request={}, job_hash="", model="m", gpu="g",
-            num_gpus=1, layout="", pool="slurm", max_attempts=2)  # fmt: skip
-        wiring.probes.add([probe])
+    probes = [probe_record(id=name, pool="slurm", max_attempts=2) for name in ("lost", "next")]
+    wiring.probes.add(probes)
     wiring.probes.claim(Lease(owner="another host:1", seconds=-1.0), job_id="lost")
     asked: list[tuple[int, str]] = []
     for place, name in ((socket, "getaddrinfo"), (socket.socket, "connect"), (Wiring, "pool")):
@@ -271,19 +246,15 @@ def test_no_claim_talks_to_the_outside(
 def test_a_redirect_is_not_followed(wiring: Wiring, receiver: Receiver) -> None:
     receiver.answers = [302]
     ended_run(wiring, receiver.url)
-    assert deliver_due(wiring) == 0
-    assert len(receiver.received) == 1
+    assert (deliver_due(wiring), len(receiver.received)) == (0, 1)
 
 
-def test_a_host_that_is_no_longer_listed_is_not_called(wiring: Wiring, receiver: Receiver) -> None:
+def test_a_host_that_is_no_longer_listed_is_not_called(
+    wiring: Wiring, migrated_url: str, receiver: Receiver
+) -> None:
     ended_run(wiring, receiver.url)
-    narrowed = Settings(
-        database_url=wiring.settings.database_url, webhook_hosts="hooks.example.com"
-    )
-    other = Wiring(settings=narrowed, clock=wiring.clock, ids=wiring.ids)
-    assert deliver_due(other) == 0
+    assert deliver_due(wired(migrated_url, webhook_hosts="hooks.example.com")) == 0
     assert receiver.received == []
-    other.engine.dispose()
 
 
 @pytest.mark.parametrize("url", [
@@ -299,10 +270,8 @@ def test_only_hosts_that_the_operator_lists(url: str) -> None:
         check_webhook(settings, url)
 
 
-def test_without_a_list_no_sweep_has_a_webhook(wiring: Wiring) -> None:
-    bare = Settings(database_url=wiring.settings.database_url)
-    other = Wiring(settings=bare, clock=wiring.clock, ids=wiring.ids)
+def test_without_a_list_no_sweep_has_a_webhook(migrated_url: str) -> None:
+    bare = wired(migrated_url)
     with pytest.raises(SpecError, match="PLANNER_WEBHOOK_HOSTS"):
-        add_sweep(other, {**SWEEP, "webhook": "https://hooks.example.com"}, allow_files=False)
-    other.engine.dispose()
-    assert wiring.tasks.claim(new_lease()) is None
+        add_sweep(bare, {**SWEEP, "webhook": "https://hooks.example.com"}, allow_files=False)
+    assert bare.tasks.claim(new_lease()) is None

@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fastapi.testclient import TestClient
 
 from planner.api.http import lanes
 from planner.probes.launch import LaunchSettings
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_wait import SlurmPace
 from tests import zygote
+from tests.served import in_process
 from tests.slurm_cluster import SlurmCluster
 from tests.stand_ins import light_python, worker
 
@@ -21,6 +23,21 @@ REAL_PROBE = {
     "PLANNER_PROBE_PROGRAM": "planner.probes.worker",
     "PLANNER_PROBE_PYTHON": sys.executable,
 }
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service without workers, for tests that do not ask what else is stored."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('shared') / 'x.db'}"
+    with in_process(url, probe_workers=0, task_workers=0) as client:
+        yield client
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[TestClient]:
+    """A service without workers over a new database."""
+    with in_process(sqlite_url, probe_workers=0, task_workers=0) as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,23 +1,24 @@
 """A database that is locked, frozen, gone or of another version: one clear error, then recovery."""
 
+import contextlib
 import errno
 import os
+import queue
 import shutil
 import signal
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, event, text, update
+from sqlalchemy import Connection, Engine, event, text, update
 
 from planner.api.errors import UnavailableError, UnreadableError
-from planner.api.http.app import create_app
 from planner.api.jobs import leases
 from planner.api.jobs import workers as module
 from planner.api.jobs.leases import new_lease
@@ -25,33 +26,74 @@ from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
-from planner.api.storage.engine import Limits, make_engine, normalise_url
-from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.engine import Limits
+from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.migrate import _locked
 from planner.api.storage.records import SweepRecord
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import PlanRow
 from planner.api.storage.tasks import SqlTaskStore
-from planner.api.wiring import wire
+from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
-from tests.conftest import EACH_DATABASE, END_OTHERS, job_values
-from tests.served import wiring_of
-from tests.stand_ins.plan_labels import plan_labels
+from tests.conftest import EACH_DATABASE, END_OTHERS, engine_of, job_values
+from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
+from tests.served import in_process, wiring_of
+from tests.stand_ins.records import plan_labels, task_record
 
 SECONDS = 0.5  # that an engine of these tests waits
 MOST_SECONDS = 100.0  # on however busy a machine, and far below waiting for ever
 
 
+ON_POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
+
+
 @pytest.fixture
-def engine(migrated_url: str) -> Iterator[Engine]:
-    made = make_engine(normalise_url(migrated_url), Limits(seconds=SECONDS, connections=2))
-    yield made
-    made.dispose()
+def engine(migrated_url: str) -> Engine:
+    return engine_of(migrated_url, Limits(seconds=SECONDS, connections=2))
 
 
-def task(name: str = "plan-1") -> TaskRecord:
-    return TaskRecord(id=name, kind="study", created_at=datetime.now(UTC), request={})
+@pytest.fixture
+def wiring(migrated_url: str) -> Wiring:
+    return wire(Settings(database_url=migrated_url))
+
+
+@pytest.fixture
+def held(wiring: Wiring) -> TaskRecord:
+    """A task that this process works on."""
+    wiring.tasks.add([task()])
+    return wiring.tasks.claim(new_lease())
+
+
+def probe(wiring: Wiring, *, max_attempts: int) -> ProbeRecord:
+    """One that this process is to run."""
+    job = job_values("debug-tiny", "cpu", 1, 64, 4, layout={"dp_shard": 1})
+    asked = probe_of_job({"job": job}, allow_files=False)
+    return enqueue(wiring, asked, max_attempts=max_attempts, ours=True)[0]
+
+
+def gone(*_: object, **__: object) -> Any:
+    raise UnavailableError("the database is gone", retry_after_seconds=1.0)
+
+
+def gone_at_first(stored: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, but that the database is gone at its first three."""
+    tries = iter(range(3))
+    return lambda *given, **named: (stored if next(tries, None) is None else gone)(*given, **named)
+
+
+def refused(answer: httpx.Response) -> dict[str, Any]:
+    body: dict[str, Any] = answer.json()
+    assert (answer.status_code, body["type"]) == (503, "database_unavailable")
+    return body
+
+
+def listed(client: TestClient, path: str = "/plans") -> set[str]:
+    return {one["id"] for one in client.get(path).json()["items"]}
+
+
+def task() -> TaskRecord:
+    return task_record(created_at=datetime.now(UTC))
 
 
 def is_refused_in_time(engine: Engine, words: str) -> None:
@@ -65,88 +107,83 @@ def is_refused_in_time(engine: Engine, words: str) -> None:
 
 @EACH_DATABASE
 def test_a_locked_database_is_given_up_and_used_again(engine: Engine, migrated_url: str) -> None:
-    other = make_engine(normalise_url(migrated_url))
+    other = engine_of(migrated_url)
     with other.connect().execution_options(planner_writes=True) as holder, holder.begin():
         if other.dialect.name == "postgresql":
             holder.execute(text("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE"))
         is_refused_in_time(engine, "lock")
     SqlTaskStore(engine).add([task()])
-    other.dispose()
 
 
 @EACH_DATABASE
 def test_no_free_connection_is_given_up(engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
-        with engine.connect(), engine.connect():
-            is_refused_in_time(engine, "QueuePool limit")
-    else:
-        with engine.connect() as one, engine.connect() as two:
+    with engine.connect() as one, engine.connect() as two:
+        if engine.dialect.name == "postgresql":
             one.execute(text("SELECT 1"))
             two.execute(text("SELECT 1"))
-            is_refused_in_time(engine, "QueuePool limit")
+        is_refused_in_time(engine, "QueuePool limit")
     SqlTaskStore(engine).add([task()])
 
 
-def test_a_slow_statement_is_ended(migrated_postgres_url: str) -> None:
-    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
+@ON_POSTGRES
+def test_a_slow_statement_is_ended(engine: Engine) -> None:
     started = time.monotonic()
     with pytest.raises(Exception, match="statement timeout"), engine.connect() as connection:
         connection.execute(text("SELECT pg_sleep(600)"))
     assert time.monotonic() - started < MOST_SECONDS
-    engine.dispose()
 
 
-def test_a_migration_may_take_longer_than_a_statement(migrated_postgres_url: str) -> None:
-    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
+@ON_POSTGRES
+def test_a_migration_may_take_longer_than_a_statement(engine: Engine) -> None:
     with _locked(engine) as connection:
         connection.execute(text("SELECT pg_sleep(1.2)"))
     with engine.connect() as connection:
         assert connection.scalar(text("SHOW statement_timeout")) == "500ms"
-    engine.dispose()
 
 
-def test_a_frozen_server_is_given_up(migrated_postgres_url: str) -> None:
-    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
-    with engine.connect() as connection:
-        pid = connection.scalar(text("SELECT pg_backend_pid()"))
-    assert isinstance(pid, int)
+def backend(connection: Connection) -> int:
+    """The process of the server that answers it."""
+    return connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """The process stands still until the end of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@ON_POSTGRES
+def test_a_frozen_server_is_given_up(engine: Engine) -> None:
+    with engine.connect() as connection:
+        first = backend(connection)
+    with frozen(first):
         started = time.monotonic()
         SqlTaskStore(engine).add([task()])  # the pool finds out, and connects anew
         assert time.monotonic() - started < MOST_SECONDS
         with engine.connect() as connection:
-            other = connection.scalar(text("SELECT pg_backend_pid()"))
-            assert isinstance(other, int)
-            os.kill(other, signal.SIGSTOP)  # in the middle of a transaction
-            try:
-                with pytest.raises(Exception, match="no answer within"):
-                    connection.execute(text("SELECT 1"))
-            finally:
-                os.kill(other, signal.SIGCONT)
-    finally:
-        os.kill(pid, signal.SIGCONT)
+            second = backend(connection)  # in the middle of a transaction
+            with frozen(second), pytest.raises(Exception, match="no answer within"):
+                connection.execute(text("SELECT 1"))
     assert SqlTaskStore(engine).get("plan-1").state == "queued"
-    engine.dispose()
 
 
-def test_a_server_that_ends_our_connections_is_asked_again(migrated_postgres_url: str) -> None:
-    engine, other = (make_engine(normalise_url(migrated_postgres_url)) for _ in range(2))
+@ON_POSTGRES
+def test_a_server_that_ends_our_connections_is_asked_again(
+    engine: Engine, migrated_url: str
+) -> None:
     SqlTaskStore(engine).add([task()])
-    with other.connect() as connection:
+    with engine_of(migrated_url).connect() as connection:
         connection.execute(text(END_OTHERS)).all()
     assert SqlTaskStore(engine).get("plan-1").state == "queued"
-    for one in (engine, other):
-        one.dispose()
-
-
-# ---- the service ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def client(sqlite_url: str) -> Iterator[TestClient]:
-    settings = Settings(database_url=sqlite_url, probe_workers=0, database_timeout_seconds=SECONDS)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as made:
+    with in_process(sqlite_url, probe_workers=0, database_timeout_seconds=SECONDS) as made:
         yield made
 
 
@@ -161,19 +198,18 @@ def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
     for file in tmp_path.glob("planner.db*"):
         shutil.move(file, away / file.name)
     answer = client.get("/plans")
-    assert (answer.status_code, answer.json()["type"]) == (503, "database_unavailable")
+    refused(answer)
     assert int(answer.headers["retry-after"]) >= 1
     assert not here.exists(), "an empty database in its place would hide the loss"
     shutil.move(away / "planner.db", here)
-    assert [one["id"] for one in client.get("/plans").json()["items"]] == [plan.id]
+    assert listed(client) == {plan.id}
 
 
 def test_a_plan_that_cannot_be_read_is_410_and_the_others_are_listed(
     client: TestClient, plan: Plan
 ) -> None:
-    store = wiring_of(client).store
     for name in ("plan-a", "plan-b"):
-        store.save_plan(plan.model_copy(update={"id": name}), plan_labels())
+        wiring_of(client).store.save_plan(plan.model_copy(update={"id": name}), plan_labels())
     with wiring_of(client).engine.begin() as connection:
         connection.execute(update(PlanRow).where(PlanRow.id == "plan-a").values(body={"old": 1}))
     for path in ("/plans/plan-a", "/plans/plan-a/explain", "/plans/plan-a/charts/pareto"):
@@ -181,32 +217,23 @@ def test_a_plan_that_cannot_be_read_is_410_and_the_others_are_listed(
         assert (answer.status_code, answer.json()["type"]) == (410, "unreadable"), path
         assert "use the version that stored it" in answer.json()["remedy"]
     assert client.get("/plans/plan-b").status_code == 200
-    assert {one["id"] for one in client.get("/plans").json()["items"]} == {"plan-a", "plan-b"}
+    assert listed(client) == {"plan-a", "plan-b"}
     assert client.delete("/plans/plan-a").status_code == 200
 
 
 def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> None:
-    from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
-
     store = wiring_of(client).measurements
     store.add([measurement(1), measurement(2)])
     with wiring_of(client).engine.begin() as connection:
         connection.execute(text("UPDATE measurements SET body = '{}' WHERE id = 'measurement-001'"))
-    assert [one["id"] for one in client.get("/measurements").json()["items"]] == ["measurement-002"]
+    assert listed(client, "/measurements") == {"measurement-002"}
     assert client.get("/measurements/measurement-001").status_code == 410
     assert len(store.matching(measurement(1).key().job_hash, SUBJECT)[0]) == 1
 
 
-def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: str) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
-    broken = SweepRecord(
-        id="sweep-1",
-        created_at=datetime.now(UTC),
-        name="old",
-        spec={"old": 1},
-        next_due_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
-    wiring.sweeps.add(broken)
+def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(wiring: Wiring) -> None:
+    at = {"created_at": datetime.now(UTC), "next_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    wiring.sweeps.add(SweepRecord(id="sweep-1", name="old", spec={"old": 1}, **at))
     assert schedule_due(wiring) == []
     assert wiring.sweeps.get("sweep-1").state == "paused"
 
@@ -221,19 +248,12 @@ def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Pl
 
     event.listen(wiring.engine, "connect", fill)
     wiring.engine.dispose()
-    job = {
-        "model": "debug-tiny",
-        "cluster": {"gpu": "cpu", "num_gpus": 1},
-        "training": {"seq_len": 64, "global_batch_size": 4},
-        "search": {"top_k": 1},
-        "notes": "x" * 100_000,
-    }
-    answer = client.post("/plan", json=job)
-    assert (answer.status_code, answer.json()["type"]) == (503, "database_unavailable")
-    assert "full" in answer.json()["message"]
+    job = job_values("debug-tiny", "cpu", 1, 64, 4, search={"top_k": 1})
+    job["notes"] = "x" * 100_000
+    assert "full" in refused(client.post("/plan", json=job))["message"]
     event.remove(wiring.engine, "connect", fill)
     wiring.engine.dispose()
-    assert [one["id"] for one in client.get("/plans").json()["items"]] == [plan.id]
+    assert listed(client) == {plan.id}
     assert client.post("/plan", json=job).status_code == 200
 
 
@@ -241,14 +261,9 @@ def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Pl
     ("number", "left"), [(errno.ENOSPC, ("queued", None)), (errno.EPERM, ("failed", "bug"))]
 )
 def test_what_a_full_disk_stopped_is_tried_again(
-    sqlite_url: str, number: int, left: tuple[str, str | None]
+    wiring: Wiring, held: TaskRecord, number: int, left: tuple[str, str | None]
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
-    workers = TaskWorkers(wiring, 0)
-    wiring.tasks.add([task()])
-    held = wiring.tasks.claim(new_lease())
-    assert held is not None
-    workers._give_up(held, OSError(number, os.strerror(number), "/probes/x"))
+    TaskWorkers(wiring, 0)._give_up(held, OSError(number, os.strerror(number), "/probes/x"))
     now = wiring.tasks.get(held.id)
     assert (now.state, now.failure) == left
     if left[0] == "queued":
@@ -257,71 +272,54 @@ def test_what_a_full_disk_stopped_is_tried_again(
 
 
 def test_a_probe_that_finds_no_room_for_its_files_is_tried_again(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
-    job = job_values("debug-tiny", "cpu", 1, 64, 4, layout={"dp_shard": 1})
-    enqueue(wiring, probe_of_job({"job": job}, allow_files=False), max_attempts=2)
-    held = wiring.probes.claim(new_lease())
-    assert held is not None
-    full = OSError(errno.ENOSPC, "No space left on device")
-    real = Path.mkdir
+    held, real = probe(wiring, max_attempts=2), Path.mkdir
 
     def mkdir(path: Path, *given: Any, **named: Any) -> None:
         if path.name.startswith("probe-"):
-            raise full
+            raise OSError(errno.ENOSPC, "No space left on device")
         real(path, *given, **named)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     ProbeWorkers(wiring, 0)._run(held)
     now = wiring.probes.get(held.id)
-    assert (now.state, now.attempts, now.message) == (
-        "queued", 1, "No space left on device: no file named")  # fmt: skip
+    assert (now.state, now.attempts) == ("queued", 1)
+    assert now.message == "No space left on device: no file named"
 
 
 def test_a_worker_goes_on_after_what_it_cannot_read(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
-    workers, asked = module.TaskWorkers(wiring, 1), threading.Event()
+    workers, calls = TaskWorkers(wiring, 1), queue.Queue[None]()
 
     def broken() -> None:
-        if calls:
-            asked.set()
-        calls.append(1)
+        calls.put(None)
         raise KeyError("a row of another version")
 
-    calls: list[int] = []
     monkeypatch.setattr(workers, "_claim_next", broken)
     workers.start()
     try:
-        assert asked.wait(60.0)
+        for _ in range(2):
+            calls.get(timeout=60.0)
     finally:
         workers.stop()
 
 
 def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None:
-    engine = make_engine(normalise_url(sqlite_url))
     with pytest.raises(StoreError, match="no such table") as raised:
-        SqlStore(engine).get_plan("plan-1")
+        SqlStore(engine_of(sqlite_url)).get_plan("plan-1")
+    assert "PLANNER_DATABASE_URL" in str(raised.value)
     assert not isinstance(raised.value, UnavailableError | UnreadableError)
-    engine.dispose()
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, full: bool
+    wiring: Wiring, held: TaskRecord, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     """Also one that found a full disk, which the database could not be told."""
-    wiring = wire(Settings(database_url=sqlite_url))
     workers = TaskWorkers(wiring, 0)
-    wiring.tasks.add([task()])
-    held = wiring.tasks.claim(new_lease())
-    assert held is not None
-
-    def gone(*_: object, **__: object) -> None:
-        raise UnavailableError("the database is gone", retry_after_seconds=1.0)
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
@@ -334,32 +332,21 @@ def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
         with pytest.raises(UnavailableError):
             workers._release_the_given_up()
     assert wiring.tasks.get(held.id).state == "running"
-    workers._release_the_given_up()
-    now = wiring.tasks.get(held.id)
-    assert (now.state, now.attempts) == ("queued", 0)
-    workers._release_the_given_up()  # once is enough
+    for _ in range(2):  # once is enough
+        workers._release_the_given_up()
+        now = wiring.tasks.get(held.id)
+        assert (now.state, now.attempts) == ("queued", 0)
 
 
 @EACH_DATABASE
 def test_an_end_is_stored_when_the_database_is_back(
-    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease expires meanwhile, and who else saw the outage takes nothing over."""
     monkeypatch.setattr(leases, "AGAIN_SECONDS", 0.05)
-    mine, other = (wire(Settings(database_url=migrated_url)).tasks for _ in range(2))
+    mine, other = wiring.tasks, wire(Settings(database_url=migrated_url)).tasks
     mine.add([task()])
     record = mine.claim(Lease(owner="another host:1", seconds=0.01))
-    assert record is not None
-    stored, tries = mine.finish, iter(range(3))
-
-    def away(*given: Any) -> Any:
-        if next(tries, None) is not None:
-            raise UnavailableError("the database is gone", retry_after_seconds=1.0)
-        return stored(*given)
-
-    def gone() -> Any:
-        raise UnavailableError("the database is gone", retry_after_seconds=1.0)
-
     with monkeypatch.context() as patch:
         patch.setattr(other, "expired", gone)
         with pytest.raises(UnavailableError):
@@ -367,36 +354,22 @@ def test_an_end_is_stored_when_the_database_is_back(
     time.sleep(0.05)
     assert len(other.expired()) == 1
     assert leases.abandoned(other, check_processes=False) == []
-    monkeypatch.setattr(mine, "finish", away)
+    monkeypatch.setattr(mine, "finish", gone_at_first(mine.finish))
     end = TaskEnd(state="failed", failure="bug", message="kept in hand")
     assert leases.Claimed(mine, record).finish(end).message == "kept in hand"
     told = leases.Claimed(mine, record)
     told.stop.set()
-    monkeypatch.setattr(mine, "finish", lambda *_: gone())
+    monkeypatch.setattr(mine, "finish", gone)
     with pytest.raises(UnavailableError):
         told.finish(end)
-    for tasks in (mine, other):
-        tasks.engine.dispose()
 
 
 def test_a_probe_starts_once_its_folder_is_stored(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else who takes over after a crash would not find the result, and run the probe again."""
     monkeypatch.setattr(leases, "AGAIN_SECONDS", 0.05)
-    wiring = wire(Settings(database_url=sqlite_url))
-    probes = wiring.probes
-    job = job_values("debug-tiny", "cpu", 1, 64, 4, layout={"dp_shard": 1})
-    enqueue(wiring, probe_of_job({"job": job}, allow_files=False), max_attempts=1)
-    record = probes.claim(new_lease())
-    assert record is not None
-    stored, tries = probes.heartbeat, iter(range(3))
-
-    def away(*given: Any, **columns: Any) -> Any:
-        if next(tries, None) is not None:
-            raise UnavailableError("the database is gone", retry_after_seconds=1.0)
-        return stored(*given, **columns)
-
-    monkeypatch.setattr(probes, "heartbeat", away)
+    record, probes = probe(wiring, max_attempts=1), wiring.probes
+    monkeypatch.setattr(probes, "heartbeat", gone_at_first(probes.heartbeat))
     leases.Claimed(probes, record).store(folder="here:/probes/one")
     assert probes.get(record.id).folder == "here:/probes/one"

@@ -4,33 +4,28 @@ import ctypes
 import os
 import sqlite3
 import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.api.storage import engine as engines
 from planner.api.storage.backup import back_up, faults_in
 from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError
 from planner.specs.plan import Plan
-from tests.conftest import ROOT, Cli, commands
-from tests.stand_ins.plan_labels import plan_labels
+from tests.conftest import PLANNER, ROOT, Cli, commands, ran
+from tests.served import in_process
+from tests.stand_ins.records import plan_labels
 
 CAPBSET_DROP, DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
 
 @pytest.fixture
-def wiring(sqlite_url: str) -> Iterator[Wiring]:
-    made = wire(Settings(database_url=sqlite_url, probe_workers=0))
-    yield made
-    made.engine.dispose()
+def wiring(sqlite_url: str) -> Wiring:
+    return wire(Settings(database_url=sqlite_url, probe_workers=0))
 
 
 def save(wiring: Wiring, plan: Plan, *names: str) -> None:
@@ -46,8 +41,8 @@ def test_only_its_owner_may_read_a_database(wiring: Wiring, tmp_path: Path, plan
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("planner.db*")}
     finally:
         os.umask(before)
-    names = ("planner.db", "planner.db-shm", "planner.db-wal", "planner.db.copy")
-    assert modes == dict.fromkeys(names, 0o600)
+    ends = ("", "-shm", "-wal", ".copy")
+    assert modes == {f"planner.db{end}": 0o600 for end in ends}
 
 
 def test_what_is_no_json_is_named_and_hides_nothing_else(wiring: Wiring, plan: Plan) -> None:
@@ -57,11 +52,9 @@ def test_what_is_no_json_is_named_and_hides_nothing_else(wiring: Wiring, plan: P
         connection.execute("UPDATE plans SET body = substr(body, 1, 99) WHERE id = 'plan-a'")
         connection.execute("UPDATE plan_layouts SET layout = 'x' WHERE plan_id = 'plan-b'")
     ranks = ", ".join(f"plan-b {entry.rank}" for entry in plan.ranked)
-    assert set(faults_in(wiring.engine)) == {
-        "plans: body is no JSON: plan-a",
-        f"plan_layouts: layout is no JSON: {ranks}",
-    }
-    with TestClient(create_app(wiring.settings)) as client:
+    broken = {"plans: body is no JSON: plan-a", f"plan_layouts: layout is no JSON: {ranks}"}
+    assert set(faults_in(wiring.engine)) == broken
+    with in_process(str(wiring.settings.database_url), probe_workers=0) as client:
         assert client.get("/plans/plan-a").status_code == 410
         assert client.get("/plans/plan-b").status_code == 200
         assert len(client.get("/plans").json()["items"]) == 2
@@ -98,13 +91,9 @@ def test_commands_read_a_file_on_a_disk_that_takes_nothing(
     (tmp_path / "planner.db").chmod(0o400)
     tmp_path.chmod(0o500)
     cli = without_roots_right(sqlite_url)
+    reading = ("plans", "show plan-1", "measurements list", "db check")
     try:
-        listed = [
-            cli("plans"),
-            cli("show", "plan-1"),
-            cli("measurements", "list"),
-            cli("db", "check"),
-        ]
+        listed = [cli(*words.split()) for words in reading]
         refused = cli("measurements", "import", tmp_path / "row.jsonl")
     finally:
         tmp_path.chmod(0o700)
@@ -118,13 +107,7 @@ def without_roots_right(database_url: str) -> Cli:
     libc = ctypes.CDLL(None)
 
     def run(arguments: Any, **given: Any) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "planner.api.cli", *arguments],
-            preexec_fn=lambda: libc.prctl(CAPBSET_DROP, DAC_OVERRIDE, 0, 0, 0),
-            capture_output=True,
-            text=True,
-            check=False,
-            **given,
-        )
+        drop = {"preexec_fn": lambda: libc.prctl(CAPBSET_DROP, DAC_OVERRIDE, 0, 0, 0)}
+        return ran(*PLANNER, *arguments, **drop, **given)
 
     return commands(run, database_url)

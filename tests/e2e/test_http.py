@@ -4,43 +4,28 @@ its own.
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from alembic.script import ScriptDirectory
 from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
-from planner.api.settings import Settings
-from planner.api.storage.engine import make_engine, normalise_url
-from planner.api.storage.migrate import alembic_config, upgrade
-from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB, api_keys, side_by_side
-from tests.served import Served, served
+from planner.api.storage.migrate import HEAD, upgrade
+from tests.conftest import EACH_DATABASE, LAYOUT, api_keys, engine_of, job_values, side_by_side
+from tests.served import Served, in_process, served
 
 PROBLEM = "application/problem+json"
-SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
-KEYS = api_keys(SECRETS)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """For tests that do not ask what else is stored."""
-    settings = Settings(database_url=f"sqlite:///{tmp_path_factory.mktemp('shared') / 'x.db'}")
-    with TestClient(create_app(settings), raise_server_exceptions=False) as served:
-        yield served
+KEYS = api_keys({"reader": "read", "planner": "plan+read", "boss": "admin"})
 
 
 def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM), answer.text
     body: dict[str, Any] = answer.json()
     assert body["status"] == status
-    assert {"type", "title", "detail", "instance", "field", "value", "message", "remedy"} <= set(
-        body
-    )
+    parts = {"type", "title", "detail", "instance", "field", "value", "message", "remedy"}
+    assert parts <= set(body)
     assert "Traceback" not in answer.text
     return body
 
@@ -58,29 +43,6 @@ def test_a_plan_is_made_kept_and_listed(app: TestClient, job: dict[str, Any]) ->
     assert told.items() <= listed["items"][0].items()
 
 
-def test_a_plan_says_what_its_first_layout_rests_on(shared: TestClient) -> None:
-    answer = shared.post("/plan", json=UNMEASURED_JOB)
-    assert answer.status_code == 200, answer.text
-    plan = answer.json()
-    first, beside = plan["ranked"]
-    assert first["unmeasured"] == ["memory-budget recomputation"]
-    assert first["estimate"]["basis"]["ac memory-budget"] == "extrapolated"
-    assert beside["unmeasured"] == []
-    assert plan["rests_on"].startswith("uses memory-budget recomputation")
-    assert plan["best_measured"]["rank"] == beside["rank"] == 2
-    assert plan["best_measured"]["layout"] == beside["layout"]
-
-
-def test_pages_of_plans(app: TestClient, job: dict[str, Any]) -> None:
-    ids = [app.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"] for _ in range(3)]
-    first = app.get("/plans", params={"limit": 2}).json()
-    second = app.get("/plans", params={"limit": 2, "cursor": first["next_cursor"]}).json()
-    assert [item["id"] for item in first["items"] + second["items"]] == ids[::-1]
-    is_problem(app.get("/plans", params={"cursor": "nonsense"}), 422)
-    is_problem(app.get("/plans", params={"limit": 0}), 422)
-    is_problem(app.get("/plans", params={"limit": "x"}), 422)
-
-
 @EACH_DATABASE
 def test_an_estimate_is_made_and_kept(app: TestClient, job: dict[str, Any]) -> None:
     answer = app.post("/estimate", json={**job, "layout": LAYOUT})
@@ -88,37 +50,27 @@ def test_an_estimate_is_made_and_kept(app: TestClient, job: dict[str, Any]) -> N
     assert answer.json()["id"] == answer.headers["location"].rpartition("/")[2]
     assert app.get(answer.headers["location"]).json() == answer.json()
     impossible = app.post("/estimate", json={**job, "id": 5, "layout": {"tp": 3}})
-    assert (impossible.status_code, impossible.json()["valid"], impossible.json()["id"]) == (
-        200,
-        False,
-        5,
-    )
+    assert impossible.status_code == 200
+    assert impossible.json().items() >= {"valid": False, "id": 5}.items()
 
 
-def test_a_list_of_estimates_answers_every_element(app: TestClient, job: dict[str, Any]) -> None:
+def test_a_list_of_estimates_answers_every_element(shared: TestClient, job: dict[str, Any]) -> None:
     good = {**job, "layout": LAYOUT}
-    answer = app.post(
-        "/estimate",
-        json=[{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}],
-    )
+    asked = [{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}]
+    answer = shared.post("/estimate", json=asked)
     assert answer.status_code == 200, answer.text
-    body = answer.json()
-    assert [element["id"] for element in body] == ["a", None, "b", "c", "d"]
-    assert ["error" in element for element in body] == [False, True, True, True, False]
-    assert app.post("/estimate", json=[]).json() == []
+    found = [(element["id"], "error" in element) for element in answer.json()]
+    assert found == [("a", False), (None, True), ("b", True), ("c", True), ("d", False)]
+    assert shared.post("/estimate", json=[]).json() == []
 
 
-def test_nothing_fits_is_409_with_the_nearest_miss(shared: TestClient, job: dict[str, Any]) -> None:
-    job |= {
-        "cluster": {"gpu": "l4", "num_gpus": 8},
-        "training": {"seq_len": 524288, "global_batch_size": 8},
-    }
-    body = is_problem(shared.post("/plan", json=job), 409)
+def test_what_fits_nowhere_and_what_cannot_be_probed_comes_with_a_way_out(
+    shared: TestClient, job: dict[str, Any]
+) -> None:
+    large = job_values("llama3-8b", "l4", 8, 524288, 8)
+    body = is_problem(shared.post("/plan", json=large), 409)
     assert body["type"] == "nothing_fits"
     assert body["nearest_miss"]["missing_bytes"] > 0
-
-
-def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, Any]) -> None:
     body = is_problem(shared.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
     assert (body["field"], "has no h100" in body["message"]) == ("probe.pool", True)
 
@@ -127,10 +79,8 @@ def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, An
     ("body", "field"),
     [
         (b"", "body"),
-        (b"{", "body"),
         (b"\xff\xfe", "body"),
         (b'{"model": NaN}', "body"),
-        (b'{"model": 1e999}', "body"),
         (b"[" * 100_000, "body"),
         (b'{"id": "\\ud800"}', "id"),
         (b"null", "job"),
@@ -141,18 +91,6 @@ def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, An
 def test_broken_bodies_are_422(shared: TestClient, body: bytes, field: str) -> None:
     answer = shared.post("/plan", content=body, headers={"content-type": "application/json"})
     assert is_problem(answer, 422)["field"] == field
-
-
-def test_all_faults_at_once(shared: TestClient) -> None:
-    wrong = {
-        "model": "llama9",
-        "cluster": {"gpu": "h1000", "num_gpus": -8},
-        "training": {"seq_len": 0},
-    }
-    body = is_problem(shared.post("/plan", json=wrong), 422)
-    assert {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len"} <= {
-        error["field"] for error in body["errors"]
-    }
 
 
 def test_files_of_the_server_are_not_read(shared: TestClient, job: dict[str, Any]) -> None:
@@ -168,60 +106,50 @@ def test_files_of_the_server_are_not_read(shared: TestClient, job: dict[str, Any
 
 
 def test_every_other_error_is_a_problem_too(shared: TestClient) -> None:
-    is_problem(shared.get("/nowhere"), 404)
-    is_problem(shared.get("/plans/nope"), 404)
-    is_problem(shared.get("/plans/%00"), 404)
-    is_problem(shared.get("/estimates/nope"), 404)
-    is_problem(shared.get("/catalog/nope"), 404)
+    for path in ("/nowhere", "/plans/nope", "/plans/%00", "/estimates/nope", "/catalog/nope"):
+        is_problem(shared.get(path), 404)
+    for query in ("cursor=nonsense", "limit=0", "limit=x"):
+        is_problem(shared.get(f"/plans?{query}"), 422)
     assert "did you mean" in is_problem(shared.get("/catalog/gpus/h1000"), 404)["remedy"]
     answer = shared.delete("/plan")
     is_problem(answer, 405)
     assert answer.headers["allow"] == "POST"
-    is_problem(
-        shared.post(
-            "/plan",
-            content="model=x",
-            headers={"content-type": "application/x-www-form-urlencoded"},
-        ),
-        415,
-    )
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    is_problem(shared.post("/plan", content="model=x", headers=form), 415)
 
 
-def test_a_bug_shows_no_traceback(
+def test_a_bug_shows_no_traceback_and_does_not_burn_the_key(
     shared: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("planner.api.http.routes.plans.ask_on_paper", broken)
-    assert "secret" not in json.dumps(is_problem(shared.post("/plan", json=job), 500))
+    headers = {"idempotency-key": "k"}
+    with monkeypatch.context() as patch:
+        patch.setattr("planner.api.http.routes.plans.ask_on_paper", broken)
+        failed = is_problem(shared.post("/plan", json=job, headers=headers), 500)
+    assert "secret" not in json.dumps(failed)
+    assert shared.post("/plan", json=job, headers=headers).status_code == 200
 
 
 @EACH_DATABASE
 def test_idempotency(app: TestClient, job: dict[str, Any]) -> None:
-    headers = {"idempotency-key": "k1"}
     job |= {"search": {"top_k": 1}}
-    first = app.post("/plan", json=job, headers=headers)
-    again = app.post("/plan", json=job, headers=headers)
-    assert (again.status_code, again.json(), again.headers["location"]) == (
-        200,
-        first.json(),
-        first.headers["location"],
-    )
+
+    def post(key: str, path: str = "/plan", **more: Any) -> httpx.Response:
+        return app.post(path, json={**job, **more}, headers={"idempotency-key": key})
+
+    first, again = post("k1"), post("k1")
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert again.headers["location"] == first.headers["location"]
     assert again.headers["idempotent-replayed"] == "true"
-    assert (
-        app.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"]
-        != first.json()["id"]
-    )
+    assert post("k2").json()["id"] != first.json()["id"]
     assert len(app.get("/plans").json()["items"]) == 2
-    assert (
-        "another request"
-        in is_problem(app.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
-    )
+    assert "another request" in is_problem(post("k1", id=1), 409)["message"]
     # no layout: 422, kept as well
-    wrong = [app.post("/estimate", json=job, headers=headers) for _ in range(2)]
+    wrong = [post("k1", "/estimate") for _ in range(2)]
     assert is_problem(wrong[0], 422) == is_problem(wrong[1], 422)
-    is_problem(app.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
+    is_problem(post("x" * 300), 422)
 
 
 @EACH_DATABASE
@@ -256,27 +184,12 @@ def test_idempotency_of_requests_at_the_same_time(app: TestClient, job: dict[str
     assert len(app.get("/plans").json()["items"]) == 1
 
 
-def test_a_bug_does_not_burn_the_key(
-    shared: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    headers = {"idempotency-key": "k"}
-    with monkeypatch.context() as patch:
-        patch.setattr("planner.api.http.routes.plans.ask_on_paper", lambda *_, **__: 1 / 0)
-        is_problem(shared.post("/plan", json=job, headers=headers), 500)
-    assert shared.post("/plan", json=job, headers=headers).status_code == 200
-
-
 def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
-    settings = Settings(database_url=sqlite_url, api_keys=KEYS)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as app:
+    with in_process(sqlite_url, api_keys=KEYS) as app:
 
         def ask(method: str, path: str, secret: str | None, **more: Any) -> httpx.Response:
-            return app.request(
-                method,
-                path,
-                headers={"authorization": f"Bearer {secret}"} if secret else {},
-                **more,
-            )
+            headers = {"authorization": f"Bearer {secret}"} if secret else {}
+            return app.request(method, path, headers=headers, **more)
 
         for secret in (None, "wrong"):
             answer = ask("GET", "/plans", secret)
@@ -291,49 +204,29 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
             assert ask("POST", "/plan", secret, json=job).status_code == 200
             assert ask("GET", "/plans", secret).status_code == 200
         assert ask("GET", "/catalog/gpus", "reader").status_code == 200
-        assert app.get("/healthz").status_code == 200
-        assert app.get("/readyz").status_code == 200
-
-
-def test_catalog(shared: TestClient) -> None:
-    for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
-        items = shared.get(f"/catalog/{kind}").json()["items"]
-        assert items
-        assert shared.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"] == items[0]["name"]
-    assert shared.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
+        for path in ("/healthz", "/readyz"):
+            assert app.get(path).status_code == 200
 
 
 def test_openapi_names_every_route(shared: TestClient) -> None:
     paths = shared.get("/openapi.json").json()["paths"]
-    assert {
-        "/plan",
-        "/plans",
-        "/plans/{plan_id}",
-        "/estimate",
-        "/catalog/{kind}",
-        "/healthz",
-        "/readyz",
-    } <= set(paths)
-    assert "requestBody" in paths["/plan"]["post"]
+    routes = {"/plan", "/plans", "/plans/{plan_id}", "/estimate", "/catalog/{kind}", "/collective"}
+    assert {*routes, "/simulate", "/healthz", "/readyz"} <= set(paths)
+    for path, part in (("/plan", "model"), ("/collective", "size"), ("/simulate", "layout")):
+        assert part in json.dumps(paths[path]["post"]["requestBody"])
     assert shared.get("/docs").status_code == 200
 
 
 def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) -> None:
-    with TestClient(
-        create_app(Settings(database_url=postgres_url)), raise_server_exceptions=False
-    ) as app:
+    with in_process(postgres_url) as app:
         assert app.get("/healthz").status_code == 200
         assert "db upgrade" in is_problem(app.get("/readyz"), 503)["detail"]
         assert is_problem(app.post("/plan", json=job), 503)["type"] == "not_ready"
-        engine = make_engine(normalise_url(postgres_url))
-        upgrade(engine)
-        engine.dispose()
-        newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
+        upgrade(engine_of(postgres_url))
         ready = app.get("/readyz").json()
-        assert (ready["status"], ready["database_revision"]) == ("ready", newest)
-        assert {part["name"]: part["ready"] for part in ready["parts"]} == {
-            "database": True, "disk": True, "planning": True, "workers": True,
-        }  # fmt: skip
+        assert (ready["status"], ready["database_revision"]) == ("ready", HEAD)
+        parts = dict.fromkeys(("database", "disk", "planning", "workers"), True)
+        assert {part["name"]: part["ready"] for part in ready["parts"]} == parts
         assert app.post("/plan", json=job).status_code == 200
 
 
@@ -345,19 +238,10 @@ def test_a_sender_that_leaves_early_is_no_bug(
         {"type": "http.disconnect"},
     ]
     sent: list[dict[str, Any]] = []
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/plan",
-        "raw_path": b"/plan",
-        "query_string": b"",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json")],
-        "server": ("testserver", 80),
-        "client": ("127.0.0.1", 1),
-        "root_path": "",
-    }
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "scheme": "http"}
+    scope |= {"method": "POST", "path": "/plan", "raw_path": b"/plan", "query_string": b""}
+    scope |= {"headers": [(b"content-type", b"application/json")], "root_path": ""}
+    scope |= {"server": ("testserver", 80), "client": ("127.0.0.1", 1)}
 
     async def receive() -> Any:
         return received.pop(0)
@@ -377,27 +261,21 @@ def test_the_real_server(sqlite_url: str, tmp_path: Path, job: dict[str, Any]) -
 
 
 def _takes_what_fits(server: str, job: dict[str, Any]) -> None:
-    headers = {"content-type": "application/json"}
+    def post(path: str, content: Any) -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        return httpx.post(f"{server}{path}", content=content, headers=headers, timeout=300)
+
     big = b'{"notes": "' + b"x" * 10_000_000 + b'"}'
-    assert (
-        is_problem(httpx.post(f"{server}/plan", content=big, headers=headers, timeout=300), 413)[
-            "type"
-        ]
-        == "body_too_large"
-    )
+    assert is_problem(post("/plan", big), 413)["type"] == "body_too_large"
     # no content-length
     pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))
-    is_problem(httpx.post(f"{server}/estimate", content=pieces, headers=headers, timeout=300), 413)
-    assert httpx.post(f"{server}/plan", json=job, timeout=300).status_code == 200
+    is_problem(post("/estimate", pieces), 413)
+    assert post("/plan", json.dumps(job)).status_code == 200
 
 
 def _ends_with_an_open_event_stream(service: Served) -> None:
-    study = {
-        "model": "llama3.2-1b",
-        "cluster": {"gpu": "cpu", "num_gpus": 1},
-        "training": {"seq_len": 32, "global_batch_size": 1},
-        "probe": {"max_probes": 1, "max_gpu_seconds": 60},
-    }
+    probe = {"max_probes": 1, "max_gpu_seconds": 60}
+    study = {**job_values("llama3.2-1b", "cpu", 1, 32, 1), "probe": probe}
     asked = httpx.post(f"{service.url}/plan", json=study, timeout=120)
     assert asked.status_code == 202, asked.text
     url = f"{service.url}{asked.headers['location']}/events"

@@ -1,13 +1,10 @@
 """Charts, explanations, the job's schema and pasted texts over HTTP."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
-from planner.api.settings import Settings
 from planner.specs.plan import Plan
 from tests.conftest import JOB, ROOT
 
@@ -15,81 +12,67 @@ SHORT = {**JOB, "search": {"top_k": 3}}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('charts') / 'x.db'}"
-    settings = Settings(database_url=url, task_workers=0, probe_workers=0)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def plan(client: TestClient) -> dict[str, Any]:
-    body: dict[str, Any] = client.post("/plan", json=SHORT).json()
-    return body
+def plan(shared: TestClient) -> dict[str, Any]:
+    return shared.post("/plan", json=SHORT).json()
 
 
 @pytest.mark.parametrize("kind", ["pareto", "memory", "time"])
 def test_a_chart_is_that_of_the_library(
-    client: TestClient, plan: dict[str, Any], kind: Any
+    shared: TestClient, plan: dict[str, Any], kind: Any
 ) -> None:
-    answer = client.get(f"/plans/{plan['id']}/charts/{kind}")
+    answer = shared.get(f"/plans/{plan['id']}/charts/{kind}")
     assert answer.status_code == 200
     assert answer.json() == Plan.model_validate(plan).plot(kind).spec
-    assert client.get(f"/plans/plan-nope/charts/{kind}").status_code == 404
+    assert shared.get(f"/plans/plan-nope/charts/{kind}").status_code == 404
 
 
-def test_what_has_no_pipeline_has_no_timeline(client: TestClient, plan: dict[str, Any]) -> None:
-    assert client.get(f"/plans/{plan['id']}/charts/nonsense").status_code == 422
-    assert client.get(f"/plans/{plan['id']}/charts/timeline?rank=99").status_code == 422
+def test_what_has_no_pipeline_has_no_timeline(shared: TestClient, plan: dict[str, Any]) -> None:
+    assert shared.get(f"/plans/{plan['id']}/charts/nonsense").status_code == 422
+    assert shared.get(f"/plans/{plan['id']}/charts/timeline?rank=99").status_code == 422
     assert plan["ranked"][0]["layout"]["pp"] == 1
-    refused = client.get(f"/plans/{plan['id']}/charts/timeline").json()
+    refused = shared.get(f"/plans/{plan['id']}/charts/timeline").json()
     assert (refused["field"], refused["message"]) == ("layout.pp", "a timeline needs a pipeline")
 
 
 def test_explanations_are_those_of_the_command_line(
-    client: TestClient, plan: dict[str, Any]
+    shared: TestClient, plan: dict[str, Any]
 ) -> None:
     from planner.plan.explain import explain
 
     parsed = Plan.model_validate(plan)
-    alone = client.get(f"/plans/{plan['id']}/explain").json()
+    alone = shared.get(f"/plans/{plan['id']}/explain").json()
     assert (alone["lines"], alone["changed"]) == (explain(parsed, 1, None), {})
-    both = client.get(f"/plans/{plan['id']}/explain?rank=2&versus=1").json()
+    both = shared.get(f"/plans/{plan['id']}/explain?rank=2&versus=1").json()
     assert both["lines"] == explain(parsed, 2, 1)
     first, second = (entry["layout"] for entry in plan["ranked"][:2])
     assert both["changed"] == {
         name: [first[name], second[name]] for name in first if first[name] != second[name]
     }
-    assert client.get(f"/plans/{plan['id']}/explain?rank=9").status_code == 422
+    assert shared.get(f"/plans/{plan['id']}/explain?rank=9").status_code == 422
 
 
-def test_only_open_plans_are_listed_on_request(client: TestClient, plan: dict[str, Any]) -> None:
-    assert plan["id"] in {item["id"] for item in client.get("/plans").json()["items"]}
-    assert client.get("/plans?open=true").json()["items"] == []
-
-
-def test_a_pasted_text_is_read(client: TestClient) -> None:
-    assert client.get("/jobs/schema").json()["required"] == ["model", "cluster", "training"]
-    found = client.post("/jobs/read", json={"text": "{tp: 8}", "name": "x.yaml"}).json()
+def test_a_pasted_text_is_read(shared: TestClient) -> None:
+    assert shared.get("/jobs/schema").json()["required"] == ["model", "cluster", "training"]
+    found = shared.post("/jobs/read", json={"text": "{tp: 8}", "name": "x.yaml"}).json()
     assert (found["kind"], found["job"]) == ("layout", {"layout": {"tp": 8}})
     for body in ({}, {"text": 3}, {"text": "words"}, {"text": "{}", "name": "x" * 401}):
-        assert client.post("/jobs/read", json=body).status_code == 422
+        assert shared.post("/jobs/read", json=body).status_code == 422
 
 
-def test_accuracy_is_of_the_runs_stored_here(client: TestClient) -> None:
-    assert client.get("/accuracy").json()["runs"] == []
+def test_accuracy_is_of_the_runs_stored_here(shared: TestClient) -> None:
+    assert shared.get("/accuracy").json()["runs"] == []
     lines = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()[:3]
     rows = f"[{','.join(lines)}]"
     headers = {"content-type": "application/json"}
-    assert client.post("/measurements", content=rows, headers=headers).status_code == 201
-    found = client.get("/accuracy").json()
+    assert shared.post("/measurements", content=rows, headers=headers).status_code == 201
+    found = shared.get("/accuracy").json()
     assert len(found["runs"]) + found["refused"] == 3
     assert len(found["chart"]["datasets"]["runs"]) == len(found["runs"])
-    assert len(client.get("/accuracy?limit=1").json()["runs"]) == 1
+    assert len(shared.get("/accuracy?limit=1").json()["runs"]) == 1
 
 
-def test_the_script_of_the_charts_is_sent_once(client: TestClient) -> None:
-    first = client.get("/web/vega.js")
+def test_the_script_of_the_charts_is_sent_once(shared: TestClient) -> None:
+    first = shared.get("/web/vega.js")
     assert "vegaEmbed" in first.text
-    again = client.get("/web/vega.js", headers={"if-none-match": first.headers["etag"]})
+    again = shared.get("/web/vega.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 from planner.api.storage.migrate import HEAD, current_revision
 from planner.version import VERSION
-from tests.conftest import ROOT, clean_environment, needed
+from tests.conftest import ROOT, needed, ran
 
 TINY = {
     "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -32,11 +32,7 @@ PIP = (sys.executable, "-m", "pip", "--quiet")
 
 def outside(*command: object, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
     """A command that does not see the checkout."""
-    environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
-    return subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment | more,
-        capture_output=True, text=True, check=False, timeout=1200,
-    )  # fmt: skip
+    return ran(*command, cwd=cwd, env={"PYTHONPATH": "", **more}, timeout=1200)
 
 
 def copied(folder: Path) -> Path:
@@ -91,25 +87,28 @@ def test_it_plans_and_probes_beside_folders_named_as_ours(installed: Run, tmp_pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('of another project')")
     own = {"PYTHONPATH": ".", "PLANNER_PROBE_FOLDER": str(tmp_path / "runs")}
-    given = {"database": tmp_path / "x.db", "cwd": tmp_path, **own}
-    job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
-    fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
-    planned = installed("recommend", *job.split(), *fast.split(), **given)
-    assert (planned.returncode, planned.stderr) == (0, "")
-    assert json.loads(planned.stdout)["ranked"]
+    run = partial(installed, database=tmp_path / "x.db", cwd=tmp_path, **own)
+    plans(run)
     (tmp_path / "job.json").write_text(json.dumps(TINY))
-    probed = installed("probe", "--job", "job.json", "--json", **given)
+    probed = run("probe", "--job", "job.json", "--json")
     assert probed.returncode == 0, probed.stderr
     assert json.loads(probed.stdout)["probes"][0]["state"] == "done"
+
+
+def plans(run: Run) -> None:
+    """Whether a command line does."""
+    job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
+    fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
+    planned = run("recommend", *job.split(), *fast.split())
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert json.loads(planned.stdout)["ranked"]
 
 
 @pytest.mark.slow
 def test_an_installed_package_carries_its_migrations(installed: Run, tmp_path: Path) -> None:
     done = installed("db", "upgrade", database=tmp_path / "x.db")
     assert done.returncode == 0, done.stderr
-    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
-    assert current_revision(engine) == HEAD
-    engine.dispose()
+    assert current_revision(create_engine(f"sqlite:///{tmp_path / 'x.db'}")) == HEAD
 
 
 @pytest.mark.slow
@@ -117,12 +116,11 @@ def test_an_installed_package_carries_its_accuracy(installed: Run, tmp_path: Pat
     """The report on rows that are not installed themselves; to make it anew takes them, which is
     said in one line.
     """
-    done = installed(
-        "accuracy", "--where", "trainer=torchtitan", "--json", database=tmp_path / "x.db"
-    )
+    run = partial(installed, "accuracy", database=tmp_path / "x.db")
+    done = run("--where", "trainer=torchtitan", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["headline"]["overall"]["time"]["rows"] > 10
-    refused = installed("accuracy", "--recompute", database=tmp_path / "x.db")
+    refused = run("--recompute")
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "--recompute needs the published rows" in refused.stderr
 
@@ -146,15 +144,11 @@ def test_a_fresh_environment_with_the_base_alone_plans(
     pip = (*PIP, "--python", binaries / "python", "install", "--no-compile")
     done = run(*pip, "--constraint", ROOT / constraints, package)
     assert done.returncode == 0, done.stderr
-    planner = binaries / "planner-cli"
-    assert run(planner, "--version").stdout == f"{VERSION}\n"
-    job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
-    fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
-    planned = run(planner, "recommend", *job.split(), *fast.split())
-    assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout)["ranked"]
-    assert run(planner, "recommend", "--help").returncode == 0
-    refused = run(planner, "serve")
+    planner = partial(run, binaries / "planner-cli")
+    assert planner("--version").stdout == f"{VERSION}\n"
+    plans(planner)
+    assert planner("recommend", "--help").returncode == 0
+    refused = planner("serve")
     assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
     assert "pip install '.[server]' in planner's checkout" in refused.stderr
     done = run(*pip, "pytest", "hypothesis", "httpx")

@@ -10,23 +10,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
-from planner.api.settings import Settings
-from tests.conftest import Cli, api_keys
+from tests.conftest import Cli, api_keys, job_values
+from tests.served import in_process
 
 KEYS = api_keys({"ann": "read+plan+probe", "bob": "read+plan+probe", "root": "admin"})
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 16},
-    "layout": {"dp_shard": 8, "ac": "full"},
-}
+JOB = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout={"dp_shard": 8, "ac": "full"})
 
 
 @pytest.fixture
 def client(sqlite_url: str) -> Iterator[TestClient]:
-    settings = Settings(database_url=sqlite_url, api_keys=KEYS, probe_workers=0, task_workers=0)
-    with TestClient(create_app(settings)) as client:
+    with in_process(sqlite_url, api_keys=KEYS, probe_workers=0, task_workers=0) as client:
         yield client
 
 
@@ -39,26 +32,19 @@ def row(row_id: str, seconds: float, **numbers: Any) -> dict[str, Any]:
 
 
 def step(client: TestClient, name: str) -> float:
-    answer = client.post("/estimate", json=JOB, headers=by(name))
-    seconds: float = answer.json()["step_seconds"]
-    return seconds
+    return client.post("/estimate", json=JOB, headers=by(name)).json()["step_seconds"]
 
 
 def test_a_key_teaches_itself_until_an_admin_shares_and_forgets(client: TestClient) -> None:
     before = step(client, "bob")
-    assert client.post("/measurements", json=row("a-1", 2 * before), headers=by("ann")).json() == {
-        "new": ["a-1"],
-        "known": [],
-        "refused": {},
-    }
+    stored = client.post("/measurements", json=row("a-1", 2 * before), headers=by("ann")).json()
+    assert stored == {"new": ["a-1"], "known": [], "refused": {}}
     assert step(client, "ann") > 1.5 * before
     assert step(client, "bob") == before
-    asked = {key: value for key, value in JOB.items() if key != "layout"}
-    asked |= {"search": {"top_k": 1, "fix": {"ac": "full", "compile": False}}}
-    plans = {
-        name: client.post("/plan", json=asked, headers=by(name)).json() for name in ("ann", "bob")
-    }
-    assert plans["ann"]["calibration_id"] != plans["bob"]["calibration_id"]
+    search = {"top_k": 1, "fix": {"ac": "full", "compile": False}}
+    asked = {**JOB, "layout": None, "search": search}
+    anns, bobs = (client.post("/plan", json=asked, headers=by(name)) for name in ("ann", "bob"))
+    assert anns.json()["calibration_id"] != bobs.json()["calibration_id"]
     for name, status in (("ann", 403), ("bob", 403), ("root", 200)):
         assert client.post("/measurements/a-1/share", headers=by(name)).status_code == status
     assert step(client, "bob") > 1.5 * before
@@ -69,21 +55,16 @@ def test_a_key_teaches_itself_until_an_admin_shares_and_forgets(client: TestClie
 
 def test_an_impossible_row_is_stored_with_the_reason_and_moves_nothing(client: TestClient) -> None:
     before = step(client, "root")
+    gpu = {**custom("h100-sxm-80gb"), "peak_flops": {"bf16": 1e18}}
     rows = [
         row("fast", 1e-6),
         row("large", 2 * before, peak_reserved_bytes=200e9),
         row("torn", 2 * before, tokens_per_second_per_gpu=1e6),
-        {
-            **row("claimed", 1e-4),
-            "cluster": {
-                "gpu": {**custom("h100-sxm-80gb"), "peak_flops": {"bf16": 1e18}},
-                "num_gpus": 8,
-            },
-        },
+        {**row("claimed", 1e-4), "cluster": {"gpu": gpu, "num_gpus": 8}},
         row("tomorrow", 2 * before, created_at="2999-01-01T00:00:00+00:00"),
     ]
     stored = client.post("/measurements", json=rows, headers=by("root")).json()
-    assert set(stored.get("refused", stored)) == {"fast", "large", "torn", "claimed", "tomorrow"}
+    assert set(stored.get("refused", stored)) == {one["id"] for one in rows}
     shown = client.get("/measurements/fast", headers=by("bob")).json()["measured"]
     assert shown["asked_by"] == "root"
     assert "faster than" in shown["refused"]
@@ -111,14 +92,11 @@ def test_a_number_that_is_none_is_refused_at_the_door(client: TestClient, number
 
 
 def test_the_command_line_says_what_is_not_believed_and_forgets(cli: Cli, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("\n".join(json.dumps(one) for one in (row("fast", 1e-6), row("slow", 20.0))))
-    done = cli("measurements", "import", rows)
+    done = cli("measurements", "import", written(tmp_path, row("fast", 1e-6), row("slow", 20.0)))
     assert done.returncode == 0, done.stderr
     assert "fast: not believed, counts for nothing: a step of 1e-06 s is faster" in done.stdout
     assert "learned: " in done.stderr
-    listed = cli("measurements", "list")
-    assert "not believed: fast" in listed.stderr
+    assert "not believed: fast" in cli("measurements", "list").stderr
     gone = cli("measurements", "delete", "slow")
     assert (gone.returncode, gone.stdout) == (0, "1 measurement deleted\n")
     left = json.loads(cli("measurements", "list", "--json").stdout)["items"]
@@ -128,31 +106,37 @@ def test_the_command_line_says_what_is_not_believed_and_forgets(cli: Cli, tmp_pa
     assert cli("measurements", "share", "fast").stdout == "0 measurements shared\n"
 
 
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
 def test_an_import_counts_for_everyone_with_shared_alone(
     cli: Cli, client: TestClient, tmp_path: Path
 ) -> None:
-    before, rows = step(client, "ann"), tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(row("mine", 2 * before)))
-    assert cli("measurements", "import", rows).returncode == 0
+    before = step(client, "ann")
+    mine = written(tmp_path, row("mine", 2 * before))
+    assert cli("measurements", "import", mine).returncode == 0
     assert step(client, "ann") == before
-    rows.write_text(json.dumps(row("ours", 2 * before)))
-    assert cli("measurements", "import", rows, "--shared").returncode == 0
+    ours = written(tmp_path, row("ours", 2 * before))
+    assert cli("measurements", "import", ours, "--shared").returncode == 0
     assert step(client, "ann") > 1.5 * before
 
 
 def test_an_import_is_undone_and_says_which_plans_rest_on_it(cli: Cli, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(row("slow", 3.0)))
-    imported = json.loads(cli("measurements", "import", rows, "--json").stdout)
+    def told(*words: object) -> Any:
+        return json.loads(cli(*map(str, words), "--json").stdout)
+
+    imported = told("measurements", "import", written(tmp_path, row("slow", 3.0)))
     (learnt,) = imported["calibrations"]
     where = ("--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", 8)
-    how = ("--seq-len", 8192, "--global-batch-size", 16)
-    plan = json.loads(cli("recommend", *where, *how, "--json").stdout)
+    plan = told("recommend", *where, "--seq-len", 8192, "--global-batch-size", 16)
     assert plan["calibration_id"] == learnt, "the command line's own runs count for its user"
-    shown = json.loads(cli("calibrations", "show", learnt, "--json").stdout)
+    shown = told("calibrations", "show", learnt)
     assert (shown["rests_on"], shown["plans"]) == (["slow"], [plan["id"]])
     assert shown["owner"].startswith("cli:")
     assert cli("calibrations", "revert", learnt).stdout.startswith("1 run left out")
     assert "not in use" in cli("calibrations", "list").stdout
-    believed = json.loads(cli("measurements", "believe", "slow", "--json").stdout)
-    assert believed == {"believed": ["slow"], "calibrations": [learnt]}
+    believed = {"believed": ["slow"], "calibrations": [learnt]}
+    assert told("measurements", "believe", "slow") == believed

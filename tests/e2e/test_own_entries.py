@@ -1,16 +1,14 @@
 """Models, GPUs and clusters of the users' own: kept in versions, meant by name everywhere."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
-from planner.api.settings import Settings
 from tests.conftest import EACH_DATABASE, Cli, api_keys
+from tests.served import in_process
 
 TINY = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -66,29 +64,20 @@ def test_a_plan_outlives_the_next_version(app: TestClient) -> None:
     assert newer["job"]["cluster"]["gpu"]["power_limit_watts"] == 400
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda app, job: app.post("/estimate", json=job).json(),
-        lambda app, job: app.post("/estimate", json=[job]).json()[0],
-        lambda app, job: json.loads(
-            app.post(
-                "/estimate",
-                content=json.dumps(job) + "\n",
-                headers={"content-type": "application/jsonl"},
-            ).text
-        ),
-    ],
-)
-def test_estimates_mean_them(
-    app: TestClient, ask: Callable[[TestClient, dict[str, Any]], dict[str, Any]]
-) -> None:
+@pytest.mark.parametrize("how", ["one", "in a list", "in lines"])
+def test_estimates_mean_them(app: TestClient, how: str) -> None:
+    def seconds(model: Any) -> float:
+        job = {"model": model, "cluster": cluster, "training": TRAINING, "layout": LAYOUT}
+        if how == "in lines":
+            kind = {"content-type": "application/jsonl"}
+            text = app.post("/estimate", content=f"{json.dumps(job)}\n", headers=kind).text
+            return float(json.loads(text)["step_seconds"])
+        answer = app.post("/estimate", json=job if how == "one" else [job]).json()
+        return float((answer if how == "one" else answer[0])["step_seconds"])
+
     add(app, "models", "ours", TINY)
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-    job = {"cluster": cluster, "training": TRAINING, "layout": LAYOUT}
-    by_name = ask(app, {**job, "model": "own/ours@1"})
-    inline = ask(app, {**job, "model": TINY})
-    assert by_name["step_seconds"] == inline["step_seconds"] > 0
+    assert seconds("own/ours@1") == seconds(TINY) > 0
 
 
 def test_the_rest_of_the_service_means_them(app: TestClient) -> None:
@@ -108,29 +97,28 @@ def test_the_rest_of_the_service_means_them(app: TestClient) -> None:
     assert spec["jobs"][0]["model"]["name"] == "own/ours@1"
 
 
-REFUSED: tuple[tuple[str, str, Any, int, str | None], ...] = (
-    ("models", "Ours", TINY, 422, "name"),
-    ("models", "../x", TINY, 422, "name"),
-    ("models", "a\n", TINY, 422, "name"),
-    ("models", "ours", {**TINY, "num_attention_heads": 3}, 422, None),
-    ("models", "ours", {"name_or_path": "/etc/passwd"}, 422, None),
-    ("models", "ours", [], 422, "spec"),
-    ("gpus", "ours", {"base": "h100-sxm-80gb", "memory": "-1 GiB"}, 422, None),
-    ("gpus", "ours", {"base": "own/none"}, 422, "base"),
-    ("clusters", "ours", {"gpu": "no-such-gpu", "num_gpus": 8}, 422, "spec.gpu"),
-    ("defaults", "ours", TINY, 404, "kind"),
-    ("nonsense", "ours", TINY, 404, "kind"),
+@pytest.mark.parametrize(
+    ("kind", "name", "spec", "status", "field"),
+    [
+        *(("models", name, TINY, 422, "name") for name in ("Ours", "../x", "a\n")),
+        ("models", "ours", {**TINY, "num_attention_heads": 3}, 422, None),
+        ("models", "ours", {"name_or_path": "/etc/passwd"}, 422, None),
+        ("models", "ours", [], 422, "spec"),
+        ("gpus", "ours", {"base": "h100-sxm-80gb", "memory": "-1 GiB"}, 422, None),
+        ("gpus", "ours", {"base": "own/none"}, 422, "base"),
+        ("clusters", "ours", {"gpu": "no-such-gpu", "num_gpus": 8}, 422, "spec.gpu"),
+        ("defaults", "ours", TINY, 404, "kind"),
+        ("nonsense", "ours", TINY, 404, "kind"),
+    ],
 )
-
-
-def test_what_is_no_entry_is_refused(app: TestClient) -> None:
-    for kind, name, spec, status, field in REFUSED:
-        answer = app.post(f"/catalog/{kind}", json={"name": name, "spec": spec})
-        assert answer.status_code == status, (kind, name, spec, answer.text)
-        if field is not None:
-            assert answer.json()["field"] == field, (kind, name, spec)
+def test_what_is_no_entry_is_refused(
+    shared: TestClient, kind: str, name: str, spec: Any, status: int, field: str | None
+) -> None:
+    answer = shared.post(f"/catalog/{kind}", json={"name": name, "spec": spec})
+    assert answer.status_code == status, answer.text
+    assert field in (None, answer.json()["field"])
     for path in ("models", "gpus", "clusters"):
-        items = app.get(f"/catalog/{path}").json()["items"]
+        items = shared.get(f"/catalog/{path}").json()["items"]
         assert not any(line["name"].startswith("own/") for line in items)
 
 
@@ -143,8 +131,7 @@ def test_an_unknown_name_says_where_to_look(app: TestClient) -> None:
 
 def test_a_name_is_its_owner_s(sqlite_url: str) -> None:
     keys = api_keys(dict.fromkeys(("ann", "bob"), "plan+read"))
-    settings = Settings(database_url=sqlite_url, api_keys=keys, probe_workers=0, task_workers=0)
-    with TestClient(create_app(settings)) as app:
+    with in_process(sqlite_url, api_keys=keys, probe_workers=0, task_workers=0) as app:
         ann, bob = ({"headers": {"authorization": f"Bearer {name}"}} for name in ("ann", "bob"))
         add(app, "models", "ours", TINY, **ann)
         body = {"name": "ours", "spec": {**TINY, "num_hidden_layers": 2}}

@@ -1,12 +1,11 @@
 """What pages show is what their commands print: every page is run, in a folder of its own."""
 
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.documents import blocks, pages
-from tests.conftest import ROOT, clean_environment, needed_program
+from tests.conftest import ROOT, needed_program, ran
 
 CHEAP = "docs/explanation/errors.md"
 PAGES = {
@@ -24,15 +23,8 @@ PAGES = {
 def test_the_page_shows_what_its_commands_print(name: str) -> None:
     if any("curl " in block.text for block in PAGES[name]):
         needed_program("curl", "curl")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.documents", "--check", name],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-        cwd=ROOT,
-        env=clean_environment(),
-    )
+    command = (sys.executable, "-m", "benchmarks.documents", "--check", name)
+    done = ran(*command, timeout=1500, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

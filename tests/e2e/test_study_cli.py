@@ -21,49 +21,45 @@ SAMPLED = ("--model", "llama3-8b", "--gpu", "l40s", "--num-gpus", "8", "--seq-le
 
 
 def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
-    made = cli("recommend", *SAMPLED, "--top-k", "3", "--sampler", "random", "--json")
-    assert made.returncode == 0, made.stderr
-    plan = json.loads(made.stdout)
-    journal = tmp_path / "study.log"
-    done = cli("study", plan["id"][:-3], "--journal", journal)
-    assert done.returncode == 0, done.stderr
-    first, then = done.stdout.splitlines()
-    assert first.startswith(f"{plan['id']}: ")
+    def said(*words: str | Path) -> str:
+        done = cli(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = said("recommend", *SAMPLED, "--top-k", "3", "--sampler", "random", "--json")
+    plan, journal = json.loads(made), tmp_path / "study.log"
+    name = plan["id"]
+    first, then = said("study", name[:-3], "--journal", journal).splitlines()
+    assert first.startswith(f"{name}: ")
     assert then == f"optuna-dashboard {journal}"
 
     storage = JournalStorage(JournalFileBackend(str(journal)))
-    study = optuna.load_study(study_name=plan["id"], storage=storage)
+    study = optuna.load_study(study_name=name, storage=storage)
     for entry, trial in zip(plan["ranked"], study.trials, strict=False):
         layout = layout_of({**study.user_attrs["fixed"], **trial.params})
         assert layout.model_dump(mode="json") == entry["layout"]
         assert trial.values == pytest.approx([entry["estimate"]["step_seconds"]], rel=1e-12)
     assert any(trial.user_attrs.get("sampled_by") == "random" for trial in study.trials)
     assert any(trial.state is TrialState.PRUNED for trial in study.trials)
-    count = len(study.trials)
 
-    again = cli("study", plan["id"], "--journal", journal)
+    again = cli("study", name, "--journal", journal)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == (
-        f"error: a study {plan['id']} is there already; --overwrite replaces it\n"
-    )
-    replaced = cli("study", plan["id"], "--journal", journal, "--overwrite", "--json")
-    assert replaced.returncode == 0, replaced.stderr
-    told = json.loads(replaced.stdout)
-    assert (told["study"], told["storage"]) == (plan["id"], str(journal))
+    assert again.stderr == f"error: a study {name} is there already; --overwrite replaces it\n"
+    count = len(study.trials)
+    told = json.loads(said("study", name, "--journal", journal, "--overwrite", "--json"))
+    assert (told["study"], told["storage"]) == (name, str(journal))
     assert sum(told["trials"].values()) == count
 
     database = f"sqlite:///{tmp_path / 'study.db'}"
-    front = cli("study", plan["id"], "--storage", database, "--values", "time-memory")
-    assert front.returncode == 0, front.stderr
-    loaded = optuna.load_study(study_name=f"{plan['id']}-time-memory", storage=database)
+    said("study", name, "--storage", database, "--values", "time-memory")
+    loaded = optuna.load_study(study_name=f"{name}-time-memory", storage=database)
     ours = {point["step_seconds"] for point in plan["pareto"]}
     assert ours <= {trial.values[0] for trial in loaded.best_trials}
 
 
 @pytest.mark.slow
 def test_what_cannot_be_written_is_one_line(cli: Cli, sqlite_url: str) -> None:
-    made = cli("recommend", *JOB, "--top-k", "1", "--json")
-    name = json.loads(made.stdout)["id"]
+    name = json.loads(cli("recommend", *JOB, "--top-k", "1", "--json").stdout)["id"]
     for arguments, message in (
         (("study", name), "exactly one of --storage and --journal is needed"),
         (("study", name, "--storage", sqlite_url), "holds another program's tables"),

@@ -1,12 +1,8 @@
 """The web page in a real browser, on the real service."""
 
-import hashlib
 import json
 import re
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,8 +27,10 @@ from planner.api.storage.tables import PlanRow
 from planner.api.wiring import Wiring, wire
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
-from tests.conftest import JOB, ROOT, UNMEASURED_JOB, clean_environment, missing, needed
+from tests.conftest import JOB, ROOT, UNMEASURED_JOB, api_keys, missing, needed
+from tests.served import served
 from tests.stand_ins.browser import PROGRAM, Browser
+from tests.stand_ins.records import task_record
 
 if PROGRAM is None:
     missing("Chromium", "apt-get install chromium")
@@ -45,6 +43,7 @@ PIPELINE: dict[str, Any] = {
 }
 DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg, canvas'))"
 LAYOUT = "fsdp 8 · mbs 1"
+TEXT = "document.querySelector('textarea')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,50 +65,27 @@ class Site:
 
 
 @contextmanager
-def service(folder: str, **settings: str) -> Iterator[str]:
+def service(folder: str, **settings: object) -> Iterator[str]:
     """The address of `planner-cli serve`, which leaves studies and probes to others."""
-    own = {
-        "PLANNER_DATABASE_URL": f"sqlite:///{folder}/x.db",
-        "PLANNER_TASK_WORKERS": "0",
-        "PLANNER_PROBE_WORKERS": "0",
-        **settings,
-    }
-    arguments = [sys.executable, "-m", "planner.api.cli", "serve", "--port", "0"]
-    log = Path(folder) / "service.log"  # no pipe: nobody reads it, and a full one stops the service
-    with (
-        log.open("w") as lines,
-        subprocess.Popen(
-            arguments, env={**clean_environment(), **own}, stderr=lines, text=True
-        ) as running,
-    ):
-        while not (found := re.findall(r"running on (http://[\d.:]+)", log.read_text())):
-            assert running.poll() is None, log.read_text()
-            time.sleep(0.05)
-        yield found[0]
-        running.terminate()
+    own = {"task_workers": 0, "probe_workers": 0, **settings}
+    with served(f"sqlite:///{folder}/x.db", Path(folder), **own) as running:
+        yield running.url
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with tempfile.TemporaryDirectory() as folder, service(folder) as url:
         wiring = wire(Settings(database_url=f"sqlite:///{folder}/x.db"))
-        plans = [
+        plan, pipeline, unmeasured = (
             httpx.post(f"{url}/plan", json=job, timeout=300.0).json()
             for job in (JOB, PIPELINE, UNMEASURED_JOB)
-        ]
+        )
         lines = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines[:6]]
         assert httpx.post(f"{url}/measurements", json=rows).status_code == 201
-        yield Site(
-            url=url,
-            wiring=wiring,
-            plan=plans[0],
-            pipeline=plans[1],
-            unmeasured=plans[2],
-            sweep_id=stored_sweep(wiring),
-            study=stored_study(wiring),
-        )
-        wiring.engine.dispose()
+        plans = {"plan": plan, "pipeline": pipeline, "unmeasured": unmeasured}
+        stored = {"sweep_id": stored_sweep(wiring), "study": stored_study(wiring)}
+        yield Site(url=url, wiring=wiring, **plans, **stored)
 
 
 def stored_sweep(wiring: Wiring) -> str:
@@ -128,95 +104,99 @@ def stored_sweep(wiring: Wiring) -> str:
         headline = f"1 of 1 layout measured on day {day}"
         report = {"headline": headline, "probes": 1, "gpu_seconds": 9.0, "jobs": [job]}
         due = now + timedelta(days=day)
-        run = TaskRecord(
-            id=f"sweep-run-{day}", kind="sweep", created_at=due, request={}, state="done",
-            parent_id="sweep-1", due_at=due, result=report,
-        )  # fmt: skip
-        wiring.tasks.add([run])
+        of = {"kind": "sweep", "parent_id": "sweep-1", "state": "done", "result": report}
+        wiring.tasks.add([task_record(id=f"sweep-run-{day}", created_at=due, due_at=due, **of)])
     return "sweep-1"
 
 
 def stored_study(wiring: Wiring) -> TaskRecord:
     """A study that somebody else runs."""
-    record = TaskRecord(
-        id="plan-study", kind="study", created_at=wiring.clock.now(), request=JOB, job_hash="x"
-    )
+    record = task_record(id="plan-study", created_at=wiring.clock.now(), request=JOB, job_hash="x")
     lease = replace(new_lease(), seconds=3600.0)  # nobody renews it while the pages are looked at
     return wiring.tasks.add([record], lease=lease)[0]
 
 
+class Page(Browser):
+    """A tab on the service."""
+
+    site: Site
+
+    def go(self, route: str) -> None:
+        """Opens a part of the page and waits until all of it is there."""
+        self.open(f"{self.site.url}/#/{route}")
+        kind = route.partition("/")[0]
+        self.wait(f"document.querySelector('main').dataset.shown?.startsWith('{kind}/')")
+        self.wait(DRAWN)
+
+    def everywhere(self) -> Iterator[str]:
+        """Goes to each part of the page."""
+        plans = (self.site.plan, self.site.pipeline, self.site.unmeasured)
+        named = [*(plan["id"] for plan in plans), self.site.study.id]
+        others = ["plans", "new", "studies", "sweeps", f"sweep/{self.site.sweep_id}", "accuracy"]
+        for route in (*(f"plan/{name}" for name in named), *others, "calibrations"):
+            self.go(route)
+            yield route
+
+    def change(self, find: str, text: str) -> None:
+        """Types into the field that a JavaScript expression finds."""
+        self.value(
+            f"(() => {{ const field = {find}; field.value = {json.dumps(text)};"
+            "field.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
+
+    def texts(self, selector: str, part: str = "innerText") -> list[str]:
+        """Of all elements that it selects."""
+        every = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return list(self.value(f"{every}.map(one => one.{part})"))
+
+    def cells(self, table: str) -> list[list[str]]:
+        """Texts of a table's body, row by row."""
+        rows = f"[...document.querySelectorAll('{table} tbody tr')]"
+        return list(self.value(f"{rows}.map(row => [...row.children].map(one => one.innerText))"))
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path) as opened:
+def page(site: Site, tmp_path: Path) -> Iterator[Page]:
+    with Page(tmp_path) as opened:
+        opened.site = site
         opened.look()
         yield opened
-
-
-Open = Callable[[str], None]
-
-
-@pytest.fixture
-def opened(site: Site, browser: Browser) -> Open:
-    """Opens a part of the page and waits until all of it is there."""
-
-    def go(route: str) -> None:
-        browser.open(f"{site.url}/#/{route}")
-        kind = route.partition("/")[0]
-        browser.wait(f"document.querySelector('main').dataset.shown?.startsWith('{kind}/')")
-        browser.wait(DRAWN)
-
-    return go
-
-
-def routes(site: Site) -> list[str]:
-    plans = [f"plan/{plan['id']}" for plan in (site.plan, site.pipeline, site.unmeasured)]
-    others = ["plans", "new", "studies", "sweeps", f"sweep/{site.sweep_id}", "accuracy"]
-    return [*plans, *others, "calibrations", f"plan/{site.study.id}"]
-
-
-def cells(browser: Browser, table: str) -> list[list[str]]:
-    """Texts of a table's body, row by row."""
-    found: list[list[str]] = browser.value(
-        f"[...document.querySelectorAll('{table} tbody tr')]"
-        ".map(row => [...row.children].map(cell => cell.innerText))"
-    )
-    return found
 
 
 # ---- one plan ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["#/plan/{}", "#{}"])
-def test_a_plan_is_shown_by_its_address(site: Site, browser: Browser, address: str) -> None:
-    plan = site.plan
-    browser.open(f"{site.url}/{address.format(plan['id'])}")
-    browser.wait("document.querySelector('#ranked')")
-    rows = cells(browser, "#ranked")
+def test_a_plan_is_shown_by_its_address(page: Page, address: str) -> None:
+    plan = page.site.plan
+    page.open(f"{page.site.url}/{address.format(plan['id'])}")
+    page.wait("document.querySelector('#ranked')")
+    rows = page.cells("#ranked")
     assert [row[1] for row in rows] == [entry["label"] for entry in plan["ranked"]]
     assert len({row[1] for row in rows}) == len(rows), "no two layouts read alike"
     for row, entry in zip(rows, plan["ranked"], strict=True):
         assert row[2] == f"{round(entry['estimate']['tokens_per_second_per_gpu']):,}"
         assert row[5] == f"{entry['estimate']['device_bytes'] / 2**30:.1f} GiB"
-    page = browser.text("main")
-    assert all(reason in page for reason in plan["ranked"][0]["reasons"])
-    assert plan["ranked"][0]["label"] == browser.text("h1")
-    assert "train.toml" in browser.text("#files")
+    shown = page.text("main")
+    assert all(reason in shown for reason in plan["ranked"][0]["reasons"])
+    assert plan["ranked"][0]["label"] == page.text("h1")
+    assert "train.toml" in page.text("#files")
 
 
-def test_the_words_are_those_of_the_command_line(
-    site: Site, browser: Browser, opened: Open
-) -> None:
+def test_the_words_are_those_of_the_command_line(page: Page) -> None:
     from planner.api.render.plan import plan_view
 
-    frugal = httpx.post(f"{site.url}/plan", json={**JOB, "search": {"objective": "energy"}})
-    for plan, columns in ((site.plan, (1, 2, 4, 5)), (frugal.json(), (1, 2, 4, 5, 7))):
+    asked = {**JOB, "search": {"objective": "energy"}}
+    frugal = httpx.post(f"{page.site.url}/plan", json=asked).json()
+    for plan, columns in ((page.site.plan, (1, 2, 4, 5)), (frugal, (1, 2, 4, 5, 7))):
         console = Console(width=200, file=StringIO(), record=True)
         console.print(plan_view(Plan.model_validate(plan), 200, letters=True))
         shown = console.export_text()
-        opened(f"plan/{plan['id']}")
-        for row in cells(browser, "#ranked"):
+        page.go(f"plan/{plan['id']}")
+        for row in page.cells("#ranked"):
             assert all(row[column] in shown for column in columns)
-    assert f"{plan['ranked'][0]['run']['joules_per_token']:.3g}" == cells(browser, "#ranked")[0][7]
+    frugal_joules = frugal["ranked"][0]["run"]["joules_per_token"]
+    assert page.cells("#ranked")[0][7] == f"{frugal_joules:.3g}"
 
 
 NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?: ?(?:%|[TGMK]iB|ms|us|GPUs|kWh|MWh|kg|[sdhtB]\b))?")
@@ -256,155 +236,145 @@ def probed(site: Site) -> dict[str, Any]:
     ident = f"{plan.id[:-1]}{'0' if plan.id[-1] != '0' else '1'}"
     found = plan.model_copy(update={"id": ident, "ranked": ranked})
     site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
-    answer: dict[str, Any] = site.get(f"plans/{ident}")
-    return answer
+    return site.get(f"plans/{ident}")
 
 
 def test_every_number_of_a_probed_plan_is_that_of_the_answer(
-    site: Site, probed: dict[str, Any], browser: Browser, opened: Open
+    page: Page, probed: dict[str, Any]
 ) -> None:
     """What is measured is shown wherever the table shows it, with no interval of a prediction."""
-    opened(f"plan/{probed['id']}")
-    browser.wait("document.querySelector('#compared table')")
+    page.go(f"plan/{probed['id']}")
+    page.wait("document.querySelector('#compared table')")
     known = {text for value in told(probed) for text in written(value)}
     for one in probed["ranked"]:
         shown = one["shown"]
         for end in shown["step_interval"] or ():
             work = shown["tokens_per_second_per_gpu"] * shown["step_seconds"]
             known |= written(work / end)
-    places = (".cards", "#ranked", "#compared table", "#communication")
-    texts = [text for place in places for text in browser.value(
-        f"[...document.querySelectorAll('{place} :is(td, th, dd, dt, p, small, strong)')]"
-        ".map(one => one.innerText)"
-    )]  # fmt: skip
-    assert len(texts) > 100
-    found = {text for cell in texts for text in NUMBER.findall(cell)}
+    places = ":is(.cards, #ranked, #compared table, #communication)"
+    found = page.texts(f"{places} :is(td, th, dd, dt, p, small, strong)")
+    assert len(found) > 100
+    numbers = {text for cell in found for text in NUMBER.findall(cell)}
     labels = " ".join(one["label"] for one in probed["ranked"])
     fields = " ".join(str(value) for one in probed["ranked"] for value in one["layout"].values())
-    assert not {text for text in found - known if text.split()[0] not in f"{labels} {fields}"}
+    assert not {text for text in numbers - known if text.split()[0] not in f"{labels} {fields}"}
     first = probed["ranked"][0]
-    cards = browser.text(".cards")
+    cards = page.text(".cards")
     assert f"predicted {figures.seconds(first['estimate']['step_seconds'])}" in cards
     assert figures.seconds(first["estimate"]["interval"]["step_seconds"][1]) not in cards
-    compared = {row[0]: row[1:] for row in cells(browser, "#compared table")}
-    assert compared["step"] == [
-        figures.seconds(one["expected_step_seconds"]) for one in probed["ranked"][:2]
-    ]
+    compared = {row[0]: row[1:] for row in page.cells("#compared table")}
+    steps = [figures.seconds(one["expected_step_seconds"]) for one in probed["ranked"][:2]]
+    assert compared["step"] == steps
 
 
-def test_charts_draw_what_the_api_says(site: Site, browser: Browser, opened: Open) -> None:
-    opened(f"plan/{site.plan['id']}")
-    charts = [site.get(f"plans/{site.plan['id']}/charts/{kind}") for kind in
-              ("pareto", "memory", "time")]  # fmt: skip
+def test_charts_draw_what_the_api_says(page: Page) -> None:
+    page.go(f"plan/{page.site.plan['id']}")
     pareto, memory, time = (
-        f"document.querySelectorAll('figure')[{place}].querySelectorAll" for place in range(3)
+        page.site.get(f"plans/{page.site.plan['id']}/charts/{kind}")["datasets"]
+        for kind in ("pareto", "memory", "time")
     )
-    points = charts[0]["datasets"]["points"]
-    assert browser.value(f"{pareto}('.mark-symbol.role-mark path').length") == len(points)
-    numbers = browser.value(f"[...{pareto}('.mark-text.role-mark text')].map(t => t.textContent)")
-    assert {str(entry["rank"]) for entry in site.plan["ranked"]} <= set(numbers)
-    for bars, chart in ((memory, charts[1]), (time, charts[2])):
-        parts = len(chart["datasets"]["parts"])
-        assert browser.value(f"{bars}('.mark-rect.role-mark path').length") == parts
-    assert browser.messages == []
+
+    def drawn(place: int, mark: str) -> list[str]:
+        figure = f"document.querySelectorAll('figure')[{place}]"
+        return page.value(
+            f"[...{figure}.querySelectorAll('.mark-{mark}')].map(one => one.textContent)"
+        )
+
+    assert len(drawn(0, "symbol.role-mark path")) == len(pareto["points"])
+    numbers = {str(entry["rank"]) for entry in page.site.plan["ranked"]}
+    assert numbers <= set(drawn(0, "text.role-mark text"))
+    for place, bars in ((1, memory), (2, time)):
+        assert len(drawn(place, "rect.role-mark path")) == len(bars["parts"])
+    assert page.messages == []
 
 
-def test_a_pipeline_is_drawn_in_time(site: Site, browser: Browser, opened: Open) -> None:
-    opened(f"plan/{site.pipeline['id']}")
-    browser.wait("document.querySelector('#timeline svg')")
-    ranks = [entry["rank"] for entry in site.pipeline["ranked"] if entry["layout"]["pp"] > 1]
-    spec = site.get(f"plans/{site.pipeline['id']}/charts/timeline?rank={ranks[0]}")
-    drawn = browser.value("document.querySelectorAll('#timeline .mark-rect.role-mark path').length")
-    assert drawn == len(spec["datasets"]["spans"]) > 0
+def test_a_pipeline_is_drawn_in_time(page: Page) -> None:
+    page.go(f"plan/{page.site.pipeline['id']}")
+    page.wait("document.querySelector('#timeline svg')")
+    ranks = [entry["rank"] for entry in page.site.pipeline["ranked"] if entry["layout"]["pp"] > 1]
+    spec = page.site.get(f"plans/{page.site.pipeline['id']}/charts/timeline?rank={ranks[0]}")
+    drawn = page.texts("#timeline .mark-rect.role-mark path")
+    assert len(drawn) == len(spec["datasets"]["spans"]) > 0
 
 
-def test_any_two_layouts_are_compared(site: Site, browser: Browser, opened: Open) -> None:
-    opened(f"plan/{site.plan['id']}")
-    browser.wait("document.querySelector('#compared table')")
-    browser.value(
-        "(() => { const [, second] = document.querySelectorAll('.row select');"
-        "second.value = '3'; second.dispatchEvent(new Event('change')); })()"
-    )
-    browser.wait("document.querySelector('#compared th:nth-child(3)').innerText === '#3'")
-    explained = site.get(f"plans/{site.plan['id']}/explain?rank=3&versus=1")
-    marked = browser.value(
-        "[...document.querySelectorAll('#compared tr.differs th')].map(th => th.innerText)"
-    )
+def test_any_two_layouts_are_compared(page: Page) -> None:
+    page.go(f"plan/{page.site.plan['id']}")
+    page.wait("document.querySelector('#compared table')")
+    page.change("document.querySelectorAll('.row select')[1]", "3")
+    page.wait("document.querySelector('#compared th:nth-child(3)').innerText === '#3'")
+    explained = page.site.get(f"plans/{page.site.plan['id']}/explain?rank=3&versus=1")
+    marked = page.texts("#compared tr.differs th")
     assert marked == [*explained["changed"]]
     assert marked, "two ranked layouts differ"
-    assert all(line in browser.text("#compared") for line in explained["lines"][2:])
+    assert all(line in page.text("#compared") for line in explained["lines"][2:])
 
 
-def test_what_number_1_rests_on_stands_under_it(site: Site, browser: Browser, opened: Open) -> None:
-    opened(f"plan/{site.unmeasured['id']}")
-    assert f"It {site.unmeasured['rests_on']}." in browser.text("#resting")
-    assert cells(browser, "#ranked")[0][0] == "1*"
+def test_what_number_1_rests_on_stands_under_it(page: Page) -> None:
+    page.go(f"plan/{page.site.unmeasured['id']}")
+    assert f"It {page.site.unmeasured['rests_on']}." in page.text("#resting")
+    assert page.cells("#ranked")[0][0] == "1*"
 
 
-def test_an_unknown_plan_is_said(site: Site, browser: Browser, opened: Open) -> None:
-    opened("plan/plan-nope")
-    assert "no plan of id 'plan-nope'" in browser.text("main")
+def test_an_unknown_plan_is_said(page: Page) -> None:
+    page.go("plan/plan-nope")
+    assert "no plan of id 'plan-nope'" in page.text("main")
 
 
 # ---- the other views -----------------------------------------------------------------------------
 
 
-def test_accuracy_shows_every_measured_run(site: Site, browser: Browser, opened: Open) -> None:
-    opened("accuracy")
-    found = site.get("accuracy")
-    assert len(found["runs"]) > 3
-    drawn = "document.querySelectorAll('.chart .mark-symbol.role-mark path').length"
-    assert browser.value(drawn) == len(found["runs"])
-    assert len(cells(browser, "main")) == len(found["runs"])
-    assert f"{found['within_band']} of {len(found['runs'])} runs" in browser.text("main")
+def test_accuracy_shows_every_measured_run(page: Page) -> None:
+    page.go("accuracy")
+    found = page.site.get("accuracy")
+    drawn = page.texts(".chart .mark-symbol.role-mark path")
+    assert len(drawn) == len(page.cells("main")) == len(found["runs"]) > 3
+    assert f"{found['within_band']} of {len(found['runs'])} runs" in page.text("main")
     for run in found["runs"]:
         assert run["error"] == pytest.approx(run["predicted_seconds"] / run["measured_seconds"] - 1)
 
 
-def test_a_sweep_is_shown_over_time(site: Site, browser: Browser, opened: Open) -> None:
-    opened("sweeps")
-    assert "nightly" in browser.text("main")
-    opened(f"sweep/{site.sweep_id}")
-    page = browser.text("main")
-    assert "measured on day 1" in page
-    assert "+25.0%" in page
-    spec = site.get(f"sweeps/{site.sweep_id}/chart")
+def test_a_sweep_is_shown_over_time(page: Page) -> None:
+    page.go("sweeps")
+    assert "nightly" in page.text("main")
+    page.go(f"sweep/{page.site.sweep_id}")
+    shown = page.text("main")
+    assert "measured on day 1" in shown
+    assert "+25.0%" in shown
+    spec = page.site.get(f"sweeps/{page.site.sweep_id}/chart")
     assert [row["relative"] for row in spec["datasets"]["points"]] == [1.0, 1.25]
 
 
-def test_calibrations_are_listed(site: Site, browser: Browser, opened: Open) -> None:
-    opened("calibrations")
-    items = site.get("calibrations")["items"]
-    assert [row[0] for row in cells(browser, "main > table")] == [item["id"] for item in items]
+def test_calibrations_are_listed(page: Page) -> None:
+    page.go("calibrations")
+    items = page.site.get("calibrations")["items"]
+    assert [row[0] for row in page.cells("main > table")] == [item["id"] for item in items]
 
 
-def test_a_study_is_followed_as_it_goes(site: Site, browser: Browser, opened: Open) -> None:
-    opened("studies")
-    assert site.study.id in browser.text("main")
-    opened(f"plan/{site.study.id}")
+def test_a_study_is_followed_as_it_goes(page: Page) -> None:
+    tasks = page.site.wiring.tasks
+    page.go("studies")
+    assert page.site.study.id in page.text("main")
+    page.go(f"plan/{page.site.study.id}")
     body = {
         "event": "told", "layout": LAYOUT, "message": "measured 1.23 s", "probes": 1,
         "probes_left": 4, "best_step_seconds": 1.23, "expected_regret": 0.05,
         "gpu_seconds_left": 100.0,
         "gpu_seconds": 10.0, "best_rung": "probed",
     }  # fmt: skip
-    site.wiring.tasks.add_event(site.study, body, site.wiring.clock.now())
-    browser.wait("document.querySelector('main').innerText.includes('measured 1.23 s')")
-    assert "1 of 5" in browser.text("main")
-    browser.wait("document.querySelector('.chart svg')")
-    browser.value("[...document.querySelectorAll('main button')].at(-1).click()")
+    tasks.add_event(page.site.study, body, page.site.wiring.clock.now())
+    page.wait("document.querySelector('main').innerText.includes('measured 1.23 s')")
+    assert "1 of 5" in page.text("main")
+    page.wait("document.querySelector('.chart svg')")
+    page.value("[...document.querySelectorAll('main button')].at(-1).click()")
     for _ in range(200):
-        if site.wiring.tasks.get(site.study.id).cancel_requested:
-            break
-        browser.value("new Promise(done => setTimeout(done, 50))")
-    assert site.wiring.tasks.get(site.study.id).cancel_requested
+        if not tasks.get(page.site.study.id).cancel_requested:
+            page.value("new Promise(done => setTimeout(done, 50))")
+    assert tasks.get(page.site.study.id).cancel_requested
 
 
-def test_of_ten_thousand_plans_a_page_is_loaded_at_a_time(
-    site: Site, browser: Browser, opened: Open
-) -> None:
+def test_of_ten_thousand_plans_a_page_is_loaded_at_a_time(page: Page) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
-    with Session(site.wiring.engine.execution_options(planner_writes=True)) as session:
+    with Session(page.site.wiring.engine.execution_options(planner_writes=True)) as session:
         session.execute(
             PlanRow.__table__.insert(),
             [
@@ -418,126 +388,99 @@ def test_of_ten_thousand_plans_a_page_is_loaded_at_a_time(
             ],
         )  # fmt: skip
         session.commit()
-    opened("plans")
-    assert len(cells(browser, "main")) == 50
-    assert site.plan["id"] in browser.text("main"), "the newest come first"
-    browser.value("document.querySelector('main > button').click()")
-    browser.wait("document.querySelectorAll('main tbody tr').length === 100")
-    shown = [row[-1] for row in cells(browser, "main")]
-    assert len(set(shown)) == 100
-    lists = [url for url in browser.requests if "/plans?" in url]
+    page.go("plans")
+    assert len(page.cells("main")) == 50
+    assert page.site.plan["id"] in page.text("main"), "the newest come first"
+    page.value("document.querySelector('main > button').click()")
+    page.wait("document.querySelectorAll('main tbody tr').length === 100")
+    assert len({row[-1] for row in page.cells("main")}) == 100
+    lists = [url for url in page.requests if "/plans?" in url]
     assert len(lists) == 2, "only what is shown was asked for"
 
 
 # ---- a new plan ----------------------------------------------------------------------------------
 
 
-def test_every_field_of_a_job_can_be_given(site: Site, browser: Browser, opened: Open) -> None:
-    opened("new")
-    schema = site.get("jobs/schema")
-    named = browser.value(
+def test_every_field_of_a_job_can_be_given(page: Page) -> None:
+    page.go("new")
+    named = page.value(
         "[...document.querySelectorAll('details .fields')].map(part =>"
         "[...part.querySelectorAll('label')].map(label => label.firstChild.textContent))"
     )
     expected = []
-    for part, shape in schema["properties"].items():
-        if part == "id":
-            continue
-        mapping = next((one for one in shape.get("anyOf", ()) if one["type"] == "object"), shape)
-        own = [part] if "anyOf" in shape else []
-        expected.append([name.replace("_", " ") for name in (*own, *mapping["properties"])])
+    for part, shape in page.site.get("jobs/schema")["properties"].items():
+        if part != "id":
+            either = shape.get("anyOf", ())
+            mapping = next((one for one in either if one["type"] == "object"), shape)
+            own = [part] if either else []
+            expected.append([name.replace("_", " ") for name in (*own, *mapping["properties"])])
     assert named == expected
 
 
-def test_the_form_plans_and_the_address_is_that_of_the_plan(
-    site: Site, browser: Browser, opened: Open
-) -> None:
-    opened("new")
+def test_the_form_plans_and_the_address_is_that_of_the_plan(page: Page) -> None:
+    page.go("new")
     for name, typed in (("num gpus", "8"), ("global batch size", "64")):
-        browser.value(
-            "(() => { const label = [...document.querySelectorAll('form label')]"
-            f".find(label => label.firstChild.textContent === '{name}');"
-            "const input = label.querySelector('input');"
-            f"input.value = '{typed}'; input.dispatchEvent(new Event('change')); }})()"
-        )
-    job = json.loads(browser.value("document.querySelector('textarea').value"))
+        labels = "[...document.querySelectorAll('form label')]"
+        chosen = f"{labels}.find(label => label.firstChild.textContent === '{name}')"
+        page.change(f"{chosen}.querySelector('input')", typed)
+    job = json.loads(page.value(f"{TEXT}.value"))
     assert job["cluster"]["num_gpus"] == 8, "the text follows the form"
-    browser.value("document.querySelector('button.main').click()")
-    browser.wait("location.hash.startsWith('#/plan/') && document.querySelector('#ranked')")
-    plan = site.get(f"plans/{browser.value('location.hash').rpartition('/')[2]}")
+    page.value("document.querySelector('button.main').click()")
+    page.wait("location.hash.startsWith('#/plan/') && document.querySelector('#ranked')")
+    plan = page.site.get(f"plans/{page.value('location.hash').rpartition('/')[2]}")
     assert plan["job"]["training"] == {"seq_len": 8192, "global_batch_size": 64}
-    assert [row[1] for row in cells(browser, "#ranked")] == [
-        entry["label"] for entry in plan["ranked"]
-    ]
+    assert [row[1] for row in page.cells("#ranked")] == [one["label"] for one in plan["ranked"]]
 
 
-def typed_text(browser: Browser, text: str) -> None:
-    browser.value(
-        "(() => { const area = document.querySelector('textarea');"
-        f"area.value = {json.dumps(text)}; area.dispatchEvent(new Event('change')); }})()"
-    )
-
-
-def test_a_job_in_yaml_and_a_trainers_file_are_read(
-    site: Site, browser: Browser, opened: Open
-) -> None:
-    opened("new")
-    typed_text(browser, "model: mixtral-8x7b\ncluster: {gpu: l4, num_gpus: 16}\n"
-                        "training: {seq_len: 4k, global_batch_size: 32}\n")  # fmt: skip
-    browser.wait("document.querySelector('#job input').value === 'mixtral-8x7b'")
-    typed_text(browser, '[training]\nseq_len = 4096\n[model]\nname = "llama3"\nflavor = "8B"\n')
-    browser.wait("document.querySelector('#status').innerText.includes('torchtitan-toml')")
-    job = json.loads(browser.value("document.querySelector('textarea').value"))
+def test_a_job_in_yaml_and_a_trainers_file_are_read(page: Page) -> None:
+    page.go("new")
+    page.change(TEXT, "model: mixtral-8x7b\ncluster: {gpu: l4, num_gpus: 16}\n"
+                          "training: {seq_len: 4k, global_batch_size: 32}\n")  # fmt: skip
+    page.wait("document.querySelector('#job input').value === 'mixtral-8x7b'")
+    page.change(TEXT, '[training]\nseq_len = 4096\n[model]\nname = "llama3"\nflavor = "8B"\n')
+    page.wait("document.querySelector('#status').innerText.includes('torchtitan-toml')")
+    job = json.loads(page.value(f"{TEXT}.value"))
     assert job["current"]["format"] == "torchtitan-toml"
     assert job["cluster"] == {"gpu": "l4", "num_gpus": 16}, "what was said before stays"
 
 
-def test_what_is_wrong_is_said_beside_the_form(site: Site, browser: Browser, opened: Open) -> None:
-    opened("new")
-    typed_text(browser, json.dumps({**JOB, "cluster": {"gpu": "h1000", "num_gpus": 8}}))
-    browser.value("document.querySelector('button.main').click()")
-    browser.wait("document.querySelector('[role=alert]').innerText.includes('h1000')")
-    assert "cluster.gpu" in browser.text("[role=alert]")
+def test_what_is_wrong_is_said_beside_the_form(page: Page) -> None:
+    page.go("new")
+    page.change(TEXT, json.dumps({**JOB, "cluster": {"gpu": "h1000", "num_gpus": 8}}))
+    page.value("document.querySelector('button.main').click()")
+    page.wait("document.querySelector('[role=alert]').innerText.includes('h1000')")
+    assert "cluster.gpu" in page.text("[role=alert]")
 
 
-def test_where_there_are_keys_the_page_asks_for_one(browser: Browser, tmp_path: Path) -> None:
-    keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
-    with service(str(tmp_path), PLANNER_API_KEYS=keys) as url:
-        browser.open(f"{url}/#/sweeps")
-        browser.wait("document.querySelector('h1').innerText === 'This service has keys'")
-        browser.value(
-            "(() => { const input = document.querySelector('#key input');"
-            "input.value = 'secret';"
-            "input.dispatchEvent(new Event('change', {bubbles: true})); })()"
-        )
-        browser.wait("document.querySelector('h1').innerText === 'Sweeps'")
-        browser.open(f"{url}/#/studies")
-        browser.wait("document.querySelector('h1').innerText === 'Studies'")
+def test_where_there_are_keys_the_page_asks_for_one(page: Page, tmp_path: Path) -> None:
+    with service(str(tmp_path), api_keys=api_keys({"reader": "read"})) as url:
+        page.open(f"{url}/#/sweeps")
+        page.wait("document.querySelector('h1').innerText === 'This service has keys'")
+        page.change("document.querySelector('#key input')", "reader")
+        page.wait("document.querySelector('h1').innerText === 'Sweeps'")
+        page.open(f"{url}/#/studies")
+        page.wait("document.querySelector('h1').innerText === 'Studies'")
 
 
 # ---- for everyone --------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_of_another_host_and_no_script_fails(
-    site: Site, browser: Browser, opened: Open
-) -> None:
-    for route in routes(site):
-        opened(route)
-    browser.open(f"{site.url}/docs")
-    browser.wait("document.querySelectorAll('.opblock').length > 20")
-    outside = [url for url in browser.requests
-               if not url.startswith((f"{site.url}/", "data:", "about:"))]  # fmt: skip
-    assert len(browser.requests) > 30
+def test_nothing_is_asked_of_another_host_and_no_script_fails(page: Page) -> None:
+    assert len(list(page.everywhere())) == 11
+    page.open(f"{page.site.url}/docs")
+    page.wait("document.querySelectorAll('.opblock').length > 20")
+    outside = [url for url in page.requests
+               if not url.startswith((f"{page.site.url}/", "data:", "about:"))]  # fmt: skip
+    assert len(page.requests) > 30
     assert outside == []
-    assert browser.messages == [], "neither an exception nor a breach of the policy"
+    assert page.messages == [], "neither an exception nor a breach of the policy"
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_no_view_scrolls_sideways(site: Site, browser: Browser, opened: Open, width: int) -> None:
-    browser.look(width=width)
-    for route in routes(site):
-        opened(route)
-        wide = browser.value("document.documentElement.scrollWidth")
+def test_no_view_scrolls_sideways(page: Page, width: int) -> None:
+    page.look(width=width)
+    for route in page.everywhere():
+        wide = page.value("document.documentElement.scrollWidth")
         assert wide <= width, f"{route} is {wide} wide"
 
 
@@ -560,38 +503,34 @@ LUMINANCE = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_is_read_in_both_schemes(
-    site: Site, browser: Browser, opened: Open, dark: bool
-) -> None:
+def test_text_is_read_in_both_schemes(page: Page, dark: bool) -> None:
     """Contrast of at least 4.5:1. Source: WCAG 2.2, success criterion 1.4.3."""
-    browser.look(dark=dark)
-    for route in routes(site):
-        opened(route)
-        assert browser.value(LUMINANCE) == [], route
-    opened(f"plan/{site.plan['id']}")
-    ground = browser.value("getComputedStyle(document.body).backgroundColor")
+    page.look(dark=dark)
+    for route in page.everywhere():
+        assert page.value(LUMINANCE) == [], route
+    page.go(f"plan/{page.site.plan['id']}")
+    ground = page.value("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(255, 255, 255)") is not dark
-    ink = browser.value("getComputedStyle(document.querySelector('.role-axis-label text')).fill")
+    ink = page.value("getComputedStyle(document.querySelector('.role-axis-label text')).fill")
     assert (max(map(int, re.findall(r"\d+", ink))) > 128) is dark
 
 
-def test_headings_labels_and_tables_are_there_for_a_screen_reader(
-    site: Site, browser: Browser, opened: Open
-) -> None:
-    for route in routes(site):
-        opened(route)
-        levels = browser.value("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
+# how many of a page's elements there are that a screen reader cannot name
+UNNAMED = {
+    "input, select, textarea": "!e.labels.length",
+    "table": "!e.caption?.textContent",
+    "thead th": "e.scope !== 'col'",
+    "[role=img]": "!e.ariaLabel",
+}
+
+
+def test_headings_labels_and_tables_are_there_for_a_screen_reader(page: Page) -> None:
+    for route in page.everywhere():
+        levels = [int(name[1]) for name in page.texts("h1, h2, h3", "tagName")]
         assert levels.count(1) == 1, route
         assert all(after - before <= 1 for before, after in pairwise(levels))
-        assert browser.value(
-            "[...document.querySelectorAll('input,select,textarea')].filter(e => !e.labels.length)"
-            ".length") == 0, route  # fmt: skip
-        assert browser.value("[...document.querySelectorAll('table')]"
-                             ".some(t => !t.caption?.textContent)") is False, route  # fmt: skip
-        assert browser.value("[...document.querySelectorAll('thead th')]"
-                             ".filter(t => t.scope !== 'col').length") == 0, route  # fmt: skip
-        assert browser.value("[...document.querySelectorAll('[role=img]')]"
-                             ".filter(e => !e.ariaLabel).length") == 0, route  # fmt: skip
-        assert browser.value("document.activeElement.tagName") in ("MAIN", "BODY")
-        current = browser.value("document.querySelectorAll('nav [aria-current]').length")
-        assert current == 1, route
+        for chosen, lacks in UNNAMED.items():
+            every = f"[...document.querySelectorAll('{chosen}')]"
+            assert page.value(f"{every}.filter(e => {lacks}).length") == 0, (route, chosen)
+        assert page.value("document.activeElement.tagName") in ("MAIN", "BODY")
+        assert len(page.texts("nav [aria-current]")) == 1, route

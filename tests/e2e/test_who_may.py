@@ -11,27 +11,25 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.api.http.app import create_app
 from planner.api.jobs.leases import LEASE_SECONDS, new_lease
 from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.settings import Settings, parse_quotas
 from planner.api.storage.backup import faults_in
-from planner.api.storage.job_records import ProbeEnd, TaskFilter
+from planner.api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.api.storage.probes import SqlProbeStore
+from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.units import DAY
-from tests.conftest import EACH_DATABASE, Cli, api_keys, side_by_side
-from tests.served import wiring_of
+from tests.conftest import EACH_DATABASE, Cli, api_keys, job_values, side_by_side
+from tests.served import in_process, wiring_of
 from tests.stand_ins.ageing import age
 
 SCOPES = {"ann": "read+plan+probe", "bob": "read+plan+probe", "boss": "admin"}
 KEYS = api_keys(SCOPES)
 QUOTAS = "ann:plans_per_day=2+queued_probes=3+gpu_seconds_per_day=4000"
-TINY: dict[str, Any] = {
-    "model": "debug-tiny",
-    "cluster": {"gpu": "cpu", "num_gpus": 1},
-    "training": {"seq_len": 64, "global_batch_size": 4},
-}
+TINY = job_values("debug-tiny", "cpu", 1, 64, 4)
 PROBE = {**TINY, "layout": {"dp_shard": 1}}
 SWEEP = {
     "name": "nightly",
@@ -43,11 +41,14 @@ SWEEP = {
 
 @pytest.fixture
 def client(migrated_url: str) -> Iterator[TestClient]:
-    settings = Settings(
-        database_url=migrated_url, api_keys=KEYS, quotas=QUOTAS, probe_workers=0, task_workers=0
-    )
-    with TestClient(create_app(settings), raise_server_exceptions=False) as made:
+    own = {"api_keys": KEYS, "quotas": QUOTAS, "probe_workers": 0, "task_workers": 0}
+    with in_process(migrated_url, **own) as made:
         yield made
+
+
+@pytest.fixture
+def probes(client: TestClient) -> SqlProbeStore:
+    return wiring_of(client).probes
 
 
 def ask(client: TestClient, who: str, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -65,27 +66,48 @@ def refused(answer: httpx.Response, quota: str) -> None:
     assert f"quota {quota} of this key" in body["message"]
 
 
+def asked(client: TestClient, who: str, path: str, body: Any) -> str:
+    """The id of what was asked for."""
+    return str(ask(client, who, "POST", path, body).json()["id"])
+
+
+def ended_after(probes: SqlProbeStore, seconds: float) -> ProbeRecord:
+    """The oldest probe, run."""
+    held = probes.claim(new_lease())
+    return probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": seconds},)))
+
+
+def lose_worker(wiring: Wiring) -> None:
+    """Of the oldest probe."""
+    assert wiring.probes.claim(new_lease()) is not None
+    age(wiring.engine, LEASE_SECONDS + 1)
+
+
+@pytest.fixture
+def local(sqlite_url: str) -> Wiring:
+    """What the command line of the same database finds."""
+    return wire(Settings(database_url=sqlite_url))
+
+
+@pytest.fixture
+def queued(local: Wiring) -> ProbeRecord:
+    return enqueue(local, probe_of_job(probe(), allow_files=False), max_attempts=1)[0]
+
+
 # ---- whose it is ---------------------------------------------------------------------------------
 
 
-def test_a_key_ends_only_what_is_its_own(client: TestClient) -> None:
-    study = ask(client, "ann", "POST", "/plan", {**TINY, "probe": {"max_probes": 1}}).json()["id"]
-    own = ask(client, "ann", "POST", "/probes", probe()).json()["id"]
-    sweep = ask(client, "ann", "POST", "/sweeps", SWEEP).json()["id"]
-    others = [
-        ("DELETE", f"/plans/{study}"),
-        ("DELETE", f"/probes/{own}"),
-        ("DELETE", f"/sweeps/{sweep}"),
-        ("POST", f"/sweeps/{sweep}/pause"),
-        ("POST", f"/sweeps/{sweep}/resume"),
-        ("POST", f"/sweeps/{sweep}/run"),
-    ]
-    for method, path in others:
+def test_a_key_ends_only_what_is_its_own(client: TestClient, probes: SqlProbeStore) -> None:
+    study = asked(client, "ann", "/plan", {**TINY, "probe": {"max_probes": 1}})
+    own = asked(client, "ann", "/probes", probe())
+    sweep = asked(client, "ann", "/sweeps", SWEEP)
+    deleted = [("DELETE", path) for path in (f"/plans/{study}", f"/probes/{own}")]
+    commands = [("POST", f"/sweeps/{sweep}/{command}") for command in ("pause", "resume", "run")]
+    for method, path in (*deleted, ("DELETE", f"/sweeps/{sweep}"), *commands):
         answer = ask(client, "bob", method, path)
         assert (answer.status_code, answer.json()["type"]) == (403, "forbidden"), path
         assert "was asked for by ann, not by bob" in answer.json()["message"], path
-    assert wiring_of(client).tasks.get(study).state == "queued"
-    assert wiring_of(client).probes.get(own).state == "queued"
+    assert wiring_of(client).tasks.get(study).state == probes.get(own).state == "queued"
     assert ask(client, "ann", "DELETE", f"/probes/{own}").json()["state"] == "cancelled"
     assert ask(client, "boss", "POST", f"/sweeps/{sweep}/pause").json()["state"] == "paused"
     ended = ask(client, "boss", "DELETE", f"/plans/{study}").json()
@@ -94,31 +116,15 @@ def test_a_key_ends_only_what_is_its_own(client: TestClient) -> None:
     assert again["message"].startswith("nothing was running for it: nothing was cancelled")
 
 
-@EACH_DATABASE
-def test_all_queued_runs_of_a_cancelled_sweep_end(client: TestClient) -> None:
-    sweep = ask(client, "boss", "POST", "/sweeps", SWEEP).json()["id"]
-    for _ in range(3):
-        assert ask(client, "boss", "POST", f"/sweeps/{sweep}/run").status_code == 202
-    wiring = wiring_of(client)
-    running = wiring.tasks.claim(new_lease())
-    assert running is not None
-    assert ask(client, "boss", "DELETE", f"/sweeps/{sweep}").json()["state"] == "cancelled"
-    runs = wiring.tasks.list(TaskFilter(parent_id=sweep)).items
-    assert sorted(run.state for run in runs) == ["cancelled", "cancelled", "running"]
-    assert wiring.tasks.get(running.id).cancel_requested
-
-
-def test_reading_writes_nothing(client: TestClient) -> None:
-    own = ask(client, "bob", "POST", "/probes", probe()).json()["id"]
-    wiring = wiring_of(client)
-    assert wiring.probes.claim(new_lease()) is not None
-    age(wiring.engine, LEASE_SECONDS + 1)
-    before = wiring.probes.get(own)
+def test_reading_writes_nothing(client: TestClient, probes: SqlProbeStore) -> None:
+    own = asked(client, "bob", "/probes", probe())
+    lose_worker(wiring_of(client))
+    before = probes.get(own)
     for path in ("/probes", f"/probes/{own}", "/queue", "/plans", "/sweeps", "/metrics"):
         assert ask(client, "bob", "GET", path).status_code == 200
-    assert wiring.probes.get(own) == before
-    recover(wiring)
-    assert wiring.probes.get(own).state == "queued"
+    assert probes.get(own) == before
+    recover(wiring_of(client))
+    assert probes.get(own).state == "queued"
 
 
 # ---- quotas --------------------------------------------------------------------------------------
@@ -144,21 +150,18 @@ def test_queued_probes_at_once(client: TestClient) -> None:
 
 @EACH_DATABASE
 def test_gpu_seconds_a_day_count_what_is_promised_and_then_what_was_used(
-    client: TestClient,
+    client: TestClient, probes: SqlProbeStore
 ) -> None:
     refused(ask(client, "ann", "POST", "/probes", probe(86_400.0)), "gpu_seconds_per_day")
-    own = ask(client, "ann", "POST", "/probes", probe(3000.0)).json()["id"]
+    own = asked(client, "ann", "/probes", probe(3000.0))
     refused(ask(client, "ann", "POST", "/probes", probe(3000.0)), "gpu_seconds_per_day")
-    study = {"max_probes": 1, "max_gpu_seconds": 1500.0}
-    refused(ask(client, "ann", "POST", "/plan", {**TINY, "probe": study}), "gpu_seconds_per_day")
-    wiring = wiring_of(client)
-    held = wiring.probes.claim(new_lease())
-    assert held is not None
-    ended = wiring.probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 40.0},)))
+    study = {**TINY, "probe": {"max_probes": 1, "max_gpu_seconds": 1500.0}}
+    refused(ask(client, "ann", "POST", "/plan", study), "gpu_seconds_per_day")
+    ended = ended_after(probes, 40.0)
     assert (ended.id, ended.gpu_seconds) == (own, 40.0)
-    assert ask(client, "ann", "POST", "/probes", probe(3000.0)).status_code == 202
-    answer = ask(client, "ann", "POST", "/plan", {**TINY, "probe": {"max_gpu_seconds": 900.0}})
-    assert answer.status_code == 202
+    small = {**TINY, "probe": {"max_gpu_seconds": 900.0}}
+    for path, body in (("/probes", probe(3000.0)), ("/plan", small)):
+        assert ask(client, "ann", "POST", path, body).status_code == 202
 
 
 def test_thousands_of_day_long_probes_of_one_key_are_refused(client: TestClient) -> None:
@@ -190,11 +193,10 @@ def test_a_budget_that_nobody_has_is_refused(client: TestClient, seconds: float)
 def test_a_scheduled_run_over_the_quota_is_skipped(client: TestClient) -> None:
     budget = {"max_probes": 1, "max_gpu_seconds": 3000.0}
     body = {**SWEEP, "budget": budget, "schedule": "* * * * *", "missed": "catch-up"}
-    sweep = ask(client, "ann", "POST", "/sweeps", body).json()["id"]
+    sweep = asked(client, "ann", "/sweeps", body)
     assert ask(client, "ann", "POST", "/probes", probe(2000.0)).status_code == 202
     wiring = wiring_of(client)
     due = wiring.sweeps.get(sweep).next_due_at
-    assert due is not None
     wiring.sweeps.change(sweep, "active", due.replace(year=2025))
     assert schedule_due(wiring) == []
     trail = ask(client, "boss", "GET", "/audit?action=refused.quota_exceeded").json()["items"]
@@ -218,23 +220,19 @@ def test_quotas_are_read_by_key() -> None:
 
 
 @EACH_DATABASE
-def test_the_trail_names_who_asked_ran_cancelled_and_was_refused(client: TestClient) -> None:
-    own = ask(client, "ann", "POST", "/probes", probe(500.0)).json()["id"]
-    wiring = wiring_of(client)
-    held = wiring.probes.claim(new_lease())
-    assert held is not None
-    wiring.probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 7.5},)))
-    other = ask(client, "ann", "POST", "/probes", probe(500.0)).json()["id"]
-    for _ in range(3):
-        ask(client, "bob", "DELETE", f"/probes/{other}")
-    ask(client, "boss", "DELETE", f"/probes/{other}")
+def test_the_trail_names_who_asked_ran_cancelled_and_was_refused(
+    client: TestClient, probes: SqlProbeStore
+) -> None:
+    own = asked(client, "ann", "/probes", probe(500.0))
+    ended_after(probes, 7.5)
+    other = asked(client, "ann", "/probes", probe(500.0))
+    for who in ("bob", "bob", "bob", "boss"):
+        ask(client, who, "DELETE", f"/probes/{other}")
     assert ask(client, "ann", "GET", "/audit").status_code == 403
-    items = ask(client, "boss", "GET", "/audit?limit=2").json()
-    more = ask(client, "boss", "GET", f"/audit?cursor={items['next_cursor']}").json()["items"]
-    lines = [
-        (one["action"], one["asked_by"], one["subject"], one["gpu_seconds"])
-        for one in [*items["items"], *more]
-    ]
+    first = ask(client, "boss", "GET", "/audit?limit=2").json()
+    rest = ask(client, "boss", "GET", f"/audit?cursor={first['next_cursor']}").json()
+    parts = ("action", "asked_by", "subject", "gpu_seconds")
+    lines = [tuple(one[part] for part in parts) for one in first["items"] + rest["items"]]
     assert lines[::-1] == [
         ("probe.asked", "ann", own, 500.0),
         ("probe.ended", "ann", own, 7.5),
@@ -250,13 +248,12 @@ def test_the_trail_names_who_asked_ran_cancelled_and_was_refused(client: TestCli
 
 @EACH_DATABASE
 def test_what_was_given_up_is_listed_and_queued_again_by_a_person(client: TestClient) -> None:
-    own = ask(client, "ann", "POST", "/probes", probe(500.0)).json()["id"]
-    wiring = wiring_of(client)
+    own = asked(client, "ann", "/probes", probe(500.0))
     assert [one["id"] for one in ask(client, "bob", "GET", "/queue").json()] == [own]
     for _ in range(2):
-        assert wiring.probes.claim(new_lease(), job_id=own) is not None
-        age(wiring.engine, LEASE_SECONDS + 1)
-        recover(wiring)
+        lose_worker(wiring_of(client))
+        recover(wiring_of(client))
+        age(wiring_of(client).engine, 60.0)  # its delay
     (failed,) = ask(client, "bob", "GET", "/queue?failed=true").json()
     assert (failed["id"], failed["failure"], failed["attempts"]) == (own, "lost_workers", 2)
     assert "planner-cli queue retry" in failed["message"]
@@ -267,48 +264,38 @@ def test_what_was_given_up_is_listed_and_queued_again_by_a_person(client: TestCl
     assert ask(client, "ann", "POST", "/queue/probe-nope/retry").status_code == 404
 
 
-def test_the_command_line_does_the_same(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from planner.api.jobs.probes import enqueue, probe_of_job
-    from planner.api.wiring import wire
-
-    wiring = wire(Settings(database_url=sqlite_url))
-    (queued,) = enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
+def test_the_command_line_does_the_same(cli: Cli, local: Wiring, queued: ProbeRecord) -> None:
     assert queued.id in cli("queue", "list").stdout
-    assert wiring.probes.claim(new_lease()) is not None
-    age(wiring.engine, LEASE_SECONDS + 1)
-    recover(wiring)
+    lose_worker(local)
+    recover(local)
     (failed,) = json.loads(cli("queue", "list", "--failed", "--json").stdout)
     assert (failed["id"], failed["failure"]) == (queued.id, "interrupted")
     assert "probe queued" in cli("queue", "retry", queued.id).stdout
     assert "probe cancelled" in cli("queue", "cancel", queued.id).stdout
     assert cli("queue", "retry", queued.id).returncode == 2
     trail = cli("audit", "--subject", queued.id).stdout.splitlines()
-    assert [line.split("  ")[2] for line in trail] == [
-        "probe.cancelled",
-        "probe.requeued",
-        "probe.ended",
-        "probe.asked",
-    ]
+    actions = ["probe.cancelled", "probe.requeued", "probe.ended", "probe.asked"]
+    assert [line.split("  ")[2] for line in trail] == actions
     assert all("  cli:" in line for line in trail)
 
 
 # ---- backup and check ----------------------------------------------------------------------------
 
 
-def test_a_backup_of_a_database_in_use_is_whole(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from planner.api.jobs.probes import enqueue, probe_of_job
-    from planner.api.wiring import wire
-
-    wiring, copy = wire(Settings(database_url=sqlite_url)), tmp_path / "copy.db"
-    enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
+def test_a_backup_of_a_database_in_use_is_whole(
+    cli: Cli, queued: ProbeRecord, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
     done = cli("db", "backup", copy)  # what was written stands in the -wal file alone
     assert done.returncode == 0, done.stderr
     with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("SELECT count(*) FROM probes").fetchone() == (1,)
-    again = cli("db", "backup", copy)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
-    nowhere = cli("db", "backup", tmp_path / "no" / "copy.db")
-    assert (nowhere.returncode, "was not written" in nowhere.stderr) == (4, True)
+        assert connection.execute("SELECT id FROM probes").fetchall() == [(queued.id,)]
+    for target, code, words in (
+        (copy, 2, "is there already"),
+        (tmp_path / "no" / "copy.db", 4, "was not written"),
+    ):
+        refused = cli("db", "backup", target)
+        assert (refused.returncode, words in refused.stderr) == (code, True)
     assert not (tmp_path / "no").exists()
     checked = cli("db", "check", env={"PLANNER_DATABASE_URL": f"sqlite:///{copy}"})
     assert (checked.returncode, "consistent" in checked.stdout) == (0, True), checked.stderr
@@ -321,16 +308,13 @@ def test_postgres_is_told_its_own_command(cli: Cli, postgres_url: str, tmp_path:
     assert "secret" not in said.stderr
 
 
-def test_what_does_not_fit_together_is_said(cli: Cli, sqlite_url: str, tmp_path: Path) -> None:
-    from planner.api.jobs.probes import enqueue, probe_of_job
-    from planner.api.wiring import wire
-
-    wiring = wire(Settings(database_url=sqlite_url))
-    (one,) = enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)
-    assert faults_in(wiring.engine) == []
+def test_what_does_not_fit_together_is_said(
+    cli: Cli, local: Wiring, queued: ProbeRecord, tmp_path: Path
+) -> None:
+    assert faults_in(local.engine) == []
     with closing(sqlite3.connect(tmp_path / "planner.db")) as connection, connection:
         connection.execute("UPDATE probes SET state = 'done', measurement_id = 'gone'")
     said = cli("db", "check")
     assert said.returncode == 4
-    assert f"ended probes and tasks have an end: {one.id}" in said.stderr
+    assert f"ended probes and tasks have an end: {queued.id}" in said.stderr
     assert "refer to what is not there, in probes" in said.stderr

@@ -11,16 +11,10 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 PROGRAM = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    None,
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
@@ -62,12 +56,7 @@ class Browser:
             self._call(f"{domain}.enable")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._in)
@@ -75,10 +64,8 @@ class Browser:
 
     def look(self, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
         """The window's size and the scheme of colours that its user prefers."""
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
-        )  # fmt: skip
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -109,13 +96,15 @@ class Browser:
 
     def picture(self, *, whole: bool = True) -> bytes:
         """The page as PNG. whole: beyond the window too."""
-        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole,
-                          **({"clip": self._clip()} if whole else {}))  # fmt: skip
+        clip: dict[str, Any] = {}
+        if whole:
+            size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+            part = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+            clip = {"clip": part}
+        shot = self._call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip
+        )
         return base64.b64decode(shot["data"])
-
-    def _clip(self) -> dict[str, Any]:
-        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -127,8 +116,7 @@ class Browser:
             message = self._read()
             if message.get("id") == self._number:
                 assert "error" not in message, f"{method}: {message['error']}"
-                result: dict[str, Any] = message["result"]
-                return result
+                return message["result"]
             self._heard(message)
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -149,5 +137,4 @@ class Browser:
             assert chunk, "the browser has ended"
             self._waiting += chunk
         line, _, self._waiting = self._waiting.partition(b"\0")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)

@@ -50,11 +50,8 @@ def light_command(python: str, task: ProbeTask, program: Program, *, port: int) 
 
 
 def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None = None) -> Wiring:
-    settings = Settings(
-        database_url=f"sqlite:///{folder / 'planner.db'}",
-        probe_folder=probes,
-        lease_folder=folder / "leases",
-    )
+    own = {"probe_folder": probes, "lease_folder": folder / "leases"}
+    settings = Settings(database_url=f"sqlite:///{folder / 'planner.db'}", **own)
     made = LightWiring(settings=settings, clock=clock or SystemClock(), ids=wire(settings).ids)
     made.light = light
     return made
@@ -62,14 +59,9 @@ def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None
 
 def run(folder: Path, probes: Path, light: bool) -> None:
     outside = light_wiring(folder, probes, light=light)
-    records = enqueue(
-        outside,
-        probe_of_job({"job": JOB, "time_limit_seconds": 900.0}, allow_files=False),
-        max_attempts=1,
-        ours=True,
-    )
-    sys.stdout.write(f"{os.getpid()} {records[0].id}\n")
-    sys.stdout.flush()
+    asked = probe_of_job({"job": JOB, "time_limit_seconds": 900.0}, allow_files=False)
+    records = enqueue(outside, asked, max_attempts=1, ours=True)
+    print(os.getpid(), records[0].id, flush=True)
     run_all(outside, records, {records[0].id: Watch()})
 
 

@@ -12,16 +12,11 @@ import time
 
 def main() -> int:
     (node, nodes, number), inside = map(int, sys.argv[1:4]), sys.argv[4:]
-    first = node * number
+    first, world = node * number, {"WORLD_SIZE": str(nodes * number), "TORCHELASTIC_RUN_ID": "none"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "planner.probes.inside", *inside],
-            env={
-                **os.environ,
-                "RANK": str(first + rank),
-                "WORLD_SIZE": str(nodes * number),
-                "TORCHELASTIC_RUN_ID": "none",
-            },
+            env={**os.environ, **world, "RANK": str(first + rank)},
             start_new_session=True,
         )
         for rank in range(number)

@@ -45,28 +45,18 @@ def write(task: dict, result: Path, losses: list[float]) -> None:
         "step_seconds_each": [0.12, STEP_SECONDS, 0.13], "tokens_per_second_per_gpu": 1024.0,
         "mfu": 0.25, "losses": losses, "gradient_norms": [1.0, 1.0], "memory": memory,
     }  # fmt: skip
+    untimed = {"step_seconds": None, "step_seconds_each": []}
     if task["kernels"]:
-        timings = [
-            {**shape, "status": "ok", "seconds": KERNEL_SECONDS} for shape in task["kernels"]
-        ]
-        outcome |= {"step_seconds": None, "step_seconds_each": [], "memory": [], "timings": timings}
+        timed = {"status": "ok", "seconds": KERNEL_SECONDS}
+        timings = [{**shape, **timed} for shape in task["kernels"]]
+        outcome |= {**untimed, "memory": [], "timings": timings}
     if task["fake_tensors"]:
-        outcome |= {
-            "step_seconds": None,
-            "step_seconds_each": [],
-            "tokens_per_second_per_gpu": None,
-            "mfu": None,
-        }
-    whole = {
-        "task": task,
-        "outcome": outcome,
-        "environment": {"python": "3", "torch": "stand-in"},
-        "started_at": "2026-11-21T12:00:00+00:00",
-        "wall_seconds": 1.0,
-        "gpu_seconds": 2.0,
-    }
+        outcome |= {**untimed, "tokens_per_second_per_gpu": None, "mfu": None}
+    environment = {"python": "3", "torch": "stand-in"}
+    seconds = {"wall_seconds": 1.0, "gpu_seconds": 2.0}
+    whole = {"task": task, "outcome": outcome, "environment": environment, **seconds}
     partial = result.with_suffix(".half")
-    partial.write_text(json.dumps(whole))
+    partial.write_text(json.dumps({**whole, "started_at": "2026-11-21T12:00:00+00:00"}))
     os.replace(partial, result)
 
 

@@ -1,6 +1,9 @@
 """The command line in this process: flags into jobs, errors in a line each, no half answers."""
 
 import json
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +11,16 @@ import pytest
 from typer.main import get_command
 
 from planner.api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
-from planner.api.cli.root import COMMANDS, run, tree
+from planner.api.cli.root import COMMANDS, tree
 from planner.api.cli.saving import write_folder
 from planner.api.cli.simulate import write_text
 from planner.api.render.plan import short_path
+from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore
+from planner.api.wiring import wire
 from planner.errors import SpecError, StoreError
 from tests.conftest import job_values
-
-
-@pytest.fixture(autouse=True)
-def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
-    monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
-    monkeypatch.delenv("PLANNER_DEBUG", raising=False)
+from tests.unit.conftest import Say
 
 
 def flags(**given: Any) -> dict[str, Any]:
@@ -30,21 +30,19 @@ def flags(**given: Any) -> dict[str, Any]:
     return JobFlags(**{**nothing, **empty, **given}).values()
 
 
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 def test_flags_override_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
+    text = (
         "model: a\ncluster: {gpu: x, num_gpus: 8, power_limit: 500 W}\ntraining: {seq_len: "
         "1}\nsearch: {fix: {tp: 1, cp: 2}}\n"
     )
-    values = flags(
-        job=str(path),
-        model="b",
-        num_gpus="16",
-        training={"seq_len": 2, "trainer": None},
-        search={"seed": 0},
-        fix=["tp=8"],
-    )
-    assert values == {
+    own = {"training": {"seq_len": 2, "trainer": None}, "search": {"seed": 0}, "fix": ["tp=8"]}
+    job = written(tmp_path / "job.yaml", text)
+    assert flags(job=str(job), model="b", num_gpus="16", **own) == {
         "model": "b",
         "cluster": {"gpu": "x", "num_gpus": 16, "power_limit": "500 W"},
         "training": {"seq_len": 2},
@@ -52,16 +50,14 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_named_cluster_can_be_resized() -> None:
-    values = flags(cluster="h100-256", num_gpus="128")
-    assert (values["cluster"]["num_gpus"], values["cluster"]["gpu"]) == (128, "h100-sxm-80gb")
-    assert not {"source", "aliases"} & set(values["cluster"])
-
-
-def test_a_cluster_file_is_read_into_the_job(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("gpu: h100\nnum_gpus: 8\nsource: me\n")
+def test_a_named_cluster_can_be_resized_or_read_from_a_file(tmp_path: Path) -> None:
+    cluster = flags(cluster="h100-256", num_gpus="128")["cluster"]
+    assert (cluster["num_gpus"], cluster["gpu"]) == (128, "h100-sxm-80gb")
+    assert not {"source", "aliases"} & set(cluster)
+    path = written(tmp_path / "mine.yaml", "gpu: h100\nnum_gpus: 8\nsource: me\n")
     assert flags(cluster=str(path))["cluster"] == {"gpu": "h100", "num_gpus": 8}
+    with pytest.raises(SpecError, match="beside --cluster"):
+        flags(cluster="h100-256", gpu="h100")
 
 
 def test_what_a_whole_run_costs_has_flags() -> None:
@@ -76,24 +72,9 @@ def test_what_a_whole_run_costs_has_flags() -> None:
     assert parse_checkpoint("20") == {"interval_steps": 20}
 
 
-@pytest.mark.parametrize("text", ["", "often", "5:", ":sync", "-5", "1.5"])
-def test_broken_checkpoints(text: str) -> None:
-    with pytest.raises(SpecError, match="STEPS:MODE"):
-        parse_checkpoint(text)
-
-
-def test_gpu_beside_cluster_is_refused() -> None:
-    with pytest.raises(SpecError, match="beside --cluster"):
-        flags(cluster="h100-256", gpu="h100")
-
-
 @pytest.mark.parametrize(("text", "value"), [
-    ("tp=8", 8),
-    ("compile=true", True),
-    ("ac=none", "none"),
-    ("ac=memory-budget-0.5", "memory-budget-0.5"),
-    ("layers_per_stage=[4, 4]", [4, 4]),
-    ("pp_schedule=1F1B", "1F1B"),
+    ("tp=8", 8), ("compile=true", True), ("ac=none", "none"), ("pp_schedule=1F1B", "1F1B"),
+    ("ac=memory-budget-0.5", "memory-budget-0.5"), ("layers_per_stage=[4, 4]", [4, 4]),
 ])  # fmt: skip
 def test_values_of_fix_are_yaml(text: str, value: object) -> None:
     assert parse_pair(text, "--fix") == (text.partition("=")[0], value)
@@ -105,12 +86,19 @@ def test_values_of_allow_are_a_list() -> None:
     assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
 
 
-@pytest.mark.parametrize("text", ["tp", "=8", "tp=", "tp={", "tp=.nan"])
-def test_broken_pairs(text: str) -> None:
-    with pytest.raises(SpecError):
-        parse_pair(text, "--fix")
-    with pytest.raises(SpecError):
-        parse_choices(text)
+@pytest.mark.parametrize(
+    ("read", "texts"),
+    [
+        (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
+        (partial(parse_pair, flag="--fix"), ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+        (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+    ],
+    ids=["checkpoint", "fix", "allow"],
+)
+def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(SpecError, match="STEPS:MODE" if read is parse_checkpoint else "."):
+            read(text)
 
 
 @pytest.mark.parametrize(
@@ -131,27 +119,6 @@ MAIN_JOB = [
     ["nope"],
     ["--nope"],
     ["recommend", "--seq-len", "x"],
-    ["recommend", *MAIN_JOB, "--probe", "1"],
-    ["recommend", *MAIN_JOB, "--fix", "tp"],
-    ["recommend", *MAIN_JOB, "--fix", "nope=1"],
-    ["recommend", *MAIN_JOB, "--fix", "tp=x"],
-    ["recommend", *MAIN_JOB, "--fix", "tp=1", "--fix", "tp=2"],
-    ["recommend", *MAIN_JOB, "--allow", "tp=1", "--allow", "tp=2"],
-    ["recommend", *MAIN_JOB, "--fix", 'ac="\\e[31mnone"'],
-    ["recommend", *MAIN_JOB, "--allow", "precision=bf17"],
-    ["recommend", *MAIN_JOB, "--objective", "fame"],
-    ["recommend", *MAIN_JOB, "--sampler", "dice"],
-    ["recommend", *MAIN_JOB, "--top-k", "0"],
-    ["recommend", *MAIN_JOB, "--seed", "-1"],
-    ["recommend", *MAIN_JOB, "--trainer", "keras"],
-    ["recommend", *MAIN_JOB, "--seq-len", "-1"],
-    ["recommend", *MAIN_JOB, "--num-gpus", "1e3"],
-    ["recommend", *MAIN_JOB, "--model", "llama3-8"],
-    ["recommend", *MAIN_JOB, "--model", "/no/such/config.json"],
-    ["recommend", *MAIN_JOB, "--current", "/no/such.json"],
-    ["recommend", *MAIN_JOB, "--job", "/"],
-    ["recommend", *MAIN_JOB, "--save-dir", "/proc/nope"],
-    ["recommend", *MAIN_JOB, "--model", "\udcff"],
     ["estimate"],
     ["estimate", "--job", "/", "--jobs", "/"],
     ["estimate", "--jobs", "/"],
@@ -166,108 +133,89 @@ MAIN_JOB = [
     ["db", "sink"],
     ["serve", "--port", "70000"],
     ["serve", "--host", "0.0.0.0"],
+    *(["recommend", *MAIN_JOB, *wrong.split()] for wrong in (
+        "--probe 1", "--fix tp", "--fix nope=1", "--fix tp=x", "--fix tp=1 --fix tp=2",
+        "--allow tp=1 --allow tp=2", '--fix ac="\\e[31mnone"', "--allow precision=bf17",
+        "--objective fame", "--sampler dice", "--top-k 0", "--seed -1", "--trainer keras",
+        "--seq-len -1", "--num-gpus 1e3", "--model llama3-8", "--model /no/such/config.json",
+        "--current /no/such.json", "--job /", "--save-dir /proc/nope", "--model \udcff",
+    )),
 ])  # fmt: skip
-def test_wrong_requests_are_exit_2_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = run(arguments)
-    captured = capsys.readouterr()
-    assert (code, captured.err.count("\n"), captured.out) == (2, 1, ""), captured
-    assert captured.err.startswith("error: ")
+def test_wrong_requests_are_exit_2_with_one_line(arguments: list[str], say: Say) -> None:
+    told = say(*arguments, code=2)
+    assert (told.err.count("\n"), told.out) == (1, ""), told
+    assert told.err.startswith("error: ")
 
 
-def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_fault_has_its_line(say: Say) -> None:
     wrong = ["--model", "llama9", "--gpu", "h1000", "--num-gpus", "-8", "--seq-len", "0"]
-    code = run(["recommend", *wrong, "--json"])
-    captured = capsys.readouterr()
-    assert (code, captured.err.count("\n")) == (2, 5)
-    assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())
-    assert len(json.loads(captured.out)["error"]["errors"]) == 5
+    told = say("recommend", *wrong, "--json", code=2)
+    lines = told.err.splitlines()
+    assert len(lines) == len(told.json["error"]["errors"]) == 5
+    assert all("; " in line and line.startswith("error: ") for line in lines)
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["--model", "llama3-8b"], ["--gpu", "h100-sxm-80gb", "--num-gpus", "8"]]
 )
-def test_what_is_missing_is_said_in_flags(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["recommend", *arguments]) == 2
-    told = capsys.readouterr().err
+def test_what_is_missing_is_said_in_flags(arguments: list[str], say: Say) -> None:
+    told = say("recommend", *arguments, code=2).err
     for flag in ("--model", "--gpu", "--num-gpus", "--seq-len", "--global-batch-size"):
         assert (f"error: {flag} is required" in told) == (flag not in arguments), told
     assert "None" not in told
 
 
-@pytest.mark.parametrize("typed", ["8k", "8K", "8192"])
-def test_a_sequence_may_be_8k_tokens_long(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    job = [typed if word == "8192" else word for word in MAIN_JOB]
-    assert run(["recommend", *job, "--top-k", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["job"]["training"]["seq_len"] == 8192
-
-
-def test_a_named_gpu_is_shown_by_its_full_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["recommend", *MAIN_JOB, "--gpu", "H100", "--top-k", "1"]) == 0
-    assert "llama3-8b (8.03B parameters) on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
+@pytest.mark.parametrize("typed", ["8k", "8K"])
+def test_a_sequence_may_be_8k_tokens_long_and_a_gpu_has_a_full_name(typed: str, say: Say) -> None:
+    job = ["--seq-len", typed, "--gpu", "H100", "--fix", "pp=1", "--fix", "cp=1", "--top-k", "1"]
+    shown = say("recommend", *MAIN_JOB, *job).out
+    assert "llama3-8b (8.03B parameters) on 8 GPUs (h100-sxm-80gb)" in shown
+    (name,) = {word.rstrip(";") for word in shown.split() if re.match(r"plan-\w+-\w+;", word)}
+    assert say("show", name, "--json").json["job"]["training"]["seq_len"] == 8192
 
 
 @pytest.mark.parametrize(("model", "shown"), [
-    ("llama3-8b", "llama3-8b"),
-    ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
-    ("/models/mixtral/config.json", "mixtral"),
-    ("config.json", "config"),
-    ("configs/olmo2-7b.json", "olmo2-7b"),
-    ("/models/mixtral", "mixtral"),
+    ("llama3-8b", "llama3-8b"), ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
+    ("/models/mixtral/config.json", "mixtral"), ("config.json", "config"),
+    ("configs/olmo2-7b.json", "olmo2-7b"), ("/models/mixtral", "mixtral"),
 ])  # fmt: skip
 def test_models_from_files_have_short_names(model: str, shown: str) -> None:
     assert short_path(model) == shown
 
 
 def test_home_is_expanded_in_what_is_to_be_pasted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")  # test processes have few, and long folders
-    assert run(["recommend", *MAIN_JOB, "--top-k", "1", "--save-dir", "~/plan"]) == 0
-    assert f"cd {tmp_path}/plan/rank-01" in capsys.readouterr().out
+    told = say("recommend", *MAIN_JOB, "--top-k", "1", "--save-dir", "~/plan")
+    assert f"cd {tmp_path}/plan/rank-01" in told.out
 
 
 @pytest.mark.parametrize("columns", ["40", "60"])
 def test_narrow_terminals_show_layout_and_speed_whole(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: str, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert run(["recommend", *MAIN_JOB, "--top-k", "2"]) == 0
-    shown = capsys.readouterr().out
-    head, _, _ = shown.partition("Memory of the fullest")
+    head, _, _ = say("recommend", *MAIN_JOB, "--top-k", "2").out.partition("Memory of the fullest")
     assert "…" not in head
     assert "tokens/s/GPU" in head
     assert "\n    fsdp" in head, "the layout stands below its row"
     assert max(map(len, head.splitlines())) <= int(columns)
+    monkeypatch.setenv("COLUMNS", "0")  # no columns
+    assert "memory bandwidth" in say("catalog", "gpus").out
 
 
-def test_columns_of_zero_are_no_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "0")
-    assert run(["catalog", "gpus"]) == 0
-    assert "memory bandwidth" in capsys.readouterr().out
-
-
-def test_a_bug_is_one_line_and_a_hint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("what\nnow")
 
     monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", broken)
-    assert run(["recommend", *MAIN_JOB]) == 1
-    assert (
-        capsys.readouterr().err
-        == "bug: ZeroDivisionError: what now; PLANNER_DEBUG=1 shows where, please report it\n"
-    )
+    hint = "PLANNER_DEBUG=1 shows where, please report it"
+    line = f"bug: ZeroDivisionError: what now; {hint}\n"
+    assert say("recommend", *MAIN_JOB, code=1).err == line
     monkeypatch.setenv("PLANNER_DEBUG", "1")
-    assert run(["recommend", *MAIN_JOB]) == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in say("recommend", *MAIN_JOB, code=1).err
 
 
 def test_a_file_that_cannot_be_written_is_named_by_its_flag(tmp_path: Path) -> None:
@@ -283,59 +231,46 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     write_folder(target, {"a/b.txt": "1", "old": ""})
     write_folder(target, {"a/b.txt": "2"})
-    assert sorted(
-        str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()
-    ) == [".planner", "a/b.txt"]
-    (tmp_path / "file").write_text("")
-    for taken in (tmp_path / "file", tmp_path):
+    files = [str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()]
+    assert sorted(files) == [".planner", "a/b.txt"]
+    for taken in (written(tmp_path / "file", ""), tmp_path):
         with pytest.raises(SpecError):
             write_folder(taken, {"a": ""})
 
 
-def test_measurements_are_exported_as_json_lines_and_filters_are_checked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["measurements", "export", "--json"]) == 0
-    assert capsys.readouterr().out == ""
+def test_measurements_are_exported_as_json_lines_and_filters_are_checked(say: Say) -> None:
+    assert say("measurements", "export", "--json").out == ""
     for command in (["list"], ["list", "--json"], ["export"]):
-        assert run(["measurements", *command, "--status", "fine"]) == 2
-        assert "use ok, oom, failed" in capsys.readouterr().err
-    assert run(["measurements", "export", "--json", "--format", "csv"]) == 2
-    assert run(["measurements", "import", "/no/such.jsonl"]) == 2
-    assert "TorchTitan log" in capsys.readouterr().err
+        told = say("measurements", *command, "--status", "fine", code=2)
+        assert "use ok, oom, failed" in told.err
+    say("measurements", "export", "--json", "--format", "csv", code=2)
+    assert "TorchTitan log" in say("measurements", "import", "/no/such.jsonl", code=2).err
 
 
-def test_a_usage_error_names_its_option_and_value(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, field, value in (
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
         (["recommend", "--seq-len", "many"], "--seq-len", "many"),
         (["recommend", "--seq-len=many"], "--seq-len", "many"),
         (["recommend", "--sequence", "8"], "--sequence", None),
         (["explain"], "plan_id", None),
-    ):
-        assert run([*arguments, "--json"]) == 2
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert (error["type"], error["field"], error["value"]) == ("usage", field, value)
+    ],
+)
+def test_a_usage_error_names_its_option_and_value(
+    arguments: list[str], field: str, value: str | None, say: Say
+) -> None:
+    error = say(*arguments, "--json", code=2).json["error"]
+    assert (error["type"], error["field"], error["value"]) == ("usage", field, value)
 
 
-def test_what_is_not_there_comes_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", "plan-nope", "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["message"] == "no plan of id 'plan-nope'"
-    assert error["remedy"] == "`planner-cli plans` lists them"
+def test_calibrate_knows_its_gpu_by_name(say: Say) -> None:
+    assert "--gpu='nope': no GPU of this name" in say("calibrate", "--gpu", "nope", code=2).err
+    assert say("calibrate", "--gpu", "H100", "--json").out == "[]\n"
 
 
-def test_calibrate_knows_its_gpu_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["calibrate", "--gpu", "nope"]) == 2
-    assert "--gpu='nope': no GPU of this name" in capsys.readouterr().err
-    assert run(["calibrate", "--gpu", "H100", "--json"]) == 0
-    assert capsys.readouterr().out == "[]\n"
-
-
-def test_accuracy_of_nothing_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = tmp_path / "jobs.jsonl"
-    jobs.write_text("not a job\n")
-    assert run(["accuracy", "--jobs", str(jobs)]) == 2
-    assert "holds no line that could be read" in capsys.readouterr().err
+def test_accuracy_of_nothing_is_exit_2(tmp_path: Path, say: Say) -> None:
+    told = say("accuracy", "--jobs", written(tmp_path / "jobs.jsonl", "not a job\n"), code=2)
+    assert "holds no line that could be read" in told.err
 
 
 SWEEP = """
@@ -346,61 +281,45 @@ measure: {top_k: 0, anchors: [{ac: none}]}
 """  # noqa: E501
 
 
-def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(SWEEP)
-    assert run(["sweep", "schedule", str(path), "--json"]) == 0
-    name = json.loads(capsys.readouterr().out)["id"]
+def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(tmp_path: Path, say: Say) -> None:
+    path = written(tmp_path / "sweep.yaml", SWEEP)
+    name = say("sweep", "schedule", path, "--json").json["id"]
     for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
-        assert run(["sweep", command, name, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["state"] == state
-    assert run(["sweep", "run", name, "--json"]) == 2
-    assert "was cancelled" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert say("sweep", command, name, "--json").json["state"] == state
+    refused = say("sweep", "run", name, "--json", code=2)
+    assert "was cancelled" in refused.json["error"]["message"]
 
 
 def test_a_sweep_that_could_measure_nothing_is_exit_4_and_not_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi: no GPU
     monkeypatch.setenv("PLANNER_PROBE_FOLDER", str(tmp_path / "probes"))
     monkeypatch.setenv("PLANNER_LEASE_FOLDER", str(tmp_path / "leases"))
-    path = tmp_path / "sweep.yaml"
-    path.write_text(SWEEP)
-    assert run(["sweep", "run", str(path), "--json"]) == 4
-    told = capsys.readouterr()
-    assert json.loads(told.out)["error"]["message"].startswith("no NVIDIA GPU to probe on")
-    assert run(["sweep", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    told = say("sweep", "run", written(tmp_path / "sweep.yaml", SWEEP), "--json", code=4)
+    assert told.json["error"]["message"].startswith("no NVIDIA GPU to probe on")
+    assert say("sweep", "list", "--json").json == []
 
 
 def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Path) -> None:
     from planner.api.cli.probe import _asked
-    from planner.api.wiring import wire
 
-    path = tmp_path / "job.json"
-    job = job_values("debug-tiny", "cpu", 2, 64, 4)
     wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
-    path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
-    (one,) = _asked(wire(), str(path), None, 1, {})
-    request = one.request
-    assert (request.pool, request.trainer, request.steps) == ("slurm:gpu", "torchtitan", 4)
-    (one,) = _asked(wire(), str(path), None, 1, {"trainer": "reference", "pool": "local"})
-    assert (one.request.pool, one.request.trainer, one.request.steps) == ("local", "reference", 4)
+    job = {**job_values("debug-tiny", "cpu", 2, 64, 4), "layout": {"dp_shard": 2}, "probe": wished}
+    path = written(tmp_path / "job.json", json.dumps(job))
+    for flags in ({}, {"trainer": "reference", "pool": "local"}):
+        (one,) = _asked(wire(Settings(database_url="sqlite://")), str(path), None, 1, flags)
+        assert {name: getattr(one.request, name) for name in wished} == {**wished, **flags}
 
 
 @pytest.mark.parametrize("command", ["estimate", "simulate"])
-def test_a_layout_is_priced_on_one_size(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
+def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, say: Say) -> None:
+    text = (
         "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 16..64}\ntraining: {seq_len: 8192, "
         "global_batch_size: 64}\nlayout: {pp: 2}\n"
     )
-    assert run([command, "--job", str(path), "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
+    job = written(tmp_path / "job.yaml", text)
+    error = say(command, "--job", job, "--json", code=2).json["error"]
     assert (error["field"], error["value"]) == ("cluster.num_gpus", "16..64")
     assert "choose one of 16, 32, 64" in error["remedy"]
 
@@ -409,36 +328,25 @@ def test_a_layout_is_priced_on_one_size(
     ("trainer", "format"),
     [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "accelerate")],
 )
-def test_a_plan_is_exported_to_its_own_trainer(
-    trainer: str, format: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = [
-        "--model", "llama3-8b", "--gpu", "h100", "--num-gpus", "8", "--seq-len", "4096",
-        "--global-batch-size", "64", "--top-k", "1",
-    ]  # fmt: skip
-    narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]
-    assert run(["recommend", *asked, *narrow]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert run(["export", plan["id"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["trainer"] == format
+def test_a_plan_is_exported_to_its_own_trainer(trainer: str, format: str, say: Say) -> None:
+    narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--top-k", "1", "--json"]
+    plan = say("recommend", *MAIN_JOB, *narrow).json
+    assert say("export", plan["id"], "--json").json["trainer"] == format
 
 
 def test_a_finished_plan_is_answered_even_where_it_cannot_be_stored(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     def full(*_: object) -> None:
         raise StoreError("database /x.db: database or disk is full")
 
     monkeypatch.setattr(SqlStore, "save_plan", full)
-    assert run(["recommend", *MAIN_JOB, "--top-k", "1", "--json"]) == 4
-    told = capsys.readouterr()
-    assert json.loads(told.out)["ranked"][0]["rank"] == 1
+    told = say("recommend", *MAIN_JOB, "--top-k", "1", "--json", code=4)
+    assert told.json["ranked"][0]["rank"] == 1
     assert "error: the plan above was not stored: database /x.db" in told.err
 
 
-def test_a_plan_that_nobody_reads_is_stored(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_that_nobody_reads_is_stored(monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
     """`recommend ... | head -1`, say."""
 
     def closed(*_: object) -> None:
@@ -447,25 +355,21 @@ def test_a_plan_that_nobody_reads_is_stored(
     with monkeypatch.context() as patched:
         patched.setattr("planner.api.cli.recommend.print_plan", closed)
         patched.setattr("planner.api.cli.root._drop_output", lambda: None)
-        assert run(["recommend", *MAIN_JOB, "--top-k", "1"]) == 0
-    assert run(["plans", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["items"][0]["model"] == "llama3-8b"
+        say("recommend", *MAIN_JOB, "--top-k", "1")
+    assert say("plans", "--json").json["items"][0]["model"] == "llama3-8b"
 
 
 def test_a_database_that_cannot_be_opened_is_said_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, say: Say
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/file/plans.db")
+    url = f"sqlite:///{written(tmp_path / 'file', '')}/plans.db"
+    monkeypatch.setenv("PLANNER_DATABASE_URL", url)
     monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", None)
-    assert run(["recommend", *MAIN_JOB]) == 4
+    say("recommend", *MAIN_JOB, code=4)
 
 
-def test_the_table_of_commands_has_each_commands_own_line_of_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_of_commands_has_each_commands_own_line_of_help(say: Say) -> None:
     commands: dict[str, Any] = get_command(tree()).commands  # type: ignore[attr-defined]
     assert {name: one.get_short_help_str(999) for name, one in commands.items()} == COMMANDS
-    assert run(["--help"]) == 0
-    listed = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    listed = say("--help").out.partition("Commands:")[2].splitlines()
     assert [line.split()[0] for line in listed if line.strip()] == list(commands)

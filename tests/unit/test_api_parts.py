@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,20 +17,9 @@ from planner.api.render.estimate import basis_line, key_figures
 from planner.api.render.launch import continued
 from planner.api.render.plan import energy, mass, money, plan_view
 from planner.api.settings import Settings, load_settings, parse_api_keys
-from planner.api.storage.engine import normalise_url, shown
-from planner.errors import (
-    Fault,
-    InfeasibleError,
-    NotFoundError,
-    PlannerError,
-    ProbeError,
-    SpecError,
-    StoreError,
-    UnknownNameError,
-)
+from planner.api.storage.engine import normalise_url
 from planner.specs.plan import Plan
 from planner.specs.plan_comparisons import SensitivityStep
-from tests.conftest import needed
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 
@@ -49,50 +37,49 @@ def test_equal_questions_have_equal_hashes() -> None:
     assert hash_of(b"ab", b"c") != hash_of(b"a", b"bc")
 
 
-def _classes() -> Iterator[type[PlannerError]]:
+def test_every_error_has_a_row() -> None:
     for module in (errors, edge_errors):
         for _, found in inspect.getmembers(module, inspect.isclass):
-            if issubclass(found, PlannerError):
-                yield found
-
-
-def test_every_error_has_a_row() -> None:
-    for found in _classes():
-        assert any(cls in TABLE for cls in found.__mro__)
-    cases = [
-        (SpecError(Fault("f", 1, "r", "m")), 422, 2),
-        (UnknownNameError("f", "v", ["a"], "thing"), 422, 2),
-        (InfeasibleError("no", remedy="more"), 409, 3),
-        (ProbeError("x"), 502, 4),
-        (StoreError("x"), 503, 4),
-        (NotFoundError("x"), 404, 2),
-    ]
-    for error, status, code in cases:
+            assert not issubclass(found, errors.PlannerError) or {*found.__mro__} & TABLE.keys()
+    several = errors.SpecError(
+        [errors.Fault("a", "x\ny", "r", "m"), errors.Fault("b", 2, "r", "m\nn")]
+    )
+    infeasible = errors.InfeasibleError("no", remedy="more")
+    for error, status, code in (
+        (several, 422, 2),
+        (errors.UnknownNameError("f", "v", ["a"], "thing"), 422, 2),
+        (infeasible, 409, 3),
+        (errors.ProbeError("x"), 502, 4),
+        (errors.StoreError("x"), 503, 4),
+        (errors.NotFoundError("x"), 404, 2),
+    ):
         assert (codes_of(error).status, codes_of(error).exit_code) == (status, code)
-    assert lines_of(cases[2][0]) == ["no; more"]
-    assert lines_of(SpecError([Fault("a", "x\ny", "r", "m"), Fault("b", 2, "r", "m\nn")])) == [
-        "a='x\\ny': r; m",
-        "b=2: r; m n",
-    ]
+    assert lines_of(infeasible) == ["no; more"]
+    assert lines_of(several) == ["a='x\\ny': r; m", "b=2: r; m n"]
 
 
 def test_keys() -> None:
     (one, two) = parse_api_keys(f" ci:read+plan:{DIGEST.upper()},\n boss:admin:{'0' * 64} ")
-    assert (one.name, one.may("plan")) == ("ci", True)
-    assert (one.may("probe"), two.may("probe")) == (False, True)
-    assert one.secret_sha256 == DIGEST
-    for wrong in (
+    assert (one.name, one.may("plan"), one.may("probe")) == ("ci", True, False)
+    assert (one.secret_sha256, two.may("probe")) == (DIGEST, True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         "x",
         "x:read:secret",
         f":read:{DIGEST}",
         f"x:write:{DIGEST}",
-        f"x:read:{DIGEST},x:plan:{DIGEST}",
         f"x::{DIGEST}",
-    ):
-        with pytest.raises(SpecError) as caught:
-            parse_api_keys(wrong)
-        assert "secret" not in str(caught.value).lower().replace("sha256-of-the-secret", "")
-        assert DIGEST not in str(caught.value)
+        f"x:read:{DIGEST},x:plan:{DIGEST}",
+    ],
+)
+def test_wrong_keys_are_refused_and_not_shown(wrong: str) -> None:
+    with pytest.raises(errors.SpecError) as caught:
+        parse_api_keys(wrong)
+    assert "secret" not in str(caught.value).lower().replace("sha256-of-the-secret", "")
+    assert DIGEST not in str(caught.value)
 
 
 @pytest.mark.parametrize(("host", "inside"), [
@@ -103,7 +90,7 @@ def test_only_loopback_is_open_without_keys(host: str, inside: bool) -> None:
     assert is_loopback(host) is inside
     refuse_open_door(Settings(host=host, api_keys=f"a:read:{DIGEST}", database_url="sqlite://"))
     if not inside:
-        with pytest.raises(SpecError, match="PLANNER_API_KEYS"):
+        with pytest.raises(errors.SpecError, match="PLANNER_API_KEYS"):
             refuse_open_door(Settings(host=host, database_url="sqlite://"))
 
 
@@ -111,12 +98,12 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLANNER_DATABASE_URL", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
     assert load_settings().database_url.endswith("planner/planner.db")
-    monkeypatch.setenv("PLANNER_PORT", "99999")
-    monkeypatch.setenv("PLANNER_MAX_BODY_BYTES", "none")
-    with pytest.raises(SpecError) as caught:
+    wrong = {"PLANNER_PORT": "99999", "PLANNER_MAX_BODY_BYTES": "none"}
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.SpecError) as caught:
         load_settings()
-    names = {"PLANNER_PORT", "PLANNER_MAX_BODY_BYTES"}
-    assert {fault.field for fault in caught.value.faults} == names
+    assert {fault.field for fault in caught.value.faults} == wrong.keys()
 
 
 def test_database_urls() -> None:
@@ -124,16 +111,8 @@ def test_database_urls() -> None:
         url = normalise_url(text)
         assert (url.drivername, url.password) == ("postgresql+psycopg", "pw")
     for text in ("mysql://u:hunter2@h/d", "nonsense hunter2", "", "sqlite+aiosqlite:///x"):
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(errors.SpecError, match=r"^(?!.*hunter2)"):
             normalise_url(text)
-        assert "hunter2" not in str(caught.value)
-
-
-def test_shown_urls_hide_passwords() -> None:
-    needed("psycopg")
-    from planner.api.storage.engine import make_engine
-
-    assert "hunter2" not in shown(make_engine(normalise_url("postgresql://u:hunter2@h/d")))
 
 
 def parts(*sizes: float) -> list[BarPart]:
@@ -141,11 +120,19 @@ def parts(*sizes: float) -> list[BarPart]:
     return [BarPart(name, name.upper(), size, f"{size:g}") for name, size in named]
 
 
-def test_bars_fill_their_width_and_round_without_drift() -> None:
-    assert stacked_bar(parts(1, 1, 2), 8, 16, letters=True).plain == "AABBCCCC........"
-    assert stacked_bar(parts(1, 1, 1), 3, 10, letters=True).plain == "AAABBBBCCC"
-    assert stacked_bar(parts(5, 5), 5, 10, letters=True).plain == "AAAAA|BBBB"
-    assert stacked_bar([], 0, 4, letters=True).plain == "...."
+@pytest.mark.parametrize(
+    ("sizes", "total", "width", "bar"),
+    [
+        ((1, 1, 2), 8, 16, "AABBCCCC........"),
+        ((1, 1, 1), 3, 10, "AAABBBBCCC"),
+        ((5, 5), 5, 10, "AAAAA|BBBB"),
+        ((), 0, 4, "...."),
+    ],
+)
+def test_bars_fill_their_width_and_round_without_drift(
+    sizes: tuple[float, ...], total: float, width: int, bar: str
+) -> None:
+    assert stacked_bar(parts(*sizes), total, width, letters=True).plain == bar
 
 
 def test_legends_break_between_parts() -> None:
@@ -153,10 +140,10 @@ def test_legends_break_between_parts() -> None:
 
 
 def test_commands_are_continued_to_be_pasted() -> None:
-    lines = continued([f"word{i}" for i in range(12)], 30)
-    assert all(len(line) <= 30 for line in lines)
-    words = " ".join(lines).replace("\\", " ").split()
-    assert words == [f"word{i}" for i in range(12)]
+    words = [f"word{i}" for i in range(12)]
+    lines = continued(words, 30)
+    assert max(map(len, lines)) <= 30
+    assert " ".join(lines).replace("\\", " ").split() == words
     assert all(line.endswith(" \\") for line in lines[:-1])
 
 
@@ -171,11 +158,10 @@ def test_money_energy_and_mass(shown: str, expected: str) -> None:
 
 def test_a_plan_says_what_its_run_rests_on(plan: Plan) -> None:
     text = as_text(plan_view(plan, 110, letters=True), 110)
-    assert "tokens, an example; training.total_tokens sets yours" in text
-    assert "GPU-hours at $" in text
-    assert "W a GPU" in text
+    example = "tokens, an example; training.total_tokens sets yours"
+    for words in (example, "GPU-hours at $", "W a GPU", "(the others cannot win)"):
+        assert words in text
     assert text.count("compute-bound") == 1
-    assert "(the others cannot win)" in text
 
 
 def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
@@ -192,8 +178,7 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
 ])  # fmt: skip
 def test_an_answer_says_what_has_taught_it(plan: Plan, learnt: str, said: str) -> None:
     estimate = plan.ranked[0].estimate.model_copy(update={"calibration_id": f"shipped{learnt}"})
-    line = basis_line(estimate).plain
-    assert line.endswith(f"calibration shipped{learnt}{said}.")
+    assert basis_line(estimate).plain.endswith(f"calibration shipped{learnt}{said}.")
 
 
 @pytest.mark.parametrize(("load", "words", "need", "why"), [

@@ -2,7 +2,6 @@
 
 import configparser
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from planner.api.settings import Settings
-from tests.conftest import ROOT, needed_program
+from tests.conftest import ROOT, needed_program, ran
 
 PAGES = ROOT / "docs" / "how-to"
 PAGE = "run-in-containers.md"
@@ -39,30 +38,31 @@ def unit(name: str) -> dict[str, list[str]]:
     return found
 
 
-def variables(values: list[str]) -> set[str]:
-    return {pair.partition("=")[0] for value in values for pair in value.split()}
+SETTINGS = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
 
 
 @pytest.mark.parametrize("name", SYSTEM)
 def test_a_unit_gives_no_more_than_is_needed(name: str) -> None:
+    rights = {
+        "User": ["planner"],
+        "NoNewPrivileges": ["yes"],
+        "ProtectSystem": ["strict"],
+        "ProtectHome": ["yes"],
+        "CapabilityBoundingSet": [""],
+        "UMask": ["0077"],
+    }
     service = unit(name)
-    assert service["User"] == ["planner"]
-    assert service["NoNewPrivileges"] == ["yes"]
-    assert service["ProtectSystem"] == ["strict"]
-    assert service["ProtectHome"] == ["yes"]
-    assert service["CapabilityBoundingSet"] == [""]
-    assert service["UMask"] == ["0077"]
+    assert {key: service.get(key) for key in rights} == rights
     assert "PrivateNetwork" not in service, "leases on GPUs are names of the host's network"
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))
 def test_a_unit_names_settings_that_there_are(name: str) -> None:
-    known = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
-    named = variables(unit(name)["Environment"])
-    assert named <= known, named - known
+    pairs = [pair for value in unit(name)["Environment"] for pair in value.split()]
+    assert {pair.partition("=")[0] for pair in pairs} <= SETTINGS
     parser = configparser.ConfigParser()
     parser.read_string("[all]\n" + shown("run-the-service.md", "environment"))
-    assert {key.upper() for key in parser["all"]} <= known
+    assert {key.upper() for key in parser["all"]} <= SETTINGS
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))
@@ -72,71 +72,62 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
     needed_program("systemd-analyze", "systemd")
     file = tmp_path / name
     file.write_text(re.sub(r"(?<==)/\S+/planner-cli", "/bin/true", text))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    about = [line for line in done.stderr.splitlines() if name in line]
-    assert about == []
+    said = ran("systemd-analyze", "verify", "--man=no", file).stderr
+    assert [line for line in said.splitlines() if name in line] == []
 
 
+IMAGES = (ROOT / "Dockerfile").read_text()
+
+
+@pytest.fixture
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(shown(PAGE, "compose.yaml"))
-    return found
+    return yaml.safe_load(shown(PAGE, "compose.yaml"))
 
 
-def test_the_compose_file_has_its_parts_and_no_rights() -> None:
-    services = compose()["services"]
+def test_the_compose_file_has_its_parts_and_no_rights(compose: dict[str, Any]) -> None:
+    services = compose["services"]
     assert set(services) == {"database", "migration", "service", "worker"}
+    none = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"], "read_only": True}
     for name in ("migration", "service", "worker"):
         one = services[name]
-        assert one["cap_drop"] == ["ALL"]
-        assert one["security_opt"] == ["no-new-privileges:true"]
-        assert one["read_only"] is True
+        assert one.items() >= none.items()
         assert "user" not in one, "the image's own user is not root"
         assert one["environment"]["PLANNER_DATABASE_URL"].startswith("postgresql+psycopg://")
     assert "/healthz" in services["service"]["healthcheck"]["test"][-1]
     assert services["worker"]["init"] is True
     assert services["service"]["ports"] == ["127.0.0.1:8000:8000"]
-    images = (ROOT / "Dockerfile").read_text()
     for one in services.values():
-        if "build" in one:
-            assert f" AS {one['build']['target']}\n" in images
-    assert re.findall(r"^USER (\w+)$", images, re.M)[-1] == "planner"
+        assert "build" not in one or f" AS {one['build']['target']}\n" in IMAGES
+    assert re.findall(r"^USER (\w+)$", IMAGES, re.M)[-1] == "planner"
 
 
-def test_it_waits_for_what_it_needs_and_names_settings_that_there_are() -> None:
-    services = compose()["services"]
+def test_it_waits_for_what_it_needs_and_names_settings_that_there_are(
+    compose: dict[str, Any],
+) -> None:
+    services = compose["services"]
     assert services["migration"]["depends_on"] == {"database": {"condition": "service_healthy"}}
     done = {"migration": {"condition": "service_completed_successfully"}}
     assert services["service"]["depends_on"] == services["worker"]["depends_on"] == done
-    known = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
     for name in ("migration", "service", "worker"):
-        assert set(services[name]["environment"]) - {"TRITON_CACHE_DIR"} <= known
+        assert set(services[name]["environment"]) - {"TRITON_CACHE_DIR"} <= SETTINGS
     assert "healthcheck" in services["database"]
-    secrets = re.findall(r"\$\{(\w+)([^}]*)\}", shown(PAGE, "compose.yaml"))
-    assert {(name, rule) for name, rule in secrets} == {
-        ("DATABASE_PASSWORD", ":?"),
-        ("PLANNER_API_KEYS", ":?"),
-    }, "compose refuses to start without them"
+    secrets = set(re.findall(r"\$\{(\w+)([^}]*)\}", shown(PAGE, "compose.yaml")))
+    required = {("DATABASE_PASSWORD", ":?"), ("PLANNER_API_KEYS", ":?")}
+    assert secrets == required, "compose refuses to start without them"
 
 
-def test_a_worker_can_compile_and_its_gpus_share_memory() -> None:
+def test_a_worker_can_compile_and_its_gpus_share_memory(compose: dict[str, Any]) -> None:
     """Docker mounts a tmpfs noexec, gives /dev/shm 64 MB, and locks 64 KiB of memory."""
-    worker = compose()["services"]["worker"]
+    worker = compose["services"]["worker"]
     (mount,) = worker["tmpfs"]
     folder, _, options = mount.partition(":")
     assert "exec" in options.split(",")
     assert worker["environment"]["TRITON_CACHE_DIR"].startswith(f"{folder}/")
-    assert worker["environment"].items() >= compose()["x-planner"]["environment"].items()
+    assert worker["environment"].items() >= compose["x-planner"]["environment"].items()
     assert (worker["shm_size"], worker["ulimits"]) == ("1gb", {"memlock": -1})
     commands = re.findall(r"docker run [^$]*--gpus all[^$]*", (PAGES / PAGE).read_text())
     assert len(commands) == 2
     assert all("--shm-size 1g --ulimit memlock=-1" in command for command in commands)
-    images = (ROOT / "Dockerfile").read_text()
-    torch = images.partition(" AS with-torch\n")[2].partition("\nFROM ")[0]
+    torch = IMAGES.partition(" AS with-torch\n")[2].partition("\nFROM ")[0]
     assert re.search(r"apt-get install .*\bgcc g\+\+ libc6-dev\b", torch)
-    assert images.count("FROM with-torch AS ") == 2
+    assert IMAGES.count("FROM with-torch AS ") == 2

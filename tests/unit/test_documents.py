@@ -3,8 +3,8 @@ lead somewhere, and the site builds. `tests/e2e/test_pages_run.py` runs the bloc
 """
 
 import json
+import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -28,7 +28,7 @@ from benchmarks.documents import (
 )
 from planner.intake.jobs import read_job
 from planner.intake.sweeps import read_sweep
-from tests.conftest import ROOT, needed
+from tests.conftest import ROOT, needed, ran
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
@@ -60,22 +60,19 @@ def test_every_block_is_run_or_says_why_not() -> None:
             assert block.language in {*RUN, "text"} or "title" in block.attributes, (name, block)
             assert block.language != "console" or commands(block.text), f"{name}: no command"
             assert block.reason is None or len(block.reason) > 10, f"{name}: {block.reason}"
-            counted[name] += block.reason is not None
-    assert {name: count for name, count in counted.items() if count} == NOT_RUN
+        counted[name] = sum(block.reason is not None for block in found)
+    assert +counted == NOT_RUN
 
 
-def files() -> list[tuple[str, str, Block]]:
-    return [
-        (name, block.attributes["title"], block)
-        for name, text in TEXTS.items()
-        for block in blocks(text)
-        if "title" in block.attributes
-    ]
+FILES = [
+    pytest.param(name, block.attributes["title"], block, id=f"{name}:{block.attributes['title']}")
+    for name, text in TEXTS.items()
+    for block in blocks(text)
+    if "title" in block.attributes
+]
 
 
-@pytest.mark.parametrize(
-    ("page", "title", "block"), files(), ids=[f"{page}:{title}" for page, title, _ in files()]
-)
+@pytest.mark.parametrize(("page", "title", "block"), FILES)
 def test_files_are_read_and_used(page: str, title: str, block: Block) -> None:
     """A job or a sweep by its reader; any other file by a command of its page."""
     asked = "".join(other.text for other in blocks(TEXTS[page]) if other.language == "console")
@@ -110,14 +107,8 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
     """Strict: every link and anchor resolves, every page is in the navigation."""
     needed("mkdocs")
     needed("material")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
+    done = ran(*command, cwd=ROOT, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")}
     assert {re.sub(r"^docs/(.*)\.md$", r"\1.html", name) for name in NAMES if "/" in name} <= made
@@ -139,10 +130,9 @@ def test_what_is_no_longer_printed_is_found_and_renewed() -> None:
 
 
 def test_a_command_that_fails_is_an_error_unless_the_page_says_so() -> None:
-    with pytest.raises(AssertionError, match="left with 3, not 0"):
-        stale("```console\n$ exit 3\n```\n")
-    with pytest.raises(AssertionError, match="left with 0, not 2"):
-        stale('```console exit="2"\n$ true\n```\n')
+    for mark, command, words in (("", "exit 3", "3, not 0"), (' exit="2"', "true", "0, not 2")):
+        with pytest.raises(AssertionError, match=f"left with {words}"):
+            stale(f"```console{mark}\n$ {command}\n```\n")
     page = '```console exit="3" lines=":"\n$ echo what went wrong >&2; exit 3\n```\n'
     assert stale(page)[0].splitlines()[2] == "what went wrong"
 

@@ -46,7 +46,8 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_what_a_page_names_exists(page: Path) -> None:
-    path = r"`((?:planner|api|probes|tests|benchmarks|docs)/[\w./-]+)`"
-    named = re.findall(path, page.read_text())
-    here = [one for one in named if "NAME" not in one and "own-GPU" not in one]
-    assert [one for one in here if not (ROOT / one).exists()] == []
+    named = r"`((?:planner|api|probes|tests|benchmarks|docs)/[\w./-]+)(?:::(\w+))?`"
+    for path, test in re.findall(named, page.read_text()):
+        if "NAME" not in path and "own-GPU" not in path:
+            assert (ROOT / path).exists(), path
+            assert not test or f"def {test}(" in (ROOT / path).read_text(), test

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.api.cli.output import error_line, say
 from planner.api.input.measurement_rows import csv_rows
 from planner.api.input.text import read_json, read_yaml
 from planner.api.render.grid import Column, grid
@@ -34,17 +35,13 @@ def test_a_number_beyond_all_floats_is_a_fault_of_its_field(where: str, number: 
     assert [fault.field for fault in raised.value.faults] == [f"cluster.{where}"]
 
 
-@pytest.mark.parametrize("key", ["rope_theta", "hidden_size"])
-def test_so_is_one_of_a_model(key: str) -> None:
-    with pytest.raises(SpecError, match=r"model\."):
-        read_job({**JOB, "model": {"base": "llama3-8b", key: HUGE}})
-
-
-def test_so_is_one_in_a_text() -> None:
-    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
-        read_json(f'{{"notes": {HUGE}}}', "body")
-    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
-        read_yaml(f"notes: {HUGE}", "--job")
+def test_so_is_one_of_a_model_or_in_a_text() -> None:
+    for key in ("rope_theta", "hidden_size"):
+        with pytest.raises(SpecError, match=r"model\."):
+            read_job({**JOB, "model": {"base": "llama3-8b", key: HUGE}})
+    for read, text in ((read_json, f'{{"notes": {HUGE}}}'), (read_yaml, f"notes: {HUGE}")):
+        with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
+            read(text, "--job")
     assert read_json(f'{{"notes": "{HUGE}"}}', "body")["notes"] == str(HUGE), "text is text"
 
 
@@ -115,24 +112,21 @@ def test_no_path_of_a_request_is_opened(
 
 
 def test_a_name_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from planner.api.cli.output import error_line, say
-
     for write in (say, error_line):
         write("a\x1b[2Jb\rc\u202ed\te")
     out, err = capsys.readouterr()
-    assert out == "a\\x1b[2Jb\\rc\\u202ed\te\n"
-    assert err == f"error: {out}"
+    assert (out, err) == ("a\\x1b[2Jb\\rc\\u202ed\te\n", f"error: {out}")
 
 
 @pytest.mark.parametrize("name", ["a\nplan-1  x", "a\tb", "a\u2028b", "a\u200bb"])
 def test_a_name_is_one_line_of_printable_text(name: str) -> None:
     figures = load_gpu("h100-sxm-80gb").model_dump(exclude={"aliases"})
-    for read in (
-        lambda: read_gpu({**figures, "name": name}),
-        lambda: read_model({"base": "llama3-8b", "name": name}),
-        lambda: backend_of(f"slurm:{name}"),
+    model = {"base": "llama3-8b", "name": name}
+    for read, value in (
+        (read_gpu, {**figures, "name": name}),
+        (read_model, model),
+        (backend_of, f"slurm:{name}"),
     ):
         with pytest.raises(SpecError):
-            read()
-    line = str(grid([Column(name="model")], [(name,)], 80))
-    assert len(line.splitlines()) == 3
+            read(value)
+    assert len(str(grid([Column(name="model")], [(name,)], 80)).splitlines()) == 3

@@ -28,6 +28,25 @@ def locks(folder: Path, machine: Path) -> LeaseLocks:
     return LeaseLocks(folder, machine=str(machine))
 
 
+def is_refused(held: LeaseLocks, words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        held.lock(GPU)
+
+
+def is_free(held: LeaseLocks) -> None:
+    """Whether it can be locked; it is released again."""
+    assert held.lock(GPU)
+    held.release()
+
+
+@pytest.fixture
+def leases(place: Path) -> Path:
+    """A folder that is ours alone."""
+    folder = place / "leases"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 @pytest.fixture(params=USERS)
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder of who runs the test: we, and where we are root also a user without its rights."""
@@ -67,22 +86,17 @@ def planted(folder: Path) -> None:
 
 def test_a_device_is_locked_once_and_free_again(place: Path) -> None:
     first, second = locks(place / "a", place), locks(place / "a", place)
-    assert first.lock(GPU)
-    assert not second.lock(GPU)
+    assert (first.lock(GPU), second.lock(GPU)) == (True, False)
     assert (len(first), len(second)) == (1, 0)
     first.release()
-    assert second.lock(GPU)
-    second.release()
+    is_free(second)
 
 
 def test_users_with_folders_of_their_own_exclude_each_other_on_gpus(place: Path) -> None:
     mine, theirs = locks(place / "mine", place), locks(place / "theirs", place)
-    assert mine.lock(GPU)
-    assert not theirs.lock(GPU)
-    assert theirs.lock("gpu-GPU-1")
+    assert (mine.lock(GPU), theirs.lock(GPU), theirs.lock("gpu-GPU-1")) == (True, False, True)
     mine.release()
-    assert theirs.lock(GPU)
-    theirs.release()
+    is_free(theirs)
 
 
 def test_a_process_that_inherits_the_lock_keeps_it(place: Path) -> None:
@@ -94,8 +108,7 @@ def test_a_process_that_inherits_the_lock_keeps_it(place: Path) -> None:
     assert not other.lock(GPU)
     heir.kill()
     heir.wait()
-    assert other.lock(GPU)
-    other.release()
+    is_free(other)
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may become another user")
@@ -113,52 +126,38 @@ def test_another_users_process_is_waited_for(tmp_path: Path) -> None:
     assert os.read(said[0], 6) == b"locked"
     mine = locks(tmp_path / "mine", tmp_path)
     assert not mine.lock(GPU)
-    with pytest.raises(ProbeError, match="belongs to another user"):
-        locks(theirs, tmp_path / "elsewhere").lock(GPU)
+    is_refused(locks(theirs, tmp_path / "elsewhere"), "belongs to another user")
     os.close(order[1])
     os.waitpid(process, 0)
-    assert mine.lock(GPU)
-    mine.release()
+    is_free(mine)
     for descriptor in (*said, order[0]):
         os.close(descriptor)
     shutil.rmtree(theirs)
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(place: Path, hard: bool) -> None:
-    victim, folder = place / "precious", place / "leases"
+def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(
+    place: Path, leases: Path, hard: bool
+) -> None:
+    victim, link = place / "precious", leases / f"{GPU}.lock"
     victim.write_text("kept")
-    folder.mkdir(mode=0o700)
-    link = folder / f"{GPU}.lock"
     link.hardlink_to(victim) if hard else link.symlink_to(victim)
-    with pytest.raises(ProbeError, match="PLANNER_LEASE_FOLDER"):
-        locks(folder, place).lock(GPU)
+    is_refused(locks(leases, place), "PLANNER_LEASE_FOLDER")
     assert victim.read_text() == "kept"
     link.unlink()
-    after = locks(folder, place)
-    assert after.lock(GPU), "what was refused holds no lock"
-    after.release()
+    is_free(locks(leases, place))  # what was refused holds no lock
 
 
-def test_what_is_no_file_is_refused_at_once(place: Path) -> None:
-    folder = place / "leases"
-    folder.mkdir(mode=0o700)
-    os.mkfifo(folder / f"{GPU}.lock")
-    with pytest.raises(ProbeError, match="not a file of ours alone"):
-        locks(folder, place).lock(GPU)
+def test_what_is_no_file_is_refused_at_once(place: Path, leases: Path) -> None:
+    os.mkfifo(leases / f"{GPU}.lock")
+    is_refused(locks(leases, place), "not a file of ours alone")
 
 
-def test_a_folder_that_others_may_write_is_refused(place: Path) -> None:
-    folder = place / "leases"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    with pytest.raises(ProbeError, match="open to others"):
-        locks(folder, place).lock(GPU)
-    real = place / "real"
-    real.mkdir(mode=0o700)
-    (place / "link").symlink_to(real)
-    with pytest.raises(ProbeError, match="is a link or a file"):
-        locks(place / "link", place).lock(GPU)
+def test_a_folder_that_others_may_write_is_refused(place: Path, leases: Path) -> None:
+    (place / "link").symlink_to(leases)
+    is_refused(locks(place / "link", place), "is a link or a file")
+    leases.chmod(0o1777)
+    is_refused(locks(leases, place), "open to others")
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may give a file to another user")
@@ -168,8 +167,7 @@ def test_a_token_that_another_user_wrote_kills_nobody(
     folder = tmp_path / "leases"
     planted(folder)
     os.chown(folder / f"{GPU}.lock", OTHER_USER, OTHER_USER)
-    with pytest.raises(ProbeError, match="not a file of ours alone"):
-        locks(folder, tmp_path).lock(GPU)
+    is_refused(locks(folder, tmp_path), "not a file of ours alone")
     assert bystander.poll() is None
 
 
@@ -179,9 +177,7 @@ def test_another_users_process_is_none_of_ours_whatever_it_carries(
 ) -> None:
     folder = tmp_path / "leases"
     planted(folder)
-    mine = locks(folder, tmp_path)
-    assert mine.lock(GPU)
-    mine.release()
+    is_free(locks(folder, tmp_path))
     assert bystander.poll() is None
     assert guardian.bearers("copied") == set()
 

@@ -6,9 +6,8 @@ The database's clock decides; tests make what it holds older.
 import os
 import platform
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from planner.api.jobs.leases import (
 )
 from planner.api.jobs.owners import Process, has_crashed, owner, was_killed
 from planner.api.jobs.workers import TaskWorkers
-from planner.api.storage.engine import make_engine, normalise_url
 from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
 from planner.api.storage.queue import (
     FIRST_DELAY_SECONDS,
@@ -36,23 +34,18 @@ from planner.api.storage.queue import (
     delay_seconds,
 )
 from planner.api.storage.store import SqlStore
-from planner.api.storage.tables import Base
 from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.plan_labels import plan_labels
+from tests.stand_ins.records import NOW, plan_labels, task_record
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = make_engine(normalise_url("sqlite://"))
-    Base.metadata.create_all(made)
-    yield made
-    made.dispose()
+def engine(memory: Engine) -> Engine:
+    return memory
 
 
 @pytest.fixture
@@ -60,69 +53,30 @@ def queue(engine: Engine) -> SqlTaskStore:
     return SqlTaskStore(engine)
 
 
-def task(number: int = 1, **fields: Any) -> TaskRecord:
-    made = NOW + timedelta(seconds=number)
-    record = TaskRecord(id=f"plan-{number}", kind="study", created_at=made, request={})
-    return replace(record, **fields)
-
-
-def claim(queue: SqlTaskStore, **fields: Any) -> Claimed[TaskRecord, TaskEnd]:
-    queue.add([task(**fields)])
-    record = queue.claim(new_lease())
-    assert record is not None
-    return Claimed(queue, record)
+def claim(queue: SqlTaskStore, number: int = 1) -> Claimed[TaskRecord, TaskEnd]:
+    queue.add([task_record(number)])
+    return Claimed(queue, queue.claim(new_lease()))
 
 
 def seconds_of(record: TaskRecord) -> float:
     """From its heartbeat to its end."""
-    assert record.lease_until is not None
-    assert record.heartbeat_at is not None
     return (record.lease_until - record.heartbeat_at).total_seconds()
 
 
 # ---- the queue -----------------------------------------------------------------------------------
 
 
-def test_the_oldest_is_claimed_first_and_only_once(queue: SqlTaskStore) -> None:
-    queue.add([task(3), task(1), task(2)])
-    claimed = [queue.claim(new_lease()) for _ in range(4)]
-    assert [one and one.id for one in claimed] == ["plan-1", "plan-2", "plan-3", None]
-    first = claimed[0]
-    assert (first.state, first.fencing_token, first.attempts) == ("running", 1, 1)
-    assert seconds_of(first) == pytest.approx(LEASE_SECONDS, abs=0.01)
-
-
 def test_a_job_that_is_ours_from_the_start_is_as_one_that_was_claimed(queue: SqlTaskStore) -> None:
-    queue.add([task(1)])
-    (ours,) = queue.add([task(2)], lease=new_lease())
+    queue.add([task_record(1)])
+    (ours,) = queue.add([task_record(2)], lease=new_lease())
     claimed = queue.claim(new_lease())
-    assert claimed is not None
+    assert seconds_of(claimed) == pytest.approx(LEASE_SECONDS, abs=0.01)
     alike = [
         (one.state, one.attempts, one.owner, one.fencing_token, round(seconds_of(one), 1))
         for one in (claimed, ours, queue.get("plan-2"))
     ]
     assert alike[0] == alike[1] == alike[2]
     assert queue.claim(new_lease()) is None
-
-
-def test_a_lease_expires_and_a_heartbeat_renews_it(engine: Engine, queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    age(engine, LEASE_SECONDS / 2)
-    assert queue.expired() == ()
-    claimed.renew()
-    age(engine, LEASE_SECONDS / 2)
-    assert queue.expired() == ()
-    age(engine, LEASE_SECONDS / 2)
-    assert [one.id for one in queue.expired()] == ["plan-1"]
-
-
-def test_only_an_expired_lease_is_taken_over_and_once(engine: Engine, queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    assert take_over(queue, claimed.record) is None
-    age(engine, LEASE_SECONDS + 1.0)
-    taken = take_over(queue, claimed.record)
-    assert (taken.fencing_token, taken.attempts) == (2, 1)
-    assert take_over(queue, claimed.record) is None
 
 
 def test_a_clock_ahead_takes_no_lease(queue: SqlTaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +87,22 @@ def test_a_clock_ahead_takes_no_lease(queue: SqlTaskStore, monkeypatch: pytest.M
     assert take_over(queue, claimed.record) is None
 
 
-def crashed(process: Process | None = None) -> str:
+def other(**parts: Any) -> str:
+    return str(replace(our_process(), **parts))
+
+
+def crashed(**parts: Any) -> str:
     """The name of a process of this machine that is gone."""
-    return str(replace(process or our_process(), pid=NOBODY))
+    return other(pid=NOBODY, **parts)
 
 
 def our_process() -> Process:
-    process = Process.parse(owner())
-    assert process is not None
-    return process
+    return Process.parse(owner())
 
 
 def test_the_lease_of_a_crashed_owner_is_taken_over_before_it_expires(queue: SqlTaskStore) -> None:
-    (left,) = queue.add([task()], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
-    taken = take_over(queue, left)
-    assert taken.fencing_token == 2
+    (left,) = queue.add([task_record()], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
+    assert take_over(queue, left).fencing_token == 2
     assert take_over(queue, left) is None, "it has a new owner"
 
 
@@ -159,70 +114,32 @@ def test_a_renewed_lease_is_not_taken_over(engine: Engine, queue: SqlTaskStore) 
     assert take_over(queue, found) is None
 
 
-def test_who_lost_the_lease_writes_nothing(engine: Engine, queue: SqlTaskStore) -> None:
-    loser = claim(queue)
-    age(engine, LEASE_SECONDS + 1.0)
-    taken = take_over(queue, loser.record)
-    writes = (
-        lambda: loser.finish(TaskEnd(state="done")),
-        loser.release,
-        lambda: queue.retry(loser.record, TaskEnd(state="failed")),
-        lambda: queue.heartbeat(loser.record, new_lease()),
-        lambda: queue.add_event(loser.record, {}, NOW),
-    )
-    for write in writes:
-        with pytest.raises(ConflictError, match="was lost"):
-            write()
-    assert queue.get("plan-1") == taken
-    assert queue.events("plan-1") == ()
-
-
-def test_who_slept_too_long_stores_nothing(engine: Engine, queue: SqlTaskStore, plan: Plan) -> None:
-    sleeper = claim(queue)
-    age(engine, LEASE_SECONDS + 1.0)
-    named = plan.model_copy(update={"id": "plan-1"})
-    end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
-    for write in (lambda: sleeper.finish(end), lambda: queue.add_event(sleeper.record, {}, NOW)):
-        with pytest.raises(ConflictError, match="was lost, it ended at"):
-            write()
-    with pytest.raises(NotFoundError):
-        SqlStore(engine).get_plan("plan-1")
-    sleeper.renew()  # nobody took it over meanwhile
-    assert (sleeper.lost, sleeper.finish(end).state) == (False, "done")
-
-
-def test_an_ended_job_is_not_written_again(queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    claimed.finish(TaskEnd(state="done"))
-    with pytest.raises(ConflictError, match="is done"):
-        claimed.finish(TaskEnd(state="failed"))
-    assert queue.get("plan-1").state == "done"
-
-
-def test_a_released_job_waits_without_an_owner(queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    released = claimed.release()
-    assert (released.state, released.owner, released.lease_until) == ("queued", None, None)
-    assert released.attempts == 0
-    again = queue.claim(new_lease())
-    assert again.fencing_token == 2
-
-
-def test_a_plan_is_stored_with_the_end_of_its_study_or_not_at_all(
+def test_who_slept_too_long_or_lost_the_lease_stores_no_plan(
     engine: Engine, queue: SqlTaskStore, plan: Plan
 ) -> None:
-    loser = claim(queue)
+    sleeper, store = claim(queue), SqlStore(engine)
     age(engine, LEASE_SECONDS + 1.0)
-    taken = take_over(queue, loser.record)
-    assert taken is not None
     named = plan.model_copy(update={"id": "plan-1"})
     end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
-    with pytest.raises(ConflictError, match="was lost"):
-        loser.finish(end)
-    with pytest.raises(NotFoundError):
-        SqlStore(engine).get_plan("plan-1")
+
+    def is_refused(words: str) -> None:
+        for write in (
+            lambda: sleeper.finish(end),
+            lambda: queue.add_event(sleeper.record, {}, NOW),
+        ):
+            with pytest.raises(ConflictError, match=words):
+                write()
+        with pytest.raises(NotFoundError):
+            store.get_plan("plan-1")
+
+    is_refused("was lost, it ended at")
+    sleeper.renew()  # nobody took it over meanwhile
+    assert not sleeper.lost
+    age(engine, LEASE_SECONDS + 1.0)
+    taken = take_over(queue, sleeper.record)
+    is_refused("was lost")
     assert queue.finish(taken, end).state == "done"
-    assert SqlStore(engine).get_plan("plan-1") == named
+    assert store.get_plan("plan-1") == named
 
 
 # ---- attempts ------------------------------------------------------------------------------------
@@ -231,7 +148,7 @@ def test_a_plan_is_stored_with_the_end_of_its_study_or_not_at_all(
 def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_failed(
     engine: Engine, queue: SqlTaskStore
 ) -> None:
-    queue.add([task(1), task(2)])
+    queue.add([task_record(1), task_record(2)])
     delays = []
     for attempt in (1, 2, 3):
         record = queue.claim(new_lease(), job_id="plan-1")
@@ -241,8 +158,6 @@ def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_f
         ended = queue.retry(taken, TaskEnd(state="failed", failure=LOST_WORKERS, message="lost"))
         if attempt < 3:
             assert (ended.state, ended.attempts) == ("queued", attempt)
-            assert ended.not_before is not None
-            assert taken.heartbeat_at is not None
             delays.append((ended.not_before - taken.heartbeat_at).total_seconds())
             other = queue.claim(new_lease())  # it starves nobody while it waits
             assert (other and other.id) == ("plan-2" if attempt == 1 else None)
@@ -257,7 +172,7 @@ def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_f
 
 
 def test_killed_workers_are_no_attempts_of_their_job_for_a_while(queue: SqlTaskStore) -> None:
-    queue.add([task()])
+    queue.add([task_record()])
     workers = TaskWorkers(SimpleNamespace(tasks=queue), 0)
     lost, losses = Lease(owner=crashed(), seconds=LEASE_SECONDS), 0
     while (record := queue.claim(lost, job_id="plan-1")) is not None:
@@ -270,20 +185,10 @@ def test_killed_workers_are_no_attempts_of_their_job_for_a_while(queue: SqlTaskS
     assert (losses, left.failure) == (MOST_LOSSES + 2, LOST_WORKERS)
 
 
-def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    queue.retry(claimed.record, TaskEnd(state="failed"))
-    assert queue.claim(new_lease()) is None
-    age(engine, LONGEST_DELAY_SECONDS)
-    again = queue.claim(new_lease())
-    assert (again.attempts, again.not_before) == (2, None)
-
-
 def test_a_clock_that_is_put_back_lets_nothing_wait_longer_than_the_longest_delay(
     engine: Engine, queue: SqlTaskStore
 ) -> None:
-    claimed = claim(queue)
-    queue.retry(claimed.record, TaskEnd(state="failed"))
+    queue.retry(claim(queue).record, TaskEnd(state="failed"))
     age(engine, -0.9 * LONGEST_DELAY_SECONDS)
     assert queue.claim(new_lease()) is None
     age(engine, -0.2 * LONGEST_DELAY_SECONDS)
@@ -292,8 +197,7 @@ def test_a_clock_that_is_put_back_lets_nothing_wait_longer_than_the_longest_dela
 
 def test_delays_double_are_spread_and_end_somewhere() -> None:
     assert [delay_seconds(attempts, 1.0) for attempts in (1, 2, 3)] == [2.0, 4.0, 8.0]
-    assert delay_seconds(1, 0.0) == 1.0
-    assert delay_seconds(60, 1.0) == LONGEST_DELAY_SECONDS
+    assert (delay_seconds(1, 0.0), delay_seconds(60, 1.0)) == (1.0, LONGEST_DELAY_SECONDS)
 
 
 def test_a_cancelled_job_without_an_owner_ends(queue: SqlTaskStore) -> None:
@@ -311,26 +215,30 @@ def test_a_heartbeat_stores_progress(engine: Engine, queue: SqlTaskStore) -> Non
     claimed.report("probe 1 of 3")
     age(engine, 5.0)
     claimed.renew()
-    now, before = queue.get("plan-1"), claimed.record.heartbeat_at
-    assert now.progress == "probe 1 of 3"
-    assert now.heartbeat_at >= before
+    now = queue.get("plan-1")
+    assert now.heartbeat_at >= claimed.record.heartbeat_at
+    assert (now.progress, claimed.stop.is_set()) == ("probe 1 of 3", False)
     assert seconds_of(now) == pytest.approx(LEASE_SECONDS, abs=0.01)
-    assert not claimed.stop.is_set()
+    assert claimed.release().state == "queued"
 
 
-def test_a_lost_lease_stops_the_work(engine: Engine, queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
+def test_a_lost_lease_or_a_wish_to_cancel_stops_the_work_and_a_silent_database_does_not(
+    engine: Engine, queue: SqlTaskStore
+) -> None:
+    lost, cancelled = claim(queue, 1), claim(queue, 2)
+    failing: Any = Failing()
+    silent: Claimed[TaskRecord, TaskEnd] = Claimed(failing, task_record())
     age(engine, LEASE_SECONDS + 1.0)
-    take_over(queue, claimed.record)
-    claimed.renew()
-    assert (claimed.stop.is_set(), claimed.lost, claimed.cancelled) == (True, True, False)
-
-
-def test_a_wish_to_cancel_stops_the_work(queue: SqlTaskStore) -> None:
-    claimed = claim(queue)
-    assert queue.cancel("plan-1").state == "running"
-    claimed.renew()
-    assert (claimed.stop.is_set(), claimed.lost, claimed.cancelled) == (True, False, True)
+    take_over(queue, lost.record)
+    assert queue.cancel("plan-2").state == "running"
+    for claimed, stops in (
+        (lost, (True, True, False)),
+        (cancelled, (True, False, True)),
+        (silent, (False, False, False)),
+    ):
+        claimed.renew()
+        assert (claimed.stop.is_set(), claimed.lost, claimed.cancelled) == stops
+    assert failing.calls == [1]
 
 
 @dataclass
@@ -344,48 +252,32 @@ class Failing:
         raise StoreError("the database is down")
 
 
-def test_a_database_that_does_not_answer_stops_nothing() -> None:
-    failing: Any = Failing()
-    claimed: Claimed[TaskRecord, TaskEnd] = Claimed(failing, task())
-    claimed.renew()
-    assert (failing.calls, claimed.stop.is_set(), claimed.lost) == ([1], False, False)
-
-
 def test_the_lease_is_renewed_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LEASE_SECONDS >= 5 * leases.HEARTBEAT_SECONDS, "it outlasts several"
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.0)
     renewed, failing = threading.Event(), Failing()
     monkeypatch.setattr(failing, "heartbeat", lambda *_, **__: bool(renewed.set()))
     queue: Any = failing
-    with Claimed(queue, task()):
+    with Claimed(queue, task_record()):
         assert renewed.wait(60.0)
     renewed.clear()
     assert not [one for one in threading.enumerate() if one.name == "lease of plan-1"]
     assert not renewed.is_set()
 
 
-def test_a_lease_outlasts_several_heartbeats() -> None:
-    assert LEASE_SECONDS >= 5 * leases.HEARTBEAT_SECONDS
-
-
 # ---- owners that crashed -------------------------------------------------------------------------
-
-
-def other(**parts: Any) -> str:
-    return str(replace(our_process(), **parts))
 
 
 def test_we_are_a_process_of_this_machine_with_a_name_of_our_own() -> None:
     process = our_process()
     assert (process.host, process.pid) == (platform.node(), os.getpid())
-    assert process.boot
-    assert process.namespace.isdigit()
-    assert process.start.isdigit()
+    assert all((process.boot, process.namespace.isdigit(), process.start.isdigit()))
     assert owner() == owner()
     assert not has_crashed(owner())
 
 
 def test_a_process_of_this_machine_that_is_not_there_has_crashed() -> None:
-    assert has_crashed(other(pid=NOBODY))
+    assert has_crashed(crashed())
     assert has_crashed(other(start="1")), "another process has its number now"
 
 
@@ -394,13 +286,13 @@ def test_a_process_that_is_gone_was_killed_unless_memory_ran_out_since_it_began(
 ) -> None:
     kills = our_process().oom_kills
     assert kills.isdigit()
-    assert was_killed(other(pid=NOBODY))
+    assert was_killed(crashed())
     assert not was_killed(owner()), "it lives"
-    assert not was_killed(other(pid=NOBODY, boot="4026539999")), "with all of its machine, perhaps"
-    older = other(pid=NOBODY).rpartition(":")[0]
+    assert not was_killed(crashed(boot="4026539999")), "with all of its machine, perhaps"
+    older = crashed().rpartition(":")[0]
     assert (has_crashed(older), was_killed(older)) == (True, False)
     monkeypatch.setattr(owners, "_oom_kills", lambda: str(int(kills) + 1))
-    assert not was_killed(other(pid=NOBODY))
+    assert not was_killed(crashed())
 
 
 @pytest.mark.parametrize(
@@ -414,11 +306,11 @@ def test_whoever_we_cannot_tell_about_counts_as_alive(name: str | None) -> None:
 
 @pytest.mark.parametrize("part", ["boot", "namespace"])
 def test_a_process_of_another_container_or_machine_of_our_name_counts_as_alive(part: str) -> None:
-    assert has_crashed(other(pid=NOBODY, **{part: "4026539999"})) is False
+    assert has_crashed(crashed(**{part: "4026539999"})) is False
 
 
 def test_without_a_process_table_nobody_counts_as_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = other(pid=NOBODY)
+    gone = crashed()
     monkeypatch.setattr(owners, "_read", lambda _: "")
     owners._this.cache_clear()
     try:
@@ -442,9 +334,9 @@ def test_a_process_that_ended_and_was_not_waited_for_has_crashed() -> None:
 def test_abandoned_are_the_expired_and_the_crashed(engine: Engine, queue: SqlTaskStore) -> None:
     expired = claim(queue, number=1)
     age(engine, LEASE_SECONDS + 1.0)
-    queue.add([task(2)], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
-    queue.add([task(3)], lease=new_lease())
-    queue.add([task(4)])
+    queue.add([task_record(2)], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
+    queue.add([task_record(3)], lease=new_lease())
+    queue.add([task_record(4)])
 
     def found(*, check_processes: bool) -> list[str]:
         return [one.id for one in abandoned(queue, check_processes=check_processes)]

@@ -1,7 +1,6 @@
 """Imports are declared and pinned; images are made of, and run, what exists; manifests are true."""
 
 import ast
-import importlib
 import json
 import re
 import shutil
@@ -14,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
-from tests.conftest import JOB, LAYOUT, clean_environment
+import planner
+from planner.api.cli.root import COMMANDS, run
+from planner.api.http.app import create_app
+from planner.api.settings import Settings
+from tests.conftest import JOB, LAYOUT, ROOT, ran
 from tests.zygote import module_of
 
-ROOT = Path(__file__).parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WHOLE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = WHOLE["project"], WHOLE["tool"]["setuptools"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 UNDERSCORED = ("prometheus_client", "pydantic_settings")
 NAMES = {name: name.replace("_", "-") for name in UNDERSCORED}
@@ -35,25 +40,30 @@ def distribution(requirement: str) -> str:
     return re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0].lower()
 
 
+def wanted(*extras: str) -> list[str]:
+    """Requirements of the base and of these extras."""
+    return [*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra])]
+
+
 def declared(*extras: str) -> set[str]:
-    return {
-        distribution(one)
-        for one in (*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra]))
-    }
+    return {distribution(one) for one in wanted(*extras)}
+
+
+def files_in(*folders: str) -> Iterator[Path]:
+    return (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 @lru_cache(maxsize=1)
 def own_modules() -> frozenset[str]:
     """Packages of the checkout, and files that a script or a test beside them imports by name."""
-    files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     folders = {"planner", "tests", "benchmarks", "alembic"}
-    return frozenset(folders | {path.stem for path in files})
+    return frozenset(folders | {path.stem for path in files_in("tests", "benchmarks")})
 
 
 def outside(*folders: str) -> Iterator[tuple[str, str]]:
     """(file, distribution) of every import that is neither ours nor the standard library's."""
     ours = {*sys.stdlib_module_names, *own_modules(), *WHERE_A_GPU_IS, *MISSING_ON_PURPOSE}
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+    for path in files_in(*folders):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -75,16 +85,17 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, .
 
 
 def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
-    pinned = {
-        distribution(line)
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    }
-    optional = (one for extra in EXTRAS.values() for one in extra)
-    for requirement in (*PROJECT["dependencies"], *optional):
+    pinned = {distribution(line) for line in lines_of("constraints.txt")}
+    for requirement in wanted(*EXTRAS):
         name = distribution(requirement)
         assert "<" in requirement or name in ("types-pyyaml", "setuptools"), requirement
         assert name in pinned or name == "setuptools", f"{name} is not in constraints.txt"
+
+
+def lines_of(name: str) -> list[str]:
+    """Of a file of requirements, without comments."""
+    lines = (ROOT / name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def pins(file: Path) -> dict[str, str]:
@@ -112,90 +123,61 @@ def test_all_that_is_installed_has_a_hash_and_the_pinned_release(name: str) -> N
     ("test", ("dev", "docs", "server", "postgres")),
 ])  # fmt: skip
 def test_what_is_declared_has_a_hash(name: str, extras: tuple[str, ...]) -> None:
-    wanted = [*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra])]
-    missing = {distribution(one) for one in wanted} - pins(ROOT / "hashes" / f"{name}.txt").keys()
-    assert missing == set()
+    assert declared(*extras) - pins(ROOT / "hashes" / f"{name}.txt").keys() == set()
 
 
 def test_there_is_one_version_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of package, library, command and OpenAPI; the cost model has its own, `model_version`."""
     from setuptools.config.pyprojecttoml import read_configuration
 
-    import planner
-    from planner.api.cli.root import run
-    from planner.api.http.app import create_app
-    from planner.api.settings import Settings
-
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
-    packaged = read_configuration(ROOT / "pyproject.toml")["project"]["version"]
     assert run(["--version"]) == 0
-    printed = capsys.readouterr().out.strip()
-    assert {packaged, printed, app.version, app.openapi()["info"]["version"]} == {
-        planner.__version__
-    }
-    heads = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert heads[0] == planner.__version__
+    assert {
+        read_configuration(ROOT / "pyproject.toml")["project"]["version"],
+        capsys.readouterr().out.strip(),
+        app.version,
+        app.openapi()["info"]["version"],
+        re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0],
+    } == {planner.__version__}
 
 
 def test_images_are_made_of_what_is_there() -> None:
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    lines = DOCKERFILE.splitlines()
     sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
-    let_in = {
-        line.removeprefix("!")
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    assert set(sources) == let_in
-    assert all((ROOT / source).exists() for source in sources)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{source}" for source in sources} == {one for one in ignored if one[:1] == "!"}
     stages = [line.split()[-1] for line in lines if line.startswith("FROM ")]
     assert {"service", "worker", "probe"} <= set(stages)
     bases = {line.split()[1] for line in lines if line.startswith("FROM ")} - set(stages)
     assert all(re.fullmatch(r"[\w.:/-]+@sha256:[0-9a-f]{64}", base) for base in bases), bases
-    hashed = re.findall(r"--require-hashes --requirement (\S+)", "\n".join(lines))
+    hashed = re.findall(r"--require-hashes --requirement (\S+)", DOCKERFILE)
     assert hashed == ["hashes/service.txt", "hashes/probe.txt"]
-    assert all((ROOT / file).exists() for file in hashed)
+    assert all((ROOT / file).exists() for file in (*sources, *hashed))
     assert all("--timeout=" in line for line in lines if line.startswith("HEALTHCHECK"))
 
 
 def test_images_run_commands_that_exist() -> None:
-    from typer.main import get_command
-
-    from planner.api.cli import root
-
-    known = set(get_command(root.tree()).commands)  # type: ignore[attr-defined]
-    text = (ROOT / "Dockerfile").read_text()
-    commands = re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])$", text, re.MULTILINE)
+    commands = re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])$", DOCKERFILE, re.MULTILINE)
     words = [json.loads(found) for found in commands]
     asked = {line[1] for line in words if line[0] == "planner-cli"}
     assert asked == {"serve", "worker", "probe"}
-    assert asked <= known
+    assert asked <= COMMANDS.keys()
 
 
 def test_manifests_name_every_kind_of_file_that_is_read() -> None:
-    files = [path for path in (ROOT / "planner").rglob("*") if path.is_file()]
-    files = [path for path in files if "__pycache__" not in path.parts]
-    kinds = {path.suffix for path in files} - {".py", ".typed"}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    tools = project["tool"]["setuptools"]["package-data"]
-    assert {Path(pattern).suffix for pattern in tools["planner"] if pattern != "py.typed"} == kinds
-    assert "py.typed" in tools["planner"]
+    files = [path for path in (ROOT / "planner").rglob("*") if "__pycache__" not in path.parts]
+    kinds = {path.suffix for path in files if path.is_file()} - {".py", ".typed"}
+    data = SETUPTOOLS["package-data"]["planner"]
+    assert {Path(pattern).suffix for pattern in data if pattern != "py.typed"} == kinds
+    assert "py.typed" in data
     assert {f"*{kind}" for kind in kinds} <= set((ROOT / "MANIFEST.in").read_text().split())
 
 
-@pytest.mark.parametrize("name", ["planner", "planner.api.cli", "planner.probes.protocol"])
-def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None:
-    importlib.import_module(name)
+def test_packages_are_found_by_the_patterns_that_install_them() -> None:
     from setuptools import find_packages
 
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "packages"
-    ]["find"]["include"]
-    installed = set(find_packages(str(ROOT), include=patterns))
-    folders = {
-        module_of(path.parent)
-        for top in ("planner", "api", "probes")
-        for path in (ROOT / top).rglob("*.py")
-    }
+    installed = set(find_packages(str(ROOT), include=SETUPTOOLS["packages"]["find"]["include"]))
+    folders = {module_of(path.parent) for path in files_in("planner", "api", "probes")}
     assert folders - installed == set(), "a folder of code without __init__.py is not installed"
 
 
@@ -209,12 +191,8 @@ LEGITIMATE_SKIPS = {
 def test_what_a_machine_lacks_is_an_error_in_ci() -> None:
     """Tests call `missing` or `needed`, which fail in CI; they skip by themselves nowhere else."""
     asks = re.compile(r"importorskip|pytest\.skip\(|mark\.skip")
-    own = {ROOT / "tests" / "conftest.py", Path(__file__)}
-    found = {
-        path.name: len(asks.findall(path.read_text()))
-        for path in (ROOT / "tests").rglob("*.py")
-        if path not in own
-    }
+    files = {*files_in("tests")} - {ROOT / "tests" / "conftest.py", Path(__file__)}
+    found = {path.name: len(asks.findall(path.read_text())) for path in sorted(files)}
     assert {name: count for name, count in found.items() if count} == LEGITIMATE_SKIPS
 
 
@@ -231,17 +209,10 @@ def test_what_is_installed_is_checked_by_each_commit_and_listed_by_an_audit() ->
 
 def test_a_machine_that_lacks_tools_gets_one_line(tmp_path: Path) -> None:
     """Nothing is on it but a shell and Python, and nobody may install."""
-    for name, file in {"bash": "/bin/bash", "python3": sys.executable}.items():
-        (tmp_path / name).symlink_to(file)
-    for name in ("dirname", "id", "cat"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    done = subprocess.run(
-        ["/bin/bash", ROOT / ".ci/run"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tools = {name: shutil.which(name) for name in ("dirname", "id", "cat")}
+    for name, file in {**tools, "bash": "/bin/bash", "python3": sys.executable}.items():
+        (tmp_path / name).symlink_to(str(file))
+    done = ran("/bin/bash", ROOT / ".ci/run", env={"PATH": str(tmp_path)})
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done
     assert {"make", "g++", "patch", "curl"} <= set(done.stderr.split())
 
@@ -249,45 +220,23 @@ def test_a_machine_that_lacks_tools_gets_one_line(tmp_path: Path) -> None:
 def test_the_base_alone_plans(tmp_path: Path) -> None:
     """Nothing that plans imports what an extra brings; what needs one names it, in one line."""
     apart = {"fastapi", "starlette", "uvicorn", "prometheus_client", "cronsim"}
-    program = f"""
-import sys
-sys.modules |= dict.fromkeys({apart!r})
-from planner.api.cli.root import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-    def cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            env={**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-
+    program = (
+        f"import sys\nsys.modules |= dict.fromkeys({apart!r})\n"
+        "from planner.api.cli.root import run\nsys.exit(run(sys.argv[1:]))\n"
+    )
+    env = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
     job = tmp_path / "job.json"
     job.write_text(json.dumps({**JOB, "layout": LAYOUT}))
-    done = cli("estimate", "--job", str(job))
+    done = ran(sys.executable, "-c", program, "estimate", "--job", job, env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    refused = cli("serve")
-    assert (refused.returncode, refused.stderr) == (
-        4,
-        "error: no fastapi here; pip install '.[server]' in planner's checkout\n",
-    )
+    refused = ran(sys.executable, "-c", program, "serve", env=env)
+    line = "error: no fastapi here; pip install '.[server]' in planner's checkout\n"
+    assert (refused.returncode, refused.stderr) == (4, line)
 
 
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
     """constraints-min.txt is what tests/e2e/test_installed.py installs."""
-    lines = (ROOT / "constraints-min.txt").read_text().splitlines()
-    oldest = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
-    wanted = [*PROJECT["dependencies"], *EXTRAS["server"], *EXTRAS["postgres"]]
-    bounds = {distribution(one): re.findall(r">=([\d.]+)", one)[0] for one in wanted}
-
-    def numbers(version: str) -> list[int]:
-        found = [int(part) for part in version.split(".")]
-        return found + [0] * (3 - len(found))
-
-    assert {name: numbers(oldest[name]) for name in bounds} == {
-        name: numbers(version) for name, version in bounds.items()
-    }
+    oldest = dict(line.lower().split("==") for line in lines_of("constraints-min.txt"))
+    for one in wanted("server", "postgres"):
+        bound = re.findall(r">=([\d.]+)", one)[0]
+        assert Version(oldest[distribution(one)]) == Version(bound), one

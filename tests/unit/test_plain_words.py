@@ -21,30 +21,31 @@ from tests.conftest import fixed_ports, job_values
 H100 = "h100-sxm-80gb"
 
 
-def of_time(step: float, **parts: float) -> Estimate:
-    time: dict[str, Any] = dict.fromkeys(
-        ("bubble_seconds", "recompute_seconds", "optimizer_seconds", "other_seconds"), 0.0
-    )
-    time |= {"compute_seconds": parts.pop("compute")}
-    time |= {"exposed_communication_seconds": parts}
-    return Estimate.model_validate(
-        {
-            "valid": True, "violations": [], "step_seconds": step, "time": time,
-            "model_version": "t", "calibration_id": "t",
-        }
-    )  # fmt: skip
+def of_time(step: float, compute: float, **exposed: float) -> Estimate:
+    others = ("bubble_seconds", "recompute_seconds", "optimizer_seconds", "other_seconds")
+    time: dict[str, Any] = {**dict.fromkeys(others, 0.0), "compute_seconds": compute}
+    time["exposed_communication_seconds"] = exposed
+    made = {"model_version": "t", "calibration_id": "t", "valid": True, "violations": []}
+    return Estimate.model_validate({**made, "step_seconds": step, "time": time})
 
 
-def test_the_bottleneck_is_the_largest_part() -> None:
-    most = of_time(10.0, compute=9.1, fsdp=0.7, tp=0.2)
-    assert bottleneck(most) == (
-        "compute-bound (91%); the largest loss is FSDP gathers and scatters, 7%"
-    )
-    assert bottleneck(of_time(10.0, compute=4.0, fsdp=6.0)) == (
-        "bound by FSDP gathers and scatters (60%); compute is 40%"
-    )
-    assert bottleneck(of_time(1.0, compute=1.0)) == "compute-bound"
-    some = bottleneck(of_time(1.0, compute=0.4, ep=0.3, tp=0.3))
+FSDP = "FSDP gathers and scatters"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "words"),
+    [
+        (
+            of_time(10.0, 9.1, fsdp=0.7, tp=0.2),
+            f"compute-bound (91%); the largest loss is {FSDP}, 7%",
+        ),
+        (of_time(10.0, 4.0, fsdp=6.0), f"bound by {FSDP} (60%); compute is 40%"),
+        (of_time(1.0, 1.0), "compute-bound"),
+    ],
+)
+def test_the_bottleneck_is_the_largest_part(estimate: Estimate, words: str) -> None:
+    assert bottleneck(estimate) == words
+    some = bottleneck(of_time(1.0, 0.4, ep=0.3, tp=0.3))
     assert some.startswith("compute is the largest part (40%); the largest loss is ")
 
 
@@ -67,15 +68,19 @@ def test_changes_in_words(field: str, old: Any, new: Any, words: str) -> None:
     assert in_words(field, new) in step_sentence(step)
 
 
-def test_a_gain_in_money_is_cheaper_and_names_both_prices() -> None:
-    assert _gain("cost", 20_000.0, 15_000.0, priced=True) == (
-        "25.0% cheaper ($15,000 against $20,000)"
-    )
-    assert _gain("cost", 200.0, 150.0, priced=False) == (
-        "25.0% cheaper (150 GPU-hours against 200 GPU-hours)"
-    )
-    assert _gain("energy", 2.0, 1.0, priced=True) == "50.0% less energy"
-    assert _gain("throughput", 2.0, 1.0, priced=True) == "2.00 times as fast"
+@pytest.mark.parametrize(
+    ("objective", "values", "priced", "words"),
+    [
+        ("cost", (20_000.0, 15_000.0), True, "25.0% cheaper ($15,000 against $20,000)"),
+        ("cost", (200.0, 150.0), False, "25.0% cheaper (150 GPU-hours against 200 GPU-hours)"),
+        ("energy", (2.0, 1.0), True, "50.0% less energy"),
+        ("throughput", (2.0, 1.0), True, "2.00 times as fast"),
+    ],
+)
+def test_a_gain_names_what_it_is_in(
+    objective: Any, values: tuple[float, float], priced: bool, words: str
+) -> None:
+    assert _gain(objective, *values, priced=priced) == words
 
 
 def test_the_objective_cost_shows_prices() -> None:
@@ -85,26 +90,21 @@ def test_the_objective_cost_shows_prices() -> None:
     plan = recommend(read_job(values), ports=fixed_ports())
     table = as_text(ranked_table(plan, 110), 110)
     assert "price" in table.splitlines()[0]
-    for one in plan.ranked:
-        assert one.run is not None
-        assert f"${one.run.cost:,.0f}" in table
+    first, second = (f"${one.run.cost:,.0f}" for one in plan.ranked if one.run is not None)
+    assert first in table
+    assert second in table
     # one blank line before the table, though a section on today's layout stands above it
     assert plan.versus_current is not None
     screen = [line.strip() for line in as_text(plan_view(plan, 110, letters=True), 110).split("\n")]
     assert ["", ""] not in [screen[at : at + 2] for at in range(len(screen) - 2)]
     assert plan.headline[1].split(": ")[0].endswith(("% dearer", "% cheaper"))
-    assert (
-        f"${plan.ranked[1].run.cost:,.0f} against ${plan.ranked[0].run.cost:,.0f}"
-        in (plan.headline[1])
-    )
+    assert f"{second} against {first}" in plan.headline[1]
 
 
 def test_the_screen_says_what_the_allocator_gives_back() -> None:
     """P(out of memory) is of what it cannot give back: both figures stand on one line."""
     layout = {"micro_batch_size": 2, "ac": "full"}
     estimate = estimate_job(read_job(job_values("llama3-8b", H100, 8, 8192, 64, layout=layout)))
-    assert estimate.device_bytes is not None
-    assert estimate.reclaimable_bytes is not None
     assert 0.0 < estimate.reclaimable_bytes < estimate.device_bytes
     text = as_text(key_figures(estimate, 140), 140)
     given, held = estimate.reclaimable_bytes / 2**30, estimate.device_bytes / 2**30

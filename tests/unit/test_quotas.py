@@ -1,7 +1,5 @@
 """What one key may use, counted in SQL; whose things are whose."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,40 +8,26 @@ from sqlalchemy import Engine
 from planner.api.asker import Asker, asker
 from planner.api.errors import ForbiddenError, QuotaError
 from planner.api.settings import Quota
-from planner.api.storage.engine import make_engine, normalise_url
-from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.quotas import check_quota
-from planner.api.storage.tables import Base
 from planner.api.storage.tasks import SqlTaskStore
 from planner.api.storage.transactions import writing
+from tests.stand_ins.records import probe_record, task_record
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LEASE = Lease(owner="us", seconds=60.0)
 QUOTA = Quota(plans_per_day=2, queued_probes=2, gpu_seconds_per_day=100.0)
 ANN = Asker("ann", admin=False, quota=QUOTA)
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = make_engine(normalise_url("sqlite://"))
-    Base.metadata.create_all(made)
-    yield made
-    made.dispose()
+def engine(memory: Engine) -> Engine:
+    return memory
 
 
 def probe(number: int, **fields: Any) -> ProbeRecord:
-    values = {
-        "id": f"probe-{number}", "created_at": NOW, "request": {"time_limit_seconds": 40.0},
-        "job_hash": "0" * 64, "model": "m", "gpu": "g", "num_gpus": 1, "layout": "l",
-        "pool": "local", "asked_by": "ann", "gpu_seconds": 40.0, **fields,
-    }  # fmt: skip
-    return ProbeRecord(**values)
-
-
-def study(**fields: Any) -> TaskRecord:
-    own = {"created_at": NOW, "request": {}, "asked_by": "ann", **fields}
-    return TaskRecord(id="plan-1", kind="study", **own)
+    ours = {"asked_by": "ann", "gpu_seconds": 40.0, "request": {"time_limit_seconds": 40.0}}
+    return probe_record(number, **{**ours, **fields})
 
 
 def may(engine: Engine, who: Asker = ANN, **more: Any) -> str | None:
@@ -67,29 +51,17 @@ def test_probes_count_while_they_wait(engine: Engine) -> None:
     probes.add([probe(1), probe(2, asked_by="bob")])
     assert may(engine, probes=1) is None
     assert may(engine, probes=2) == "queued_probes"
-    probes.claim(LEASE, job_id="probe-1")
+    probes.claim(LEASE, job_id="probe-001")
     assert may(engine, probes=2) is None
-
-
-def test_seconds_count_as_promised_and_then_as_used(engine: Engine) -> None:
-    probes = SqlProbeStore(engine)
-    probes.add([probe(1)])
-    assert seconds_left(engine, 60.0)
-    held = probes.claim(LEASE)
-    assert held is not None
-    probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 5.0},)))
-    assert seconds_left(engine, 95.0)
 
 
 def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
     tasks, probes = SqlTaskStore(engine), SqlProbeStore(engine)
-    tasks.add([study(gpu_seconds=70.0)])
+    tasks.add([task_record(asked_by="ann", gpu_seconds=70.0)])
     probes.add([probe(1, plan_id="plan-1")])
     assert seconds_left(engine, 30.0)
     assert (may(engine, plans=1), may(engine, plans=2)) == (None, "plans_per_day")
-    held = tasks.claim(LEASE)
-    assert held is not None
-    tasks.finish(held, TaskEnd(state="done", gpu_seconds=40.0))
+    tasks.finish(tasks.claim(LEASE), TaskEnd(state="done", gpu_seconds=40.0))
     assert seconds_left(engine, 60.0)
 
 

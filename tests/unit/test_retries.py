@@ -1,7 +1,6 @@
 """Which probes run again after a failure, and where."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
@@ -9,12 +8,10 @@ from planner.api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
 from planner.api.storage.job_records import ProbeRecord
 from planner.probes.launch import Watch
 from planner.probes.protocol import FailureKind
+from tests.stand_ins.records import probe_record
 
-FAILED = ProbeRecord(
-    id="probe-1", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="", model="m",
-    gpu="cpu", num_gpus=2, layout="l", pool="local", state="failed",
-    results=({"hosts": ["n1"]}, {"hosts": ["n1", "n2"]}),
-)  # fmt: skip
+FAILED = probe_record(state="failed", results=({"hosts": ["n1"]}, {"hosts": ["n1", "n2"]}))
+HANG, PORT, ELSEWHERE = FailureKind.HANG, FailureKind.PORT, frozenset({"n1", "n2"})
 NEVER = ("oom", "backend", None, "cancelled", *(kind for kind in FailureKind if kind not in AGAIN))
 
 
@@ -27,30 +24,24 @@ def test_what_would_happen_again_is_not_tried_again(kind: str | None) -> None:
     assert next_try(attempts(kind), 5) is None
 
 
-def test_a_hang_runs_again_elsewhere_as_often_as_the_sweep_says() -> None:
-    hang = FailureKind.HANG
-    assert next_try(attempts(hang), 1) == {"n1", "n2"}
-    assert next_try(attempts(hang, hang), 1) is None
-    assert next_try(attempts(hang), 0) is None
-
-
-def test_a_port_that_was_taken_is_no_reason_to_move() -> None:
-    assert next_try(attempts(FailureKind.PORT), 1) == frozenset()
+@pytest.mark.parametrize(
+    ("kinds", "retries", "kept_off"),
+    [([HANG], 1, ELSEWHERE), ([HANG, HANG], 1, None), ([HANG], 0, None), ([PORT], 1, frozenset())],
+    ids=["a hang elsewhere", "as often as the sweep says", "or never", "a port that was taken"],
+)
+def test_what_may_pass_is_tried_again(
+    kinds: list[str], retries: int, kept_off: frozenset[str] | None
+) -> None:
+    assert next_try(attempts(*kinds), retries) == kept_off
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept_off"),
-    [
-        (FailureKind.PREEMPTED, frozenset()),
-        (FailureKind.LOST_NODE, frozenset({"n1", "n2"})),
-        (FailureKind.FOREIGN, frozenset({"n1", "n2"})),
-    ],
+    "kind", [FailureKind.PREEMPTED, FailureKind.LOST_NODE, FailureKind.FOREIGN]
 )
-def test_what_the_pool_took_away_is_no_retry_and_has_an_end(
-    kind: FailureKind, kept_off: frozenset[str]
-) -> None:
-    assert next_try(attempts(kind), 0) == kept_off
-    assert next_try(attempts(kind, kind, FailureKind.HANG), 1) is not None
+def test_what_the_pool_took_away_is_no_retry_and_has_an_end(kind: FailureKind) -> None:
+    left = frozenset() if kind == FailureKind.PREEMPTED else ELSEWHERE
+    assert next_try(attempts(kind), 0) == left
+    assert next_try(attempts(kind, kind, HANG), 1) is not None
     assert next_try(attempts(*[kind] * (MOST_UNCOUNTED + 1)), 5) is None
 
 

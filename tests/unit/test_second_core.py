@@ -4,24 +4,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import pytest
 
 from planner.api.second_core import Forked
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports, in_turn
-
-
-class Fixed:
-    """A clock that stands still, and ids that are all alike."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return prefix
+from planner.ports import in_turn
+from tests.conftest import fixed_ports, job_values
 
 
 @pytest.fixture
@@ -43,16 +34,9 @@ def both() -> Forked:
 
 
 def test_sizes_side_by_side_make_the_same_plan(copies: list[int]) -> None:
-    job = read_job(
-        {
-            "model": "llama3.2-1b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": "1..4"},
-            "training": {"seq_len": 2048, "global_batch_size": 16},
-        }
-    )
+    job = read_job(job_values("llama3.2-1b", "h100-sxm-80gb", "1..4", 2048, 16))
     in_turns, at_once = (
-        recommend(job, ports=Ports(clock=Fixed(), ids=Fixed(), both=one))
-        for one in (in_turn, both())
+        recommend(job, ports=replace(fixed_ports(), both=one)) for one in (in_turn, both())
     )
     assert len(copies) == 2  # sizes, and what is said of others than the ranked
     assert in_turns == at_once
@@ -66,8 +50,8 @@ def test_work_in_a_copy_changes_nothing_here() -> None:
         return seen[0]
 
     here, there = both()(os.getpid, work)
-    assert here == os.getpid() != there
-    assert seen == []
+    assert (here, seen) == (os.getpid(), [])
+    assert there != here
 
 
 def test_what_a_copy_cannot_do_is_done_here() -> None:
@@ -109,9 +93,8 @@ def test_a_process_with_threads_is_not_copied(copies: list[int]) -> None:
 
 
 def test_one_core_has_no_other(monkeypatch: pytest.MonkeyPatch, copies: list[int]) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert both()(os.getpid, os.getpid) == (os.getpid(), os.getpid())
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert both()(os.getpid, os.getpid) == (os.getpid(), os.getpid())
+    for cores, platform in (({0}, sys.platform), ({0, 3}, "darwin")):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        monkeypatch.setattr(sys, "platform", platform)
+        assert both()(os.getpid, os.getpid) == (os.getpid(), os.getpid())
     assert copies == []

@@ -31,20 +31,29 @@ def layout_in(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Layout:
     return layout_of({**study.user_attrs["fixed"], **trial.params})
 
 
-def of_layouts(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    return [trial for trial in study.trials if trial.params]
+def layouts_of(study: optuna.Study, *states: TrialState) -> dict[Layout, Any]:
+    """Trials of a study that are layouts, by layout. states: all, unless given."""
+    trials = [one for one in study.trials if one.params and (not states or one.state in states)]
+    found = {layout_in(study, one): one for one in trials}
+    assert len(found) == len(trials), "a layout stands once"
+    return found
+
+
+@pytest.fixture(scope="module")
+def study(plan: Plan) -> optuna.Study:
+    return planner.study_of(plan)
+
+
+NARROW = {"precision": "bf16", "tp": 1, "cp": 1, "pp": 1}
 
 
 def test_the_whole_front_is_looked_at_however_few_are_asked_for() -> None:
-    sizes = (1, 2, 4, 8, 16)
     layouts = [
-        resolve_layout({"dp_shard": size}, trainer="torchtitan", num_gpus=size) for size in sizes
+        resolve_layout({"dp_shard": size}, trainer="torchtitan", num_gpus=size)
+        for size in (1, 2, 4, 8, 16)
     ]
-    fitting = Fitting(
-        layouts=layouts,
-        step_seconds=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
-        device_bytes=np.array([50.0, 40.0, 60.0, 20.0, 10.0]),
-    )
+    seconds, sizes = np.arange(1.0, 6.0), np.array([50.0, 40.0, 60.0, 20.0, 10.0])
+    fitting = Fitting(layouts=layouts, step_seconds=seconds, device_bytes=sizes)
     none_of_it = SimpleNamespace(layouts=list)
     at_size = SimpleNamespace(sampled=(), screened=SimpleNamespace(unfit=none_of_it))
     job = SimpleNamespace(search=SimpleNamespace(objective="throughput"))
@@ -52,8 +61,7 @@ def test_the_whole_front_is_looked_at_however_few_are_asked_for() -> None:
     assert sorted(found, key=layouts.index) == [one for one in layouts if one is not layouts[2]]
 
 
-def test_the_first_trials_are_the_ranked_layouts(plan: Plan) -> None:
-    study = planner.study_of(plan)
+def test_the_first_trials_are_the_ranked_layouts(plan: Plan, study: optuna.Study) -> None:
     assert study.study_name == plan.id
     for entry, trial in zip(plan.ranked, study.trials, strict=False):
         assert layout_in(study, trial) == entry.layout
@@ -66,48 +74,40 @@ def test_the_first_trials_are_the_ranked_layouts(plan: Plan) -> None:
         assert (attributes["gpu_seconds"], attributes["reasons"]) == (0.0, entry.reasons)
 
 
-def test_parameters_have_the_names_of_the_layouts_fields(plan: Plan) -> None:
-    study = planner.study_of(plan)
+def test_parameters_have_the_names_of_the_layouts_fields(study: optuna.Study) -> None:
     names = {name for trial in study.trials for name in trial.params}
-    assert names | study.user_attrs["fixed"].keys() == set(Layout.model_fields)
-    assert not names & study.user_attrs["fixed"].keys()
+    fixed = study.user_attrs["fixed"].keys()
+    assert (names | fixed, names & fixed) == (set(Layout.model_fields), set())
     assert {"dp_shard", "ac"} <= names
 
 
-def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(plan: Plan) -> None:
-    study = planner.study_of(plan)
-    complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
+def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(
+    study: optuna.Study,
+) -> None:
+    complete = layouts_of(study, TrialState.COMPLETE).values()
     for trial in complete:
         over = trial.user_attrs["oom_probability"] - OOM_LIMIT
         assert trial.system_attrs["constraints"] == [over]  # as Optuna 4 and its dashboard read it
         assert list(trial.constraints.values()) == [over]
     unfit = [one for one in complete if one.user_attrs["oom_probability"] > OOM_LIMIT]
-    fastest = min(one.value for one in complete if one not in unfit if one.value is not None)
-    assert study.best_value == fastest
+    assert study.best_value == min(one.value for one in complete if one not in unfit)
     assert unfit, "the fastest of what was priced and does not fit is there"
 
 
-def test_what_was_left_out_is_pruned_with_its_reason_and_number(plan: Plan) -> None:
-    study = planner.study_of(plan)
+def test_what_was_left_out_is_pruned_with_its_reason_and_number(
+    plan: Plan, study: optuna.Study
+) -> None:
     said = [trial.user_attrs for trial in study.trials if not trial.params]
-    counts = {one["reason"]: one["layouts"] for one in said}
-    assert counts == plan.rejected
+    assert {one["reason"]: one["layouts"] for one in said} == plan.rejected
     refused = {step.layout: step.refused for step in plan.sensitivity if step.refused is not None}
-    pruned = {
-        layout_in(study, trial): trial.user_attrs["reason"]
-        for trial in of_layouts(study)
-        if trial.state is TrialState.PRUNED
-    }
+    pruned = layouts_of(study, TrialState.PRUNED).items()
     assert refused
-    assert refused.items() <= pruned.items()
+    assert refused.items() <= {(one, trial.user_attrs["reason"]) for one, trial in pruned}
 
 
-def test_a_layout_stands_once_and_not_too_many_do(plan: Plan) -> None:
-    study = planner.study_of(plan)
+def test_not_too_many_layouts_are_considered(plan: Plan) -> None:
     fitting = [one for one in plan.considered if (one.oom_probability or 0.0) <= OOM_LIMIT]
     assert MOST_CONSIDERED <= len(fitting) < MOST_CONSIDERED + 32
-    layouts = [layout_in(study, trial) for trial in of_layouts(study)]
-    assert len(set(layouts)) == len(layouts)
 
 
 def test_the_same_plan_gives_the_same_study(plan: Plan) -> None:
@@ -131,60 +131,42 @@ def test_what_a_sampler_tried_is_there() -> None:
 
 
 def test_a_plan_says_why_nothing_was_sampled(plan: Plan) -> None:
-    study = plan.searched.study
-    assert (study["trials"], study["reason"]) == (
-        0, "no value that enumeration leaves out makes the best layouts faster",
-    )  # fmt: skip
+    reason = "no value that enumeration leaves out makes the best layouts faster"
+    assert plan.searched.study.items() >= {"trials": 0, "reason": reason}.items()
 
 
 def test_the_front_is_the_plans_front(plan: Plan) -> None:
     study = planner.study_of(plan, "time-memory")
     assert study.study_name == f"{plan.id}-time-memory"
     assert study.metric_names == ["step_seconds", "device_bytes"]
-    assert plan.ranked[0].estimate.usable_bytes is not None
     usable = plan.ranked[0].estimate.usable_bytes
-    theirs = {tuple(trial.values): layout_in(study, trial) for trial in study.best_trials}
-    ours = {(p.step_seconds, usable - p.headroom_bytes): p.layout for p in plan.pareto}
+    theirs = {tuple(trial.values) for trial in study.best_trials}
+    ours = {(point.step_seconds, usable - point.headroom_bytes) for point in plan.pareto}
     assert len(ours) > 3
-    assert ours.keys() <= theirs.keys()  # a plan shows at most 20 points
-    fitting = [
-        trial.values
-        for trial in study.trials
-        if trial.state is TrialState.COMPLETE and trial.user_attrs["oom_probability"] <= OOM_LIMIT
-    ]
+    assert ours <= theirs  # a plan shows at most 20 points
+    complete = layouts_of(study, TrialState.COMPLETE).values()
+    fitting = [one.values for one in complete if one.user_attrs["oom_probability"] <= OOM_LIMIT]
     step, device = np.array(fitting).T
     rows = pareto.front(step, device, most=len(step))
-    assert theirs.keys() == {(step[row], device[row]) for row in rows}
+    assert theirs == {(step[row], device[row]) for row in rows}
     assert len(ours) == min(len(rows), 20)
 
 
-def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes(several_sizes: Plan) -> None:
-    study = planner.study_of(several_sizes, "time-cost")
-    options = {(one.num_gpus, one.layout): one for one in several_sizes.sizes}
-    shown = {
-        key: trial
-        for trial in of_layouts(study)
-        if (key := ((layout := layout_in(study, trial)).num_gpus, layout)) in options
-    }
-    assert shown.keys() == options.keys()
-    values = {key: tuple(trial.values) for key, trial in shown.items()}
-    pairs = {key: (one.time_to_train_seconds, one.cost) for key, one in options.items()}
-    assert values == {key: pytest.approx(pair) for key, pair in pairs.items()}
+def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes() -> None:
+    cluster = {**JOB["cluster"], "num_gpus": [8, 16]}
+    plan = planner.recommend({**JOB, "cluster": cluster, "search": {"fix": NARROW, "top_k": 2}})
+    found = layouts_of(planner.study_of(plan, "time-cost"))
+    values = {one.layout: tuple(found[one.layout].values) for one in plan.sizes}
+    for one in plan.sizes:
+        assert values[one.layout] == pytest.approx((one.time_to_train_seconds, one.cost))
     beaten = {
-        key
-        for key, (time, cost) in values.items()
+        layout
+        for layout, (time, cost) in values.items()
         for other in values.values()
         if other[0] <= time and other[1] <= cost and other != (time, cost)
     }
-    assert {key for key, one in options.items() if not one.on_front} == beaten
-    assert planner.study_of(several_sizes).metric_names == ["seconds_per_token"]
-
-
-@pytest.fixture(scope="module")
-def several_sizes() -> Plan:
-    search = {"fix": {"precision": "bf16", "tp": 1, "cp": 1, "pp": 1}, "top_k": 2}
-    cluster = {**JOB["cluster"], "num_gpus": [8, 16]}
-    return planner.recommend({**JOB, "cluster": cluster, "search": search})
+    assert {one.layout for one in plan.sizes if not one.on_front} == beaten
+    assert planner.study_of(plan).metric_names == ["seconds_per_token"]
 
 
 @pytest.mark.parametrize(
@@ -192,8 +174,7 @@ def several_sizes() -> Plan:
     [("memory", "device_bytes"), ("cost", "cost_usd"), ("energy", "joules_per_token")],
 )
 def test_the_value_is_what_the_plan_minimises(objective: str, name: str) -> None:
-    search = {"objective": objective, "top_k": 3, "prefer": "fastest",
-              "fix": {"precision": "bf16", "tp": 1, "cp": 1, "pp": 1}}  # fmt: skip
+    search = {"objective": objective, "top_k": 3, "prefer": "fastest", "fix": NARROW}
     plan = planner.recommend({**JOB, "search": search})
     study = planner.study_of(plan)
     assert study.metric_names == [name]
@@ -202,16 +183,16 @@ def test_the_value_is_what_the_plan_minimises(objective: str, name: str) -> None
     assert without.trials[0].value == pytest.approx(study.best_value, rel=1e-6)
 
 
-def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(plan: Plan) -> None:
+def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(
+    plan: Plan, study: optuna.Study
+) -> None:
     values = plan.model_dump(mode="json")
     del values["considered"]
     older = planner.study_of(Plan.model_validate(values))
-    newer = planner.study_of(plan)
-    for old, new in zip(older.trials[: len(plan.ranked)], newer.trials, strict=False):
-        assert layout_in(older, old) == layout_in(newer, new)
-        assert old.value == new.value
-    complete = {layout_in(older, t) for t in older.trials if t.state is TrialState.COMPLETE}
-    assert complete == {one.layout for one in (*plan.ranked, *plan.pareto)}
+    for old, new in zip(older.trials[: len(plan.ranked)], study.trials, strict=False):
+        assert (layout_in(older, old), old.value) == (layout_in(study, new), new.value)
+    complete = layouts_of(older, TrialState.COMPLETE)
+    assert complete.keys() == {one.layout for one in (*plan.ranked, *plan.pareto)}
 
 
 def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
@@ -229,11 +210,11 @@ def probed() -> Plan:
 def test_a_plan_with_probes_has_them_as_trials(probed: Plan) -> None:
     study = planner.study_of(probed)
     assert (study.study_name, study.metric_names) == (probed.id, ["step_seconds"])
-    complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
+    complete = layouts_of(study, TrialState.COMPLETE)
     entries = [entry for entry in probed.ranked if entry.measurement]
     measured = {entry.layout: entry.measurement["step_seconds"] for entry in entries}
-    assert {layout_in(study, one): one.value for one in complete} == pytest.approx(measured)
-    for trial in complete:
+    assert {one: trial.value for one, trial in complete.items()} == pytest.approx(measured)
+    for trial in complete.values():
         attributes = trial.user_attrs
         low, high = attributes["interval_seconds"]
         assert low < attributes["predicted_step_seconds"] < high

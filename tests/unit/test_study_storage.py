@@ -18,10 +18,7 @@ from planner.errors import ConflictError, SpecError, StoreError
 from planner.specs.plan import Plan
 from tests.conftest import needed, one_fast
 
-PLOTS = (
-    "plot_optimization_history", "plot_param_importances", "plot_slice",
-    "plot_parallel_coordinate",
-)  # fmt: skip
+PLOTS = ("plot_param_importances", "plot_slice", "plot_parallel_coordinate")
 PARAMETERS = ["dp_shard", "pp", "micro_batch_size", "ac"]
 Written = Callable[[optuna.Study], BaseStorage]
 
@@ -73,15 +70,14 @@ def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     study = planner.study_of(few)
     loaded = optuna.load_study(study_name=None, storage=written(study))
     for name in PLOTS:
-        chosen = {} if name == "plot_optimization_history" else {"params": PARAMETERS}
-        figure = getattr(visualization, name)(loaded, **chosen)
+        figure = getattr(visualization, name)(loaded, params=PARAMETERS)
         assert len(figure.data[0].to_plotly_json()) > 1, name
     history = visualization.plot_optimization_history(loaded)
     points = {trace.name: len(trace.x) for trace in history.data if trace.name != "Best Value"}
     counts = counts_of(study)
-    fitting, others = counts["fitting"], counts["not_fitting"]
-    assert points == {"Objective Value": fitting, "Infeasible Trial": others}
-    assert counts["not_fitting"]
+    assert points["Objective Value"] == counts["fitting"]
+    assert points["Infeasible Trial"] == counts["not_fitting"] > 0
+    assert len(points) == 2
     importances = optuna.importance.get_param_importances(loaded, params=PARAMETERS)
     assert sum(importances.values()) == pytest.approx(1.0)
 
@@ -105,18 +101,17 @@ def test_optunas_plot_of_the_front_is_the_plans(plan: Plan, tmp_path: Path) -> N
 def test_optuna_dashboard_answers_with_it(few: Plan, written: Written) -> None:
     dashboard = needed("optuna_dashboard")
     study = planner.study_of(few)
-    app = dashboard.wsgi(written(study))
+    app, trial = dashboard.wsgi(written(study)), study.trials[0]
     (summary,) = asked(app, "/api/studies")["study_summaries"]
-    assert summary["study_name"] == few.id
     shown = asked(app, f"/api/studies/{summary['study_id']}")
-    assert shown["name"] == few.id
+    assert summary["study_name"] == shown["name"] == few.id
     assert len(shown["trials"]) == len(study.trials)
     first = shown["trials"][0]
     assert first["state"] == "Complete"
-    assert first["values"] == pytest.approx(study.trials[0].values)
-    assert {one["name"] for one in first["params"]} == study.trials[0].params.keys()
-    assert first["constraints"] == list(study.trials[0].constraints.values())
-    assert {one["key"] for one in first["user_attrs"]} == study.trials[0].user_attrs.keys()
+    assert first["values"] == pytest.approx(trial.values)
+    assert {one["name"] for one in first["params"]} == trial.params.keys()
+    assert first["constraints"] == list(trial.constraints.values())
+    assert {one["key"] for one in first["user_attrs"]} == trial.user_attrs.keys()
 
 
 def asked(app: Any, address: str) -> Any:
@@ -135,13 +130,16 @@ def asked(app: Any, address: str) -> Any:
 def test_a_study_that_is_there_is_kept_unless_it_is_to_be_replaced(
     few: Plan, tmp_path: Path
 ) -> None:
-    storage = open_storage(None, tmp_path / "study.log")
-    study = planner.study_of(few)
+    storage, study = open_storage(None, tmp_path / "study.log"), planner.study_of(few)
+
+    def trials() -> Any:
+        return storage.get_all_trials(storage.get_study_id_from_name(few.id))
+
     write_study(study, storage, overwrite=False)
-    before = storage.get_all_trials(storage.get_study_id_from_name(few.id))
+    before = trials()
     with pytest.raises(ConflictError, match="is there already; --overwrite replaces it"):
         write_study(study, storage, overwrite=False)
-    assert storage.get_all_trials(storage.get_study_id_from_name(few.id)) == before
+    assert trials() == before
     write_study(study, storage, overwrite=True)
     write_study(planner.study_of(few, "time-memory"), storage, overwrite=False)
     names = {one.study_name for one in storage.get_all_studies()}
@@ -194,9 +192,7 @@ def test_where_no_study_can_be_written(url: str | None, journal: str | None, mes
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'planner.db'}"
-    engine = create_engine(url)
-    with engine.begin() as connection:
+    with create_engine(url).begin() as connection:
         connection.execute(text("create table plans (id text)"))
-    engine.dispose()
     with pytest.raises(SpecError, match="holds another program's tables"):
         open_storage(url, None)

@@ -20,10 +20,12 @@ from planner.work.blocks import layer_ops
 from tests.conftest import needed
 
 LLAMA = read_model("llama3-8b")
+H, KV, F = 4096, 1024, 14336  # widths of its layers: hidden, keys and values, feed-forward
 
 
-def layout(trainer: str = "torchtitan", **values: Any) -> Layout:
-    values = {"pp": 4, "dp_shard": 2, "ac": "none", **values}
+def layout(name: str, trainer: str = "torchtitan", **values: Any) -> Layout:
+    """Of a schedule in four stages."""
+    values = {"pp": 4, "dp_shard": 2, "ac": "none", "pp_schedule": name, **values}
     return resolve_layout(values, trainer=trainer, num_gpus=8)
 
 
@@ -44,36 +46,34 @@ def held(prices: Prices, field: str, row: int = 0) -> float:
 
 def test_torch_keeps_the_graph_and_the_incoming_gradients() -> None:
     """q k v o, w1 w2 w3 and two norms receive h + 2 kv + h + 2 f + h + 2 h elements a token."""
-    prices = priced(layout(pp_schedule="ZBVZeroBubble"))
-    h, kv, f = 4096, 1024, 14336
-    incoming = 4096 * 2 * (h + 2 * kv + h + 2 * f + h + 2 * h)
+    prices = priced(layout("ZBVZeroBubble"))
+    incoming = 4096 * 2 * (H + 2 * KV + H + 2 * F + H + 2 * H)
     assert held(prices, "held_bytes") == pytest.approx(held(prices, "saved_bytes") + incoming)
 
 
 def test_the_zero_bubble_fork_keeps_inputs_and_incoming_gradients() -> None:
-    prices = priced(layout("megatron", pp_schedule="ZB-1p"), trainer="megatron")
-    h, kv, f = 4096, 1024, 14336
-    inputs, incoming = h + h + h + f, h + 2 * kv + h + 2 * f + h
+    prices = priced(layout("ZB-1p", "megatron"), trainer="megatron")
+    inputs, incoming = H + H + H + F, H + 2 * KV + H + 2 * F + H
     assert held(prices, "held_bytes") == pytest.approx(4096 * 2 * (inputs + incoming))
     assert held(prices, "redone_seconds") == 0.0
 
 
 def test_recomputation_is_repeated_for_every_group_of_parameters() -> None:
-    prices = priced(*(layout(pp_schedule="ZBVZeroBubble", **ac) for ac in ({"ac": "full"}, {})))
+    prices = priced(layout("ZBVZeroBubble", ac="full"), layout("ZBVZeroBubble"))
     redone = 9 * held(prices, "recompute_seconds")
     assert held(prices, "redone_seconds") == pytest.approx(redone, rel=1e-6)
     assert held(prices, "redone_seconds", 1) == 0.0
 
 
-def test_split_backwards_with_checkpointing_cost_more_than_whole_ones() -> None:
+@pytest.mark.parametrize(("ac", "better"), [("none", True), ("full", False)])
+def test_split_backwards_with_checkpointing_cost_more_than_whole_ones(
+    ac: str, better: bool
+) -> None:
     """ZBV's saving is nothing against nine more forwards a layer; else it wins."""
-    for ac, better in (("none", True), ("full", False)):
-        prices = priced(
-            layout(pp_schedule="ZBVZeroBubble", ac=ac),
-            layout(pp_schedule="Interleaved1F1B", virtual_stages=2, ac=ac),
-        )
-        assert (prices.step_seconds[0] < prices.step_seconds[1]) is np.bool_(better)
-        assert prices.parts["recompute"][0] >= prices.parts["recompute"][1]
+    whole = layout("Interleaved1F1B", virtual_stages=2, ac=ac)
+    prices = priced(layout("ZBVZeroBubble", ac=ac), whole)
+    assert bool(prices.step_seconds[0] < prices.step_seconds[1]) is better
+    assert prices.parts["recompute"][0] >= prices.parts["recompute"][1]
 
 
 ZERO = "InterleavedZeroBubble"
@@ -95,11 +95,8 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
     log-softmax in fp32 and logits in bf16, which the simulation does not know.
     """
     split = [32 // (4 * virtual)] * 4 * virtual
-    pricer, one = (
-        build("torchtitan"),
-        layout(pp_schedule=name, virtual_stages=virtual, ac=ac, layers_per_stage=split),
-    )
-    batch = LayoutBatch.from_layouts([one])
+    one = layout(name, virtual_stages=virtual, ac=ac, layers_per_stage=split)
+    pricer, batch = build("torchtitan"), LayoutBatch.from_layouts([one])
     prices = pricer.price(batch, every_rank=True)
     played = play(pricer, batch, prices, np.zeros(1, dtype=np.int64))
     recomputed = prices.stage_seconds.costs.transient_bytes[:, prices.stage_seconds.at[0]].max()
@@ -107,8 +104,7 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
     has_head = SCHEDULES[name].stage_rank(4 * virtual - 1, 4, virtual) == np.arange(4)
     if name in FORWARDS_FIRST:
         parameters = 8.0 * LLAMA_LAYER + LLAMA_TABLE * np.array([1.0, 0.0, 0.0, 1.0])
-        freed = FP32 * parameters > played_R / 16
-        played_R = np.where(freed, played_R * 15 / 16, played_R)
+        played_R = np.where(FP32 * parameters > played_R / 16, played_R * 15 / 16, played_R)
         priced_R = priced_R - has_head * 15 * 4096 * 128256 * (FP32 + BF16)
     room = np.where(has_head, 1.2, 1.01)
     assert np.all(played_R <= priced_R * room)
@@ -163,19 +159,14 @@ def test_torch_refuses_selective_checkpointing_of_a_split_backward() -> None:
     from functools import partial
 
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-    from torch.utils.checkpoint import (
-        CheckpointPolicy,
-        checkpoint,
-        create_selective_checkpoint_contexts,
-    )
+    from torch.utils import checkpoint as module
 
-    saved = itertools.cycle([CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
-    context = partial(create_selective_checkpoint_contexts, lambda *_, **__: next(saved))
-    layer, x = (
-        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)),
-        torch.randn(4, 8, requires_grad=True),
-    )
-    out = checkpoint(layer, x, use_reentrant=False, context_fn=context)
+    policy = module.CheckpointPolicy
+    saved = itertools.cycle([policy.MUST_SAVE, policy.PREFER_RECOMPUTE])
+    context = partial(module.create_selective_checkpoint_contexts, lambda *_, **__: next(saved))
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+    out = module.checkpoint(layer, x, use_reentrant=False, context_fn=context)
     _, groups = stage_backward_input([out], [torch.randn_like(out)], [x], layer.parameters())
     with pytest.raises(RuntimeError, match="backward an extra time"):
         stage_backward_weight(layer.parameters(), groups)

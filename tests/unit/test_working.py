@@ -1,23 +1,21 @@
 """What is shown while a command works: on a terminal, and only there; and how far a sweep is."""
 
 import io
+import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.api.cli.accuracy import PUBLIC_ROWS
-from planner.api.cli.root import run
 from planner.api.cli.studying import bar, sweep_stand
 from planner.api.cli.working import working
 from planner.api.jobs.observer import Observer
-
-JOB = [
-    "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "2k",
-    "--global-batch-size", "4", "--top-k", "1",
-]  # fmt: skip
+from tests.conftest import job_values
+from tests.unit.conftest import Say
 
 
 class Terminal(io.StringIO):
@@ -27,21 +25,23 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(autouse=True)
-def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
+Watched = Callable[[], Terminal]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Standard error from the call on; pytest puts its own there before each phase of a test."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
+
+    def watch() -> Terminal:
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        return sys.stderr  # type: ignore[return-value]
+
+    return watch
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Standard error from now on; pytest puts its own there before each phase of a test."""
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
-def test_a_terminal_shows_words_and_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = watched(monkeypatch)
+def test_a_terminal_shows_words_and_how_many_are_done(watched: Watched) -> None:
+    terminal = watched()
     with working("pricing", total=3) as shown:
         shown.done()
         shown.say("nearly")
@@ -51,46 +51,38 @@ def test_a_terminal_shows_words_and_how_many_are_done(monkeypatch: pytest.Monkey
 
 
 def test_who_asked_for_quiet_or_watches_nothing_sees_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = watched(monkeypatch)
-    with working("pricing", quiet=True) as shown:
-        shown.say("words")
-        shown.done()
-    assert terminal.getvalue() == ""
-    piped = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", piped)
-    with working("pricing"):
-        pass
-    assert piped.getvalue() == ""
+    for stream, quiet in ((watched(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with working("pricing", quiet=quiet) as shown:
+            shown.say("words")
+            shown.done()
+        assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize(("command", "words"), [
-    (["recommend", *JOB], "looking at all layouts"),
-    (["calibrate"], "learning from all measurements"),
-    (["accuracy", "--jobs", "FEW"], "fitting again"),
-    (["estimate", "--job", "JOB"], "pricing"),
+    ("recommend --job JOB --top-k 1 --fix pp=1", "looking at all layouts"),
+    ("calibrate", "learning from all measurements"),
+    ("accuracy --jobs FEW", "fitting again"),
+    ("estimate --job PRICED", "pricing"),
 ])  # fmt: skip
 def test_commands_that_take_long_say_so_on_a_terminal(
-    command: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, words: str, tmp_path: Path, watched: Watched, say: Say
 ) -> None:
-    terminal = watched(monkeypatch)
-    few, job = tmp_path / "few.jsonl", tmp_path / "job.yaml"
-    few.write_text(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-    job.write_text(
-        "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 8}\ntraining: {seq_len: 2k, "
-        "global_batch_size: 8}\nlayout: {}\n"
-    )
-    line = [{"FEW": str(few), "JOB": str(job)}.get(word, word) for word in command]
-    assert run(line) == 0
+    terminal, job = watched(), job_values("llama3.2-1b", "h100", 1, 2048, 4)
+    texts = {
+        "FEW": PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[0],
+        "JOB": json.dumps(job),
+        "PRICED": json.dumps({**job, "layout": {}}),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    line = [str(tmp_path / word) if word in texts else word for word in command.split()]
+    say(*line)
     assert words in terminal.getvalue()
-    capsys.readouterr()
     terminal.truncate(0)
-    assert run([*line, "--json"]) == 0
+    say(*line, "--json")
     assert words not in terminal.getvalue()
 
 
@@ -101,9 +93,11 @@ STANDING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_long_words_leave_the_count_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_words_leave_the_count_of_layouts(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal, observer = watched(monkeypatch), Observer()
+    terminal, observer = watched(), Observer()
     with bar(observer, "layouts", sweep_stand):
         observer.on_event({**STANDING, "message": "a long layout " * 20})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
