@@ -212,12 +212,9 @@ def ranked_table(plan: Plan, width: int) -> Text:
     beside = MINIMISED.get(search.get("objective", "")) if all(one.run for one in shown) else None
     rows = []
     for entry in shown:
-        figures = entry.shown
-        layout = (
-            f"{counted(entry.num_gpus, 'GPU')}: {_line(plan, entry.layout)}"
-            if len(sizes) > 1
-            else _line(plan, entry.layout)
-        )
+        figures, layout = entry.shown, _line(plan, entry.layout)
+        if len(sizes) > 1:
+            layout = f"{counted(entry.num_gpus, 'GPU')}: {layout}"
         rows.append(
             (
                 f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",

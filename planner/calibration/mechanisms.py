@@ -71,19 +71,14 @@ CP_WORDS = {
 
 
 class Setting(Protocol):
-    """The model, cluster and training that all layouts of a job share."""
+    """What all layouts of a job share."""
 
     @property
-    def model(self) -> ModelSpec:
-        """The model."""
-
+    def model(self) -> ModelSpec: ...
     @property
-    def cluster(self) -> ClusterSpec:
-        """The cluster."""
-
+    def cluster(self) -> ClusterSpec: ...
     @property
-    def training(self) -> TrainingSpec:
-        """The training settings."""
+    def training(self) -> TrainingSpec: ...
 
 
 Mask = Callable[[LayoutBatch, Setting], BoolColumn]
@@ -182,10 +177,6 @@ def _captures(graphs: int) -> Mask:
     return lambda x, setting: np.asarray(captured(x, _context(setting)) == graphs)
 
 
-def _cut_as_a_rule(setting: Setting) -> bool:
-    return setting.training.seq_len >= GATHERED_FROM
-
-
 def _domain(setting: Setting) -> int:
     """GPUs of one scale-up domain (NVLink or similar)."""
     return setting.cluster.fabric[0].gpus
@@ -270,7 +261,8 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
         used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
         cut = replace(used, leads=False)
-        yield replace(cut, practised=_cut_as_a_rule) if method == "allgather" else cut
+        usual = _above(lambda s: s.training.seq_len, GATHERED_FROM - 1)
+        yield replace(cut, practised=usual) if method == "allgather" else cut
     yield Mechanism(
         name="short cp", points=0, leads=False,
         words=f"context parallelism with fewer than {CUT:,} tokens a rank",
@@ -336,11 +328,10 @@ def _program() -> Iterator[Mechanism]:
         used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
         yield replace(used, leads=kind != "memory-budget")
     yield _layout("compile", lambda x: x.compile, words="compiled layers")
-    words = "the optimizer in the backward"
-    yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, words)
+    backward, host = "the optimizer in the backward", "activations on the host"
+    yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, backward)
     yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
-    words = "activations on the host"
-    yield _layout("activation offload", lambda x: x.activation_offload_layers > 0, 2, words)
+    yield _layout("activation offload", lambda x: x.activation_offload_layers > 0, 2, host)
 
 
 def _mixes(mixer: str) -> Callable[[Setting], bool]:
