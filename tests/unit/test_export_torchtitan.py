@@ -6,7 +6,9 @@ import os
 import shlex
 import subprocess
 import tomllib
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
@@ -24,6 +26,13 @@ from planner.trainers.titan_models import FLAVORS, even_split, find_flavor, unif
 from tests.conftest import tiers
 
 VERSIONS = ("0.2.2", "0.3.0")
+
+
+# has gone in 0.3
+LOST_IN_03: dict[str, Any] = {
+    "cp": 2, "precision": "float8-tensorwise", "ac": "selective-layer-2",
+    "optimizer_in_backward": True, "cp_method": "alltoall",
+}  # fmt: skip
 
 
 def toml_of(exported: Export) -> dict:
@@ -78,27 +87,24 @@ def test_any_layout_reads_back(data: st.DataObject, name: str, version: str) -> 
 def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) -> None:
     """What the trainer's row of `TRAINERS` allows, 0.2.2 says in its file."""
     rules, spec = TRAINERS["torchtitan"], model("llama3-70b")
-    chosen = data.draw(layouts(spec.num_hidden_layers))
-    sharded = chosen.dp_shard * chosen.cp > 1
-    chosen = chosen.model_copy(
-        update={
-            "precision": chosen.precision
-            if chosen.precision in rules.precisions - {"mxfp8"}
-            else "bf16",
-            "float8_all_gather": chosen.precision == "float8-tensorwise"
-            and chosen.float8_all_gather,
-            "ac": chosen.ac if parse_ac(chosen.ac)[0] in rules.ac_kinds else "none",
-            "cp_method": chosen.cp_method if chosen.cp_method in rules.cp_methods else "allgather",
-            "zero_stage": max(2, chosen.zero_stage) if sharded else 0,
-            "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
-            "sequence_parallel": chosen.tp > 1,
-            "optimizer_offload_fraction": 1.0,
-            "activation_offload_layers": 0,
-            "layers_per_stage": None
-            if chosen.layers_per_stage == (1, 2, 3)
-            else chosen.layers_per_stage,
-        }
-    )
+    drawn = data.draw(layouts(spec.num_hidden_layers))
+    update: dict[str, Any] = {
+        "float8_all_gather": drawn.precision == "float8-tensorwise" and drawn.float8_all_gather,
+        "zero_stage": max(2, drawn.zero_stage) if drawn.dp_shard * drawn.cp > 1 else 0,
+        "sequence_parallel": drawn.tp > 1,
+        "optimizer_offload_fraction": 1.0,
+        "activation_offload_layers": 0,
+    }
+    for field, words, plain in (
+        ("precision", rules.precisions - {"mxfp8"}, "bf16"),
+        ("cp_method", rules.cp_methods, "allgather"),
+        ("pp_schedule", rules.schedules, "1F1B"),
+    ):
+        update[field] = getattr(drawn, field) if getattr(drawn, field) in words else plain
+    update["ac"] = drawn.ac if parse_ac(drawn.ac)[0] in rules.ac_kinds else "none"
+    if drawn.layers_per_stage == (1, 2, 3):
+        update["layers_per_stage"] = None
+    chosen = drawn.model_copy(update=update)
     batch = chosen.dp_degree * chosen.micro_batch_size * 8
     exported = export(chosen, spec, cluster(256), training(global_batch_size=batch), "0.2.2")
     assert exported.blockers == ()
@@ -106,90 +112,159 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
     assert unsaid <= {"layers_per_stage", "virtual_stages", "moe_dispatcher"}, unsaid
 
 
-def test_the_70b_recipe_of_256_gpus() -> None:
-    compiled = {"precision": "float8-rowwise", "compile": True, "async_tp": True}
-    exported = make(tp=8, micro_batch_size=16, ac="full", **compiled)
-    said = toml_of(exported)
-    assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
-    assert said["model"]["converters"] == ["quantize.linear.float8"]
-    assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["auto_filter_small_kn", "output"],
-        "recipe_name": "rowwise",
-    }
-    assert said["parallelism"]["data_parallel_shard_degree"] == 32
-    assert said["parallelism"]["tensor_parallel_degree"] == 8
-    assert said["parallelism"]["enable_async_tensor_parallel"] is True
-    assert said["parallelism"]["fsdp_reshard_after_forward"] == "default"
-    assert said["training"]["local_batch_size"] == 16
-    assert said["training"]["global_batch_size"] == 512
-    assert said["activation_checkpoint"]["mode"] == "full"
-    assert exported.command == ("sbatch", "slurm.sbatch")
-    assert exported.blockers == ()
+PIPED = {"pp": 4, "pp_schedule": "Interleaved1F1B"}
+STAGES = "parallelism.pipeline_parallel_layers_per_stage"
+PARTS = "parallelism.module_fqns_per_model_part"
+BACKEND = "parallelism.expert_parallel_comm_backend"
+MICRO = "parallelism.pipeline_parallel_microbatch_size"
+FLOAT8 = "quantize.linear.float8"
+SMALL = ["auto_filter_small_kn", "output"]
+# model, layout, and what train.toml says: a value or a whole table, None what it has not
+SAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama3.1-70b", {"tp": 8, "micro_batch_size": 16, "ac": "full", "compile": True,
+        "precision": "float8-rowwise", "async_tp": True}, {
+        "model.name": "llama3", "model.flavor": "70B", "model.converters": [FLOAT8],
+        FLOAT8: {"filter_fqns": SMALL, "recipe_name": "rowwise"},
+        "parallelism.data_parallel_shard_degree": 32, "parallelism.tensor_parallel_degree": 8,
+        "parallelism.enable_async_tensor_parallel": True, "training.local_batch_size": 16,
+        "parallelism.fsdp_reshard_after_forward": "default", "training.global_batch_size": 512,
+        "activation_checkpoint": {"mode": "full"}, MICRO: None}),
+    # without a pipeline the local batch is the microbatch, and the global one accumulates
+    ("llama3.1-70b", {"dp_shard": 64, "tp": 4, "micro_batch_size": 2},
+        {"training.local_batch_size": 2, "training.global_batch_size": 512}),
+    ("llama3.1-70b", {"dp_shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 2},
+        {"training.local_batch_size": 64, MICRO: 2}),  # it holds all microbatches
+    *(
+        ("llama3.1-70b", {"pp": pp, "zero_stage": stage},
+            {"parallelism.fsdp_reshard_after_forward": policy})
+        for pp, stage, policy in ((1, 2, "never"), (4, 3, "always"), (4, 2, "never"))
+    ),
+    *(
+        ("llama3.1-70b", {"ac": ac}, {"activation_checkpoint": said})
+        for ac, said in (
+            ("none", {"mode": "none"}),
+            ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
+            ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
+        )
+    ),
+    ("llama3.1-70b", {"ac": "memory-budget-0.4", "compile": True},
+        {"activation_checkpoint": {"mode": "memory_budget", "memory_budget": 0.4}}),
+    ("llama3.1-70b", {"precision": "float8-tensorwise", "float8_all_gather": True,
+        "compile": True}, {FLOAT8: {"filter_fqns": SMALL, "enable_fsdp_float8_all_gather": True,
+        "precompute_float8_dynamic_scale_for_fsdp": True}}),
+    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8}, {
+        "model.converters": [FLOAT8, "quantize.grouped_mm.float8"],
+        f"{FLOAT8}.filter_fqns": [*SMALL, "router.gate"]}),
+    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8, "cp": 2},
+        {"model.converters": [FLOAT8]}),  # experts stay in bf16
+    ("deepseek-v3", {"ep": 8, "moe_dispatcher": "deepep"}, {BACKEND: "deepep"}),
+    # the trainer's own number of stages is left to it
+    ("llama3.1-70b", {"pp": 4}, {STAGES: None, PARTS: None}),
+    ("llama3.1-70b", {**PIPED, "virtual_stages": 2}, {STAGES: None, PARTS: None}),
+    ("llama3.1-70b", {**PIPED, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
+        {STAGES: None, PARTS: None}),
+    ("llama3.1-405b", {**PIPED, "pp": 8, "virtual_stages": 4},
+        {STAGES: 4}),  # ceil((126 + 2) / 4) = 32 stages
+    ("llama3.1-70b", {"reduce_dtype": "bfloat16"}, {"job.custom_config_module": "planner_config"}),
+    *(
+        (name, {}, {"experimental.custom_import": "planner_model", "model.name": "planner_model"})
+        for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2")
+    ),
+]  # fmt: skip
 
 
-def test_without_pp_the_local_batch_is_the_microbatch_and_the_global_batch_accumulates() -> None:
-    said = toml_of(make(dp_shard=64, tp=4, micro_batch_size=2))["training"]
-    assert (said["local_batch_size"], said["global_batch_size"]) == (2, 512)
-    assert said["global_batch_size"] // (said["local_batch_size"] * 64) == 4
+@pytest.mark.parametrize(("name", "values", "said"), SAID)
+def test_what_a_layout_means_is_said_in_the_toml_of_0_2(
+    name: str, values: dict[str, Any], said: dict[str, Any]
+) -> None:
+    made = make("0.2.2", name, **values)
 
+    def found(path: str) -> object:
+        return reduce(lambda table, key: table.get(key) or {}, path.split("."), toml_of(made))
 
-def test_with_pp_the_local_batch_holds_all_microbatches() -> None:
-    said = toml_of(make(dp_shard=8, tp=8, pp=4, micro_batch_size=2))
-    assert said["training"]["local_batch_size"] == 64
-    assert said["parallelism"]["pipeline_parallel_microbatch_size"] == 2
-    assert "pipeline_parallel_microbatch_size" not in toml_of(make(tp=8))["parallelism"]
-
-
-@pytest.mark.parametrize(
-    ("pp", "stage", "policy"),
-    [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")],
-)
-def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> None:
-    parallelism = toml_of(make(pp=pp, zero_stage=stage))["parallelism"]
-    assert parallelism["fsdp_reshard_after_forward"] == policy
-
-
-@pytest.mark.parametrize(("ac", "said"), [
-    ("none", {"mode": "none"}),
-    ("full", {"mode": "full"}),
-    ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
-    ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
-    ("memory-budget-0.4", {"mode": "memory_budget", "memory_budget": 0.4}),
-])  # fmt: skip
-def test_activation_checkpointing(ac: str, said: dict) -> None:
-    assert toml_of(make(ac=ac))["activation_checkpoint"] == said
-
-
-def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None:
-    said = toml_of(make(precision="float8-tensorwise", float8_all_gather=True, compile=True))
-    assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["auto_filter_small_kn", "output"],
-        "enable_fsdp_float8_all_gather": True,
-        "precompute_float8_dynamic_scale_for_fsdp": True,
-    }
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_rowwise_with_16_bit_weight_gradients_is_a_recipe(version: str) -> None:
-    made = make(version, name="llama3-8b", precision="float8-rowwise-gw-hp", compile=True)
-    said = made.files["train.toml" if version == "0.2.2" else "planner_job.py"]
-    assert '"rowwise_with_gw_hp"' in said
-    assert "auto_filter_small_kn" not in said  # torchao refuses it with this recipe
-    assert parse_back(made).precision == "float8-rowwise-gw-hp"
-
-
-def test_dispatchers_are_its_comm_backends() -> None:
-    values: dict[str, object] = {"name": "deepseek-v3", "ep": 8, "moe_dispatcher": "deepep"}
-    made = make("0.2.2", **values)
+    assert {path: found(path) or None for path in said} == said
     assert made.blockers == ()
-    assert toml_of(made)["parallelism"]["expert_parallel_comm_backend"] == "deepep"
-    assert "expert_parallel_comm_backend" not in make("0.2.0", **values).files["train.toml"]
-    assert [fault.field for fault in make("0.2.0", **values).blockers] == ["moe_dispatcher"]
-    qwen = make("0.2.2", name="qwen3-30b-a3b", ep=8, moe_dispatcher="deepep")
-    assert [fault.field for fault in qwen.blockers] == ["moe_dispatcher"]
-    new = make("0.3.0", name="qwen3-30b-a3b", ep=8, moe_dispatcher="hybridep")
-    assert new.blockers == ()
-    assert "moe_comm_backend='hybridep'" in new.files["planner_job.py"]
+    own = [text for key, text in said.items() if key.startswith(("job.", "experimental."))]
+    assert {f"{module}.py" for module in own} <= made.files.keys()
+
+
+# release, model, job, layout: what the module of 0.2 or the job of 0.3 says and does not say
+WRITTEN: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("0.2.2", "llama3-8b", {}, {"precision": "float8-rowwise-gw-hp", "compile": True},
+        '"rowwise_with_gw_hp"', SMALL[0]),  # torchao refuses the filter with this recipe
+    ("0.3.0", "llama3-8b", {}, {"precision": "float8-rowwise-gw-hp", "compile": True},
+        '"rowwise_with_gw_hp"', SMALL[0]),
+    ("0.3.0", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "hybridep"},
+        "moe_comm_backend='hybridep'", "deepep"),
+    ("0.3.0", "llama3.1-8b", {"chunked_loss": False}, {}, "loss=CrossEntropyLoss.Config(",
+        "Chunked"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "flash3"}, {}, "attn_backend='varlen'", "cudnn"),
+    ("0.3.0", "llama3.1-70b", {},
+        {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"},
+        "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
+        "model_compile_enabled=True)", SMALL[0]),  # the last layers stay in 16 bits
+    ("0.3.0", "llama3.1-70b", {},
+        {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"},
+        "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n", SMALL[0]),
+    ("0.3.0", "llama3.1-70b", {}, {"precision": "mxfp8", "compile": True}, "MXFP8",
+        "nvfp4_bf16_tail_fqns"),
+    ("0.3.0", "llama3.1-70b", {}, {"tp": 8, "precision": "float8-rowwise", "compile": True},
+        'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
+        SMALL[0]),  # a filter that would decline every layer
+    ("0.2.2", "deepseek-v3", {}, {"cp": 2}, "attn_type='sdpa'", "use_flex_attn"),
+    ("0.2.0", "deepseek-v3", {}, {"cp": 2}, "use_flex_attn=False", "sdpa"),
+    ("0.2.2", "deepseek-v3", {}, {}, "deepseek_v3", "sdpa"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "name", "job", "values", "says", "lacks"), WRITTEN)
+def test_what_no_setting_says_is_written_in_python(
+    version: str, name: str, job: dict[str, Any], values: dict[str, Any], says: str, lacks: str
+) -> None:
+    made = make(version, name, job, **values)
+    text = "".join(text for file, text in made.files.items() if file.endswith((".py", ".toml")))
+    assert says in text
+    assert lacks not in text
+    assert parse_back(made) == layout(256, **values)
+
+
+@pytest.mark.parametrize(("version", "name", "job", "values", "fields"), [
+    ("0.2.0", "deepseek-v3", {}, {"ep": 8, "moe_dispatcher": "deepep"}, "moe_dispatcher"),
+    ("0.2.2", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "deepep"}, "moe_dispatcher"),
+    ("0.2.2", "llama3.1-8b", {"chunked_loss": True}, {}, "training.chunked_loss"),
+    ("0.2.2", "llama3-8b", {"cuda_graphs": "full"}, {}, "training.cuda_graphs"),
+    ("0.3.0", "llama3-8b", {"cuda_graphs": "partial"}, {}, "training.cuda_graphs"),
+    ("0.3.0", "llama3-8b", {"cuda_graphs": "full"}, {"pp": 2}, "training.cuda_graphs"),
+    ("0.2.2", "llama3-8b", {"attention_kernel": "flash3"}, {}, "training.attention_kernel"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "cudnn"}, {}, "training.attention_kernel"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "flash3"}, {"cp": 2}, "training.attention_kernel"),
+    *(
+        ("0.2.2", "llama3.1-70b", {"optimizer": optimizer}, {}, "training.optimizer")
+        for optimizer in ("muon", "adafactor", "sgd", "adamw-bf16-states")
+    ),
+    ("0.2.2", "qwen3-32b", {}, {"pp": 2}, "pp"),
+    ("0.3.0", "qwen3-32b", {}, {"pp": 2}, ""),
+    ("0.3.0", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "hybridep"}, ""),
+    ("0.3.0", "llama3.1-70b", {}, LOST_IN_03, " ".join(sorted(LOST_IN_03.keys() - {"cp"}))),
+    ("0.2.2", "llama3.1-70b", {}, LOST_IN_03, ""),
+])  # fmt: skip
+def test_what_a_release_lacks_is_a_blocker(
+    version: str, name: str, job: dict[str, Any], values: dict[str, Any], fields: str
+) -> None:
+    made = make(version, name, job, **values)
+    assert sorted(fault.field for fault in made.blockers) == fields.split()
+
+
+def test_what_an_export_leaves_to_the_release_or_notes() -> None:
+    assert "planner_job.py" not in make("0.3.0", name="llama3.1-8b").files  # a loss in chunks
+    older = make("0.2.0", "deepseek-v3", ep=8, moe_dispatcher="deepep").files["train.toml"]
+    assert "expert_parallel_comm_backend" not in older
+    with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
+    assert any("experts stay in bf16" in note for note in with_cp.notes)
+    assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
+    parts = toml_of(make(**PIPED, virtual_stages=4))["parallelism"]["module_fqns_per_model_part"]
+    # the head stands for one layer but is two modules
+    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -203,14 +278,6 @@ def test_a_day_is_written_in_the_settings_of_its_time(text: str, number: str) ->
     made = make(text, name="llama3.1-8b")
     assert made.version == number
     assert any(text in note for note in made.notes)
-
-
-def test_the_loss_is_in_chunks_where_the_release_has_them() -> None:
-    whole = make("0.3.0", name="llama3.1-8b", job={"chunked_loss": False})
-    assert "loss=CrossEntropyLoss.Config(" in whole.files["planner_job.py"]
-    assert "planner_job.py" not in make("0.3.0", name="llama3.1-8b").files  # its own config's way
-    old = make("0.2.2", name="llama3.1-8b", job={"chunked_loss": True})
-    assert [fault.field for fault in old.blockers] == ["training.chunked_loss"]
 
 
 @pytest.mark.parametrize(("name", "job", "values", "on"), [
@@ -230,81 +297,6 @@ def test_cuda_graphs_where_0_3_captures_them(name: str, job: dict, values: dict,
     assert ("--training.no_disable_cuda_graphs" in made.arguments) == on
     sized = "non_blocking_capacity_factor=1.0" in made.files.get("planner_job.py", "")
     assert sized == (on and "moe_dispatcher" in values)
-
-
-def test_graphs_and_kernels_that_a_release_lacks_are_blockers() -> None:
-    for version, job, values in (
-        ("0.2.2", {"cuda_graphs": "full"}, {}),
-        ("0.3.0", {"cuda_graphs": "partial"}, {}),
-        ("0.3.0", {"cuda_graphs": "full"}, {"pp": 2}),
-        ("0.2.2", {"attention_kernel": "flash3"}, {}),
-        ("0.3.0", {"attention_kernel": "cudnn"}, {}),
-        ("0.3.0", {"attention_kernel": "flash3"}, {"cp": 2}),
-    ):
-        made = make(version, name="llama3-8b", job=job, **values)
-        assert [fault.field for fault in made.blockers] == [f"training.{name}" for name in job]
-    three = make("0.3.0", name="llama3-8b", job={"attention_kernel": "flash3"})
-    assert "attn_backend='varlen'" in three.files["planner_job.py"]
-
-
-def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:
-    values = {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"}
-    module = make("0.3.0", **values).files["planner_job.py"]
-    assert (
-        "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
-        "model_compile_enabled=True)"
-    ) in module
-    assert "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n" in module
-    other = make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
-    assert "nvfp4_bf16_tail_fqns" not in other
-
-
-def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
-    assert (
-        "auto_filter_small_kn"
-        not in make("0.3.0", precision="float8-rowwise", compile=True).files["planner_job.py"]
-    )
-
-
-def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
-    alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
-    assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-    names = ["auto_filter_small_kn", "output", "router.gate"]
-    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == names
-    with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
-    assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
-    assert any("experts stay in bf16" in note for note in with_cp.notes)
-
-
-@pytest.mark.parametrize(
-    ("virtual", "schedule"), [(1, "1F1B"), (2, "Interleaved1F1B"), (2, "ZBVZeroBubble")]
-)
-def test_the_trainers_own_number_of_stages_is_left_to_it(virtual: int, schedule: str) -> None:
-    said = toml_of(make(pp=4, pp_schedule=schedule, virtual_stages=virtual))["parallelism"]
-    assert "pipeline_parallel_layers_per_stage" not in said
-    assert "module_fqns_per_model_part" not in said
-
-
-def test_stages_that_no_layers_per_stage_makes_are_written_out() -> None:
-    assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
-    exported = make(pp=4, pp_schedule="Interleaved1F1B", virtual_stages=4)
-    parts = toml_of(exported)["parallelism"]["module_fqns_per_model_part"]
-    # the head stands for one layer but is two modules
-    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]
-    assert exported.blockers == ()
-
-
-def test_virtual_stages_by_layers_per_stage() -> None:
-    said = toml_of(
-        make(
-            name="llama3.1-405b",
-            num_gpus=512,
-            pp=8,
-            pp_schedule="Interleaved1F1B",
-            virtual_stages=4,
-        )
-    )["parallelism"]
-    assert said["pipeline_parallel_layers_per_stage"] == 4  # ceil((126 + 2) / 4) = 32 stages
 
 
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64))
@@ -331,31 +323,15 @@ def test_layers_per_stage_become_module_names() -> None:
     assert any(word.endswith("layers.79,norm,lm_head") for word in new.arguments)
 
 
-def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
-    exported = make(reduce_dtype="bfloat16")
-    assert toml_of(exported)["job"]["custom_config_module"] == "planner_config"
-    assert "planner_config.py" in exported.files
-    assert "PYTHONPATH" in exported.files["launch.sh"]
-
-
 @pytest.mark.parametrize(("name", "module", "flavor"), [
-    ("llama3-8b", "llama3", "8B"),
-    ("llama3.1-70b", "llama3", "70B"),
-    ("llama3.1-405b", "llama3", "405B"),
-    ("qwen3-0.6b", "qwen3", "0.6B"),
-    ("qwen3-1.7b", "qwen3", "1.7B"),
-    ("qwen3-4b", "qwen3", "4B"),
-    ("qwen3-8b", "qwen3", "8B"),
-    ("qwen3-14b", "qwen3", "14B"),
-    ("qwen3-32b", "qwen3", "32B"),
-    ("qwen3-30b-a3b", "qwen3", "30B-A3B"),
-    ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
-    ("deepseek-v2-lite", "deepseek_v3", "16B"),
-    ("deepseek-v2", "deepseek_v3", "236B"),
-    ("deepseek-v3", "deepseek_v3", "671B"),
-    ("llama4-scout", "llama4", "17bx16e"),
-    ("llama4-maverick", "llama4", "17bx128e"),
-    ("gpt-oss-20b", "gpt_oss", "20b"),
+    ("llama3-8b", "llama3", "8B"), ("llama3.1-70b", "llama3", "70B"),
+    ("llama3.1-405b", "llama3", "405B"), ("qwen3-0.6b", "qwen3", "0.6B"),
+    ("qwen3-1.7b", "qwen3", "1.7B"), ("qwen3-4b", "qwen3", "4B"), ("qwen3-8b", "qwen3", "8B"),
+    ("qwen3-14b", "qwen3", "14B"), ("qwen3-32b", "qwen3", "32B"),
+    ("qwen3-30b-a3b", "qwen3", "30B-A3B"), ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
+    ("deepseek-v2-lite", "deepseek_v3", "16B"), ("deepseek-v2", "deepseek_v3", "236B"),
+    ("deepseek-v3", "deepseek_v3", "671B"), ("llama4-scout", "llama4", "17bx16e"),
+    ("llama4-maverick", "llama4", "17bx128e"), ("gpt-oss-20b", "gpt_oss", "20b"),
     ("gpt-oss-120b", "gpt_oss", "120b"),
 ])  # fmt: skip
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
@@ -386,15 +362,6 @@ def test_what_is_exported_imports_nothing_of_the_planner(release: str, name: str
                     assert all(one.name.split(".")[0] != "planner" for one in node.names)
 
 
-def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
-    for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2"):
-        exported = make(name=name)
-        said = toml_of(exported)
-        assert said["experimental"]["custom_import"] == said["model"]["name"] == "planner_model"
-        ast.parse(exported.files["planner_model.py"])
-        assert exported.blockers == ()
-
-
 @pytest.mark.parametrize(
     ("base", "module", "flavor"),
     [("llama4-scout", "llama4", "17bx16e"), ("gpt-oss-20b", "gpt_oss", "20b")],
@@ -419,29 +386,6 @@ def test_a_model_without_a_class_is_a_blocker_with_a_reason() -> None:
         exported.require_runnable()
 
 
-def test_qwen3_cannot_be_pipelined_in_02() -> None:
-    assert [fault.field for fault in make(name="qwen3-32b", pp=2).blockers] == ["pp"]
-    assert make("0.3.0", name="qwen3-32b", pp=2).blockers == ()
-
-
-def test_deepseek_with_cp_brings_plain_attention() -> None:
-    exported = make(name="deepseek-v3", cp=2)
-    assert "attn_type='sdpa'" in exported.files["planner_model.py"]
-    assert "sdpa" not in make(name="deepseek-v3").files["planner_model.py"]
-    made = make("0.2.0", name="deepseek-v3", cp=2)
-    assert "use_flex_attn=False" in made.files["planner_model.py"]
-
-
-def test_what_03_lost_is_a_blocker() -> None:
-    fields = {
-        "precision": "float8-tensorwise", "ac": "selective-layer-2",
-        "optimizer_in_backward": True, "cp_method": "alltoall",
-    }  # fmt: skip
-    exported = make("0.3.0", cp=2, **fields)
-    assert {fault.field for fault in exported.blockers} == set(fields)
-    assert make("0.2.2", cp=2, **fields).blockers == ()
-
-
 def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
     plain = make("0.3.0", tp=8, ac="full")
     assert plain.arguments[:4] == ("--module", "llama3", "--config", "llama3_70b")
@@ -449,10 +393,6 @@ def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
     assert "planner_job.py" not in plain.files
     low = make("0.3.0", tp=8, precision="float8-rowwise", compile=True)
     assert low.arguments[:4] == ("--module", "planner_job", "--config", "planner_job")
-    assert (
-        'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)'
-        in low.files["planner_job.py"]
-    )
     # its own config has float8 built in
     assert "planner_job.py" in make("0.3.0", name="llama3.1-405b").files
 
@@ -466,6 +406,7 @@ def test_launch_on_one_node_and_on_many() -> None:
     assert words[-2:] == ["--job.config_file", "train.toml"]
     assert "slurm.sbatch" not in one.files
     many = make(num_gpus=256)
+    assert many.command == ("sbatch", "slurm.sbatch")
     assert "#SBATCH --nodes=32" in many.files["slurm.sbatch"]
     assert "--nnodes=32" in many.files["launch.sh"]
     assert "--rdzv_endpoint" in many.files["launch.sh"]
@@ -491,12 +432,6 @@ def test_training_lands_in_the_file() -> None:
     assert said["parallelism"]["disable_loss_parallel"] is True
     assert "PYTORCH_CUDA_ALLOC_CONF" not in exported.files["launch.sh"]
     assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
-
-
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd", "adamw-bf16-states"])
-def test_other_optimizers_are_blockers(optimizer: str) -> None:
-    blockers = make(job={"optimizer": optimizer}).blockers
-    assert [fault.field for fault in blockers] == ["training.optimizer"]
 
 
 def test_a_name_cannot_break_out_of_the_files() -> None:
@@ -552,27 +487,17 @@ def test_toml_reads_back(values: dict) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_gpus", [8, 16])
 def test_the_script_passes_every_argument(version: str, num_gpus: int, tmp_path: Path) -> None:
-    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
-    values["reduce_dtype"] = "bfloat16"
-    exported = make(version, num_gpus=num_gpus, **values)  # type: ignore[arg-type]
-    for name, text in exported.files.items():
+    values: dict[str, Any] = {"pp": 4, "layers_per_stage": (18, 21, 21, 20)}
+    values |= {"ac": "memory-budget-0.5", "reduce_dtype": "bfloat16"}
+    exported = make(version, num_gpus=num_gpus, **values)
+    spy = '#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n'
+    for name, text in {**exported.files, "torchrun": spy}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    spy = tmp_path / "torchrun"
-    spy.write_text(
-        '#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n',
-        encoding="utf-8",
-    )
-    spy.chmod(0o755)
+    (tmp_path / "torchrun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HEAD_NODE": "node-1"}
-    done = subprocess.run(
-        ["bash", "launch.sh", "--more"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    allocator, path, *words = done.stdout.splitlines()
+    words = ["bash", "launch.sh", "--more"]
+    printed = subprocess.check_output(words, cwd=tmp_path, env=environment, text=True)
+    allocator, path, *words = printed.splitlines()
     assert (allocator, path) == ("expandable_segments:True", str(tmp_path))
     passed = [word for word in words if word != "--more"][-len(exported.arguments) :]
     assert passed == list(exported.arguments)

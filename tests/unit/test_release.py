@@ -8,39 +8,21 @@ from planner.trainers.release import Releases, named
 from tests.conftest import job_values
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "exact"),
-    [
-        (None, "0.2.2", True),
-        ("", "0.2.2", True),
-        ("0.2", "0.2.2", True),
-        ("0.2.1", "0.2.1", True),
-        ("v0.3.0", "0.3.0", True),
-        ("torchtitan 0.2.0", "0.2.0", True),
-        ("0.3.0rc1", "0.3.0", True),
-        ("0.2.1+cu128", "0.2.1", True),
-        ("0.2.3", "0.2.2", False),
-        ("0.4", "0.3.0", False),
-        ("9.9", "0.3.0", False),
-        ("0.0.1", "0.1.0", False),
-        ("2025-11-04", "0.2.0", False),
-        ("2025-10-18", "0.2.0", False),
-        ("2025-10-17", "0.1.0", False),
-        ("2027-01", "0.3.0", False),
-        ("torchtitan 2024-05..08", "0.1.0", False),
-        ("9dec370", "0.2.2", False),
-        ("12", "0.3.0", False),
-        ("2025.08", "0.1.0", False),
-        ("our own fork", "0.2.2", False),
-        # a nightly build comes before the release whose number it has
-        ("0.3.0.dev20260601", "0.2.2", False),
-        ("torch 2.9.0.dev20250815+cu128, torchao 0.13.0, torchtitan 6fc499f6", "0.1.0", False),
-        ("torch 2.9.0.dev20250815, torchtitan 2025-12-30", "0.2.1", False),
-        ("torch 2.11.0 / torchtitan 0.2.1", "0.2.1", True),
-        ("TE 2.11.0", "0.2.2", False),
-        ("820504e / torch 38410cf9 2025-06-14 / torchao 6243040", "0.1.0", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "number", "exact"), [
+    (None, "0.2.2", True), ("", "0.2.2", True), ("0.2", "0.2.2", True), ("0.2.1", "0.2.1", True),
+    ("v0.3.0", "0.3.0", True), ("torchtitan 0.2.0", "0.2.0", True), ("0.3.0rc1", "0.3.0", True),
+    ("0.2.1+cu128", "0.2.1", True), ("0.2.3", "0.2.2", False), ("0.4", "0.3.0", False),
+    ("9.9", "0.3.0", False), ("0.0.1", "0.1.0", False), ("2025-11-04", "0.2.0", False),
+    ("2025-10-18", "0.2.0", False), ("2025-10-17", "0.1.0", False), ("2027-01", "0.3.0", False),
+    ("torchtitan 2024-05..08", "0.1.0", False), ("9dec370", "0.2.2", False),
+    ("12", "0.3.0", False), ("2025.08", "0.1.0", False), ("our own fork", "0.2.2", False),
+    # a nightly build comes before the release whose number it has
+    ("0.3.0.dev20260601", "0.2.2", False),
+    ("torch 2.9.0.dev20250815+cu128, torchao 0.13.0, torchtitan 6fc499f6", "0.1.0", False),
+    ("torch 2.9.0.dev20250815, torchtitan 2025-12-30", "0.2.1", False),
+    ("torch 2.11.0 / torchtitan 0.2.1", "0.2.1", True), ("TE 2.11.0", "0.2.2", False),
+    ("820504e / torch 38410cf9 2025-06-14 / torchao 6243040", "0.1.0", False),
+])  # fmt: skip
 def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
     found = release_of("torchtitan", text)
     assert (found.number, found.exact) == (number, exact)
@@ -49,23 +31,13 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize(("text", "number", "exact"), [
-    (None, "0.19", True),
-    ("core_v0.14.0", "0.14", True),
-    ("0.14.1", "0.14", True),
-    ("core 0.16.0rc1", "0.16", True),
-    ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
-    ("3.0", "3.0", True),
-    ("2.4.1", "2.4", True),
-    ("NeMo 25.04", "0.12", False),
-    ("NeMo 24.07 (first)", "0.8", False),
-    ("NeMo 24.11", "0.9", False),
-    ("NeMo 25.12", "0.15", False),
-    ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
-    ("2022", "3.0", False),
-    ("4.0", "0.20", False),
-    ("0.99", "0.20", False),
-    ("Megatron-Core main 2026-08", "0.19", False),
-    ("our own fork", "0.19", False),
+    (None, "0.19", True), ("core_v0.14.0", "0.14", True), ("0.14.1", "0.14", True),
+    ("core 0.16.0rc1", "0.16", True), ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
+    ("3.0", "3.0", True), ("2.4.1", "2.4", True), ("NeMo 25.04", "0.12", False),
+    ("NeMo 24.07 (first)", "0.8", False), ("NeMo 24.11", "0.9", False),
+    ("NeMo 25.12", "0.15", False), ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
+    ("2022", "3.0", False), ("4.0", "0.20", False), ("0.99", "0.20", False),
+    ("Megatron-Core main 2026-08", "0.19", False), ("our own fork", "0.19", False),
 ])  # fmt: skip
 def test_megatron(text: str | None, number: str, exact: bool) -> None:
     found = release_of("megatron", text)
