@@ -51,14 +51,7 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
     """Any layout that the export of this trainer can run, however odd."""
     chosen = draw(layouts(model(name).num_hidden_layers))
     for _ in range(4):  # a value that is refused gives way to the plainest one
-        made = exported(
-            chosen,
-            name,
-            chosen.num_gpus,
-            to,
-            version,
-            global_batch_size=4 * chosen.micro_batch_size * chosen.dp_degree,
-        )
+        made = exported(chosen, name, to, version, 4 * chosen.micro_batch_size * chosen.dp_degree)
         refused = {fault.field for fault in made.blockers} & set(Layout.model_fields)
         if not refused:
             break
@@ -71,17 +64,17 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
 
 
 def exported(
-    chosen: Layout, name: str, num_gpus: int, to: str, version: str | None = None, **more: object
+    chosen: Layout, name: str, to: str, version: str | None = None, batch: int = 512, **more: object
 ) -> Export:
-    trainer = {"trainer": to} if to != "torchtitan" else {}
-    return export(
-        chosen,
-        model(name),
-        read_cluster(machine(num_gpus)),
-        training(**trainer, **more),
-        to=to,
-        version=version,
-    )
+    given = {"global_batch_size": batch, **({"trainer": to} if to != "torchtitan" else {}), **more}
+    machines = read_cluster(machine(chosen.num_gpus))
+    return export(chosen, model(name), machines, training(**given), to=to, version=version)
+
+
+def unsaid(made: Export) -> dict[str, object]:
+    """Fields of a layout that the trainer's words cannot say."""
+    faults = (gap.fault for gap in made.gaps)
+    return {one.field: one.value for one in faults if one.field in Layout.model_fields}
 
 
 def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bool:
