@@ -23,6 +23,7 @@ from real_torchtitan import (
 
 from planner.export.torchtitan import export
 from planner.intake.models import read_model
+from planner.specs.model import ModelSpec
 from planner.trainers.titan_models import find_flavor
 
 pytestmark = needs_torchtitan
@@ -43,6 +44,11 @@ TRAINED = (
     "llama3.2-1b", "phi3-mini", "mistral-7b", "qwen3-30b-a3b", "qwen3-8b",
     *(() if LINE == "0.3" else ONLY_02),
 )  # fmt: skip
+# models of the catalogue whose config.json is not here
+SHIPPED = (
+    "llama3-8b", "llama3-70b", "qwen3-0.6b", "qwen3-32b", "llama2-7b",
+    *(("llama3.1-405b", "qwen3-4b") if LINE == "0.3" else ("mistral-nemo-12b", "qwen3-235b-a22b")),
+)  # fmt: skip
 SEQ_LEN = 8192
 
 
@@ -51,17 +57,20 @@ def published(name: str) -> dict[str, Any]:
     return config.get("text_config", config)
 
 
+def spec_of(name: str) -> ModelSpec:
+    return read_model(name if name in SHIPPED else str(CONFIGS / f"{name}.json"))
+
+
 def exported(name: str) -> Any:
     job = training(seq_len=SEQ_LEN, global_batch_size=8)
-    spec = read_model(str(CONFIGS / f"{name}.json"))
-    return export(layout(8), spec, cluster(8), job, INSTALLED or "0.2.2")
+    return export(layout(8), spec_of(name), cluster(8), job, INSTALLED or "0.2.2")
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The real package's answer to every export, in one process: its import takes longest."""
     root = tmp_path_factory.mktemp("exports")
-    made = {name: written(exported(name), root / name) for name in TRAINED}
+    made = {name: written(exported(name), root / name) for name in (*TRAINED, *SHIPPED)}
     assert [name for name, one in made.items() if one.blockers] == []
     cases = [(name, str(root / name), one.arguments) for name, one in made.items()]
     answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
@@ -79,12 +88,19 @@ def test_what_no_class_has_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
-    said, config, spec = read[name], published(name), read_model(str(CONFIGS / f"{name}.json"))
+def test_shapes(name: str, read: dict[str, Any]) -> None:
+    said, config = read[name], published(name)
+    names = ("hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers")
+    ours = (said["dim"], said["n_heads"], said["vocab_size"], said["layers"])
+    assert ours == tuple(config[key] for key in names)
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *SHIPPED])
+def test_parameters(name: str, read: dict[str, Any]) -> None:
+    spec, said = spec_of(name), read[name]
     assert said["parameters"] in counts_of(spec)
-    names = {"hidden_size": "dim", "num_attention_heads": "n_heads"}
-    names |= {"vocab_size": "vocab_size", "num_hidden_layers": "layers"}
-    assert {key: said[ours] for key, ours in names.items()} == {key: config[key] for key in names}
+    ours = (spec.num_hidden_layers, spec.rope_theta, {spec.norm_eps})
+    assert (said["layers"], said["rope_theta"], set(said["eps"]) - {None}) == ours
 
 
 @pytest.mark.parametrize("name", TRAINED)
