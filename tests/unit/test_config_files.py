@@ -28,20 +28,21 @@ def job_of(name: str, **given: object) -> Job:
     return read_job(complete({"current": current, **GIVEN, **given}))
 
 
-def test_accelerate() -> None:
-    job = job_of("accelerate_fsdp.yaml")
-    want = {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}
-    assert job.layout == layout(16, "fsdp", **want)
-    assert job.training.trainer == "fsdp"
-    assert job.cluster.gpus_per_node == 8
-
-
-def test_axolotl() -> None:
-    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-    job = job_of("axolotl.yaml", model=None, cluster=cluster, training=None)
-    assert job.layout == layout(8, "fsdp", dp_shard=4, tp=2, ac="full", micro_batch_size=2)
-    assert (job.model.name, job.training.seq_len) == ("llama3.1-8b", 4096)
-    assert job.training.global_batch_size == 2 * 8 * 4
+@pytest.mark.parametrize(("name", "given", "trainer", "want", "shape"), [
+    ("accelerate_fsdp.yaml", {}, "fsdp",
+        {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}, (4096, 256)),
+    ("axolotl.yaml", {"model": None, "training": None,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}, "fsdp",
+        {"dp_shard": 4, "tp": 2, "ac": "full", "micro_batch_size": 2}, (4096, 2 * 8 * 4)),
+])  # fmt: skip
+def test_a_configuration_is_a_job(
+    name: str, given: dict[str, Any], trainer: str, want: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    job = job_of(name, **given)
+    assert job.layout == layout(job.cluster.num_gpus, trainer, **want)
+    assert (job.training.trainer, job.cluster.gpus_per_node) == (trainer, 8)
+    assert (job.training.seq_len, job.training.global_batch_size) == shape
+    assert job.model.name == "llama3.1-8b"
 
 
 def test_deepspeed() -> None:
@@ -96,8 +97,8 @@ def test_what_deepspeed_cannot_say_is_refused(values: dict[str, object], field: 
 
 def test_megatron_bridge() -> None:
     job = job_of("megatron_bridge.yaml")
-    assert (job.layout.tp, job.layout.pp, job.layout.virtual_stages) == (4, 4, 5)
-    assert job.layout.precision == "float8-tensorwise"
+    want = {"tp": 4, "pp": 4, "virtual_stages": 5, "precision": "float8-tensorwise"}
+    assert {name: getattr(job.layout, name) for name in want} == want
     assert (job.training.trainer, job.training.seq_len) == ("megatron-bridge", 4096)
 
 
