@@ -14,9 +14,7 @@ from tests.conftest import job_values
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
 
 
-def warned(
-    words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = None, **training: Any
-) -> bool:
+def warned(words: str, layout: dict, cluster: dict | None = None, **training: Any) -> bool:
     job = read_job({
         "model": training.pop("model", "llama3-8b"),
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},

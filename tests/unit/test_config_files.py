@@ -62,9 +62,7 @@ DDP = {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}
     ({"distributed_type": "DEEPSPEED", "deepspeed_config": {}}, {"zero_stage": 2}),
     ({"distributed_type": "FSDP", "fsdp_config": {}}, {"reduce_dtype": "float32"}),
 ])  # fmt: skip
-def test_configurations_without_a_number_or_a_precision(
-    values: dict[str, object], want: dict[str, object]
-) -> None:
+def test_configurations_without_a_number_or_a_precision(values: dict, want: dict) -> None:
     current = read_config("x.yaml", values)
     job = read_job(complete({"current": current, **GIVEN}))
     assert {name: getattr(job.layout, name) for name in want} == want

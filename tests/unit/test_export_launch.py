@@ -16,8 +16,9 @@ from planner.export.torchtitan import export as to_torchtitan
 STAND_INS = {
     "torchrun": """\
 import json, os, sys
-path = os.environ.get("PYTHONPATH", "")
-print(json.dumps({"cwd": os.getcwd(), "words": sys.argv[1:], "path": path}))
+names = {"path": "PYTHONPATH", "allocator": "PYTORCH_CUDA_ALLOC_CONF"}
+said = {key: os.environ.get(name, "") for key, name in names.items()}
+print(json.dumps({"cwd": os.getcwd(), "words": sys.argv[1:], **said}))
 """,
     "scontrol": """\
 import os, sys
@@ -83,6 +84,24 @@ def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool
     assert said["words"][-4:] == ["--job.config_file", "train.toml", "--metrics.log_freq", "1"]
     pasted = run(tools, list(exported.command), folder)
     assert json.loads(pasted.stdout)["words"] == said["words"][:-2]
+
+
+@pytest.mark.parametrize("version", ["0.2.2", "0.3.0"])
+@pytest.mark.parametrize("num_gpus", [8, 16])
+def test_the_script_passes_every_argument(
+    version: str, num_gpus: int, tools: Path, tmp_path: Path
+) -> None:
+    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
+    chosen, machines = layout(num_gpus, **values, reduce_dtype="bfloat16"), cluster(num_gpus)
+    exported = to_torchtitan(chosen, model("llama3.1-70b"), machines, training(), version)
+    folder = placed(exported, tmp_path / "run")
+    done = run(tools, ["bash", "launch.sh", "--more"], folder, HEAD_NODE="node-1")
+    said = json.loads(done.stdout)
+    assert (said["allocator"], said["path"]) == ("expandable_segments:True", str(folder))
+    passed = [word for word in said["words"] if word != "--more"][-len(exported.arguments) :]
+    assert passed == list(exported.arguments)
+    assert "--more" in said["words"]
+    assert ("--rdzv_endpoint=node-1:29500" in said["words"]) == (num_gpus == 16)
 
 
 def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Path) -> None:

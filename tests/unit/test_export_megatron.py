@@ -58,11 +58,8 @@ def test_the_vocabulary_is_that_of_the_releases_null_tokenizer(version: str, sai
     made = make(job={"trainer_version": version})
     assert flags_of(made)["--vocab-size"] == [said]
     words = "--tokenizer-type NullTokenizer --num-layers 2 --hidden-size 64 --num-attention-heads 4"
-    words += " --seq-length 64"
-    stated = StatedMegatron(
-        words=plain_names(read_flags([*words.split(), "--vocab-size", said])), asked=version
-    )
-    assert isinstance(stated.model.value, dict)
+    flags = read_flags(f"{words} --seq-length 64 --vocab-size {said}".split())
+    stated = StatedMegatron(words=plain_names(flags), asked=version)
     assert stated.model.value["vocab_size"] == 128256
 
 
@@ -237,9 +234,7 @@ def test_only_megatrons_fsdp_starts_without_one_connection_a_device() -> None:
     ({"optimizer": "adafactor"}, {}, "training.optimizer"),
     ({"optimizer": "muon", "trainer_version": "0.15"}, {}, "training.optimizer"),
 ])  # fmt: skip
-def test_what_megatron_lacks_is_a_blocker(
-    job: dict[str, Any], values: dict[str, Any], field: str
-) -> None:
+def test_what_megatron_lacks_is_a_blocker(job: dict, values: dict, field: str) -> None:
     whole = {"tp": 8, "pp": 4, **values}
     made = make("qwen3-30b-a3b" if "ep" in values else "llama3-70b", job, **whole)
     assert [fault.field for fault in made.blockers] == [field]
@@ -309,17 +304,14 @@ def test_gpt_oss(name: str) -> None:
 
 
 def test_scripts_and_versions() -> None:
-    many = make(num_gpus=256, tp=8)
-    assert many.command == ("sbatch", "slurm.sbatch")
+    many, one = make(num_gpus=256, tp=8), make("llama3-8b", num_gpus=8)
     assert "pretrain_gpt.py" in many.files["launch.sh"]
-    one = make("llama3-8b", num_gpus=8)
-    assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
+    # pretrain_gpt.py is not in the export's folder
+    assert (many.command, one.command) == (("sbatch", "slurm.sbatch"), ("bash", "launch.sh"))
     exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
     assert exported.version == "0.19"
-    assert any(
-        "Written for Megatron-LM core 0.14" in note
-        for note in export(layout(256), model(), cluster(256), training(), "0.1").notes
-    )
+    older = export(layout(256), model(), cluster(256), training(), "0.1")
+    assert any("Written for Megatron-LM core 0.14" in note for note in older.notes)
     assert not any("Written for" in note for note in one.notes)
 
 
@@ -333,11 +325,9 @@ def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() 
 
 
 def test_unknown_numbers_are_said() -> None:
-    shapes = {
-        "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024,
-        "intermediate_size": 1024,
-    }  # fmt: skip
-    exported = export(layout(8, "megatron"), read_model(shapes), cluster(8), training(), "0.14")
+    widths = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1024}
+    own = read_model({**widths, "num_hidden_layers": 4, "num_attention_heads": 8})
+    exported = export(layout(8, "megatron"), own, cluster(8), training(), "0.14")
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]
 
@@ -345,34 +335,24 @@ def test_unknown_numbers_are_said() -> None:
 STEP = ["--no-check-for-nan-in-loss-and-grad", "--te-rng-tracker"]
 
 
+TE, LOCAL = "--cuda-graph-impl transformer_engine", "--cuda-graph-impl local"
+
+
 @pytest.mark.parametrize(("version", "name", "graphs", "expected"), [
     ("0.14", "llama3-70b", "partial", "--external-cuda-graph --cuda-graph-scope full"),
     ("0.14", "mixtral-8x7b", "partial", "--external-cuda-graph --cuda-graph-scope attn"),
-    (
-        "0.15", "mixtral-8x7b", "partial",
-        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
-    ),
-    (
-        "0.16", "deepseek-v3", "partial",
-        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp moe_router "
-        "moe_preprocess",
-    ),
-    (
-        "0.18", "llama3-70b", "partial",
-        "--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp",
-    ),
+    ("0.15", "mixtral-8x7b", "partial", f"{TE} --cuda-graph-scope attn"),
+    ("0.16", "deepseek-v3", "partial",
+        f"{TE} --cuda-graph-scope attn mlp moe_router moe_preprocess"),
+    ("0.18", "llama3-70b", "partial", f"{TE} --cuda-graph-modules attn mlp"),
     ("0.14", "llama3-70b", "full", "--enable-cuda-graph --cuda-graph-scope full_iteration"),
-    (
-        "0.16", "llama3-70b", "full",
-        "--cuda-graph-impl local --cuda-graph-scope full_iteration",
-    ),
+    ("0.16", "llama3-70b", "full", f"{LOCAL} --cuda-graph-scope full_iteration"),
     ("0.18", "llama3-70b", "full", "--cuda-graph-impl full_iteration"),
 ])  # fmt: skip
 def test_graphs_by_release(version: str, name: str, graphs: str, expected: str) -> None:
     exported = make(name, {"cuda_graphs": graphs, "trainer_version": version})
-    words = list(exported.arguments)
     wanted = expected.split() + (STEP if graphs == "full" else ["--te-rng-tracker"])
-    assert words[-len(wanted) :] == wanted
+    assert [*exported.arguments[-len(wanted) :]] == wanted
     assert read_graphs(plain_names(read_flags(exported.arguments))) == graphs
 
 

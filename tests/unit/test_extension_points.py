@@ -30,8 +30,6 @@ from planner.trainers.registry import TRAINERS
 from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, job_values, needed
 from tests.unit.probing_cases import Machine, small
 
-# ---- pool ----------------------------------------------------------------------------------------
-
 PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 
 
@@ -110,9 +108,6 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
         check_ready(wiring, emulated)
 
 
-# ---- kernel --------------------------------------------------------------------------------------
-
-
 def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that chooses the largest of many, timed on the CPU as a probe times it."""
     torch = needed("torch")
@@ -136,9 +131,6 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["seconds"] > 0.0
     with pytest.raises(ValueError, match="sizes of a top-2 are rows, width"):
         shapes.KernelShape.from_dict({**wanted, "sizes": {"rows": 8}})
-
-
-# ---- program of a probe --------------------------------------------------------------------------
 
 
 def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,9 +170,6 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     result = pool.run(ProbeTask(id="probe-1", job=PROBE_JOB, device="cpu", trainer="stopwatch"))
     assert isinstance(result.outcome, MeasuredRun), result
     assert result.outcome.step_seconds == 0.25
-
-
-# ---- schedule ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,9 +230,6 @@ def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> Non
     assert (broken.field, broken.rule) == ("micro_batch_size", rule)
 
 
-# ---- sampler -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def seeds() -> Iterator[list[int]]:
     """Registers Optuna's quasi-random sampler; the list gets the seed of each that is made."""
@@ -277,9 +263,6 @@ def test_sampler(seeds: list[int]) -> None:
     assert (result.spent.probes, seeds) == (4, [3, 5])
     reasons = [trial.user_attrs["reason"] for trial in result.study.trials]
     assert all(reason.startswith("quasi-random's choice") for reason in reasons), reasons
-
-
-# ---- trainer, its rules, precision ---------------------------------------------------------------
 
 
 @pytest.fixture
@@ -377,8 +360,6 @@ def test_trainer_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planner.recommend(job_of("torchtitan", "0.3.0", search=search))
     assert all(entry.layout.compile for entry in plan.ranked)
 
-
-# ---- catalogue -----------------------------------------------------------------------------------
 
 GPU_FILE = """
 {family: hopper, vendor: nvidia, memory: 120 GiB, memory_bandwidth: 4 TB/s, num_sms: 132,

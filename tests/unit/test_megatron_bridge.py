@@ -119,12 +119,12 @@ def test_it_is_calibrated_as_megatron_is() -> None:
 
 def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
     """2 bytes a logit where Megatron's own takes 6, and no fp32 block that stays cached."""
-    each, rows = 2 * 4096 * 128256, [layout(8, "megatron", micro_batch_size=2, ac="full")]
+    each = 2 * 4096 * 128256
+    batch = LayoutBatch.from_layouts([layout(8, "megatron", micro_batch_size=2, ac="full")])
     logits, cached = {}, {}
     for fused in (False, True):
         job = training(trainer="megatron", seq_len=4096, fused_cross_entropy=fused)
         pricer = Pricer.build(model("llama3-8b"), cluster(8), job)
-        batch = LayoutBatch.from_layouts(rows)
         logits[fused] = float(units_at(pricer, batch).costs.logits_bytes[0])
         cached[fused] = float(pricer.price(batch).memory.cached[0, 0])
     assert logits == {False: 6 * each, True: 2 * each}
@@ -135,9 +135,6 @@ def test_a_trainer_without_such_a_loss_says_so() -> None:
     for trainer, version in (("torchtitan", None), ("megatron", "0.11")):
         found = estimated({}, trainer=trainer, trainer_version=version)
         assert [one.field for one in found.unsupported] == ["training.fused_cross_entropy"]
-
-
-# ---- what ran is not called out of memory --------------------------------------------------------
 
 
 # Allocated at the peak. Bridge's logger divides by 1e9 (training/utils/train_utils.py,
@@ -177,13 +174,10 @@ def test_a_recipe_by_hand_fits_and_is_faster() -> None:
     assert by_hand.step_seconds < recipe.step_seconds
     text = (CASES / "19-qwen3-30b-recipe-vs-hand/te_loss.sh").read_text(encoding="utf-8")
     same = job_of_text("te_loss.sh", text)
-    assert same.training.fused_cross_entropy is True
     found = estimate_job(same)
-    assert found.fits
+    assert (same.training.fused_cross_entropy, found.fits) == (True, True)
     assert not any("cross-entropy" in one for one in found.warnings)
 
-
-# ---- files ---------------------------------------------------------------------------------------
 
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("qwen3-30b-a3b", 16, {"ep": 16, "moe_dispatcher": "hybridep"}),
@@ -329,12 +323,13 @@ def test_overrides_are_lists_where_bridge_has_lists() -> None:
 
 def test_an_export_has_the_loss_that_was_priced() -> None:
     """Whatever its format: the job's trainer says which loss it is, unless the job does."""
-    chosen = layout(8, "megatron-bridge")
+    chosen, spec = layout(8, "megatron-bridge"), model("llama3-8b")
     for given, te in ((BRIDGE, True), ({"trainer": "megatron"}, False),
                       ({**BRIDGE, "fused_cross_entropy": False}, False)):  # fmt: skip
-        job, spec = training(**given), model("llama3-8b")
-        ours = export(chosen, spec, cluster(8), job, to="megatron-bridge").arguments
-        theirs = export(chosen, spec, cluster(8), job, to="megatron").arguments
+        ours, theirs = (
+            export(chosen, spec, cluster(8), training(**given), to=to).arguments
+            for to in ("megatron-bridge", "megatron")
+        )
         assert f"model.cross_entropy_fusion_impl={'te' if te else 'native'}" in ours
         assert ("--cross-entropy-fusion-impl" in theirs) is te
 
@@ -348,7 +343,6 @@ def test_an_export_predicts_no_more_tokens_than_were_priced(name: str, predicts:
     hybrid = name.startswith("nemotron")
     _, exported = made(name, 32, {"ep": 8, "pp": 1 if hybrid else 4, "tp": 1})
     values = yaml.safe_load(exported.files["overrides.yaml"])["model"]
-    assert values["mtp_num_layers"] == predicts
     stages = values["pipeline_model_parallel_layout"]
     assert stages is None or ("m" in stages) is (predicts is not None)
     assert f"model.mtp_num_layers={json.dumps(predicts)}" in exported.arguments
@@ -406,9 +400,7 @@ def test_a_changed_preset_is_a_configuration(
     ({"precision": "float8-tensorwise", "cpu_offload": True}, False),
     ({"precision": "float8-delayed", "cpu_offload": True}, True),
 ])  # fmt: skip
-def test_parameters_are_launched_in_fp8_where_they_are_priced_so(
-    values: dict[str, Any], kept: bool
-) -> None:
+def test_parameters_are_launched_in_fp8_where_they_are_priced_so(values: dict, kept: bool) -> None:
     """On Hopper two fp8 copies are as large as one bf16 parameter, or lie beside it."""
     _, exported = made("llama3-8b", 8, values)
     written = yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"]
@@ -427,12 +419,11 @@ def test_an_export_names_a_recipe_that_exists_or_none() -> None:
     for name in trained:
         _, exported = made(name, 8, {})
         (written,) = re.findall(r"--recipe (\w+)", exported.files["launch.sh"])
-        if written in recipes():
-            assert recipes()[written].since <= release.number
-        else:
+        if written not in recipes():
             assert written == "YOUR_RECIPE_pretrain_config"
-            assert any(f"has no recipe that pretrains {name}" in one for one in exported.notes)
+            assert f"has no recipe that pretrains {name}" in " ".join(exported.notes)
             missing.add(name)
+        assert name in missing or recipes()[written].since <= release.number
     assert {"gemma4-26b-a4b", "glm5", "mixtral-8x7b"} <= missing
     assert len(trained) - len(missing) >= 45
 
@@ -448,9 +439,8 @@ def test_the_recipe_of_a_model_in_a_release(name: str, recipe: str | None) -> No
     assert (found and found.name) == recipe
     assert recipe_for(name, release_of("megatron-bridge", "0.3")) is None or "v3" in name
     if recipe and name != "deepseek-v3-mtp":
-        job = job_of_text("run.sh", COMMAND.replace("qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config",
-                                                    recipe))  # fmt: skip
-        assert job.model.name == name
+        own = COMMAND.replace("qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config", recipe)
+        assert job_of_text("run.sh", own).model.name == name
 
 
 COMMAND = (
@@ -465,12 +455,9 @@ COMMAND = (
 def test_a_command_of_run_recipe() -> None:
     job = job_of_text("run.sh", COMMAND)
     assert (job.model.name, job.cluster.num_gpus) == ("qwen3-30b-a3b", 16)
-    assert job.layout == layout(
-        16, "megatron-bridge", ep=8, micro_batch_size=2, ac="modules-layernorm+moe_act",
-        cp_method="alltoall",
-    )  # fmt: skip
-    assert job.training.overlap.ep
-    assert job.training.global_batch_size == 512
+    want = {"ep": 8, "micro_batch_size": 2, "ac": "modules-layernorm+moe_act"}
+    assert job.layout == layout(16, "megatron-bridge", **want, cp_method="alltoall")
+    assert (job.training.overlap.ep, job.training.global_batch_size) == (True, 512)
 
 
 @pytest.mark.parametrize(("words", "hides"), [
@@ -479,8 +466,7 @@ def test_a_command_of_run_recipe() -> None:
 def test_user_buffers_hide_tp_unless_they_are_switched_off(words: str, hides: bool) -> None:
     both = "model.tensor_model_parallel_size=2 model.sequence_parallel=true"
     job = job_of_text("run.sh", f"{COMMAND} {both} {words}")
-    assert job.training.overlap.tp is hides
-    assert not job.layout.async_tp
+    assert (job.training.overlap.tp, job.layout.async_tp) == (hides, False)
 
 
 @pytest.mark.parametrize(("preset", "precision", "reduce_dtype"), [

@@ -151,9 +151,7 @@ def test_forty_rewritten_scripts_start(name: str) -> None:
     (f"{REWRITE}/shared_expert_overlap", "--moe-shared-expert-overlap",
         {"ep": 4, "pp": 2, "moe_dispatcher": "allgather"}),
 ])  # fmt: skip
-def test_a_flag_that_contradicts_the_new_layout_goes(
-    name: str, flag: str, winner: dict[str, object]
-) -> None:
+def test_a_flag_that_contradicts_the_new_layout_goes(name: str, flag: str, winner: dict) -> None:
     chosen = layout(job_of(name).cluster.num_gpus, "megatron", **winner)
     before, after = rewritten(name, chosen)[1][flag]
     assert (bool(before), after) == (True, None)

@@ -49,9 +49,7 @@ def taken(found: Job) -> tuple[str, str | None, bool]:
     ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
     ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
 ])  # fmt: skip
-def test_a_plan_captures_what_the_recipe_does(
-    trainer: str, changes: dict[str, Any], graphs: str
-) -> None:
+def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graphs: str) -> None:
     """And so is it priced and exported, though the job names none."""
     layout = {"moe_dispatcher": "hybridep", "zero_stage": 1, **changes}
     asked = job(release=None, trainer=trainer, layout=layout)

@@ -91,9 +91,7 @@ def job_of(text: str) -> dict[str, Any]:
     return job
 
 
-def case(
-    key: str, broken: str, passing: str, job: str | dict[str, Any] = "", text: str = ""
-) -> Case:
+def case(key: str, broken: str, passing: str, job: str | dict = "", text: str = "") -> Case:
     whole = job if isinstance(job, dict) else job_of(job)
     return Case(key, values(broken), values(passing), whole, text)
 

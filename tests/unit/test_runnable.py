@@ -104,9 +104,7 @@ MUON, CLIP, KERNEL = "muon_tp_mode", "qk_clip", "attention_kernel"
     *(({"trainer": "megatron", CLIP: True, KERNEL: name}, [KERNEL])
         for name in ("flash2", "flash3")),
 ])  # fmt: skip
-def test_what_only_some_trainers_and_kernels_have(
-    training: dict[str, Any], fields: list[str]
-) -> None:
+def test_what_only_some_trainers_and_kernels_have(training: dict, fields: list[str]) -> None:
     assert faulty(job(**training)) == [f"training.{field}" for field in fields]
 
 

@@ -20,9 +20,7 @@ def read(*values: Any, **more: Any) -> tuple[Together, Layout]:
     return Together(pricer, [job.layout]), job.layout
 
 
-def reasons(
-    model: str, num_gpus: int, layout: dict[str, Any], batch: int = 64, **training: Any
-) -> list[str]:
+def reasons(model: str, num_gpus: int, layout: dict, batch: int = 64, **training: Any) -> list[str]:
     values = (model, "h100-sxm-80gb", num_gpus, 8192, batch)
     return list(sharding_reasons(*read(*values, layout=layout, **training)))
 

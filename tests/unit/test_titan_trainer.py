@@ -72,9 +72,6 @@ def recorded(name: str) -> tuple[ProbeTask, str]:
     return ProbeTask.model_validate_json(task), log
 
 
-# ---- commands ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "version", ["0.2.0", "0.2.1", "0.2.2", "0.2.7", "0.2.2+git1234", "0.3.0", "0.3.1"]
 )
@@ -199,9 +196,6 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
     assert TitanTrainer(python=str(tmp_path / "none")).versions() == {}
     here = TitanTrainer().versions()
     assert "torchtitan" not in here or here["torchtitan"][0].isdigit()
-
-
-# ---- real logs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [
@@ -329,9 +323,6 @@ def test_out_of_memory_is_a_result_with_the_attempted_bytes() -> None:
     assert isinstance(found, OutOfMemory), found
     sizes = (round(7.83 * GIB), round(70.12 * GIB))
     assert (found.rank, found.attempted_bytes, found.allocated_bytes) == (2, *sizes)
-
-
-# ---- formats -------------------------------------------------------------------------------------
 
 
 def test_colours_thousands_and_missing_parts_are_read() -> None:

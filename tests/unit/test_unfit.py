@@ -49,9 +49,7 @@ def plan_of(**changes: Any) -> Plan:
     ({"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}}, "search.fix.dp_shard",
         "set dp_shard to 4"),
 ])  # fmt: skip
-def test_a_value_that_can_never_be_is_a_wrong_request(
-    search: dict[str, Any], field: str, words: str
-) -> None:
+def test_a_value_that_can_never_be_is_a_wrong_request(search: dict, field: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         plan_of(search=search)
     assert field in {fault.field for fault in caught.value.faults}

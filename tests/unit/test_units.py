@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from planner import units
 from planner.units import (
     counted,
     format_bandwidth,
@@ -18,13 +17,6 @@ from planner.units import (
     three_digits,
     times_as_fast,
 )
-
-
-def test_constants_are_what_their_names_say() -> None:
-    decimal = (units.KILO, units.MEGA, units.GIGA, units.TERA, units.PETA)
-    assert decimal == (1e3, 1e6, 1e9, 1e12, 1e15)
-    assert (units.KIB, units.MIB, units.GIB, units.TIB) == (2**10, 2**20, 2**30, 2**40)
-    assert (units.BITS_PER_BYTE, units.HOUR, units.DAY) == (8, 60 * 60, 24 * 60 * 60)
 
 
 @pytest.mark.parametrize(("count", "text"), [
