@@ -39,9 +39,8 @@ def warned(words: str, layout: dict, cluster: dict | None = None, **training: An
         "global_batch_size": 1024, "trainer": "torchtitan"}),
     ("of the step waits for communication", {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
         {"layout": {"tp": 1}}),
-    ("out of memory with probability",
-        {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
-        {"layout": {"dp_shard": 64, "ac": "full"}}),
+    ("out of memory with probability", {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage":
+        0}}, {"layout": {"dp_shard": 64, "ac": "full"}}),
 ])  # fmt: skip
 def test_a_warning_comes_with_its_number_and_not_without(
     words: str, over: dict[str, Any], under: dict[str, Any]

@@ -53,16 +53,6 @@ def test_both_files_say_the_layout() -> None:
     assert "  fsdp_offload_params: true" in offloaded[CONFIG].splitlines()
 
 
-@pytest.mark.parametrize(("values", "field"), [
-    ({"pp": 2}, "pp"),
-    ({"ac": "selective-attention"}, "ac"),
-    ({"precision": "mxfp8"}, "precision"),
-    ({"optimizer_in_backward": True}, "optimizer_in_backward"),
-])  # fmt: skip
-def test_what_neither_file_can_say_is_refused(values: dict[str, object], field: str) -> None:
-    assert field in {fault.field for fault in exported(plain(**values)).blockers}
-
-
 def test_tp_and_cp_are_accelerates_and_nodes_are_slurms() -> None:
     made = exported(plain(tp=2, cp=2, sequence_parallel=True))
     assert MODULE not in made.files

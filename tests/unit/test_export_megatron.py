@@ -95,8 +95,7 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
         "--moe-router-num-groups 8 --moe-router-topk-scaling-factor 2.5 "
         "--moe-router-load-balancing-type none --norm-epsilon 1e-06", ""),
     ("mixtral-8x7b", {}, {"tp": 8, "ep": 4}, "--expert-tensor-parallel-size 1", ""),  # else tp
-    ("mixtral-8x7b", {}, {},
-        "--moe-grouped-gemm --rotary-base 1000000 --moe-aux-loss-coeff 0.02 "
+    ("mixtral-8x7b", {}, {}, "--moe-grouped-gemm --rotary-base 1000000 --moe-aux-loss-coeff 0.02 "
         "--moe-router-load-balancing-type aux_loss", "--moe-router-pre-softmax"),
     ("mixtral-8x7b", {}, {"precision": "fp16"}, "--fp16", "--moe-grouped-gemm"),
     ("mixtral-8x7b", {"cuda_graphs": "full", "trainer_version": "0.18", "moe_imbalance": 1.25},

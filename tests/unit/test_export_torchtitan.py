@@ -127,10 +127,9 @@ FLOAT8 = "quantize.linear.float8"
 SMALL = ["auto_filter_small_kn", "output"]
 # model, layout, and what train.toml says: a value or a whole table, None what it has not
 SAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("llama3.1-70b", {"tp": 8, "micro_batch_size": 16, "ac": "full", "compile": True,
-        "precision": "float8-rowwise", "async_tp": True}, {
-        "model.name": "llama3", "model.flavor": "70B", "model.converters": [FLOAT8],
-        FLOAT8: {"filter_fqns": SMALL, "recipe_name": "rowwise"},
+    ("llama3.1-70b", {"tp": 8, "micro_batch_size": 16, "ac": "full", "compile": True, "precision":
+        "float8-rowwise", "async_tp": True}, {"model.name": "llama3", "model.flavor": "70B",
+        "model.converters": [FLOAT8], FLOAT8: {"filter_fqns": SMALL, "recipe_name": "rowwise"},
         "parallelism.data_parallel_shard_degree": 32, "parallelism.tensor_parallel_degree": 8,
         "parallelism.enable_async_tensor_parallel": True, "training.local_batch_size": 16,
         "parallelism.fsdp_reshard_after_forward": "default", "training.global_batch_size": 512,
@@ -158,9 +157,8 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama3.1-70b", {"precision": "float8-tensorwise", "float8_all_gather": True,
         "compile": True}, {FLOAT8: {"filter_fqns": SMALL, "enable_fsdp_float8_all_gather": True,
         "precompute_float8_dynamic_scale_for_fsdp": True}}),
-    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8}, {
-        "model.converters": [FLOAT8, "quantize.grouped_mm.float8"],
-        f"{FLOAT8}.filter_fqns": [*SMALL, "router.gate"]}),
+    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8}, {"model.converters": [FLOAT8,
+        "quantize.grouped_mm.float8"], f"{FLOAT8}.filter_fqns": [*SMALL, "router.gate"]}),
     ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8, "cp": 2},
         {"model.converters": [FLOAT8]}),  # experts stay in bf16
     ("deepseek-v3", {"ep": 8, "moe_dispatcher": "deepep"}, {BACKEND: "deepep"}),

@@ -64,16 +64,6 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
         read_arguments({**words, "optimizer_offload_fraction": [text]}, 32, 8)
 
 
-@pytest.mark.parametrize(
-    ("backend", "kernel"),
-    [("auto", "flash"), ("flash", "flash2"), ("fused", "cudnn"), ("unfused", "unfused")],
-)
-def test_the_attention_backend_is_a_kernel(backend: str, kernel: str) -> None:
-    text = SCRIPT.replace("--attention-backend auto", f"--attention-backend {backend}")
-    assert (text == SCRIPT) == (backend == "auto")
-    assert job_of_text("train.sh", text).training.attention_kernel == kernel
-
-
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
@@ -236,46 +226,50 @@ def test_graphs_read_back_from_a_script(graphs: str | None, version: str) -> Non
     assert (found.training.cuda_graphs, found.training.trainer_version) == (graphs, None)
 
 
-@pytest.mark.parametrize(("words", "graphs"), [
-    ("--enable-cuda-graph", "partial"),
-    ("--external-cuda-graph --cuda-graph-scope attn", "partial"),
-    ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full"),
-    ("--cuda-graph-impl none", None),
-    ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full"),
-    ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial"),
-    ("--cuda-graph-impl local --cuda-graph-modules attn", "partial"),
-    ("--cuda-graph-impl full_iteration", "full"),
+KERNEL, GRAPHS, BACKEND = "attention_kernel", "cuda_graphs", "--attention-backend auto"
+SHARDED = " --use-distributed-optimizer"
+
+
+@pytest.mark.parametrize(("old", "new", "training", "stage"), [
+    (BACKEND, BACKEND, {KERNEL: "flash", "qk_clip": False}, 1),
+    (BACKEND, "--attention-backend flash --qk-clip", {KERNEL: "flash2", "qk_clip": True}, 1),
+    (BACKEND, "--attention-backend fused", {KERNEL: "cudnn"}, 1),
+    (BACKEND, "--attention-backend unfused", {KERNEL: "unfused"}, 1),
+    *(
+        ("--sequence-parallel", f"--sequence-parallel {words}",
+            {GRAPHS: graphs, "trainer_version": None}, 1)
+        for words, graphs in (
+            ("--enable-cuda-graph", "partial"),
+            ("--external-cuda-graph --cuda-graph-scope attn", "partial"),
+            ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full"),
+            ("--cuda-graph-impl none", None),
+            ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full"),
+            ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial"),
+            ("--cuda-graph-impl local --cuda-graph-modules attn", "partial"),
+            ("--cuda-graph-impl full_iteration", "full"),
+        )
+    ),
+    (SHARDED, " --optimizer dist_muon",
+        {"optimizer": "muon", "muon_tp_mode": None}, 1),
+    (SHARDED, f"{SHARDED} --optimizer muon --muon-tp-mode distributed",
+        {"optimizer": "muon", "muon_tp_mode": "distributed"}, 1),
+    (SHARDED, " --optimizer muon --muon-tp-mode duplicated",
+        {"optimizer": "muon", "muon_tp_mode": "duplicated"}, 0),
 ])  # fmt: skip
-def test_every_spelling_of_graphs(words: str, graphs: str | None) -> None:
-    assert "--sequence-parallel" in SCRIPT
-    script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
-    found = job_of_text("train.sh", script)
-    assert (found.training.cuda_graphs, found.training.trainer_version) == (graphs, None)
-
-
-def test_clipping_by_scores_is_read_and_written_again() -> None:
-    for text, clips in ((SCRIPT, False), (f"{SCRIPT.rstrip()} --qk-clip\n", True)):
-        job = job_of_text("train.sh", text)
-        assert job.training.qk_clip is clips
-        made = export(job.layout, job.model, job.cluster, job.training)
-        assert ("--qk-clip" in made.arguments) is clips
-
-
-@pytest.mark.parametrize(("arguments", "stage", "mode"), [
-    ("--optimizer dist_muon", 1, None),
-    ("--optimizer muon --use-distributed-optimizer --muon-tp-mode distributed", 1, "distributed"),
-    ("--optimizer muon --muon-tp-mode duplicated", 0, "duplicated"),
-])  # fmt: skip
-def test_muon_is_read_with_its_mode(arguments: str, stage: int, mode: str | None) -> None:
-    sharded = " --use-distributed-optimizer"
-    assert sharded in SCRIPT
-    text = SCRIPT.replace(" --overlap-param-gather", "").replace(sharded, f" {arguments}")
+def test_words_of_a_script_mean_a_training(old: str, new: str, training: dict, stage: int) -> None:
+    assert old in SCRIPT
+    gathered = " --overlap-param-gather" if "optimizer" in training else "nothing"
+    text = SCRIPT.replace(gathered, "").replace(old, new)
     job = job_of_text("train.sh", text)
-    assert (job.training.optimizer, job.training.muon_tp_mode) == ("muon", mode)
+    assert {name: getattr(job.training, name) for name in training} == training
     assert job.layout.zero_stage == stage
-    other = job.layout.model_copy(update={"zero_stage": 1 - stage})
-    again = job_of_text("train.sh", edited(text, other, "llama3-70b", 256, optimizer="muon"))
-    assert (again.training.optimizer, again.layout.zero_stage) == ("muon", 1 - stage)
+    if "qk_clip" in training:
+        made = export(job.layout, job.model, job.cluster, job.training)
+        assert ("--qk-clip" in made.arguments) is training["qk_clip"]
+    if "optimizer" in training:
+        other = job.layout.model_copy(update={"zero_stage": 1 - stage})
+        again = job_of_text("train.sh", edited(text, other, "llama3-70b", 256, optimizer="muon"))
+        assert (again.training.optimizer, again.layout.zero_stage) == ("muon", 1 - stage)
 
 
 @pytest.mark.parametrize(("release", "name", "refused"), [

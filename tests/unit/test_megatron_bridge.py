@@ -75,7 +75,6 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
     current = {"name": "run.sh", "text": line.format(name) + more}
     run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
-    assert run is not None
     assert run.refusals == ()
     assert f"of {name} only what the text overrides is read" in run.notes
     assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
@@ -268,8 +267,7 @@ WRITTEN: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
         "model.use_transformer_engine_op_fuser=true model.offload_modules=[]", ""),
     ("kimi-k2", {"tp": 8, "pp": 4, "ep": 2}, {"optimizer": "adamw-bf16-states"},
         "optimizer.use_distributed_optimizer=true optimizer.exp_avg_dtype=bf16", ""),
-    ("llama3-8b", {}, {},
-        "model.recompute_granularity=null model.sequence_parallel=false "
+    ("llama3-8b", {}, {}, "model.recompute_granularity=null model.sequence_parallel=false "
         "model.cross_entropy_fusion_impl=te ddp.grad_reduce_in_fp32=false "
         "model.recompute_modules=null model.apply_rope_fusion=true", ""),
     # Megatron-LM refuses to fuse it with sparse attention (core 0.18 transformer_config.py)
@@ -369,8 +367,7 @@ def test_overlaps_are_written_where_bridge_reads_them_last() -> None:
      {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024}),
     ("float8-tensorwise", "bf16_with_fp8_current_scaling_mixed",
      {"fp8_recipe": "tensorwise", "first_last_layers_bf16": False}),
-    ("mxfp8", "bf16_with_mxfp8_mixed",
-     {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
+    ("mxfp8", "bf16_with_mxfp8_mixed", {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
     ("nvfp4", "bf16_with_nvfp4_mixed", {"fp8": None, "fp4": "e2m1", "fp4_param_gather": False}),
 ])  # fmt: skip
 def test_a_changed_preset_is_a_configuration(

@@ -31,8 +31,7 @@ REFUSED = {
     "33/c_ep_overlap_full_recompute": ("ep", "whole layers are recomputed"),
     "33/d_ep_overlap_pp_no_vpp": ("ep", "pp=2 and one stage a rank"),
     "33/e_ep_overlap_allgather": ("ep", "the dispatcher allgather"),
-    "33/f_shared_overlap_allgather": (
-        "--moe-shared-expert-overlap", "alltoall and flex alone"),
+    "33/f_shared_overlap_allgather": ("--moe-shared-expert-overlap", "alltoall and flex alone"),
     "33/g_vpp_microbatches": (
         "--microbatch-group-size-per-virtual-pipeline-stage", "the last has 2, fewer than pp=4"),
     "33/h_gbs": ("dp_shard", "do not divide global_batch_size 102"),
@@ -46,13 +45,10 @@ REFUSED = {
     "33/o_experts_not_divisible_by_ep": ("ep", "does not divide 60 experts"),
     "33/p_overlap_param_gather_no_dist": (
         "--overlap-param-gather", "needs --use-distributed-optimizer"),
-    "33/q_moe_recompute_vs_modules": (
-        "--recompute-granularity", "--recompute-method"),
-    "33/r_uniform_without_method": (
-        "--recompute-granularity", "--recompute-method"),
+    "33/q_moe_recompute_vs_modules": ("--recompute-granularity", "--recompute-method"),
+    "33/r_uniform_without_method": ("--recompute-granularity", "--recompute-method"),
     "33/s_flex_no_tp_ep": ("moe_dispatcher", "ep is 1"),
-    "33/t_unknown_flag": (
-        "--tensor-model-paralel-size", "write --tensor-model-parallel-size"),
+    "33/t_unknown_flag": ("--tensor-model-paralel-size", "write --tensor-model-parallel-size"),
     "20-ep-etp-pp-world/glm47_8gpu": ("ep", "does not divide 4 ranks"),
     "20-ep-etp-pp-world/tp4ep4_4gpu": ("ep", "does not divide 4 ranks"),
 }  # fmt: skip

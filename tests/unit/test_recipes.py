@@ -37,7 +37,6 @@ def job(
 
 
 def taken(found: Job) -> tuple[str, str | None, bool]:
-    assert found.layout is not None
     return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
 
 
@@ -53,7 +52,6 @@ def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graph
     """And so is it priced and exported, though the job names none."""
     layout = {"moe_dispatcher": "hybridep", "zero_stage": 1, **changes}
     asked = job(release=None, trainer=trainer, layout=layout)
-    assert asked.layout is not None
     assert asked.training.cuda_graphs is None
     context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
     batch = LayoutBatch.from_layouts([asked.layout])
@@ -120,13 +118,11 @@ def test_every_row_of_the_table_is_of_a_model_and_counts_for_some_job() -> None:
     assert {row[0] for row in RECIPES} == set(MODELS.values())
     assert len({row[:4] for row in RECIPES}) == len(RECIPES)
     found = expert_recipe(job().model, job().cluster, job().training, "mxfp8")
-    assert found is not None
     assert found.since == "2026-06"
 
 
 def seconds(found: Job) -> float:
     """Of a step, as priced."""
-    assert found.layout is not None
     pricer = Pricer.build(found.model, found.cluster, found.training)
     return float(pricer.price(LayoutBatch.from_layouts([found.layout])).step_seconds[0])
 

@@ -57,7 +57,6 @@ def test_a_plan(plan: Plan) -> None:
     check(lambda width: key_figures(entries[0].estimate, width))
     check(lambda width: bullets([*plan.ranked[0].reasons, *plan.headline]))
     run = plan.ranked[0].run
-    assert run is not None
     check(lambda width: run_section(run, 8)[1])
     each = {"tokens_per_second": 1.5e6, "time_to_train_seconds": 1e6, "cost": 1e6}
     each |= {"energy_joules": 1e12, "co2_grams": 1e8}

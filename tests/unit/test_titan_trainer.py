@@ -176,9 +176,8 @@ REFUSED = {
         "use --trainer reference"),
     "emulated pipeline": (dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0},
         FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage"),
-    "exported with a gap": (dict(torchtitan="0.3.0"),
-        {"layout": {"cp": 2, "cp_method": "alltoall"}}, FailureKind.INVALID_LAYOUT,
-        "cp_method='alltoall'"),
+    "exported with a gap": (dict(torchtitan="0.3.0"), {"layout": {"cp": 2, "cp_method":
+        "alltoall"}}, FailureKind.INVALID_LAYOUT, "cp_method='alltoall'"),
 }  # fmt: skip
 
 
