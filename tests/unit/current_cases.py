@@ -1,7 +1,6 @@
 """Real-looking files of users, and helpers that the intake tests share."""
 
 import math
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.files import gather
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan_comparisons import VersusCurrent
-from tests.conftest import needed_program
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
@@ -79,13 +76,3 @@ def unsaid(made: Export) -> dict[str, object]:
 
 def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bool:
     return canonical(first, num_layers, trainer) == canonical(second, num_layers, trainer)
-
-
-def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
-    """The user's text after `patch -p1` with the plan's diff."""
-    needed_program("patch", "patch")
-    place = folder / versus.source["name"]
-    place.write_text(text, encoding="utf-8")
-    command = ["patch", "-p1", "-s"]
-    subprocess.run(command, input=versus.diff, text=True, cwd=folder, check=True, timeout=300)
-    return place.read_text(encoding="utf-8")

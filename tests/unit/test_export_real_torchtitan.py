@@ -122,22 +122,16 @@ def test_its_config_manager_reads_what_we_meant(place: int, parsed: dict[str, An
 
 def check_common(said: dict, chosen: Layout) -> None:
     parallel, train = said["parallelism"], said["training"]
-    want = {
-        "data_parallel_replicate_degree": chosen.dp_replicate,
-        "data_parallel_shard_degree": chosen.dp_shard,
-        "context_parallel_degree": chosen.cp, "tensor_parallel_degree": chosen.tp,
-        "pipeline_parallel_degree": chosen.pp, "pipeline_parallel_schedule": chosen.pp_schedule,
-    }  # fmt: skip
-    assert {key: parallel[key] for key in want} == want
+    axes = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
+    degrees = [parallel[f"{axis}_degree"] for axis in (*axes, "pipeline_parallel")]
+    assert degrees == [chosen.dp_replicate, chosen.dp_shard, chosen.cp, chosen.tp, chosen.pp]
+    assert parallel["pipeline_parallel_schedule"] == chosen.pp_schedule
     batch = train["local_batch_size"] * chosen.dp_degree
     assert batch in (512, chosen.micro_batch_size * chosen.dp_degree)
-    want = {
-        "global_batch_size": 512, "mixed_precision_param": chosen.param_dtype,
-        "mixed_precision_reduce": chosen.reduce_dtype, "dtype": chosen.master_dtype,
-        "enable_cpu_offload": chosen.cpu_offload,
-    }  # fmt: skip
-    assert {key: train[key] for key in want} == want
-    assert str(train["max_norm"]) == "inf"
+    dtypes = [train[name] for name in ("mixed_precision_param", "mixed_precision_reduce", "dtype")]
+    assert dtypes == [chosen.param_dtype, chosen.reduce_dtype, chosen.master_dtype]
+    assert train["enable_cpu_offload"] is chosen.cpu_offload
+    assert (train["global_batch_size"], str(train["max_norm"])) == (512, "inf")
     assert said["compile"]["enable"] is chosen.compile
     assert (said["checkpoint"]["enable"], said["checkpoint"]["interval"]) == (True, 50)
     if chosen.layers_per_stage:

@@ -135,10 +135,9 @@ def test_positions_and_heads_that_other_flags_decide() -> None:
 
 def test_what_megatron_assumes_where_nothing_is_said() -> None:
     job = job_of_text("train.sh", LINE)
-    known = {
-        "intermediate_size": 8192, "mlp": "gelu", "norm": "layernorm", "mlp_bias": True,
-        "tie_word_embeddings": True, "position_embedding": "learned", "num_key_value_heads": 16,
-    }  # fmt: skip
+    known = {"intermediate_size": 8192, "mlp": "gelu", "norm": "layernorm", "mlp_bias": True}
+    known |= {"tie_word_embeddings": True, "position_embedding": "learned"}
+    known |= {"num_key_value_heads": 16}
     assert {name: getattr(job.model, name) for name in known} == known
     want = {
         "tp": 2, "micro_batch_size": 4, "precision": "fp16", "zero_stage": 0, "sequence_parallel":

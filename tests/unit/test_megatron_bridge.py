@@ -223,19 +223,18 @@ def test_what_is_exported_reads_back(
     for job in read_back(exported, name, num_gpus, tmp_path):
         assert canonical(job.layout, *plain) == canonical(chosen, *plain)
         training = job.training
-        assert (training.trainer, training.seq_len, training.global_batch_size) == (
-            "megatron-bridge", 4096, 256)  # fmt: skip
+        shape = (training.seq_len, training.global_batch_size)
+        assert (training.trainer, *shape) == ("megatron-bridge", 4096, 256)
 
 
 @pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
 def test_muon_has_the_recipes_own_words(stage: int, name: str, tmp_path: Path) -> None:
     """recipes/kimi, utils/optimizer_utils.py: dist_muon, blockwise, no distributed optimizer."""
-    _, exported = made("llama3-8b", 8, {"zero_stage": stage}, optimizer="muon",
-        trainer_version="0.7")  # fmt: skip
-    assert {
-        f"optimizer.optimizer={name}", "optimizer.muon_tp_mode=blockwise",
-        "ddp.use_distributed_optimizer=false", "ddp.overlap_param_gather=false",
-    } <= {*exported.arguments}  # fmt: skip
+    given = {"optimizer": "muon", "trainer_version": "0.7"}
+    _, exported = made("llama3-8b", 8, {"zero_stage": stage}, **given)
+    words = f"optimizer.optimizer={name} optimizer.muon_tp_mode=blockwise "
+    words += "ddp.use_distributed_optimizer=false ddp.overlap_param_gather=false"
+    assert {*words.split()} <= {*exported.arguments}
     for job in read_back(exported, "llama3-8b", 8, tmp_path):
         training = job.training
         assert (training.optimizer, training.muon_tp_mode) == ("muon", "blockwise")

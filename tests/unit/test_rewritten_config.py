@@ -135,10 +135,10 @@ def test_axolotl_and_what_it_cannot_say() -> None:
     now = plain(dp_shard=4, tp=2, precision="float8-rowwise", compile=True)
     made = rewritten(AXOLOTL, plain(ac="full"), now)
     document = yaml.safe_load(made.files["theirs.yaml"])
-    assert document == document | {
-        "dp_shard_size": 4, "tensor_parallel_size": 2, "gradient_accumulation_steps": 128,
-        "gradient_checkpointing": False, "datasets": [{"path": "ours", "type": "completion"}],
-    }  # fmt: skip
+    want = {"dp_shard_size": 4, "tensor_parallel_size": 2, "gradient_checkpointing": False}
+    want |= {"gradient_accumulation_steps": 128}
+    assert document | want == document
+    assert document["datasets"] == [{"path": "ours", "type": "completion"}]
     assert "base_model: meta-llama/Llama-3.1-8B  # published" in made.files["theirs.yaml"]
     assert made.notes == ("it has no setting for precision float8-rowwise",)
 

@@ -60,13 +60,11 @@ def test_a_plan(plan: Plan) -> None:
     check(lambda width: run_section(run, 8)[1])
     each = {"tokens_per_second": 1.5e6, "time_to_train_seconds": 1e6, "cost": 1e6}
     each |= {"energy_joules": 1e12, "co2_grams": 1e8}
-    options = [
-        SizeOption(
-            num_gpus=size, layout=long, step_seconds=1.25, on_front=True,
-            **{name: amount * size for name, amount in each.items()},
-        )
-        for size in (8, 16384)
-    ]  # fmt: skip
+    options = []
+    for size in (8, 16384):
+        whole = {name: amount * size for name, amount in each.items()}
+        one = SizeOption(num_gpus=size, layout=long, step_seconds=1.25, on_front=True, **whole)
+        options.append(one)
     check(lambda width: sizes_table(plan.model_copy(update={"sizes": options}), width))
 
 
