@@ -280,26 +280,21 @@ def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
 def test_gpt_oss(name: str) -> None:
     made = make(name, num_gpus=8, ep=8)
-    assert made.blockers == ()
-    text = " ".join(made.arguments)
-    for words in (
-        "--softmax-type learnable", "--quick-geglu --glu-linear-offset 1.0",
-        "--activation-func-clamp-value 7", "--position-embedding-type yarn",
-        "--rotary-scaling-factor 32", "--no-yarn-correction-range-round-to-int",
-    ):  # fmt: skip
-        assert words in text
-    assert "--disable-bias-linear" not in text
-    given = read_flags(made.arguments)
+    given = flags_of(made)
+    words = "--softmax-type learnable --quick-geglu --glu-linear-offset 1.0 "
+    words += "--activation-func-clamp-value 7 --position-embedding-type yarn "
+    words += "--rotary-scaling-factor 32 --no-yarn-correction-range-round-to-int"
+    wanted = read_flags(words.split())
+    assert {flag: given.get(flag) for flag in wanted} == wanted
+    assert (made.blockers, "--disable-bias-linear" in given) == ((), False)
     rows = {flag: argument(flag, made.version) for flag in given}
     assert not [flag for flag, row in rows.items() if row is None or row.refusal(given[flag])]
     assert StatedMegatron(words=plain_names(given)).model.value == name
-    lacks = {version: lacking(model(name), release_of("megatron", version)) for version in
-        ("0.14", "0.18", "0.19", "NeMo 25.11")}  # fmt: skip
-    assert lacks["0.14"] == [
-        "attention sinks", "clamped SwiGLU", "biased router or experts", "yarn scaling of RoPE",
-    ]  # fmt: skip
-    assert lacks["0.18"] == ["yarn scaling of RoPE"]
-    assert lacks["0.19"] == lacks["NeMo 25.11"] == []
+    yarn = "yarn scaling of RoPE"
+    older = ["attention sinks", "clamped SwiGLU", "biased router or experts", yarn]
+    lacks = {"0.14": older, "0.18": [yarn], "0.19": [], "NeMo 25.11": []}
+    found = {one: lacking(model(name), release_of("megatron", one)) for one in lacks}
+    assert found == lacks
 
 
 def test_scripts_and_versions() -> None:

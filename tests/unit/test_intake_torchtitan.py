@@ -68,16 +68,30 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
     assert "[parallelism]" not in new
 
 
-@pytest.mark.parametrize(("text", "want"), [
-    ("[float8]\nenable_float8_linear = true", {"precision": "float8-tensorwise"}),
-    ('[training]\nfp8_linear = "dynamic"', {"precision": "float8-tensorwise"}),
-    ('[training]\nfp8_linear = ""\npipeline_parallel_degree = 2', {"precision": "bf16", "pp": 2}),
-    ('[float8]\nmoe_fqns_prototype = ["experts"]', {"precision": "bf16"}),
+DEEPEP = """
+converters = ["quantize.linear.float8"]
+[quantize.linear.float8]
+recipe_name = "rowwise_with_gw_hp"
+[parallelism]
+expert_parallel_degree = 8
+expert_parallel_comm_backend = "deepep"
+"""
+V2_LITE, LLAMA2 = ("deepseek_v3", "16B", "deepseek-v2-lite"), ("llama2", "7B", "llama2-7b")
+
+
+@pytest.mark.parametrize(("own", "text", "want"), [
+    (LLAMA2, "[float8]\nenable_float8_linear = true", {"precision": "float8-tensorwise"}),
+    (LLAMA2, '[training]\nfp8_linear = "dynamic"', {"precision": "float8-tensorwise"}),
+    (LLAMA2, '[training]\nfp8_linear = ""\npipeline_parallel_degree = 2',
+        {"precision": "bf16", "pp": 2}),
+    (LLAMA2, '[float8]\nmoe_fqns_prototype = ["experts"]', {"precision": "bf16"}),
+    (V2_LITE, DEEPEP, {"moe_dispatcher": "deepep", "precision": "float8-rowwise-gw-hp"}),
 ])  # fmt: skip
-def test_settings_of_2024(text: str, want: dict[str, object]) -> None:
-    toml = f'[model]\nname = "llama2"\nflavor = "7B"\n{text}\n'
-    job = job_of_text("train.toml", toml, cluster=machine(8))
-    assert job.model.name == "llama2-7b"
+def test_settings_since_2024(own: tuple, text: str, want: dict) -> None:
+    name, flavor, ours = own
+    toml = f'[model]\nname = "{name}"\nflavor = "{flavor}"\n{text}\n'
+    job = job_of_text("train.toml", toml, cluster=H100)
+    assert job.model.name == ours
     assert {name: getattr(job.layout, name) for name in want} == want
 
 
@@ -182,20 +196,3 @@ def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.D
 
 def test_a_file_that_runs_the_layout_already_is_not_touched() -> None:
     assert edited(EIGHT, layout(64), "llama3-8b", 64) == EIGHT
-
-
-def test_deepep_and_rowwise_with_16_bit_weight_gradients_are_read() -> None:
-    text = """
-[model]
-name = "deepseek_v3"
-flavor = "16B"
-converters = ["quantize.linear.float8"]
-[quantize.linear.float8]
-recipe_name = "rowwise_with_gw_hp"
-[parallelism]
-expert_parallel_degree = 8
-expert_parallel_comm_backend = "deepep"
-"""
-    job = job_of_text("train.toml", text, cluster=H100)
-    found = (job.layout.moe_dispatcher, job.layout.precision)
-    assert found == ("deepep", "float8-rowwise-gw-hp")

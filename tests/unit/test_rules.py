@@ -96,19 +96,13 @@ def case(key: str, broken: str, passing: str, job: str | dict = "", text: str = 
     return Case(key, values(broken), values(passing), whole, text)
 
 
-SHARED = {"model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size": 12288,
-    "num_hidden_layers": 78, "num_attention_heads": 64, "vocab_size": 154880, "q_lora_rank": 2048,
-    "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-    "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "n_routed_experts": 256,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
-    "index_topk_freq": 4, "index_skip_topk_offset": 3}  # fmt: skip
 MIMO = {"model_type": "mimo_v2_flash", "hidden_size": 4096, "intermediate_size": 16384,
     "num_hidden_layers": 4, "vocab_size": 152576, "num_attention_heads": 64,
     "num_key_value_heads": 4, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
     "head_dim": 192, "v_head_dim": 128, "n_routed_experts": 64, "num_experts_per_tok": 8,
     "moe_intermediate_size": 2048, "moe_layer_freq": [0, 1, 1, 1], "sliding_window": 128,
     "hybrid_layer_pattern": [0, 1, 1, 0]}  # fmt: skip
-MODELS = {"SHARED": SHARED, "MIMO": MIMO}
+MODELS = {"MIMO": MIMO}
 CASES = [
     case("degrees do not multiply to num_gpus", "tp=4 dp_shard=8", "tp=4 dp_shard=4",
         text="= 32 ranks on 16 GPUs"),
@@ -129,7 +123,7 @@ CASES = [
     case("sparse attention gathers keys over CP", "cp=2 cp_method=alltoall",
         "cp=2 cp_method=allgather", "glm5 megatron", "no sparse attention with cp_method alltoall"),
     case("a stage begins with a layer that has no indexer", "pp=2", "pp=2 layers_per_stage=[38,40]",
-        "SHARED megatron num_gpus=16", "begins with a layer that has no indexer"),
+        "glm5.2 megatron num_gpus=16", "begins with a layer that has no indexer"),
     case("a stage begins under a shortcut", "pp=8", "pp=4", "longcat-flash fsdp num_gpus=64",
         "to which the outputs of experts of the layer before are added"),
     case("layers read what no stage hands on", "pp=2", "pp=1", "gemma4-e4b fsdp",
@@ -553,7 +547,7 @@ def test_rules_read_what_they_say() -> None:
     read: dict[str, set[str]] = {}
     models: tuple[Any, ...] = (
         "llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b", "qwen3-next-80b-a3b", "glm5",
-        "gemma4-e4b", "longcat-flash", SHARED, "deepseek-v4-flash", "nemotron-h-56b", MIMO,
+        "gemma4-e4b", "longcat-flash", "glm5.2", "deepseek-v4-flash", "nemotron-h-56b", MIMO,
     )  # fmt: skip
     older = {("torchtitan", "unfused"): "0.3.0", ("megatron", "unfused"): "0.12"}
     jobs = [

@@ -120,10 +120,14 @@ def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = task(training={"checkpoint": {"interval_steps": 1}})
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(asked))
+    titan = trainer(monkeypatch, torchtitan="0.2.2")
+    asked = task(training={"checkpoint": {"interval_steps": 1}}, num_layers=4)
+    found = command(titan.command(asked))
     assert found.env["HF_HUB_OFFLINE"] == found.env["HF_DATASETS_OFFLINE"] == "1"
-    assert tomllib.loads(found.files["train.toml"])["checkpoint"]["enable"] is False
+    said = tomllib.loads(found.files["train.toml"])
+    # fewer layers are registered as a model
+    assert (said["checkpoint"]["enable"], said["model"]["name"]) == (False, "planner_model")
+    assert "n_layers=4," in found.files["planner_model.py"]
 
 
 def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,12 +155,6 @@ def test_an_emulated_rank_is_one_process_of_the_whole_world(
     assert flags(found)["--comm.mode"] == "fake_backend"
     world = {"NGPU": "256", "WORLD_SIZE": "256", "RANK": "3", "LOCAL_RANK": "0"}
     assert {name: found.env[name] for name in world} == world
-
-
-def test_fewer_layers_are_registered_as_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(task(num_layers=4)))
-    assert "n_layers=4," in found.files["planner_model.py"]
-    assert tomllib.loads(found.files["train.toml"])["model"]["name"] == "planner_model"
 
 
 REFUSED = {
@@ -331,13 +329,13 @@ def test_colours_thousands_and_missing_parts_are_read() -> None:
         "\x1b[34mtps: 12,345  \x1b[36mtflops: 1,234.50  \x1b[35mmfu: N/A\x1b[39m"
     )
     (step,) = read_log(line).steps
-    assert (step.step, step.loss, step.gradient_norm) == (10, 7.12345, 1.2)
-    assert step.tokens_per_second == 12345.0
+    found = (step.step, step.loss, step.gradient_norm, step.tokens_per_second)
+    assert found == (10, 7.12345, 1.2, 12345.0)
     assert step.reserved_bytes == pytest.approx(66.6 * GIB)
     assert (step.rank, step.logged_at) == (None, None)
-    (old,) = read_log("step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45  mfu: 1.00%").steps
-    assert old.gradient_norm is None
-    assert read_log("validate step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45").steps == ()
+    rest = "step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45"
+    assert [old.gradient_norm for old in read_log(f"{rest}  mfu: 1.00%").steps] == [None]
+    assert read_log(f"validate {rest}").steps == ()
 
 
 def test_slow_steps_are_timed_by_the_clock_of_the_log() -> None:
