@@ -356,12 +356,22 @@ def test_a_shipped_model_cut_in_depth_is_its_flavor(base: str, flavor: tuple[str
     assert find_flavor(wider, "0.2") is None
 
 
-def test_a_model_without_a_class_is_a_blocker_with_a_reason() -> None:
-    exported = make(name="gpt3-175b")
-    (blocker,) = exported.blockers
-    assert blocker.field == "model"
-    assert "gelu MLP" in blocker.rule
-    with pytest.raises(SpecError, match="gelu MLP"):
+@pytest.mark.parametrize(("version", "name", "values", "reasons"), [
+    ("0.2.2", "gpt3-175b", {}, {"model": "gelu MLP"}),
+    ("0.3.0", "gpt3-175b", {"precision": "float8-rowwise", "compile": True},
+        {"model": "gelu MLP", "precision": "this model has none"}),
+    ("0.3.0", "llama4-scout", {},
+        {"model": "layers without RoPE, query-key norm without weights, attention temperature, "
+            "router scores on the experts' input"}),
+])  # fmt: skip
+def test_a_model_without_a_class_is_a_blocker_with_a_reason(
+    version: str, name: str, values: dict[str, Any], reasons: dict[str, str]
+) -> None:
+    exported = make(version, name, **values)
+    found = {fault.field: fault.rule for fault in exported.blockers}
+    assert found.keys() == reasons.keys()
+    assert all(reasons[field] in found[field] for field in reasons)
+    with pytest.raises(SpecError, match=reasons["model"]):
         exported.require_runnable()
 
 
