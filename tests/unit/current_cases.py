@@ -1,7 +1,6 @@
 """Real-looking files of users, and helpers that the intake tests share."""
 
 import math
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.files import gather
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan_comparisons import VersusCurrent
-from tests.conftest import needed_program
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
@@ -51,14 +48,7 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
     """Any layout that the export of this trainer can run, however odd."""
     chosen = draw(layouts(model(name).num_hidden_layers))
     for _ in range(4):  # a value that is refused gives way to the plainest one
-        made = exported(
-            chosen,
-            name,
-            chosen.num_gpus,
-            to,
-            version,
-            global_batch_size=4 * chosen.micro_batch_size * chosen.dp_degree,
-        )
+        made = exported(chosen, name, to, version, 4 * chosen.micro_batch_size * chosen.dp_degree)
         refused = {fault.field for fault in made.blockers} & set(Layout.model_fields)
         if not refused:
             break
@@ -71,28 +61,18 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
 
 
 def exported(
-    chosen: Layout, name: str, num_gpus: int, to: str, version: str | None = None, **more: object
+    chosen: Layout, name: str, to: str, version: str | None = None, batch: int = 512, **more: object
 ) -> Export:
-    trainer = {"trainer": to} if to != "torchtitan" else {}
-    return export(
-        chosen,
-        model(name),
-        read_cluster(machine(num_gpus)),
-        training(**trainer, **more),
-        to=to,
-        version=version,
-    )
+    given = {"global_batch_size": batch, **({"trainer": to} if to != "torchtitan" else {}), **more}
+    machines = read_cluster(machine(chosen.num_gpus))
+    return export(chosen, model(name), machines, training(**given), to=to, version=version)
+
+
+def unsaid(made: Export) -> dict[str, object]:
+    """Fields of a layout that the trainer's words cannot say."""
+    faults = (gap.fault for gap in made.gaps)
+    return {one.field: one.value for one in faults if one.field in Layout.model_fields}
 
 
 def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bool:
     return canonical(first, num_layers, trainer) == canonical(second, num_layers, trainer)
-
-
-def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
-    """The user's text after `patch -p1` with the plan's diff."""
-    needed_program("patch", "patch")
-    place = folder / versus.source["name"]
-    place.write_text(text, encoding="utf-8")
-    command = ["patch", "-p1", "-s"]
-    subprocess.run(command, input=versus.diff, text=True, cwd=folder, check=True, timeout=300)
-    return place.read_text(encoding="utf-8")

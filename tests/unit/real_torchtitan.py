@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from planner.export.base import Export
+from planner.specs.model import ModelSpec
 from tests.conftest import IN_CI
 
 FOLDER = os.environ.get("TORCHTITAN_PATH", str(Path(sys.prefix) / "titan"))
@@ -89,6 +90,15 @@ def written(exported: Export, folder: Path) -> Export:
     for name, text in exported.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return exported
+
+
+def counts_of(spec: ModelSpec) -> tuple[int, int]:
+    """Parameters of its model by ours: it ties embeddings after it has built both, and what
+    corrects a router is counted with the weights only when published.
+    """
+    own = spec.total_parameters()
+    own -= spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
+    return own, own + spec.tie_word_embeddings * spec.parameters.embedding()
 
 
 # argv[1]: a JSON list of [name, folder, arguments]. Prints name -> what the real package made of

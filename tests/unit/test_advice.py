@@ -14,9 +14,7 @@ from tests.conftest import job_values
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
 
 
-def warned(
-    words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = None, **training: Any
-) -> bool:
+def warned(words: str, layout: dict, cluster: dict | None = None, **training: Any) -> bool:
     job = read_job({
         "model": training.pop("model", "llama3-8b"),
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
@@ -41,9 +39,8 @@ def warned(
         "global_batch_size": 1024, "trainer": "torchtitan"}),
     ("of the step waits for communication", {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
         {"layout": {"tp": 1}}),
-    ("out of memory with probability",
-        {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
-        {"layout": {"dp_shard": 64, "ac": "full"}}),
+    ("out of memory with probability", {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage":
+        0}}, {"layout": {"dp_shard": 64, "ac": "full"}}),
 ])  # fmt: skip
 def test_a_warning_comes_with_its_number_and_not_without(
     words: str, over: dict[str, Any], under: dict[str, Any]

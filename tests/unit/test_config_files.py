@@ -28,20 +28,21 @@ def job_of(name: str, **given: object) -> Job:
     return read_job(complete({"current": current, **GIVEN, **given}))
 
 
-def test_accelerate() -> None:
-    job = job_of("accelerate_fsdp.yaml")
-    want = {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}
-    assert job.layout == layout(16, "fsdp", **want)
-    assert job.training.trainer == "fsdp"
-    assert job.cluster.gpus_per_node == 8
-
-
-def test_axolotl() -> None:
-    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-    job = job_of("axolotl.yaml", model=None, cluster=cluster, training=None)
-    assert job.layout == layout(8, "fsdp", dp_shard=4, tp=2, ac="full", micro_batch_size=2)
-    assert (job.model.name, job.training.seq_len) == ("llama3.1-8b", 4096)
-    assert job.training.global_batch_size == 2 * 8 * 4
+@pytest.mark.parametrize(("name", "given", "trainer", "want", "shape"), [
+    ("accelerate_fsdp.yaml", {}, "fsdp",
+        {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}, (4096, 256)),
+    ("axolotl.yaml", {"model": None, "training": None,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}, "fsdp",
+        {"dp_shard": 4, "tp": 2, "ac": "full", "micro_batch_size": 2}, (4096, 2 * 8 * 4)),
+])  # fmt: skip
+def test_a_configuration_is_a_job(
+    name: str, given: dict[str, Any], trainer: str, want: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    job = job_of(name, **given)
+    assert job.layout == layout(job.cluster.num_gpus, trainer, **want)
+    assert (job.training.trainer, job.cluster.gpus_per_node) == (trainer, 8)
+    assert (job.training.seq_len, job.training.global_batch_size) == shape
+    assert job.model.name == "llama3.1-8b"
 
 
 def test_deepspeed() -> None:
@@ -61,9 +62,7 @@ DDP = {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}
     ({"distributed_type": "DEEPSPEED", "deepspeed_config": {}}, {"zero_stage": 2}),
     ({"distributed_type": "FSDP", "fsdp_config": {}}, {"reduce_dtype": "float32"}),
 ])  # fmt: skip
-def test_configurations_without_a_number_or_a_precision(
-    values: dict[str, object], want: dict[str, object]
-) -> None:
+def test_configurations_without_a_number_or_a_precision(values: dict, want: dict) -> None:
     current = read_config("x.yaml", values)
     job = read_job(complete({"current": current, **GIVEN}))
     assert {name: getattr(job.layout, name) for name in want} == want
@@ -81,23 +80,25 @@ def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
         read_job_file(str(tmp_path / "x.sh"), "--job")
 
 
-@pytest.mark.parametrize(("values", "field"), [
-    ({"dp_replicate": 2}, "dp_replicate"),
-    ({"cp": 2}, "cp"),
-    ({"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
-    ({"precision": "float8-rowwise"}, "precision"),
-    ({"ac": "selective-op"}, "ac"),
+@pytest.mark.parametrize(("to", "values", "field"), [
+    ("deepspeed", {"dp_replicate": 2}, "dp_replicate"), ("deepspeed", {"cp": 2}, "cp"),
+    ("deepspeed", {"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
+    ("deepspeed", {"precision": "float8-rowwise"}, "precision"),
+    ("deepspeed", {"ac": "selective-op"}, "ac"), ("accelerate", {"pp": 2}, "pp"),
+    ("accelerate", {"ac": "selective-attention"}, "ac"),
+    ("accelerate", {"precision": "mxfp8"}, "precision"),
+    ("accelerate", {"optimizer_in_backward": True}, "optimizer_in_backward"),
 ])  # fmt: skip
-def test_what_deepspeed_cannot_say_is_refused(values: dict[str, object], field: str) -> None:
+def test_what_no_file_can_say_is_refused(to: str, values: dict[str, object], field: str) -> None:
     job = training(trainer="fsdp")
-    made = export(layout(8, "fsdp", **values), model("llama3-8b"), cluster(8), job, to="deepspeed")
+    made = export(layout(8, "fsdp", **values), model("llama3-8b"), cluster(8), job, to=to)
     assert field in {fault.field for fault in made.blockers}
 
 
 def test_megatron_bridge() -> None:
     job = job_of("megatron_bridge.yaml")
-    assert (job.layout.tp, job.layout.pp, job.layout.virtual_stages) == (4, 4, 5)
-    assert job.layout.precision == "float8-tensorwise"
+    want = {"tp": 4, "pp": 4, "virtual_stages": 5, "precision": "float8-tensorwise"}
+    assert {name: getattr(job.layout, name) for name in want} == want
     assert (job.training.trainer, job.training.seq_len) == ("megatron-bridge", 4096)
 
 
@@ -121,7 +122,6 @@ def test_adapters_are_refused() -> None:
     with pytest.raises(SpecError, match="finetuning_type='lora'"):
         read_config("x.yaml", factory)
     found = read_config("x.yaml", {**factory, "finetuning_type": "full", "bf16": True})
-    assert found is not None
     assert found["job"]["layout"] == {
         "micro_batch_size": 1, "ac": "full", "compile": False, "precision": "bf16"}  # fmt: skip
 
@@ -150,6 +150,5 @@ def test_what_is_exported_reads_back(to: str, values: dict[str, object]) -> None
     assert made.blockers == ()
     name = {"accelerate": "accelerate.yaml", "deepspeed": "ds_config.json"}[to]
     found = read_config(name, yaml.safe_load(made.files[name]))
-    assert found is not None
     given = {**GIVEN, "cluster": {"gpu": "h100-sxm-80gb"}}
     assert read_job(complete({"current": found, **given})).layout == chosen

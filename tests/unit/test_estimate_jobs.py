@@ -144,13 +144,9 @@ def test_steps_continued_along_a_line_do_not_depend_on_other_candidates() -> Non
     """Even where some of them have not settled, which takes a longer replay."""
     schedule, shape, rng = SCHEDULES["1F1B"], (8, 1, 2048), np.random.default_rng(0)
     forward, send = rng.uniform(1.0, 1.05, (20, 8)), rng.uniform(0.0, 0.5, (20, 8))
-    costs = StageCosts(
-        forward_seconds_CS=forward,
-        input_grad_seconds_CS=0.9 * forward,
-        weight_grad_seconds_CS=1.1 * forward,
-        send_seconds_CS=send,
-        saved_bytes_CS=forward,
-    )
+    backward = {"input_grad_seconds_CS": 0.9 * forward, "weight_grad_seconds_CS": 1.1 * forward}
+    sent = {"send_seconds_CS": send, "saved_bytes_CS": forward}
+    costs = StageCosts(forward_seconds_CS=forward, **backward, **sent)
     together = simulating.simulate(schedule, shape, costs)
     for row in range(20):
         one = simulating.simulate(schedule, shape, costs.take(np.array([row])))

@@ -33,49 +33,36 @@ def test_both_files_say_the_layout() -> None:
     made = exported(plain(dp_replicate=2, zero_stage=2, ac="full", compile=True))
     assert made.blockers == ()
     assert made.command[:2] == ("torchrun", "--standalone")
-    config, module = made.files[CONFIG], made.files[MODULE]
     wanted = {
         "mixed_precision: bf16", "num_processes: 8", "  fsdp_version: 2",
         "  fsdp_reshard_after_forward: false", "  fsdp_activation_checkpointing: true",
         "  parallelism_config_dp_replicate_size: 2", "  parallelism_config_dp_shard_size: 4",
         "  dynamo_backend: INDUCTOR",
     }  # fmt: skip
-    assert wanted <= set(config.splitlines())
-    assert "SEQ_LEN, MICRO_BATCH, ACCUMULATE, STEPS = 16, 1, 2, 1000" in module
-    assert 'init_device_mesh(DEVICE, (2, 4), mesh_dim_names=("replicate", "shard"))' in module
-    assert "fully_shard(layer, reshard_after_forward=False" in module
-    assert "layers[index].compile()" in module
-    assert 'MODEL = "meta-llama/Meta-Llama-3-8B"' in module
+    assert wanted <= set(made.files[CONFIG].splitlines())
+    for words in (
+        "SEQ_LEN, MICRO_BATCH, ACCUMULATE, STEPS = 16, 1, 2, 1000",
+        'init_device_mesh(DEVICE, (2, 4), mesh_dim_names=("replicate", "shard"))',
+        "fully_shard(layer, reshard_after_forward=False", "layers[index].compile()",
+        'MODEL = "meta-llama/Meta-Llama-3-8B"',
+    ):  # fmt: skip
+        assert words in made.files[MODULE]
     assert any("reduces gradients in bfloat16" in note for note in made.notes)
+    offloaded = exported(plain(cpu_offload=True)).files
+    assert "offload_policy=CPUOffloadPolicy()," in offloaded[MODULE]
+    assert "  fsdp_offload_params: true" in offloaded[CONFIG].splitlines()
 
 
-def test_offload_is_in_both_files() -> None:
-    made = exported(plain(cpu_offload=True))
-    assert "offload_policy=CPUOffloadPolicy()," in made.files[MODULE]
-    assert "  fsdp_offload_params: true" in made.files[CONFIG].splitlines()
-
-
-def test_several_nodes_start_by_slurm() -> None:
-    made = exported(plain(16), 16)
-    assert made.command == ("sbatch", "slurm.sbatch")
-    assert "num_machines: 2" in made.files[CONFIG]
-
-
-@pytest.mark.parametrize(("values", "field"), [
-    ({"pp": 2}, "pp"),
-    ({"ac": "selective-attention"}, "ac"),
-    ({"precision": "mxfp8"}, "precision"),
-    ({"optimizer_in_backward": True}, "optimizer_in_backward"),
-])  # fmt: skip
-def test_what_neither_file_can_say_is_refused(values: dict[str, object], field: str) -> None:
-    assert field in {fault.field for fault in exported(plain(**values)).blockers}
-
-
-def test_tp_and_cp_are_accelerates() -> None:
+def test_tp_and_cp_are_accelerates_and_nodes_are_slurms() -> None:
     made = exported(plain(tp=2, cp=2, sequence_parallel=True))
     assert MODULE not in made.files
     assert made.command[:2] == ("accelerate", "launch")
     assert "  parallelism_config_cp_comm_strategy: allgather" in made.files[CONFIG].splitlines()
+    many = exported(plain(16), 16)
+    assert (many.command, "num_machines: 2" in many.files[CONFIG]) == (
+        ("sbatch", "slurm.sbatch"),
+        True,
+    )
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -147,6 +134,15 @@ dist.destroy_process_group()
 TRAINED = sorted(LAYOUTS.keys() - {"offload"})  # pins memory for a GPU
 
 
+def printed(words: list[str], **variables: str) -> str:
+    """What a program of Python prints."""
+    environment = {**os.environ, **variables}
+    words = [sys.executable, *words]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What torch printed by name, all modules run in one job of four processes."""
@@ -159,19 +155,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / name).mkdir()
         (folder / name / MODULE).write_text(made.files[MODULE], encoding="utf-8")
     (folder / "run.py").write_text(RUN, encoding="utf-8")
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",  # what compiles is torch's matter
-    }
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
-             "localhost", "--nproc_per_node=4", str(folder / "run.py"),
-             *(str(folder / name) for name in names)]  # fmt: skip
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    printed = re.findall(r"(?:^step .*\n)*^\{.*\n", ended.stdout, re.MULTILINE)
-    return dict(zip(names, printed, strict=True))
+    words = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+    words += ["--nproc_per_node=4", str(folder / "run.py"), *(str(folder / one) for one in names)]
+    # what compiles is torch's matter
+    said = printed(words, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+    each = re.findall(r"(?:^step .*\n)*^\{.*\n", said, re.MULTILINE)
+    return dict(zip(names, each, strict=True))
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -243,13 +232,9 @@ def test_accelerate_reads_the_configuration(tmp_path: Path) -> None:
     chosen = {name: plain(4, **values) for name, values in cases.items()}
     for name, one in chosen.items():
         (tmp_path / f"{name}.yaml").write_text(exported(one, 4).files[CONFIG], encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": FOLDER}
-    words = [sys.executable, "-c", READ, json.dumps([str(tmp_path / f"{n}.yaml") for n in chosen])]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    for (name, one), said in zip(
-        chosen.items(), json.loads(ended.stdout.strip().splitlines()[-1]), strict=True
-    ):
+    files = [str(tmp_path / f"{name}.yaml") for name in chosen]
+    answers = printed(["-c", READ, json.dumps(files)], PYTHONPATH=FOLDER).strip().splitlines()[-1]
+    for (name, one), said in zip(chosen.items(), json.loads(answers), strict=True):
         sharded = one.dp_shard * one.cp > 1
         assert (said["fsdp"], said["processes"], said["mixed"]) == (sharded, 4, "bf16"), name
         assert (str(said["dynamo"]).lower() == "inductor") == one.compile

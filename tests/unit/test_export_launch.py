@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from export_cases import cluster, layout, model, training
@@ -13,19 +14,22 @@ from planner.export.megatron import export as to_megatron
 from planner.export.torchtitan import export as to_torchtitan
 
 STAND_INS = {
-    "torchrun": (
-        "import json, os, sys\n"
-        'said = {"cwd": os.getcwd(), "words": sys.argv[1:], "path": '
-        'os.environ.get("PYTHONPATH", "")}\n'
-        "print(json.dumps(said))\n"
-    ),
-    "scontrol": (
-        "import os, sys\n"
-        'print("   Command=" + os.environ["SUBMITTED"] if sys.argv[1:3] == ["show", "job"] '
-        'else "host1\\nhost2")\n'
-    ),
-    "srun": "import os, sys\nwords = [word for word in sys.argv[1:] if not "
-    "word.startswith('--')]\nos.execvp(words[0], words)\n",
+    "torchrun": """\
+import json, os, sys
+names = {"path": "PYTHONPATH", "allocator": "PYTORCH_CUDA_ALLOC_CONF"}
+said = {key: os.environ.get(name, "") for key, name in names.items()}
+print(json.dumps({"cwd": os.getcwd(), "words": sys.argv[1:], **said}))
+""",
+    "scontrol": """\
+import os, sys
+shown = sys.argv[1:3] == ["show", "job"]
+print("   Command=" + os.environ["SUBMITTED"] if shown else "host1\\nhost2")
+""",
+    "srun": """\
+import os, sys
+words = [word for word in sys.argv[1:] if not word.startswith("--")]
+os.execvp(words[0], words)
+""",
 }
 
 
@@ -49,15 +53,11 @@ def placed(exported: Export, folder: Path) -> Path:
 def run(
     tools: Path, words: list[str], where: Path, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "MEGATRON_PATH", "HEAD_NODE")
-    }
+    own = ("PYTHONPATH", "MEGATRON_PATH", "HEAD_NODE")
+    kept = {key: value for key, value in os.environ.items() if key not in own}
     environment = {**kept, "PATH": f"{tools}:{kept['PATH']}", **variables}
-    return subprocess.run(
-        words, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    return subprocess.run(words, cwd=where, env=environment, **given)
 
 
 def titan(num_gpus: int = 8) -> Export:
@@ -66,37 +66,42 @@ def titan(num_gpus: int = 8) -> Export:
 
 
 def megatron(num_gpus: int = 8) -> Export:
-    return to_megatron(
-        layout(num_gpus, "megatron"),
-        model("llama2-7b"),
-        cluster(num_gpus),
-        training(trainer="megatron"),
-    )
+    gpus, job = cluster(num_gpus), training(trainer="megatron")
+    return to_megatron(layout(num_gpus, "megatron"), model("llama2-7b"), gpus, job)
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool) -> None:
-    folder = placed(titan(), tmp_path / "my run")
-    done = run(
-        tools,
-        ["bash", "launch.sh" if inside else str(folder / "launch.sh"), "--metrics.log_freq", "1"],
-        folder if inside else tmp_path,
-    )
+    exported = titan()
+    folder = placed(exported, tmp_path / "my run")
+    script = "launch.sh" if inside else str(folder / "launch.sh")
+    words = ["bash", script, "--metrics.log_freq", "1"]
+    done = run(tools, words, folder if inside else tmp_path)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert (said["cwd"], said["path"]) == (
-        str(folder),
-        str(folder),
-    )  # train.toml and planner_model.py are found
+    # train.toml and planner_model.py are found
+    assert (said["cwd"], said["path"]) == (str(folder), str(folder))
     assert said["words"][-4:] == ["--job.config_file", "train.toml", "--metrics.log_freq", "1"]
+    pasted = run(tools, list(exported.command), folder)
+    assert json.loads(pasted.stdout)["words"] == said["words"][:-2]
 
 
-def test_the_command_to_paste_is_the_script(tools: Path, tmp_path: Path) -> None:
-    exported = titan()
+@pytest.mark.parametrize("version", ["0.2.2", "0.3.0"])
+@pytest.mark.parametrize("num_gpus", [8, 16])
+def test_the_script_passes_every_argument(
+    version: str, num_gpus: int, tools: Path, tmp_path: Path
+) -> None:
+    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
+    chosen, machines = layout(num_gpus, **values, reduce_dtype="bfloat16"), cluster(num_gpus)
+    exported = to_torchtitan(chosen, model("llama3.1-70b"), machines, training(), version)
     folder = placed(exported, tmp_path / "run")
-    commands = (list(exported.command), ["bash", "launch.sh"])
-    pasted, script = (run(tools, words, folder) for words in commands)
-    assert json.loads(pasted.stdout)["words"] == json.loads(script.stdout)["words"]
+    done = run(tools, ["bash", "launch.sh", "--more"], folder, HEAD_NODE="node-1")
+    said = json.loads(done.stdout)
+    assert (said["allocator"], said["path"]) == ("expandable_segments:True", str(folder))
+    passed = [word for word in said["words"] if word != "--more"][-len(exported.arguments) :]
+    assert passed == list(exported.arguments)
+    assert "--more" in said["words"]
+    assert ("--rdzv_endpoint=node-1:29500" in said["words"]) == (num_gpus == 16)
 
 
 def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Path) -> None:
@@ -120,20 +125,15 @@ def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Pat
 @pytest.mark.parametrize("make", [titan, megatron])
 def test_a_batch_script_finds_its_launcher(make, inside: bool, tools: Path, tmp_path: Path) -> None:
     exported = make(16)
-    folder = placed(exported, tmp_path / "my run")
-    (tmp_path / "pretrain_gpt.py").write_text("")
-    assert exported.command == ("sbatch", "slurm.sbatch")
-    variables = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "host[1-2]",
-        "SLURM_SUBMIT_DIR": str(folder if inside else tmp_path),
-        "SUBMITTED": str(folder / "slurm.sbatch"),
-        "MEGATRON_PATH": str(tmp_path),
-    }
-    spool = tmp_path / "spool"
+    folder, spool = placed(exported, tmp_path / "my run"), tmp_path / "spool"
     spool.mkdir()
+    (tmp_path / "pretrain_gpt.py").write_text("")
     (spool / "slurm_script").write_text((folder / "slurm.sbatch").read_text())  # Slurm runs a copy
+    where = folder if inside else tmp_path
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[1-2]"}
+    variables |= {"SLURM_SUBMIT_DIR": str(where), "SUBMITTED": str(folder / "slurm.sbatch")}
     words = ["bash", str(spool / "slurm_script")]
-    done = run(tools, words, folder if inside else tmp_path, **variables)
+    done = run(tools, words, where, **variables, MEGATRON_PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "--rdzv_endpoint=host1:29500" in json.loads(done.stdout)["words"]
+    assert exported.command == ("sbatch", "slurm.sbatch")

@@ -2,28 +2,40 @@
 
 import ast
 import json
-import os
+import re
 import shlex
-import subprocess
 import tomllib
-from pathlib import Path
+from functools import reduce
+from typing import Any
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.catalog.models import model_names
 from planner.errors import SpecError, UnknownNameError
 from planner.export import export as export_to
-from planner.export.base import Export, write_toml
+from planner.export.base import Export, flatten, write_toml
 from planner.export.torchtitan import export, parse_back
 from planner.intake.models import read_model
 from planner.specs.layout import Layout, parse_ac
 from planner.trainers.registry import TRAINERS
-from planner.trainers.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
+from planner.trainers.titan_models import (
+    FLAVORS,
+    even_split,
+    find_flavor,
+    shape_of,
+    uniform_layers_per_stage,
+)
 from tests.conftest import tiers
 
 VERSIONS = ("0.2.2", "0.3.0")
+
+
+# has gone in 0.3
+LOST_IN_03: dict[str, Any] = {"cp": 2, "cp_method": "alltoall", "precision": "float8-tensorwise"}
+LOST_IN_03 |= {"ac": "selective-layer-2", "optimizer_in_backward": True}
 
 
 def toml_of(exported: Export) -> dict:
@@ -47,58 +59,56 @@ def test_no_field_of_a_layout_is_ignored(field: str, version: str) -> None:
     base = layout(256, **BASE)
     other = base.model_copy(update={field: OTHER[field]})
     assert getattr(base, field) != getattr(other, field)
-    said = [export(x, model(), cluster(256), training(), version).as_dict() for x in (base, other)]
-    for one in said:  # the layout's one-line description is a comment, not a setting
-        files = one["files"]
-        assert isinstance(files, dict)
-        lines = files.get("train.toml", "").splitlines()
-        files["train.toml"] = "\n".join(
-            line for line in lines if not line.startswith(("description", "#"))
-        )
-        if field not in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
-            continue
-        for name in ("launch.sh", "slurm.sbatch"):  # the number of GPUs alone is not the field
-            files[name] = "".join(line for line in files[name].splitlines() if "nodes" not in line)
+    both = [export(x, model(), cluster(256), training(), version) for x in (base, other)]
+    said: Any = [made.as_dict() for made in both]
+    # the layout's one-line description is no setting, and of a degree not the number of nodes
+    unsaid = {"train.toml": "^(description|#)"}
+    if field in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
+        unsaid |= dict.fromkeys(("launch.sh", "slurm.sbatch"), "nodes")
+    for files in (one["files"] for one in said):
+        for name in files.keys() & unsaid.keys():
+            lines = files[name].splitlines()
+            files[name] = [line for line in lines if not re.search(unsaid[name], line)]
     assert said[0] != said[1]
 
 
 @tiers(80, 800, data=st.data(), name=st.sampled_from(MODELS), version=st.sampled_from(VERSIONS))
 def test_any_layout_reads_back(data: st.DataObject, name: str, version: str) -> None:
+    """And imports nothing of the planner, which the trainer's machines have not."""
     spec = model(name)
     chosen = data.draw(layouts(spec.num_hidden_layers))
     exported = export(chosen, spec, cluster(256), training(), version)
     assert parse_back(exported) == chosen
     json.dumps(exported.as_dict(), allow_nan=False)
-    for name, text in exported.files.items():
-        if name.endswith(".py"):
-            ast.parse(text)
+    for text in (text for file, text in exported.files.items() if file.endswith(".py")):
+        for node in ast.walk(ast.parse(text)):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert "planner" not in {name.partition(".")[0] for name in names}
 
 
 @tiers(60, 600, data=st.data())
 def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) -> None:
     """What the trainer's row of `TRAINERS` allows, 0.2.2 says in its file."""
     rules, spec = TRAINERS["torchtitan"], model("llama3-70b")
-    chosen = data.draw(layouts(spec.num_hidden_layers))
-    sharded = chosen.dp_shard * chosen.cp > 1
-    chosen = chosen.model_copy(
-        update={
-            "precision": chosen.precision
-            if chosen.precision in rules.precisions - {"mxfp8"}
-            else "bf16",
-            "float8_all_gather": chosen.precision == "float8-tensorwise"
-            and chosen.float8_all_gather,
-            "ac": chosen.ac if parse_ac(chosen.ac)[0] in rules.ac_kinds else "none",
-            "cp_method": chosen.cp_method if chosen.cp_method in rules.cp_methods else "allgather",
-            "zero_stage": max(2, chosen.zero_stage) if sharded else 0,
-            "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
-            "sequence_parallel": chosen.tp > 1,
-            "optimizer_offload_fraction": 1.0,
-            "activation_offload_layers": 0,
-            "layers_per_stage": None
-            if chosen.layers_per_stage == (1, 2, 3)
-            else chosen.layers_per_stage,
-        }
-    )
+    drawn = data.draw(layouts(spec.num_hidden_layers))
+    update: dict[str, Any] = {
+        "float8_all_gather": drawn.precision == "float8-tensorwise" and drawn.float8_all_gather,
+        "zero_stage": max(2, drawn.zero_stage) if drawn.dp_shard * drawn.cp > 1 else 0,
+        "sequence_parallel": drawn.tp > 1,
+        "optimizer_offload_fraction": 1.0,
+        "activation_offload_layers": 0,
+    }
+    for field, words, plain in (
+        ("precision", rules.precisions - {"mxfp8"}, "bf16"),
+        ("cp_method", rules.cp_methods, "allgather"),
+        ("pp_schedule", rules.schedules, "1F1B"),
+    ):
+        update[field] = getattr(drawn, field) if getattr(drawn, field) in words else plain
+    update["ac"] = drawn.ac if parse_ac(drawn.ac)[0] in rules.ac_kinds else "none"
+    if drawn.layers_per_stage == (1, 2, 3):
+        update["layers_per_stage"] = None
+    chosen = drawn.model_copy(update=update)
     batch = chosen.dp_degree * chosen.micro_batch_size * 8
     exported = export(chosen, spec, cluster(256), training(global_batch_size=batch), "0.2.2")
     assert exported.blockers == ()
@@ -106,111 +116,173 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
     assert unsaid <= {"layers_per_stage", "virtual_stages", "moe_dispatcher"}, unsaid
 
 
-def test_the_70b_recipe_of_256_gpus() -> None:
-    compiled = {"precision": "float8-rowwise", "compile": True, "async_tp": True}
-    exported = make(tp=8, micro_batch_size=16, ac="full", **compiled)
-    said = toml_of(exported)
-    assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
-    assert said["model"]["converters"] == ["quantize.linear.float8"]
-    assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["auto_filter_small_kn", "output"],
-        "recipe_name": "rowwise",
-    }
-    assert said["parallelism"]["data_parallel_shard_degree"] == 32
-    assert said["parallelism"]["tensor_parallel_degree"] == 8
-    assert said["parallelism"]["enable_async_tensor_parallel"] is True
-    assert said["parallelism"]["fsdp_reshard_after_forward"] == "default"
-    assert said["training"]["local_batch_size"] == 16
-    assert said["training"]["global_batch_size"] == 512
-    assert said["activation_checkpoint"]["mode"] == "full"
-    assert exported.command == ("sbatch", "slurm.sbatch")
-    assert exported.blockers == ()
+PIPED = {"pp": 4, "pp_schedule": "Interleaved1F1B"}
+STAGES = "parallelism.pipeline_parallel_layers_per_stage"
+PARTS = "parallelism.module_fqns_per_model_part"
+BACKEND = "parallelism.expert_parallel_comm_backend"
+MICRO = "parallelism.pipeline_parallel_microbatch_size"
+FLOAT8 = "quantize.linear.float8"
+SMALL = ["auto_filter_small_kn", "output"]
+# model, layout, and what train.toml says: a value or a whole table, None what it has not
+SAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama3.1-70b", {"tp": 8, "micro_batch_size": 16, "ac": "full", "compile": True, "precision":
+        "float8-rowwise", "async_tp": True}, {"model.name": "llama3", "model.flavor": "70B",
+        "model.converters": [FLOAT8], FLOAT8: {"filter_fqns": SMALL, "recipe_name": "rowwise"},
+        "parallelism.data_parallel_shard_degree": 32, "parallelism.tensor_parallel_degree": 8,
+        "parallelism.enable_async_tensor_parallel": True, "training.local_batch_size": 16,
+        "parallelism.fsdp_reshard_after_forward": "default", "training.global_batch_size": 512,
+        "activation_checkpoint": {"mode": "full"}, MICRO: None}),
+    # without a pipeline the local batch is the microbatch, and the global one accumulates
+    ("llama3.1-70b", {"dp_shard": 64, "tp": 4, "micro_batch_size": 2},
+        {"training.local_batch_size": 2, "training.global_batch_size": 512}),
+    ("llama3.1-70b", {"dp_shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 2},
+        {"training.local_batch_size": 64, MICRO: 2}),  # it holds all microbatches
+    *(
+        ("llama3.1-70b", {"pp": pp, "zero_stage": stage},
+            {"parallelism.fsdp_reshard_after_forward": policy})
+        for pp, stage, policy in ((1, 2, "never"), (4, 3, "always"), (4, 2, "never"))
+    ),
+    *(
+        ("llama3.1-70b", {"ac": ac}, {"activation_checkpoint": said})
+        for ac, said in (
+            ("none", {"mode": "none"}),
+            ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
+            ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
+        )
+    ),
+    ("llama3.1-70b", {"ac": "memory-budget-0.4", "compile": True},
+        {"activation_checkpoint": {"mode": "memory_budget", "memory_budget": 0.4}}),
+    ("llama3.1-70b", {"precision": "float8-tensorwise", "float8_all_gather": True,
+        "compile": True}, {FLOAT8: {"filter_fqns": SMALL, "enable_fsdp_float8_all_gather": True,
+        "precompute_float8_dynamic_scale_for_fsdp": True}}),
+    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8}, {"model.converters": [FLOAT8,
+        "quantize.grouped_mm.float8"], f"{FLOAT8}.filter_fqns": [*SMALL, "router.gate"]}),
+    ("qwen3-30b-a3b", {"precision": "float8-rowwise", "ep": 8, "cp": 2},
+        {"model.converters": [FLOAT8]}),  # experts stay in bf16
+    ("deepseek-v3", {"ep": 8, "moe_dispatcher": "deepep"}, {BACKEND: "deepep"}),
+    # the trainer's own number of stages is left to it
+    ("llama3.1-70b", {"pp": 4}, {STAGES: None, PARTS: None}),
+    ("llama3.1-70b", {**PIPED, "virtual_stages": 2}, {STAGES: None, PARTS: None}),
+    ("llama3.1-70b", {**PIPED, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
+        {STAGES: None, PARTS: None}),
+    ("llama3.1-405b", {**PIPED, "pp": 8, "virtual_stages": 4},
+        {STAGES: 4}),  # ceil((126 + 2) / 4) = 32 stages
+    ("llama3.1-70b", {"reduce_dtype": "bfloat16"}, {"job.custom_config_module": "planner_config"}),
+    *(
+        (name, {}, {"experimental.custom_import": "planner_model", "model.name": "planner_model"})
+        for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2")
+    ),
+]  # fmt: skip
 
 
-def test_without_pp_the_local_batch_is_the_microbatch_and_the_global_batch_accumulates() -> None:
-    said = toml_of(make(dp_shard=64, tp=4, micro_batch_size=2))["training"]
-    assert (said["local_batch_size"], said["global_batch_size"]) == (2, 512)
-    assert said["global_batch_size"] // (said["local_batch_size"] * 64) == 4
+@pytest.mark.parametrize(("name", "values", "said"), SAID)
+def test_what_a_layout_means_is_said_in_the_toml_of_0_2(
+    name: str, values: dict[str, Any], said: dict[str, Any]
+) -> None:
+    made = make("0.2.2", name, **values)
 
+    def found(path: str) -> object:
+        return reduce(lambda table, key: table.get(key) or {}, path.split("."), toml_of(made))
 
-def test_with_pp_the_local_batch_holds_all_microbatches() -> None:
-    said = toml_of(make(dp_shard=8, tp=8, pp=4, micro_batch_size=2))
-    assert said["training"]["local_batch_size"] == 64
-    assert said["parallelism"]["pipeline_parallel_microbatch_size"] == 2
-    assert "pipeline_parallel_microbatch_size" not in toml_of(make(tp=8))["parallelism"]
-
-
-@pytest.mark.parametrize(
-    ("pp", "stage", "policy"),
-    [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")],
-)
-def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> None:
-    parallelism = toml_of(make(pp=pp, zero_stage=stage))["parallelism"]
-    assert parallelism["fsdp_reshard_after_forward"] == policy
-
-
-@pytest.mark.parametrize(("ac", "said"), [
-    ("none", {"mode": "none"}),
-    ("full", {"mode": "full"}),
-    ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
-    ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
-    ("memory-budget-0.4", {"mode": "memory_budget", "memory_budget": 0.4}),
-])  # fmt: skip
-def test_activation_checkpointing(ac: str, said: dict) -> None:
-    assert toml_of(make(ac=ac))["activation_checkpoint"] == said
-
-
-def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None:
-    said = toml_of(make(precision="float8-tensorwise", float8_all_gather=True, compile=True))
-    assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["auto_filter_small_kn", "output"],
-        "enable_fsdp_float8_all_gather": True,
-        "precompute_float8_dynamic_scale_for_fsdp": True,
-    }
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_rowwise_with_16_bit_weight_gradients_is_a_recipe(version: str) -> None:
-    made = make(version, name="llama3-8b", precision="float8-rowwise-gw-hp", compile=True)
-    said = made.files["train.toml" if version == "0.2.2" else "planner_job.py"]
-    assert '"rowwise_with_gw_hp"' in said
-    assert "auto_filter_small_kn" not in said  # torchao refuses it with this recipe
-    assert parse_back(made).precision == "float8-rowwise-gw-hp"
-
-
-def test_dispatchers_are_its_comm_backends() -> None:
-    values: dict[str, object] = {"name": "deepseek-v3", "ep": 8, "moe_dispatcher": "deepep"}
-    made = make("0.2.2", **values)
+    assert {path: found(path) or None for path in said} == said
     assert made.blockers == ()
-    assert toml_of(made)["parallelism"]["expert_parallel_comm_backend"] == "deepep"
-    assert "expert_parallel_comm_backend" not in make("0.2.0", **values).files["train.toml"]
-    assert [fault.field for fault in make("0.2.0", **values).blockers] == ["moe_dispatcher"]
-    qwen = make("0.2.2", name="qwen3-30b-a3b", ep=8, moe_dispatcher="deepep")
-    assert [fault.field for fault in qwen.blockers] == ["moe_dispatcher"]
-    new = make("0.3.0", name="qwen3-30b-a3b", ep=8, moe_dispatcher="hybridep")
-    assert new.blockers == ()
-    assert "moe_comm_backend='hybridep'" in new.files["planner_job.py"]
+    own = [text for key, text in said.items() if key.startswith(("job.", "experimental."))]
+    assert {f"{module}.py" for module in own} <= made.files.keys()
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("torchtitan 2026-02-25", "0.2.2"),
-    ("torchtitan 2026-05-27", "0.3.0"),  # configured in Python by then
-    ("torchtitan 2026-10-01", "0.3.0"),
-    ("9.9", "0.3.0"),
-    ("2025-06-14", "0.2.0"),
+# release, model, job, layout: what the module of 0.2 or the job of 0.3 says and does not say
+WRITTEN: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("0.2.2", "llama3-8b", {}, {"precision": "float8-rowwise-gw-hp", "compile": True},
+        '"rowwise_with_gw_hp"', SMALL[0]),  # torchao refuses the filter with this recipe
+    ("0.3.0", "llama3-8b", {}, {"precision": "float8-rowwise-gw-hp", "compile": True},
+        '"rowwise_with_gw_hp"', SMALL[0]),
+    ("0.3.0", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "hybridep"},
+        "moe_comm_backend='hybridep'", "deepep"),
+    ("0.3.0", "llama3.1-8b", {"chunked_loss": False}, {}, "loss=CrossEntropyLoss.Config(",
+        "Chunked"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "flash3"}, {}, "attn_backend='varlen'", "cudnn"),
+    ("0.3.0", "llama3.1-70b", {},
+        {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"},
+        "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
+        "model_compile_enabled=True)", SMALL[0]),  # the last layers stay in 16 bits
+    ("0.3.0", "llama3.1-70b", {},
+        {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"},
+        "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n", SMALL[0]),
+    ("0.3.0", "llama3.1-70b", {}, {"precision": "mxfp8", "compile": True}, "MXFP8",
+        "nvfp4_bf16_tail_fqns"),
+    ("0.3.0", "llama3.1-70b", {}, {"tp": 8, "precision": "float8-rowwise", "compile": True},
+        'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
+        SMALL[0]),  # a filter that would decline every layer
+    ("0.2.2", "deepseek-v3", {}, {"cp": 2}, "attn_type='sdpa'", "use_flex_attn"),
+    ("0.2.0", "deepseek-v3", {}, {"cp": 2}, "use_flex_attn=False", "sdpa"),
+    ("0.2.2", "deepseek-v3", {}, {}, "deepseek_v3", "sdpa"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "name", "job", "values", "says", "lacks"), WRITTEN)
+def test_what_no_setting_says_is_written_in_python(
+    version: str, name: str, job: dict[str, Any], values: dict[str, Any], says: str, lacks: str
+) -> None:
+    made = make(version, name, job, **values)
+    text = "".join(text for file, text in made.files.items() if file.endswith((".py", ".toml")))
+    assert says in text
+    assert lacks not in text
+    assert parse_back(made) == layout(256, **values)
+
+
+@pytest.mark.parametrize(("version", "name", "job", "values", "fields"), [
+    ("0.2.0", "deepseek-v3", {}, {"ep": 8, "moe_dispatcher": "deepep"}, "moe_dispatcher"),
+    ("0.2.2", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "deepep"}, "moe_dispatcher"),
+    ("0.2.2", "llama3.1-8b", {"chunked_loss": True}, {}, "training.chunked_loss"),
+    ("0.2.2", "llama3-8b", {"cuda_graphs": "full"}, {}, "training.cuda_graphs"),
+    ("0.3.0", "llama3-8b", {"cuda_graphs": "partial"}, {}, "training.cuda_graphs"),
+    ("0.3.0", "llama3-8b", {"cuda_graphs": "full"}, {"pp": 2}, "training.cuda_graphs"),
+    ("0.2.2", "llama3-8b", {"attention_kernel": "flash3"}, {}, "training.attention_kernel"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "cudnn"}, {}, "training.attention_kernel"),
+    ("0.3.0", "llama3-8b", {"attention_kernel": "flash3"}, {"cp": 2}, "training.attention_kernel"),
+    *(
+        ("0.2.2", "llama3.1-70b", {"optimizer": optimizer}, {}, "training.optimizer")
+        for optimizer in ("muon", "adafactor", "sgd", "adamw-bf16-states")
+    ),
+    ("0.2.2", "qwen3-32b", {}, {"pp": 2}, "pp"),
+    ("0.3.0", "qwen3-32b", {}, {"pp": 2}, ""),
+    ("0.3.0", "qwen3-30b-a3b", {}, {"ep": 8, "moe_dispatcher": "hybridep"}, ""),
+    ("0.3.0", "llama3.1-70b", {}, LOST_IN_03, " ".join(sorted(LOST_IN_03.keys() - {"cp"}))),
+    ("0.2.2", "llama3.1-70b", {}, LOST_IN_03, ""),
 ])  # fmt: skip
-def test_a_day_is_written_in_the_settings_of_its_time(text: str, number: str) -> None:
+def test_what_a_release_lacks_is_a_blocker(
+    version: str, name: str, job: dict[str, Any], values: dict[str, Any], fields: str
+) -> None:
+    made = make(version, name, job, **values)
+    assert sorted(fault.field for fault in made.blockers) == fields.split()
+
+
+def test_what_an_export_leaves_to_the_release_or_notes() -> None:
+    assert "planner_job.py" not in make("0.3.0", name="llama3.1-8b").files  # a loss in chunks
+    older = make("0.2.0", "deepseek-v3", ep=8, moe_dispatcher="deepep").files["train.toml"]
+    assert "expert_parallel_comm_backend" not in older
+    with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
+    assert any("experts stay in bf16" in note for note in with_cp.notes)
+    assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
+    parts = toml_of(make(**PIPED, virtual_stages=4))["parallelism"]["module_fqns_per_model_part"]
+    # the head stands for one layer but is two modules
+    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]
+
+
+@pytest.mark.parametrize(("text", "number", "noted"), [
+    ("torchtitan 2026-02-25", "0.2.2", True),
+    ("torchtitan 2026-05-27", "0.3.0", True),  # configured in Python by then
+    ("torchtitan 2026-10-01", "0.3.0", True), ("9.9", "0.3.0", True),
+    ("2025-06-14", "0.2.0", True), ("2025-11-04", "0.2.0", True), ("0.2.3", "0.2.2", True),
+    ("0.1.0", "0.2.0", True), ("v0.3.0", "0.3.0", False), ("0.3", "0.3.0", False),
+])  # fmt: skip
+def test_a_release_or_a_day_is_written_in_the_settings_of_its_time(
+    text: str, number: str, noted: bool
+) -> None:
     made = make(text, name="llama3.1-8b")
     assert made.version == number
-    assert any(text in note for note in made.notes)
-
-
-def test_the_loss_is_in_chunks_where_the_release_has_them() -> None:
-    whole = make("0.3.0", name="llama3.1-8b", job={"chunked_loss": False})
-    assert "loss=CrossEntropyLoss.Config(" in whole.files["planner_job.py"]
-    assert "planner_job.py" not in make("0.3.0", name="llama3.1-8b").files  # its own config's way
-    old = make("0.2.2", name="llama3.1-8b", job={"chunked_loss": True})
-    assert [fault.field for fault in old.blockers] == ["training.chunked_loss"]
+    notes = [note for note in made.notes if "Written for TorchTitan" in note]
+    assert [text in note for note in notes] == [True] * noted
 
 
 @pytest.mark.parametrize(("name", "job", "values", "on"), [
@@ -232,177 +304,51 @@ def test_cuda_graphs_where_0_3_captures_them(name: str, job: dict, values: dict,
     assert sized == (on and "moe_dispatcher" in values)
 
 
-def test_graphs_and_kernels_that_a_release_lacks_are_blockers() -> None:
-    for version, job, values in (
-        ("0.2.2", {"cuda_graphs": "full"}, {}),
-        ("0.3.0", {"cuda_graphs": "partial"}, {}),
-        ("0.3.0", {"cuda_graphs": "full"}, {"pp": 2}),
-        ("0.2.2", {"attention_kernel": "flash3"}, {}),
-        ("0.3.0", {"attention_kernel": "cudnn"}, {}),
-        ("0.3.0", {"attention_kernel": "flash3"}, {"cp": 2}),
-    ):
-        made = make(version, name="llama3-8b", job=job, **values)
-        assert [fault.field for fault in made.blockers] == [f"training.{name}" for name in job]
-    three = make("0.3.0", name="llama3-8b", job={"attention_kernel": "flash3"})
-    assert "attn_backend='varlen'" in three.files["planner_job.py"]
-
-
-def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:
-    values = {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"}
-    module = make("0.3.0", **values).files["planner_job.py"]
-    assert (
-        "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
-        "model_compile_enabled=True)"
-    ) in module
-    assert "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n" in module
-    other = make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
-    assert "nvfp4_bf16_tail_fqns" not in other
-
-
-def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
-    assert (
-        "auto_filter_small_kn"
-        not in make("0.3.0", precision="float8-rowwise", compile=True).files["planner_job.py"]
-    )
-
-
-def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
-    alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
-    assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-    names = ["auto_filter_small_kn", "output", "router.gate"]
-    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == names
-    with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
-    assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
-    assert any("experts stay in bf16" in note for note in with_cp.notes)
-
-
-@pytest.mark.parametrize(
-    ("virtual", "schedule"), [(1, "1F1B"), (2, "Interleaved1F1B"), (2, "ZBVZeroBubble")]
-)
-def test_the_trainers_own_number_of_stages_is_left_to_it(virtual: int, schedule: str) -> None:
-    said = toml_of(make(pp=4, pp_schedule=schedule, virtual_stages=virtual))["parallelism"]
-    assert "pipeline_parallel_layers_per_stage" not in said
-    assert "module_fqns_per_model_part" not in said
-
-
-def test_stages_that_no_layers_per_stage_makes_are_written_out() -> None:
-    assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
-    exported = make(pp=4, pp_schedule="Interleaved1F1B", virtual_stages=4)
-    parts = toml_of(exported)["parallelism"]["module_fqns_per_model_part"]
-    # the head stands for one layer but is two modules
-    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]
-    assert exported.blockers == ()
-
-
-def test_virtual_stages_by_layers_per_stage() -> None:
-    said = toml_of(
-        make(
-            name="llama3.1-405b",
-            num_gpus=512,
-            pp=8,
-            pp_schedule="Interleaved1F1B",
-            virtual_stages=4,
-        )
-    )["parallelism"]
-    assert said["pipeline_parallel_layers_per_stage"] == 4  # ceil((126 + 2) / 4) = 32 stages
-
-
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64))
 def test_splits_are_torchtitans(layers: int, stages: int) -> None:
     split, uniform = even_split(layers, stages), uniform_layers_per_stage(layers, stages)
     assert (split is None) == (stages > layers + 2)
     if split is not None:
         assert (sum(split), len(split)) == (layers, stages)
-        weighted = [
-            count + (index == 0) + (index == stages - 1) for index, count in enumerate(split)
-        ]
+        weighted = [n + (at == 0) + (at == stages - 1) for at, n in enumerate(split)]
         assert max(weighted) - min(weighted) <= 1
-    if uniform is not None:
-        assert -(-(layers + 2) // uniform) == stages
+    assert uniform is None or -(-(layers + 2) // uniform) == stages
 
 
 def test_layers_per_stage_become_module_names() -> None:
-    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "num_gpus": 256}
-    parts = toml_of(make(**values))["parallelism"]["module_fqns_per_model_part"]  # type: ignore[arg-type]
-    assert parts[0][:2] == ["tok_embeddings", "layers.0"]
-    assert parts[1][0] == "layers.18"
-    assert parts[3][-3:] == ["layers.79", "norm", "output"]
-    new = make("0.3.0", **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"pp": 4, "layers_per_stage": (18, 21, 21, 20)}
+    first, second, _, last = toml_of(make(**values))["parallelism"]["module_fqns_per_model_part"]
+    assert (first[:2], second[0]) == (["tok_embeddings", "layers.0"], "layers.18")
+    assert last[-3:] == ["layers.79", "norm", "output"]
+    new = make("0.3.0", **values)
     assert any(word.endswith("layers.79,norm,lm_head") for word in new.arguments)
 
 
-def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
-    exported = make(reduce_dtype="bfloat16")
-    assert toml_of(exported)["job"]["custom_config_module"] == "planner_config"
-    assert "planner_config.py" in exported.files
-    assert "PYTHONPATH" in exported.files["launch.sh"]
-
-
 @pytest.mark.parametrize(("name", "module", "flavor"), [
-    ("llama3-8b", "llama3", "8B"),
-    ("llama3.1-70b", "llama3", "70B"),
-    ("llama3.1-405b", "llama3", "405B"),
-    ("qwen3-0.6b", "qwen3", "0.6B"),
-    ("qwen3-1.7b", "qwen3", "1.7B"),
-    ("qwen3-4b", "qwen3", "4B"),
-    ("qwen3-8b", "qwen3", "8B"),
-    ("qwen3-14b", "qwen3", "14B"),
-    ("qwen3-32b", "qwen3", "32B"),
-    ("qwen3-30b-a3b", "qwen3", "30B-A3B"),
-    ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
-    ("deepseek-v2-lite", "deepseek_v3", "16B"),
-    ("deepseek-v2", "deepseek_v3", "236B"),
-    ("deepseek-v3", "deepseek_v3", "671B"),
-    ("llama4-scout", "llama4", "17bx16e"),
-    ("llama4-maverick", "llama4", "17bx128e"),
-    ("gpt-oss-20b", "gpt_oss", "20b"),
+    ("llama3-8b", "llama3", "8B"), ("llama3.1-70b", "llama3", "70B"),
+    ("llama3.1-405b", "llama3", "405B"), ("qwen3-0.6b", "qwen3", "0.6B"),
+    ("qwen3-1.7b", "qwen3", "1.7B"), ("qwen3-4b", "qwen3", "4B"), ("qwen3-8b", "qwen3", "8B"),
+    ("qwen3-14b", "qwen3", "14B"), ("qwen3-32b", "qwen3", "32B"),
+    ("qwen3-30b-a3b", "qwen3", "30B-A3B"), ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
+    ("deepseek-v2-lite", "deepseek_v3", "16B"), ("deepseek-v2", "deepseek_v3", "236B"),
+    ("deepseek-v3", "deepseek_v3", "671B"), ("llama4-scout", "llama4", "17bx16e"),
+    ("llama4-maverick", "llama4", "17bx128e"), ("gpt-oss-20b", "gpt_oss", "20b"),
     ("gpt-oss-120b", "gpt_oss", "120b"),
 ])  # fmt: skip
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
     found = find_flavor(model(name), "0.2")
     assert (found.module, found.flavor) == (module, flavor)
-
-
-def test_every_flavor_is_reached_by_a_catalogue_model() -> None:
-    from planner.catalog.models import model_names
-    from planner.trainers.titan_models import shape_of
-
     assert {shape_of(model(name)) for name in model_names()} >= set(FLAVORS)
 
 
-@pytest.mark.parametrize("release", ["0.2.2", "0.3.0"])
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "kimi-k2", "llama4-scout"])
-def test_what_is_exported_imports_nothing_of_the_planner(release: str, name: str) -> None:
-    """The trainer's machines have no planner; a class of ours in a module would stop the job."""
-    for reduce_dtype in ("float32", "bfloat16"):
-        exported = make(release, name=name, reduce_dtype=reduce_dtype)
-        modules = {file: text for file, text in exported.files.items() if file.endswith(".py")}
-        assert modules or exported.blockers or reduce_dtype == "float32"
-        for text in modules.values():
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.ImportFrom):
-                    assert str(node.module).split(".")[0] != "planner"
-                if isinstance(node, ast.Import):
-                    assert all(one.name.split(".")[0] != "planner" for one in node.names)
+CUT = [("llama4-scout", ("llama4", "17bx16e")), ("gpt-oss-20b", ("gpt_oss", "20b"))]
 
 
-def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
-    for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2"):
-        exported = make(name=name)
-        said = toml_of(exported)
-        assert said["experimental"]["custom_import"] == said["model"]["name"] == "planner_model"
-        ast.parse(exported.files["planner_model.py"])
-        assert exported.blockers == ()
-
-
-@pytest.mark.parametrize(
-    ("base", "module", "flavor"),
-    [("llama4-scout", "llama4", "17bx16e"), ("gpt-oss-20b", "gpt_oss", "20b")],
-)
-def test_a_shipped_model_cut_in_depth_is_its_flavor(base: str, module: str, flavor: str) -> None:
+@pytest.mark.parametrize(("base", "flavor"), CUT)
+def test_a_shipped_model_cut_in_depth_is_its_flavor(base: str, flavor: tuple[str, str]) -> None:
     cut = read_model({"base": base, "name": "cut", "num_hidden_layers": 2})
     found = find_flavor(cut, "0.2")
-    assert (found.module, found.flavor, found.num_layers) == (module, flavor, 2)
+    assert (found.module, found.flavor, found.num_layers) == (*flavor, 2)
     exported = export(layout(8), cut, cluster(8), training(), "0.2.2")
     assert exported.blockers == ()
     assert "n_layers=2," in exported.files["planner_model.py"]
@@ -410,36 +356,23 @@ def test_a_shipped_model_cut_in_depth_is_its_flavor(base: str, module: str, flav
     assert find_flavor(wider, "0.2") is None
 
 
-def test_a_model_without_a_class_is_a_blocker_with_a_reason() -> None:
-    exported = make(name="gpt3-175b")
-    (blocker,) = exported.blockers
-    assert blocker.field == "model"
-    assert "gelu MLP" in blocker.rule
-    with pytest.raises(SpecError, match="gelu MLP"):
+@pytest.mark.parametrize(("version", "name", "values", "reasons"), [
+    ("0.2.2", "gpt3-175b", {}, {"model": "gelu MLP"}),
+    ("0.3.0", "gpt3-175b", {"precision": "float8-rowwise", "compile": True},
+        {"model": "gelu MLP", "precision": "this model has none"}),
+    ("0.3.0", "llama4-scout", {},
+        {"model": "layers without RoPE, query-key norm without weights, attention temperature, "
+            "router scores on the experts' input"}),
+])  # fmt: skip
+def test_a_model_without_a_class_is_a_blocker_with_a_reason(
+    version: str, name: str, values: dict[str, Any], reasons: dict[str, str]
+) -> None:
+    exported = make(version, name, **values)
+    found = {fault.field: fault.rule for fault in exported.blockers}
+    assert found.keys() == reasons.keys()
+    assert all(reasons[field] in found[field] for field in reasons)
+    with pytest.raises(SpecError, match=reasons["model"]):
         exported.require_runnable()
-
-
-def test_qwen3_cannot_be_pipelined_in_02() -> None:
-    assert [fault.field for fault in make(name="qwen3-32b", pp=2).blockers] == ["pp"]
-    assert make("0.3.0", name="qwen3-32b", pp=2).blockers == ()
-
-
-def test_deepseek_with_cp_brings_plain_attention() -> None:
-    exported = make(name="deepseek-v3", cp=2)
-    assert "attn_type='sdpa'" in exported.files["planner_model.py"]
-    assert "sdpa" not in make(name="deepseek-v3").files["planner_model.py"]
-    made = make("0.2.0", name="deepseek-v3", cp=2)
-    assert "use_flex_attn=False" in made.files["planner_model.py"]
-
-
-def test_what_03_lost_is_a_blocker() -> None:
-    fields = {
-        "precision": "float8-tensorwise", "ac": "selective-layer-2",
-        "optimizer_in_backward": True, "cp_method": "alltoall",
-    }  # fmt: skip
-    exported = make("0.3.0", cp=2, **fields)
-    assert {fault.field for fault in exported.blockers} == set(fields)
-    assert make("0.2.2", cp=2, **fields).blockers == ()
 
 
 def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
@@ -449,43 +382,31 @@ def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
     assert "planner_job.py" not in plain.files
     low = make("0.3.0", tp=8, precision="float8-rowwise", compile=True)
     assert low.arguments[:4] == ("--module", "planner_job", "--config", "planner_job")
-    assert (
-        'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)'
-        in low.files["planner_job.py"]
-    )
     # its own config has float8 built in
     assert "planner_job.py" in make("0.3.0", name="llama3.1-405b").files
 
 
 def test_launch_on_one_node_and_on_many() -> None:
     one = make(num_gpus=8, name="llama3.1-8b")
-    words = list(one.command)
     allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    assert words[:4] == ["env", allocator, "torchrun", "--standalone"]
-    assert "--nproc_per_node=8" in words
-    assert words[-2:] == ["--job.config_file", "train.toml"]
+    assert one.command[:4] == ("env", allocator, "torchrun", "--standalone")
+    assert "--nproc_per_node=8" in one.command
+    assert one.command[-2:] == ("--job.config_file", "train.toml")
     assert "slurm.sbatch" not in one.files
+    assert "--nproc_per_node=4" in make(num_gpus=4, name="llama3-8b").command
     many = make(num_gpus=256)
+    assert many.command == ("sbatch", "slurm.sbatch")
     assert "#SBATCH --nodes=32" in many.files["slurm.sbatch"]
-    assert "--nnodes=32" in many.files["launch.sh"]
-    assert "--rdzv_endpoint" in many.files["launch.sh"]
-    few = make(num_gpus=4, name="llama3-8b")
-    assert "--nproc_per_node=4" in few.command
+    assert all(word in many.files["launch.sh"] for word in ("--nnodes=32", "--rdzv_endpoint"))
 
 
 def test_training_lands_in_the_file() -> None:
-    job = {
-        "max_grad_norm": None,
-        "checkpoint": {"interval_steps": 50, "mode": "async-pinned"},
-        "total_tokens": 8192 * 512 * 7.5,
-        "vocab_parallel_loss": False,
-        "expandable_segments": False,
-        "overlap": {"dp": False},
-    }
+    job: dict[str, Any] = {"max_grad_norm": None, "total_tokens": 8192 * 512 * 7.5}
+    job |= {"checkpoint": {"interval_steps": 50, "mode": "async-pinned"}, "overlap": {"dp": False}}
+    job |= {"vocab_parallel_loss": False, "expandable_segments": False}
     exported = make(job=job, tp=8)
     said = toml_of(exported)
-    assert said["training"]["max_norm"] == float("inf")
-    assert said["training"]["steps"] == 8
+    assert (said["training"]["max_norm"], said["training"]["steps"]) == (float("inf"), 8)
     mode = "async_with_pinned_mem"
     assert said["checkpoint"] == {"enable": True, "interval": 50, "async_mode": mode}
     assert said["parallelism"]["disable_loss_parallel"] is True
@@ -493,41 +414,21 @@ def test_training_lands_in_the_file() -> None:
     assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd", "adamw-bf16-states"])
-def test_other_optimizers_are_blockers(optimizer: str) -> None:
-    blockers = make(job={"optimizer": optimizer}).blockers
-    assert [fault.field for fault in blockers] == ["training.optimizer"]
-
-
 def test_a_name_cannot_break_out_of_the_files() -> None:
     evil = '"""; rm -rf /\n[model]\n$(touch x) `x` \x7f'
     spec = model("llama2-7b").model_copy(update={"name": evil})
     for version in VERSIONS:
         exported = export(layout(256, tp=8), spec, cluster(256), training(), version)
-        for name, text in exported.files.items():
-            assert "rm -rf /" not in text
-            assert "$(touch" not in text
-            if name.endswith(".py"):
-                ast.parse(text)
+        assert not re.search(r"rm -rf /|\$\(touch", "".join(exported.files.values()))
+        for name in exported.files:
+            assert not name.endswith(".py") or ast.parse(exported.files[name])
         assert all(shlex.quote(word) == word for word in exported.command)
 
 
-def test_versions() -> None:
-    assert make("0.3").version == "0.3.0"
-    older = training(trainer_version="0.2.1")
-    assert export(layout(256), model(), cluster(256), older).version == "0.2.1"
-    assert export(layout(256), model(), cluster(256), training()).version == "0.2.2"
-    for asked, written in (
-        ("9.9", "0.3.0"),
-        ("0.2.3", "0.2.2"),
-        ("v0.3.0", "0.3.0"),
-        ("2025-11-04", "0.2.0"),
-        ("0.1.0", "0.2.0"),
-    ):
-        exported = make(asked)
-        assert exported.version == written
-        noted = any("Written for TorchTitan" in note for note in exported.notes)
-        assert noted == (asked != "v0.3.0")
+def test_the_release_and_the_format_are_the_jobs_unless_they_are_named() -> None:
+    for asked, written in (("0.2.1", "0.2.1"), (None, "0.2.2")):
+        job = training(trainer_version=asked)
+        assert export(layout(256), model(), cluster(256), job).version == written
     with pytest.raises(UnknownNameError, match="export format"):
         export_to(layout(256), model(), cluster(256), training(), to="nemo")
     assert export_to(layout(256), model(), cluster(256), training()).trainer == "torchtitan"
@@ -541,40 +442,7 @@ anything = st.one_of(st.booleans(), st.integers(-9, 9), st.floats(), text, st.li
 
 @given(values=st.dictionaries(st.sampled_from(["a.b", "a.c", "d.e.f"]), anything))
 def test_toml_reads_back(values: dict) -> None:
-    from planner.export.base import flatten
-
     read = flatten(tomllib.loads(write_toml(values)))
     assert repr(read) == repr({key: read[key] for key in read})
     shown, given = ({key: repr(value) for key, value in one.items()} for one in (read, values))
     assert shown == given
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("num_gpus", [8, 16])
-def test_the_script_passes_every_argument(version: str, num_gpus: int, tmp_path: Path) -> None:
-    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
-    values["reduce_dtype"] = "bfloat16"
-    exported = make(version, num_gpus=num_gpus, **values)  # type: ignore[arg-type]
-    for name, text in exported.files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    spy = tmp_path / "torchrun"
-    spy.write_text(
-        '#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n',
-        encoding="utf-8",
-    )
-    spy.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HEAD_NODE": "node-1"}
-    done = subprocess.run(
-        ["bash", "launch.sh", "--more"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    allocator, path, *words = done.stdout.splitlines()
-    assert (allocator, path) == ("expandable_segments:True", str(tmp_path))
-    passed = [word for word in words if word != "--more"][-len(exported.arguments) :]
-    assert passed == list(exported.arguments)
-    assert "--more" in words
-    assert ("--rdzv_endpoint=node-1:29500" in words) == (num_gpus == 16)

@@ -30,9 +30,17 @@ from planner.trainers.registry import TRAINERS
 from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, job_values, needed
 from tests.unit.probing_cases import Machine, small
 
-# ---- pool ----------------------------------------------------------------------------------------
-
 PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
+
+
+def measured(seconds: float, losses: list[float], norms: list[float], memory: list[Any]) -> Any:
+    """What a probe of one step has found."""
+    from planner.probes.protocol import MeasuredRun
+
+    return MeasuredRun(
+        step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
+        mfu=None, losses=losses, gradient_norms=norms, memory=memory,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     from planner.probes.pools.capacity import Capacity
     from planner.probes.pools.protocol import PoolSettings, WithoutQueue
     from planner.probes.preflight import Need
-    from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
+    from planner.probes.protocol import Environment, ProbeResult, ProbeTask, RankMemory
 
     class RentedPool(WithoutQueue):
         name: ClassVar[str] = "rented"
@@ -64,19 +72,11 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
         def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
             memory = RankMemory(rank=0, peak_allocated_bytes=2**20, peak_reserved_bytes=2**21)
-            outcome = MeasuredRun(
-                step_seconds=0.5, step_seconds_each=[0.5], tokens_per_second_per_gpu=None, mfu=None,
-                losses=[2.0], gradient_norms=[1.0], memory=[memory],
-            )  # fmt: skip
             return ProbeResult(
-                task=task,
-                outcome=outcome,
-                environment=Environment(python="3.11"),
-                started_at="2026-01-01T00:00:00+00:00",
-                wall_seconds=1.0,
-                gpu_seconds=2.0,
-                notes=[f"rented in {self.region}"],
-            )
+                task=task, outcome=measured(0.5, [2.0], [1.0], [memory]),
+                environment=Environment(python="3.11"), started_at="2026-01-01T00:00:00+00:00",
+                wall_seconds=1.0, gpu_seconds=2.0, notes=[f"rented in {self.region}"],
+            )  # fmt: skip
 
     monkeypatch.setattr(pools, "BACKENDS", dict(pools.BACKENDS))
     pools.register("rented[:REGION]", RentedPool)
@@ -98,8 +98,7 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
     (ended,) = run_all(wiring, [record], {record.id: Watch()})
     assert (ended.state, ended.pool) == ("done", rented_pool)
-    measured = wiring.measurements.get(str(ended.measurement_id)).measured
-    assert measured.step_seconds == 0.5
+    assert wiring.measurements.get(str(ended.measurement_id)).measured.step_seconds == 0.5
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
@@ -107,9 +106,6 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     emulated = probe_of_job(asked, allow_files=False)
     with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
         check_ready(wiring, emulated)
-
-
-# ---- kernel --------------------------------------------------------------------------------------
 
 
 def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +133,6 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.KernelShape.from_dict({**wanted, "sizes": {"rows": 8}})
 
 
-# ---- program of a probe --------------------------------------------------------------------------
-
-
 def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trainer that says what to start and reads its own log, run under the real guardian."""
     from planner.errors import SpecError
@@ -162,11 +155,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
         def outcome(self, task: ProbeTask, folder: Path, evidence: Evidence) -> Any:
             seconds = float(evidence.log.split("took ")[1].split()[0])
-            measured = MeasuredRun(
-                step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
-                mfu=None, losses=[], gradient_norms=[], memory=[],
-            )  # fmt: skip
-            return measured, Environment(python="3.11")
+            return measured(seconds, [], [], []), Environment(python="3.11")
 
     asked = {**PROBE_JOB, "probe": {"trainer": "stopwatch"}}
     with pytest.raises(SpecError, match="use 'reference' or 'torchtitan'"):
@@ -176,17 +165,11 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(trainers, "PROBE_TRAINERS", probe_trainers.PROBE_TRAINERS)
     trainers.register("stopwatch", Stopwatch)
     assert read_job(asked).probe is not None
-    settings = LaunchSettings(folder=tmp_path / "probes")
-    pool = LocalPool(
-        Launcher(settings),
-        LocalSettings(leases=tmp_path / "leases", machine=str(tmp_path), cpu_slots=2),
-    )
+    local = LocalSettings(leases=tmp_path / "leases", machine=str(tmp_path), cpu_slots=2)
+    pool = LocalPool(Launcher(LaunchSettings(folder=tmp_path / "probes")), local)
     result = pool.run(ProbeTask(id="probe-1", job=PROBE_JOB, device="cpu", trainer="stopwatch"))
     assert isinstance(result.outcome, MeasuredRun), result
     assert result.outcome.step_seconds == 0.25
-
-
-# ---- schedule ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -242,18 +225,9 @@ def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> Non
     assert TRAINERS["torchtitan"].schedules[:2] == ("1F1B", added.name)
     assert added.name not in TRAINERS["megatron"].schedules
     odd = {**PIPELINE, "pp_schedule": added.name, "micro_batch_size": 8}
-    broken = planner.estimate({**JOB, "layout": odd}).violations
-    assert [(fault.field, fault.rule) for fault in broken] == [
-        ("micro_batch_size", "Even1F1B needs an even number of microbatches, not 3")
-    ]
-
-
-def test_without_it_the_name_is_unknown() -> None:
-    with pytest.raises(SpecError, match="did you mean"):
-        planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}})
-
-
-# ---- sampler -------------------------------------------------------------------------------------
+    (broken,) = planner.estimate({**JOB, "layout": odd}).violations
+    rule = "Even1F1B needs an even number of microbatches, not 3"
+    assert (broken.field, broken.rule) == ("micro_batch_size", rule)
 
 
 @pytest.fixture
@@ -291,16 +265,6 @@ def test_sampler(seeds: list[int]) -> None:
     assert all(reason.startswith("quasi-random's choice") for reason in reasons), reasons
 
 
-def test_a_sampler_that_nobody_registered_is_an_error() -> None:
-    with pytest.raises(SpecError, match=r"use one of cost-model, tpe, .*random"):
-        planner.recommend({**JOB, "search": {"sampler": "quasi-random"}})
-    with pytest.raises(SpecError, match="no sampler of this name"):
-        ProbeStudy(small(), StudySettings(sampler="quasi-random"))
-
-
-# ---- trainer, its rules, precision ---------------------------------------------------------------
-
-
 @pytest.fixture
 def with_trainer() -> Iterator[TrainerRules]:
     """A trainer of somebody else: FSDP2 that recomputes everything and trains in one precision."""
@@ -329,24 +293,35 @@ FIXED = {
 }  # fmt: skip
 
 
-def job_of(trainer: str, **more: Any) -> dict[str, Any]:
-    return {**JOB, "training": {**JOB["training"], "trainer": trainer}, **more}
-
-
 def test_trainer(with_trainer: TrainerRules) -> None:
     plan = planner.recommend(job_of(with_trainer.name, search={"fix": FIXED}))
     assert {entry.layout.ac for entry in plan.ranked} == {"full"}
     assert plan.ranked[0].layout.precision == "bf16", "nobody registered the other one"
 
 
-def test_trainer_that_nobody_registered() -> None:
-    with pytest.raises(SpecError, match="no trainer of this name"):
-        planner.recommend(job_of("ours"))
-
-
 def test_precision(with_precision: Precision, with_trainer: TrainerRules) -> None:
     plan = planner.recommend(job_of(with_trainer.name, search={"fix": FIXED}))
     assert plan.ranked[0].layout.precision == with_precision.name, "nothing is faster"
+
+
+def job_of(trainer: str, version: str | None = None, **more: Any) -> dict[str, Any]:
+    training = {**JOB["training"], "trainer": trainer, "trainer_version": version}
+    return {**JOB, "training": training, **more}
+
+
+@pytest.mark.parametrize(("job", "words"), [
+    ({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}}, "did you mean"),
+    ({**JOB, "search": {"sampler": "quasi-random"}}, r"use one of cost-model, tpe, .*random"),
+    (job_of("ours"), "no trainer of this name"),
+])  # fmt: skip
+def test_what_nobody_registered_is_an_error(job: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        (planner.estimate if "layout" in job else planner.recommend)(job)
+
+
+def test_a_study_knows_only_registered_samplers() -> None:
+    with pytest.raises(SpecError, match="no sampler of this name"):
+        ProbeStudy(small(), StudySettings(sampler="quasi-random"))
 
 
 @pytest.mark.parametrize("trainer", [name for name in TRAINERS])
@@ -361,40 +336,30 @@ def test_precision_is_refused_where_a_trainer_does_not_name_it(
 def test_precision_is_refused_on_a_gpu_without_kernels(
     with_precision: Precision, with_trainer: TrainerRules
 ) -> None:
-    cluster = {"gpu": "b200-sxm-180gb", "num_gpus": 16}
+    machine = {"gpu": "b200-sxm-180gb", "num_gpus": 16}
     layout = {"dp_shard": 16, "precision": with_precision.name}
-    found = planner.estimate(job_of(with_trainer.name, cluster=cluster, layout=layout)).violations
-    assert [fault.rule for fault in found if fault.field == "precision"] == [
-        "b200-sxm-180gb has no kernels for half8 in any library"
-    ]
+    job = job_of(with_trainer.name, cluster=machine, layout=layout)
+    rules = [one.rule for one in planner.estimate(job).violations if one.field == "precision"]
+    assert rules == ["b200-sxm-180gb has no kernels for half8 in any library"]
 
 
 def test_trainer_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row for the releases of one trainer, which a search obeys and an estimate explains."""
     rule = Rule(
-        key="TorchTitan 0.3 compiles",
-        field="compile",
-        reads=frozenset({"compile"}),
-        applies=under("torchtitan", since="0.3"),
-        broken=lambda x, c: ~x.compile,
-        rule=lambda x, c: "is off",
-        remedy=lambda x, c: "switch it on",
-    )
+        key="TorchTitan 0.3 compiles", field="compile", reads=frozenset({"compile"}),
+        applies=under("torchtitan", since="0.3"), broken=lambda x, c: ~x.compile,
+        rule=lambda x, c: "is off", remedy=lambda x, c: "switch it on",
+    )  # fmt: skip
     monkeypatch.setattr(rules, "FEATURE_RULES", (*rules.FEATURE_RULES, rule))
     layout = {"dp_shard": 16, "compile": False}
-    for version, broken in (("0.3.0", True), ("0.2.2", False)):
-        job = job_of("torchtitan", layout=layout)
-        job["training"]["trainer_version"] = version
-        found = [fault for fault in planner.estimate(job).violations if fault.rule == "is off"]
-        assert bool(found) is broken
-    job = job_of("torchtitan", search={"fix": {**FIXED, "ac": "full", "compile": [False, True]}})
-    job["training"]["trainer_version"] = "0.3.0"
-    assert all(entry.layout.compile for entry in planner.recommend(job).ranked)
-    megatron = planner.estimate(job_of("megatron", layout=layout)).violations
-    assert "is off" not in [fault.rule for fault in megatron]
+    releases = {("torchtitan", "0.3.0"): True, ("torchtitan", "0.2.2"): False}
+    for (trainer, version), broken in {**releases, ("megatron", None): False}.items():
+        found = planner.estimate(job_of(trainer, version, layout=layout)).violations
+        assert ("is off" in [fault.rule for fault in found]) is broken
+    search = {"fix": {**FIXED, "ac": "full", "compile": [False, True]}}
+    plan = planner.recommend(job_of("torchtitan", "0.3.0", search=search))
+    assert all(entry.layout.compile for entry in plan.ranked)
 
-
-# ---- catalogue -----------------------------------------------------------------------------------
 
 GPU_FILE = """
 {family: hopper, vendor: nvidia, memory: 120 GiB, memory_bandwidth: 4 TB/s, num_sms: 132,
@@ -441,21 +406,11 @@ def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ])  # fmt: skip
 def test_catalogue(with_files: Path, job: dict[str, Any]) -> None:
     """One file, no line: `recommend` plans with it by its name."""
-    whole = {
-        "model": "llama3.2-1b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 2048, "global_batch_size": 64},
-        "search": {"fix": {"pp": 1, "tp": 1, "cp": 1, "precision": "bf16"}, "top_k": 1},
-        **job,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(whole)],
-        cwd=with_files,
-        env={**clean_environment(), "PYTHONPATH": str(with_files)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    search = {"fix": {"pp": 1, "tp": 1, "cp": 1, "precision": "bf16"}, "top_k": 1}
+    whole = job_values("llama3.2-1b", "h100-sxm-80gb", 8, 2048, 64, search=search) | job
+    words = [sys.executable, "-c", ASK, json.dumps(whole)]
+    own = {**clean_environment(), "PYTHONPATH": str(with_files)}
+    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    done = subprocess.run(words, cwd=with_files, env=own, **given)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[1] > 0.0

@@ -1,21 +1,18 @@
 """Megatron-LM's argument scripts read as a job, and edited into another layout."""
 
+import re
+
 import pytest
-from current_cases import EXAMPLES, exported, job_of_text, machine, runnable, same_run
+from current_cases import EXAMPLES, exported, job_of_text, machine, runnable, same_run, unsaid
 from export_cases import MODELS, layout, model
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.export.commands import read_flags
 from planner.export.megatron import export
-from planner.export.megatron_read import read_arguments, read_layout
+from planner.export.megatron_read import plain_names, read_arguments, read_layout
 from planner.intake.current import read
-from planner.intake.trainer_files.megatron import (
-    StatedMegatron,
-    edited_script,
-    megatron_changes,
-    say,
-)
+from planner.intake.trainer_files.megatron import edited_script, megatron_changes, say
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -26,14 +23,8 @@ SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 
 def edited(text: str, winner: Layout, name: str, batch: int, **training: object) -> str:
     spec = CurrentSpec(name="train.sh", text=text)
-    stated = read(spec)
-    assert isinstance(stated, StatedMegatron)
-    changes, _ = megatron_changes(
-        stated,
-        winner,
-        exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch, **training),
-        batch,
-    )
+    made = exported(winner, name, "megatron", batch=batch, **training)
+    changes, _ = megatron_changes(read(spec), winner, made, batch)
     return edited_script(spec, changes)
 
 
@@ -60,8 +51,8 @@ def test_an_example_script() -> None:
 def test_the_share_of_the_optimizer_on_the_host(
     arguments: str, offload: bool, share: float
 ) -> None:
-    words = read_flags(f"--micro-batch-size 1 {arguments}".split())
-    found = read_arguments({k[2:].replace("-", "_"): v for k, v in words.items()}, 32, 8)
+    words = plain_names(read_flags(f"--micro-batch-size 1 {arguments}".split()))
+    found = read_arguments(words, 32, 8)
     assert found["cpu_offload"] is offload
     assert found.get("optimizer_offload_fraction", 1.0) == share
 
@@ -71,16 +62,6 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
     words = {"micro_batch_size": ["1"], "optimizer_cpu_offload": []}
     with pytest.raises(SpecError, match="no share from 0 to 1"):
         read_arguments({**words, "optimizer_offload_fraction": [text]}, 32, 8)
-
-
-@pytest.mark.parametrize(
-    ("backend", "kernel"),
-    [("auto", "flash"), ("flash", "flash2"), ("fused", "cudnn"), ("unfused", "unfused")],
-)
-def test_the_attention_backend_is_a_kernel(backend: str, kernel: str) -> None:
-    text = SCRIPT.replace("--attention-backend auto", f"--attention-backend {backend}")
-    assert (text == SCRIPT) == (backend == "auto")
-    assert job_of_text("train.sh", text).training.attention_kernel == kernel
 
 
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
@@ -145,27 +126,25 @@ def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
 
 
 def test_positions_and_heads_that_other_flags_decide() -> None:
-    assert job_of_text(
-        "t.sh", f"{LINE} --use-rotary-position-embeddings"
-    ).model.position_embedding == ("rope")
-    hybrid = job_of_text("t.sh", f"{LINE} --hybrid-layer-pattern M-M*")
-    assert hybrid.model.mamba_num_heads == 2 * 2048 // 64
+    rope, hybrid = (
+        job_of_text("t.sh", f"{LINE} {flag}").model
+        for flag in ("--use-rotary-position-embeddings", "--hybrid-layer-pattern M-M*")
+    )
+    assert (rope.position_embedding, hybrid.mamba_num_heads) == ("rope", 2 * 2048 // 64)
 
 
 def test_what_megatron_assumes_where_nothing_is_said() -> None:
     job = job_of_text("train.sh", LINE)
-    shapes = job.model
-    known = (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings)
-    assert known == (8192, "gelu", "layernorm", True)
-    assert (shapes.position_embedding, shapes.num_key_value_heads) == ("learned", 16)
-    assert shapes.mlp_bias
+    known = {"intermediate_size": 8192, "mlp": "gelu", "norm": "layernorm", "mlp_bias": True}
+    known |= {"tie_word_embeddings": True, "position_embedding": "learned"}
+    known |= {"num_key_value_heads": 16}
+    assert {name: getattr(job.model, name) for name in known} == known
     want = {
         "tp": 2, "micro_batch_size": 4, "precision": "fp16", "zero_stage": 0, "sequence_parallel":
         False, "cp_method": "alltoall",
     }  # fmt: skip
     assert job.layout == layout(8, "megatron", **want)
-    assert job.training.global_batch_size == 16
-    assert not job.training.overlap.dp
+    assert (job.training.global_batch_size, job.training.overlap.dp) == (16, False)
 
 
 @pytest.mark.parametrize(("text", "split"), [
@@ -186,45 +165,37 @@ def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
         (19, 20, 20, 19)),
 ])  # fmt: skip
 def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> None:
-    text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
-        "--num-layers 80", f"--num-layers {layers}"
-    )
+    text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra)
+    text = text.replace("--num-layers 80", f"--num-layers {layers}")
     job = job_of_text("train.sh", text.replace("--bf16", "--bf16 --vocab-size 128256"))
     assert (job.layout.virtual_stages, job.layout.layers_per_stage) == (1, split)
 
 
 def test_a_value_from_a_variable_changes_there_unless_another_flag_shares_it() -> None:
-    alone = edited(SCRIPT, layout(64, "megatron", tp=4, pp=4, ac="full"), "llama3-70b", 256)
-    assert "\nTP=4\n" in alone
-    shared = SCRIPT.replace("--context-parallel-size", "").replace(
-        "--sequence-parallel\n", "--sequence-parallel\n    --my-size ${TP}\n"
-    )
-    new = edited(shared, layout(64, "megatron", tp=4, pp=4, ac="full"), "llama3-70b", 256)
-    assert "\nTP=8\n" in new
-    assert "--tensor-model-parallel-size 4\n" in new
-    assert "--my-size ${TP}\n" in new
+    winner = layout(64, "megatron", tp=4, pp=4, ac="full")
+    assert "\nTP=4\n" in edited(SCRIPT, winner, "llama3-70b", 256)
+    own = "--sequence-parallel\n    --my-size ${TP}\n"
+    shared = SCRIPT.replace("--context-parallel-size", "").replace("--sequence-parallel\n", own)
+    new = edited(shared, winner, "llama3-70b", 256)
+    for words in ("\nTP=8\n", "--tensor-model-parallel-size 4\n", "--my-size ${TP}\n"):
+        assert words in new
 
 
 @tiers(10, 100, data=st.data())
 def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS))
-    shapes = model(name)
     chosen = data.draw(runnable(name, "megatron", "0.14"))
     batch = 4 * chosen.micro_batch_size * chosen.dp_degree
-    made = exported(chosen, name, chosen.num_gpus, "megatron", global_batch_size=batch)
+    made = exported(chosen, name, "megatron", batch=batch)
     nodes = {"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]}
     job = job_of_text("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
-    faults = (gap.fault for gap in made.gaps)
-    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
-    layers = shapes.num_hidden_layers
-    assert same_run(job.layout.model_copy(update=told), chosen, layers, "megatron")
+    layers = model(name).num_hidden_layers
+    assert same_run(job.layout.model_copy(update=unsaid(made)), chosen, layers, "megatron")
     assert job.cluster.num_gpus == chosen.num_gpus
     assert (job.training.trainer, job.training.seq_len) == ("megatron", 8192)
     assert job.training.global_batch_size == batch
-    unsaid = {"name", "max_position_embeddings", "sliding_window", "sliding_mask"}
-    both = (one.model_dump().items() for one in (job.model, shapes))
-    ours, theirs = ({k: v for k, v in items if k not in unsaid} for items in both)
-    assert ours == theirs
+    other = {"name", "max_position_embeddings", "sliding_window", "sliding_mask"}
+    assert job.model.model_dump(exclude=other) == model(name).model_dump(exclude=other)
 
 
 @tiers(10, 100, data=st.data())
@@ -232,19 +203,15 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataOb
     winner = data.draw(runnable("llama3-70b", "megatron", "0.14"))
     batch = 2 * winner.micro_batch_size * winner.dp_degree
     new = edited(SCRIPT, winner, "llama3-70b", batch)
-    made = exported(winner, "llama3-70b", winner.num_gpus, "megatron", global_batch_size=batch)
-    faults = (gap.fault for gap in made.gaps)
-    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
-    stated = read(CurrentSpec(name="train.sh", text=new))
-    run = stated.run(model("llama3-70b"), winner.num_gpus)
+    told = unsaid(exported(winner, "llama3-70b", "megatron", batch=batch))
+    run = read(CurrentSpec(name="train.sh", text=new)).run(model("llama3-70b"), winner.num_gpus)
     assert same_run(Layout.model_validate({**run.layout, **told}), winner, 80, "megatron")
     assert run.training["global_batch_size"] == batch
-    kept = [
-        line for line in SCRIPT.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line
-    ]
-    assert [
-        line for line in new.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line
-    ] == kept
+    before, after = (
+        [line for line in text.splitlines() if re.search("DATA|#|LOGGING", line)]
+        for text in (SCRIPT, new)
+    )
+    assert after == before
     assert edited(new, winner, "llama3-70b", batch) == new
 
 
@@ -252,54 +219,56 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataOb
 @pytest.mark.parametrize("version", ["0.14", "0.15", "0.16", "0.18"])
 def test_graphs_read_back_from_a_script(graphs: str | None, version: str) -> None:
     """Under a release that has the arguments, so that the job it makes may run."""
-    chosen = layout(64, "megatron", tp=8)
-    job = {} if graphs is None else {"cuda_graphs": graphs}
-    made = exported(chosen, "llama3-70b", 64, "megatron", trainer_version=version, **job)
+    job = {"trainer_version": version, **({"cuda_graphs": graphs} if graphs else {})}
+    made = exported(layout(64, "megatron", tp=8), "llama3-70b", "megatron", **job)
     found = job_of_text("launch.sh", made.files["launch.sh"], made.files, cluster=machine(64))
-    assert found.training.cuda_graphs == graphs
-    assert found.training.trainer_version is None
-
-
-@pytest.mark.parametrize(("words", "graphs"), [
-    ("--enable-cuda-graph", "partial"),
-    ("--external-cuda-graph --cuda-graph-scope attn", "partial"),
-    ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full"),
-    ("--cuda-graph-impl none", None),
-    ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full"),
-    ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial"),
-    ("--cuda-graph-impl local --cuda-graph-modules attn", "partial"),
-    ("--cuda-graph-impl full_iteration", "full"),
-])  # fmt: skip
-def test_every_spelling_of_graphs(words: str, graphs: str | None) -> None:
-    assert "--sequence-parallel" in SCRIPT
-    script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
-    found = job_of_text("train.sh", script)
     assert (found.training.cuda_graphs, found.training.trainer_version) == (graphs, None)
 
 
-def test_clipping_by_scores_is_read_and_written_again() -> None:
-    for text, clips in ((SCRIPT, False), (f"{SCRIPT.rstrip()} --qk-clip\n", True)):
-        job = job_of_text("train.sh", text)
-        assert job.training.qk_clip is clips
-        made = export(job.layout, job.model, job.cluster, job.training)
-        assert ("--qk-clip" in made.arguments) is clips
+KERNEL, GRAPHS, BACKEND = "attention_kernel", "cuda_graphs", "--attention-backend auto"
+SHARDED = " --use-distributed-optimizer"
 
 
-@pytest.mark.parametrize(("arguments", "stage", "mode"), [
-    ("--optimizer dist_muon", 1, None),
-    ("--optimizer muon --use-distributed-optimizer --muon-tp-mode distributed", 1, "distributed"),
-    ("--optimizer muon --muon-tp-mode duplicated", 0, "duplicated"),
+@pytest.mark.parametrize(("old", "new", "training", "stage"), [
+    (BACKEND, BACKEND, {KERNEL: "flash", "qk_clip": False}, 1),
+    (BACKEND, "--attention-backend flash --qk-clip", {KERNEL: "flash2", "qk_clip": True}, 1),
+    (BACKEND, "--attention-backend fused", {KERNEL: "cudnn"}, 1),
+    (BACKEND, "--attention-backend unfused", {KERNEL: "unfused"}, 1),
+    *(
+        ("--sequence-parallel", f"--sequence-parallel {words}",
+            {GRAPHS: graphs, "trainer_version": None}, 1)
+        for words, graphs in (
+            ("--enable-cuda-graph", "partial"),
+            ("--external-cuda-graph --cuda-graph-scope attn", "partial"),
+            ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full"),
+            ("--cuda-graph-impl none", None),
+            ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full"),
+            ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial"),
+            ("--cuda-graph-impl local --cuda-graph-modules attn", "partial"),
+            ("--cuda-graph-impl full_iteration", "full"),
+        )
+    ),
+    (SHARDED, " --optimizer dist_muon",
+        {"optimizer": "muon", "muon_tp_mode": None}, 1),
+    (SHARDED, f"{SHARDED} --optimizer muon --muon-tp-mode distributed",
+        {"optimizer": "muon", "muon_tp_mode": "distributed"}, 1),
+    (SHARDED, " --optimizer muon --muon-tp-mode duplicated",
+        {"optimizer": "muon", "muon_tp_mode": "duplicated"}, 0),
 ])  # fmt: skip
-def test_muon_is_read_with_its_mode(arguments: str, stage: int, mode: str | None) -> None:
-    sharded = " --use-distributed-optimizer"
-    assert sharded in SCRIPT
-    text = SCRIPT.replace(" --overlap-param-gather", "").replace(sharded, f" {arguments}")
+def test_words_of_a_script_mean_a_training(old: str, new: str, training: dict, stage: int) -> None:
+    assert old in SCRIPT
+    gathered = " --overlap-param-gather" if "optimizer" in training else "nothing"
+    text = SCRIPT.replace(gathered, "").replace(old, new)
     job = job_of_text("train.sh", text)
-    assert (job.training.optimizer, job.training.muon_tp_mode) == ("muon", mode)
+    assert {name: getattr(job.training, name) for name in training} == training
     assert job.layout.zero_stage == stage
-    other = job.layout.model_copy(update={"zero_stage": 1 - stage})
-    again = job_of_text("train.sh", edited(text, other, "llama3-70b", 256, optimizer="muon"))
-    assert (again.training.optimizer, again.layout.zero_stage) == ("muon", 1 - stage)
+    if "qk_clip" in training:
+        made = export(job.layout, job.model, job.cluster, job.training)
+        assert ("--qk-clip" in made.arguments) is training["qk_clip"]
+    if "optimizer" in training:
+        other = job.layout.model_copy(update={"zero_stage": 1 - stage})
+        again = job_of_text("train.sh", edited(text, other, "llama3-70b", 256, optimizer="muon"))
+        assert (again.training.optimizer, again.layout.zero_stage) == ("muon", 1 - stage)
 
 
 @pytest.mark.parametrize(("release", "name", "refused"), [

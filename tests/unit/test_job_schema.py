@@ -16,9 +16,11 @@ from planner.specs.training import TrainingSpec
 from tests.conftest import JOB
 
 
-def test_every_part_of_a_job_is_in_it() -> None:
-    assert set(job_schema()["properties"]) == set(KEYS)
-    assert set(PARTS) | {"id"} == set(KEYS)
+def test_every_part_of_a_job_is_in_it_and_references_lead_somewhere() -> None:
+    schema = job_schema()
+    assert set(schema["properties"]) == set(KEYS) == set(PARTS) | {"id"}
+    named = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)))
+    assert set() < named <= set(schema["$defs"])
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "model"])
@@ -40,13 +42,6 @@ def test_what_a_trainer_or_gpu_decides_need_not_be_given() -> None:
     assert required == set(properties["training"]["required"])
     needed = {name for name, field in ClusterRequest.model_fields.items() if field.is_required()}
     assert needed == {"num_gpus"}
-
-
-def test_references_lead_somewhere() -> None:
-    schema = job_schema()
-    named = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)))
-    assert named <= set(schema["$defs"])
-    assert named
 
 
 def test_a_job_in_yaml_is_read() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,11 @@ def under(trainer: str, row: dict[str, Any]) -> Any:
     return estimate_job(read_job({**row, "training": {**row["training"], "trainer": trainer}}))
 
 
-def test_nemo_is_its_alias() -> None:
-    read = read_training({"seq_len": 4096, "global_batch_size": 8, "trainer": "nemo"})
-    assert read.trainer == "megatron-bridge"
-
-
 def test_an_export_has_bridges_own_number() -> None:
+    nemo = read_training({"seq_len": 4096, "global_batch_size": 8, "trainer": "nemo"})
+    assert nemo.trainer == "megatron-bridge"
     for asked, own in ((None, "0.6"), ("0.4", "0.4"), ("0.5.1", "0.5")):
-        given = {} if asked is None else {"trainer_version": asked}
-        _, exported = made("llama3-8b", 8, {"tp": 2}, **given)
+        _, exported = made("llama3-8b", 8, {"tp": 2}, trainer_version=asked)
         assert exported.version == own
         assert f"Megatron-Bridge {own} on megatron-core" in exported.notes[0]
 
@@ -77,7 +75,6 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
     current = {"name": "run.sh", "text": line.format(name) + more}
     run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
-    assert run is not None
     assert run.refusals == ()
     assert f"of {name} only what the text overrides is read" in run.notes
     assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
@@ -103,29 +100,30 @@ def test_megatrons_rules_hold() -> None:
     assert "Megatron-Bridge core 0.18 recomputes no whole experts" in found.rule
 
 
+JOB_8B = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64, fused_cross_entropy=True)
+
+
+def estimated(layout: dict[str, Any], **training: Any) -> Any:
+    return estimate(**{**JOB_8B, "training": {**JOB_8B["training"], **training}, "layout": layout})
+
+
 def test_it_is_calibrated_as_megatron_is() -> None:
     """With the same layout and loss the two are one estimate, but for what user buffers hide."""
-    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
-    found = [
-        estimate(
-            **job,
-            training={"seq_len": 4096, "global_batch_size": 64, "trainer": trainer,
-                      "fused_cross_entropy": True},
-            layout={"reduce_dtype": "bfloat16"},
-        )
+    ours, theirs = (
+        estimated({"reduce_dtype": "bfloat16"}, trainer=trainer).model_dump(exclude={"id"})
         for trainer in ("megatron", "megatron-bridge")
-    ]  # fmt: skip
-    assert found[0].model_dump(exclude={"id"}) == found[1].model_dump(exclude={"id"})
+    )
+    assert ours == theirs
 
 
 def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
     """2 bytes a logit where Megatron's own takes 6, and no fp32 block that stays cached."""
-    each, rows = 2 * 4096 * 128256, [layout(8, "megatron", micro_batch_size=2, ac="full")]
+    each = 2 * 4096 * 128256
+    batch = LayoutBatch.from_layouts([layout(8, "megatron", micro_batch_size=2, ac="full")])
     logits, cached = {}, {}
     for fused in (False, True):
         job = training(trainer="megatron", seq_len=4096, fused_cross_entropy=fused)
         pricer = Pricer.build(model("llama3-8b"), cluster(8), job)
-        batch = LayoutBatch.from_layouts(rows)
         logits[fused] = float(units_at(pricer, batch).costs.logits_bytes[0])
         cached[fused] = float(pricer.price(batch).memory.cached[0, 0])
     assert logits == {False: 6 * each, True: 2 * each}
@@ -134,17 +132,8 @@ def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
 
 def test_a_trainer_without_such_a_loss_says_so() -> None:
     for trainer, version in (("torchtitan", None), ("megatron", "0.11")):
-        found = estimate(
-            model="llama3-8b",
-            cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            training={"seq_len": 4096, "global_batch_size": 64, "trainer": trainer,
-                      "trainer_version": version, "fused_cross_entropy": True},
-            layout={},
-        )  # fmt: skip
+        found = estimated({}, trainer=trainer, trainer_version=version)
         assert [one.field for one in found.unsupported] == ["training.fused_cross_entropy"]
-
-
-# ---- what ran is not called out of memory --------------------------------------------------------
 
 
 # Allocated at the peak. Bridge's logger divides by 1e9 (training/utils/train_utils.py,
@@ -184,13 +173,10 @@ def test_a_recipe_by_hand_fits_and_is_faster() -> None:
     assert by_hand.step_seconds < recipe.step_seconds
     text = (CASES / "19-qwen3-30b-recipe-vs-hand/te_loss.sh").read_text(encoding="utf-8")
     same = job_of_text("te_loss.sh", text)
-    assert same.training.fused_cross_entropy is True
     found = estimate_job(same)
-    assert found.fits
+    assert (same.training.fused_cross_entropy, found.fits) == (True, True)
     assert not any("cross-entropy" in one for one in found.warnings)
 
-
-# ---- files ---------------------------------------------------------------------------------------
 
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("qwen3-30b-a3b", 16, {"ep": 16, "moe_dispatcher": "hybridep"}),
@@ -216,9 +202,15 @@ def made(name: str, num_gpus: int, values: dict[str, Any], **given: Any) -> tupl
     return chosen, export(chosen, model(name), machine, job, to="megatron-bridge")
 
 
-def read(name: str, num_gpus: int, current: object) -> Job:
+def read_back(exported: Export, name: str, num_gpus: int, folder: Path) -> list[Job]:
+    """The jobs of its two files."""
     given = {"model": name, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}}
-    return read_job(complete({"current": current, **given}))
+    found = []
+    for file in ("overrides.yaml", "launch.sh"):
+        (folder / file).write_text(exported.files[file], encoding="utf-8")
+        current = read_job_file(str(folder / file), "--job")["current"]
+        found.append(read_job(complete({"current": current, **given})))
+    return found
 
 
 @pytest.mark.parametrize(("name", "num_gpus", "values"), LAYOUTS)
@@ -227,32 +219,26 @@ def test_what_is_exported_reads_back(
 ) -> None:
     chosen, exported = made(name, num_gpus, values)
     assert exported.blockers == ()
-    layers = model(name).num_hidden_layers
-    for file in ("overrides.yaml", "launch.sh"):
-        (tmp_path / file).write_text(exported.files[file], encoding="utf-8")
-        job = read(name, num_gpus, read_job_file(str(tmp_path / file), "--job")["current"])
-        assert job.layout is not None
-        assert canonical(job.layout, layers, "megatron-bridge") == canonical(
-            chosen, layers, "megatron-bridge"
-        )
-        assert job.training.trainer == "megatron-bridge"
-        assert (job.training.seq_len, job.training.global_batch_size) == (4096, 256)
+    plain = [model(name).num_hidden_layers, "megatron-bridge"]
+    for job in read_back(exported, name, num_gpus, tmp_path):
+        assert canonical(job.layout, *plain) == canonical(chosen, *plain)
+        training = job.training
+        shape = (training.seq_len, training.global_batch_size)
+        assert (training.trainer, *shape) == ("megatron-bridge", 4096, 256)
 
 
 @pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
 def test_muon_has_the_recipes_own_words(stage: int, name: str, tmp_path: Path) -> None:
     """recipes/kimi, utils/optimizer_utils.py: dist_muon, blockwise, no distributed optimizer."""
-    _, exported = made("llama3-8b", 8, {"zero_stage": stage}, optimizer="muon",
-        trainer_version="0.7")  # fmt: skip
-    values = yaml.safe_load(exported.files["overrides.yaml"])
-    assert values["optimizer"]["optimizer"] == name
-    assert values["optimizer"]["muon_tp_mode"] == "blockwise"
-    assert not values["ddp"]["use_distributed_optimizer"] | values["ddp"]["overlap_param_gather"]
-    (tmp_path / "overrides.yaml").write_text(exported.files["overrides.yaml"], encoding="utf-8")
-    job = read("llama3-8b", 8, read_job_file(str(tmp_path / "overrides.yaml"), "--job")["current"])
-    assert (job.training.optimizer, job.training.muon_tp_mode) == ("muon", "blockwise")
-    assert job.layout is not None
-    assert job.layout.zero_stage == stage
+    given = {"optimizer": "muon", "trainer_version": "0.7"}
+    _, exported = made("llama3-8b", 8, {"zero_stage": stage}, **given)
+    words = f"optimizer.optimizer={name} optimizer.muon_tp_mode=blockwise "
+    words += "ddp.use_distributed_optimizer=false ddp.overlap_param_gather=false"
+    assert {*words.split()} <= {*exported.arguments}
+    for job in read_back(exported, "llama3-8b", 8, tmp_path):
+        training = job.training
+        assert (training.optimizer, training.muon_tp_mode) == ("muon", "blockwise")
+        assert job.layout.zero_stage == stage
 
 
 def test_every_setting_of_a_layout_has_an_override() -> None:
@@ -264,65 +250,85 @@ def test_every_setting_of_a_layout_has_an_override() -> None:
     }
 
 
-def test_overrides_take_back_what_a_recipe_may_have_set() -> None:
-    _, exported = made("llama3-8b", 8, {})
-    values = yaml.safe_load(exported.files["overrides.yaml"])
-    assert values["model"]["recompute_granularity"] is None
-    assert values["model"]["sequence_parallel"] is False
-    assert values["model"]["cross_entropy_fusion_impl"] == "te"
-    assert values["ddp"]["grad_reduce_in_fp32"] is False
-    assert "model.recompute_modules=null" in exported.arguments
-    assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
-
-
-@pytest.mark.parametrize(("name", "values", "given", "wanted"), [
+FULL_GRAPHS: dict[str, Any] = {"cuda_graphs": "full"}
+# model, layout, job, overrides that are written, and starts of those that are not
+WRITTEN: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     # recipes/deepseek overlaps shared experts and keeps moments in 16 bits; refused by allgather
-    ("deepseek-v3", {"tp": 2, "pp": 8, "ep": 4, "moe_dispatcher": "allgather"}, {}, {
-        "model.moe_shared_expert_overlap=false", "model.moe_expert_capacity_factor=null",
-        "optimizer.use_precision_aware_optimizer=false", "optimizer.exp_avg_dtype=fp32",
-        "optimizer.main_grads_dtype=fp32", "model.bias_activation_fusion=true"}),
-    ("qwen3-8b", {"tp": 2}, {"cuda_graphs": "full"}, {
-        "rerun_state_machine.check_for_nan_in_loss=false", "ddp.check_for_nan_in_grad=false",
-        "rng.te_rng_tracker=true", "model.cuda_graph_modules=[]", "model.apply_rope_fusion=true",
-        "model.bias_activation_fusion=true"}),
-    ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, {"cuda_graphs": "full"}, {
-        "model.use_transformer_engine_op_fuser=true", "model.offload_modules=[]"}),
-    ("kimi-k2", {"tp": 8, "pp": 4, "ep": 2}, {"optimizer": "adamw-bf16-states"}, {
-        "optimizer.use_distributed_optimizer=true", "optimizer.exp_avg_dtype=bf16"}),
-])  # fmt: skip
-def test_what_a_recipe_sets_and_was_not_priced_is_taken_back(
-    name: str, values: dict[str, Any], given: dict[str, Any], wanted: set[str]
+    ("deepseek-v3", {"tp": 2, "pp": 8, "ep": 4, "moe_dispatcher": "allgather"}, {},
+        "model.moe_shared_expert_overlap=false model.moe_expert_capacity_factor=null "
+        "optimizer.use_precision_aware_optimizer=false optimizer.exp_avg_dtype=fp32 "
+        "optimizer.main_grads_dtype=fp32 model.bias_activation_fusion=true", ""),
+    ("qwen3-8b", {"tp": 2}, FULL_GRAPHS,
+        "rerun_state_machine.check_for_nan_in_loss=false ddp.check_for_nan_in_grad=false "
+        "rng.te_rng_tracker=true model.cuda_graph_modules=[] model.apply_rope_fusion=true "
+        "model.bias_activation_fusion=true", ""),
+    ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, FULL_GRAPHS,
+        "model.use_transformer_engine_op_fuser=true model.offload_modules=[]", ""),
+    ("kimi-k2", {"tp": 8, "pp": 4, "ep": 2}, {"optimizer": "adamw-bf16-states"},
+        "optimizer.use_distributed_optimizer=true optimizer.exp_avg_dtype=bf16", ""),
+    ("llama3-8b", {}, {}, "model.recompute_granularity=null model.sequence_parallel=false "
+        "model.cross_entropy_fusion_impl=te ddp.grad_reduce_in_fp32=false "
+        "model.recompute_modules=null model.apply_rope_fusion=true", ""),
+    # Megatron-LM refuses to fuse it with sparse attention (core 0.18 transformer_config.py)
+    ("glm5.2", {"pp": 2, "ep": 8}, {}, "", "model.apply_rope_fusion=true"),
+    ("llama3-70b", {"tp": 4, "pp": 4, "layers_per_stage": (19, 21, 21, 19),
+        "ac": "modules-mlp+layernorm"}, {}, "model.recompute_modules=[mlp,layernorm] "
+        'model.pipeline_model_parallel_layout="Et*19|t*21|t*21|t*19L"', ""),
+    ("llama3-8b", {"ac": "selective-attention"}, {}, "model.recompute_modules=[core_attn]", ""),
+    # most recipes set a scope, which Core refuses beside modules; some capture layers
+    ("llama3-8b", {}, {"cuda_graphs": "none", "trainer_version": "0.19"},
+        "model.cuda_graph_impl=none", "model.cuda_graph_scope model.cuda_graph_modules"),
+    ("llama3-8b", {}, {"cuda_graphs": "partial", "trainer_version": "0.19"},
+        "model.cuda_graph_impl=transformer_engine model.cuda_graph_scope=null "
+        "model.cuda_graph_modules=[attn,mlp]", ""),
+    ("llama3-8b", {}, {"cuda_graphs": "partial", "trainer_version": "0.17"},
+        "model.cuda_graph_impl=transformer_engine model.cuda_graph_scope=[attn,mlp]",
+        "model.cuda_graph_modules"),
+    ("llama3-8b", {}, {**FULL_GRAPHS, "trainer_version": "core_v0.14.0"},
+        "model.cuda_graph_scope=full_iteration", "model.cuda_graph_modules"),
+    # a preset is written by its name
+    ("llama3-8b", {"reduce_dtype": "float32"}, {}, "mixed_precision=bf16_mixed",
+        "mixed_precision={"),
+    ("llama3-8b", {"precision": "fp16", "reduce_dtype": "bfloat16"}, {},
+        "mixed_precision=fp16_mixed", "mixed_precision={"),
+    ("llama3-8b", {"precision": "float8-blockwise", "reduce_dtype": "float32"}, {},
+        "mixed_precision=bf16_with_fp8_subchannel_scaling_mixed", "mixed_precision={"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values", "given", "wanted", "without"), WRITTEN)
+def test_what_was_priced_is_written_over_what_a_recipe_sets(
+    name: str, values: dict[str, Any], given: dict[str, Any], wanted: str, without: str
 ) -> None:
     """Seen by Megatron-Bridge 0.6's own recipes and validation (benchmarks/parsed_bridge.py)."""
-    arguments = made(name, 64, values, **given)[1].arguments
-    assert wanted <= set(arguments)
+    _, exported = made(name, 64, values, **given)
+    assert {*wanted.split()} <= {*exported.arguments}
+    assert not [one for one in exported.arguments if one.startswith(tuple(without.split()))]
+    assert not without.startswith("mixed") or "mixed_precision is" not in str(exported.notes)
+    settings = dict(one.split("=", 1) for one in exported.arguments)  # of two, the second counts
+    file = yaml.safe_load(exported.files["overrides.yaml"])
+    for path, value in settings.items():
+        assert reduce(getitem, path.split("."), file) == yaml.safe_load(value)
 
 
-def test_rope_is_fused_but_for_sparse_attention() -> None:
-    """Megatron-LM refuses it there (core 0.18 transformer_config.py)."""
-    for name, fused in (("llama3-8b", True), ("glm5.2", False)):
-        arguments = made(name, 64, {"tp": 1, "pp": 2, "ep": 8 if name == "glm5.2" else 1})[
-            1
-        ].arguments
-        assert ("model.apply_rope_fusion=true" in arguments) == fused
+def test_overrides_are_lists_where_bridge_has_lists() -> None:
+    by_name = overrides({"cuda_graph_modules": ["attn"], "cp_comm_type": ["p2p"]})
+    assert by_name["model.cuda_graph_modules"] == ["attn"]
+    assert by_name["model.cp_comm_type"] == "p2p"  # a list of it has one for each layer
+    assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
 
 
 def test_an_export_has_the_loss_that_was_priced() -> None:
     """Whatever its format: the job's trainer says which loss it is, unless the job does."""
-    chosen = layout(8, "megatron-bridge")
+    chosen, spec = layout(8, "megatron-bridge"), model("llama3-8b")
     for given, te in ((BRIDGE, True), ({"trainer": "megatron"}, False),
                       ({**BRIDGE, "fused_cross_entropy": False}, False)):  # fmt: skip
-        job, spec = training(**given), model("llama3-8b")
-        ours = export(chosen, spec, cluster(8), job, to="megatron-bridge").arguments
-        theirs = export(chosen, spec, cluster(8), job, to="megatron").arguments
+        ours, theirs = (
+            export(chosen, spec, cluster(8), training(**given), to=to).arguments
+            for to in ("megatron-bridge", "megatron")
+        )
         assert f"model.cross_entropy_fusion_impl={'te' if te else 'native'}" in ours
         assert ("--cross-entropy-fusion-impl" in theirs) is te
-
-
-def test_modules_and_layouts_are_spelled_for_hydra() -> None:
-    _, exported = made("llama3-70b", 64, LAYOUTS[3][2] | {"ac": "modules-mlp+layernorm"})
-    assert "model.recompute_modules=[mlp,layernorm]" in exported.arguments
-    assert 'model.pipeline_model_parallel_layout="Et*19|t*21|t*21|t*19L"' in exported.arguments
 
 
 @pytest.mark.parametrize(("name", "predicts"), [
@@ -334,7 +340,6 @@ def test_an_export_predicts_no_more_tokens_than_were_priced(name: str, predicts:
     hybrid = name.startswith("nemotron")
     _, exported = made(name, 32, {"ep": 8, "pp": 1 if hybrid else 4, "tp": 1})
     values = yaml.safe_load(exported.files["overrides.yaml"])["model"]
-    assert values["mtp_num_layers"] == predicts
     stages = values["pipeline_model_parallel_layout"]
     assert stages is None or ("m" in stages) is (predicts is not None)
     assert f"model.mtp_num_layers={json.dumps(predicts)}" in exported.arguments
@@ -355,61 +360,13 @@ def test_overlaps_are_written_where_bridge_reads_them_last() -> None:
     assert yaml.safe_load(second.partition("=")[2]) == values["comm_overlap"]
 
 
-@pytest.mark.parametrize(("graphs", "version", "expected"), [
-    ("none", "0.19", {"cuda_graph_impl": "none"}),
-    ("partial", "0.19", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": None,
-                         "cuda_graph_modules": ["attn", "mlp"]}),
-    ("partial", "0.17", {"cuda_graph_impl": "transformer_engine",
-                         "cuda_graph_scope": ["attn", "mlp"]}),
-])  # fmt: skip
-def test_an_export_captures_no_other_graphs_than_were_priced(
-    graphs: str, version: str, expected: dict[str, object]
-) -> None:
-    """Most recipes set a scope, which Core refuses beside modules; some capture layers."""
-    job = training(**BRIDGE, cuda_graphs=graphs, trainer_version=version)
-    chosen = layout(8, "megatron-bridge")
-    exported = export(chosen, model("llama3-8b"), cluster(8), job, to="megatron-bridge")
-    values = yaml.safe_load(exported.files["overrides.yaml"])["model"]
-    assert {name: one for name, one in values.items() if "cuda_graph" in name} == expected
-
-
-def test_one_module_is_a_list_as_several_are() -> None:
-    _, exported = made("llama3-8b", 8, {"ac": "selective-attention"})
-    values = yaml.safe_load(exported.files["overrides.yaml"])
-    assert values["model"]["recompute_modules"] == ["core_attn"]
-    assert "model.recompute_modules=[core_attn]" in exported.arguments
-    by_name = overrides({"cuda_graph_modules": ["attn"], "cp_comm_type": ["p2p"]})
-    assert by_name["model.cuda_graph_modules"] == ["attn"]
-    assert by_name["model.cp_comm_type"] == "p2p"  # a list of it has one for each layer
-    old = layout(8, "megatron-bridge")
-    job = training(**BRIDGE, cuda_graphs="full", trainer_version="core_v0.14.0")
-    written = export(old, model("llama3-8b"), cluster(8), job, to="megatron-bridge").arguments
-    assert "model.cuda_graph_scope=full_iteration" in written
-
-
-@pytest.mark.parametrize(("values", "preset"), [
-    ({}, "bf16_mixed"), ({"precision": "fp16", "reduce_dtype": "bfloat16"}, "fp16_mixed"),
-    ({"precision": "float8-blockwise"}, "bf16_with_fp8_subchannel_scaling_mixed"),
-])  # fmt: skip
-def test_a_preset_of_mixed_precision_is_written_by_its_name(
-    values: dict[str, Any], preset: str
-) -> None:
-    _, exported = made("llama3-8b", 8, {"reduce_dtype": "float32", **values})
-    assert yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"] == preset
-    assert [one for one in exported.arguments if one.startswith("mixed_precision")] == [
-        f"mixed_precision={preset}"
-    ]
-    assert not any(one.startswith("mixed_precision") for one in exported.notes)
-
-
 @pytest.mark.parametrize(("precision", "preset", "fields"), [
     ("bf16", "bf16_mixed", {"fp8": None}), ("fp16", "fp16_mixed", {"fp16": True, "bf16": False}),
     ("float8-delayed", "bf16_with_fp8_delayed_scaling_mixed",
      {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024}),
     ("float8-tensorwise", "bf16_with_fp8_current_scaling_mixed",
      {"fp8_recipe": "tensorwise", "first_last_layers_bf16": False}),
-    ("mxfp8", "bf16_with_mxfp8_mixed",
-     {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
+    ("mxfp8", "bf16_with_mxfp8_mixed", {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
     ("nvfp4", "bf16_with_nvfp4_mixed", {"fp8": None, "fp4": "e2m1", "fp4_param_gather": False}),
 ])  # fmt: skip
 def test_a_changed_preset_is_a_configuration(
@@ -420,19 +377,15 @@ def test_a_changed_preset_is_a_configuration(
     chosen, exported = made("llama3-8b", 8, {"precision": precision, "reduce_dtype": reduced})
     written = yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"]
     assert written["_target_"].endswith("mixed_precision.MixedPrecisionConfig")
-    assert written["params_dtype"] == {
-        "_target_": f"torch.{'float16' if precision == 'fp16' else 'bfloat16'}", "_call_": False
-    }  # fmt: skip
+    dtype = f"torch.{'float16' if precision == 'fp16' else 'bfloat16'}"
+    fields |= {"grad_reduce_in_fp32": precision == "fp16"}
+    fields |= {"params_dtype": {"_target_": dtype, "_call_": False}}
     assert written | fields == written
-    assert written["grad_reduce_in_fp32"] is (precision == "fp16")
     first, second = (one for one in exported.arguments if one.startswith("mixed_precision"))
     assert first == f"mixed_precision={preset}"
     assert yaml.safe_load(second.partition("=")[2]) == written
     assert any(one.startswith(f"mixed_precision is {preset} with") for one in exported.notes)
-    for file in ("overrides.yaml", "launch.sh"):
-        (tmp_path / file).write_text(exported.files[file], encoding="utf-8")
-        job = read("llama3-8b", 8, read_job_file(str(tmp_path / file), "--job")["current"])
-        assert job.layout is not None
+    for job in read_back(exported, "llama3-8b", 8, tmp_path):
         assert (job.layout.precision, job.layout.reduce_dtype) == (precision, reduced)
         assert job.layout.param_dtype == chosen.param_dtype
 
@@ -443,9 +396,7 @@ def test_a_changed_preset_is_a_configuration(
     ({"precision": "float8-tensorwise", "cpu_offload": True}, False),
     ({"precision": "float8-delayed", "cpu_offload": True}, True),
 ])  # fmt: skip
-def test_parameters_are_launched_in_fp8_where_they_are_priced_so(
-    values: dict[str, Any], kept: bool
-) -> None:
+def test_parameters_are_launched_in_fp8_where_they_are_priced_so(values: dict, kept: bool) -> None:
     """On Hopper two fp8 copies are as large as one bf16 parameter, or lie beside it."""
     _, exported = made("llama3-8b", 8, values)
     written = yaml.safe_load(exported.files["overrides.yaml"])["mixed_precision"]
@@ -464,12 +415,11 @@ def test_an_export_names_a_recipe_that_exists_or_none() -> None:
     for name in trained:
         _, exported = made(name, 8, {})
         (written,) = re.findall(r"--recipe (\w+)", exported.files["launch.sh"])
-        if written in recipes():
-            assert recipes()[written].since <= release.number
-        else:
+        if written not in recipes():
             assert written == "YOUR_RECIPE_pretrain_config"
-            assert any(f"has no recipe that pretrains {name}" in one for one in exported.notes)
+            assert f"has no recipe that pretrains {name}" in " ".join(exported.notes)
             missing.add(name)
+        assert name in missing or recipes()[written].since <= release.number
     assert {"gemma4-26b-a4b", "glm5", "mixtral-8x7b"} <= missing
     assert len(trained) - len(missing) >= 45
 
@@ -485,9 +435,8 @@ def test_the_recipe_of_a_model_in_a_release(name: str, recipe: str | None) -> No
     assert (found and found.name) == recipe
     assert recipe_for(name, release_of("megatron-bridge", "0.3")) is None or "v3" in name
     if recipe and name != "deepseek-v3-mtp":
-        job = job_of_text("run.sh", COMMAND.replace("qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config",
-                                                    recipe))  # fmt: skip
-        assert job.model.name == name
+        own = COMMAND.replace("qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config", recipe)
+        assert job_of_text("run.sh", own).model.name == name
 
 
 COMMAND = (
@@ -502,12 +451,9 @@ COMMAND = (
 def test_a_command_of_run_recipe() -> None:
     job = job_of_text("run.sh", COMMAND)
     assert (job.model.name, job.cluster.num_gpus) == ("qwen3-30b-a3b", 16)
-    assert job.layout == layout(
-        16, "megatron-bridge", ep=8, micro_batch_size=2, ac="modules-layernorm+moe_act",
-        cp_method="alltoall",
-    )  # fmt: skip
-    assert job.training.overlap.ep
-    assert job.training.global_batch_size == 512
+    want = {"ep": 8, "micro_batch_size": 2, "ac": "modules-layernorm+moe_act"}
+    assert job.layout == layout(16, "megatron-bridge", **want, cp_method="alltoall")
+    assert (job.training.overlap.ep, job.training.global_batch_size) == (True, 512)
 
 
 @pytest.mark.parametrize(("words", "hides"), [
@@ -516,9 +462,7 @@ def test_a_command_of_run_recipe() -> None:
 def test_user_buffers_hide_tp_unless_they_are_switched_off(words: str, hides: bool) -> None:
     both = "model.tensor_model_parallel_size=2 model.sequence_parallel=true"
     job = job_of_text("run.sh", f"{COMMAND} {both} {words}")
-    assert job.training.overlap.tp is hides
-    assert job.layout is not None
-    assert not job.layout.async_tp
+    assert (job.training.overlap.tp, job.layout.async_tp) == (hides, False)
 
 
 @pytest.mark.parametrize(("preset", "precision", "reduce_dtype"), [
@@ -528,21 +472,16 @@ def test_user_buffers_hide_tp_unless_they_are_switched_off(words: str, hides: bo
 ])  # fmt: skip
 def test_presets_of_mixed_precision(preset: str, precision: str, reduce_dtype: str) -> None:
     job = job_of_text("run.sh", f"{COMMAND} mixed_precision={preset}")
-    assert job.layout is not None
     assert (job.layout.precision, job.layout.reduce_dtype) == (precision, reduce_dtype)
 
 
-def test_bad_overrides_are_one_error() -> None:
-    for words, field in (("mixed_precision=int8_mixed", "mixed_precision"),
-                         ("model.tensor_model_parallel_size=two", "--tensor-model")):  # fmt: skip
-        with pytest.raises(SpecError) as error:
-            job_of_text("run.sh", f"{COMMAND} {words}")
-        assert error.value.faults[0].field.startswith(field)
-
-
-def test_seq_len_and_batch_are_asked_for_where_no_override_has_them() -> None:
-    bare = "python run_recipe.py --recipe llama3_8b_pretrain_config model.context_parallel_size=2"
+@pytest.mark.parametrize(("line", "fields"), [
+    (f"{COMMAND} mixed_precision=int8_mixed", {"mixed_precision"}),
+    (f"{COMMAND} model.tensor_model_parallel_size=two", {"--tensor-model-parallel-size"}),
+    ("python run_recipe.py --recipe llama3_8b_pretrain_config model.context_parallel_size=2",
+     {"training.seq_len", "training.global_batch_size"}),  # which no override has
+])  # fmt: skip
+def test_bad_and_missing_overrides_are_named(line: str, fields: set[str]) -> None:
     with pytest.raises(SpecError) as error:
-        job_of_text("run.sh", bare, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    assert {one.field for one in error.value.faults} == {
-        "training.seq_len", "training.global_batch_size"}  # fmt: skip
+        job_of_text("run.sh", line, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16})
+    assert {one.field for one in error.value.faults} == fields

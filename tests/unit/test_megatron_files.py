@@ -1,7 +1,8 @@
 """Files for Megatron-LM, exported and rewritten, against what its parser declares and asserts."""
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -22,7 +23,7 @@ from planner.intake.trainer_files.megatron_model import model_keys
 from planner.intake.trainer_files.rewrite import rewrite
 from planner.rules import violations
 from planner.specs.job import Job
-from planner.specs.layout import Layout
+from planner.specs.layout import MOE_DISPATCHERS, Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import layout_line, release_of
@@ -32,18 +33,14 @@ JOBS = (
     ("deepseek-v3", 256, 480), ("mixtral-8x7b", 16, 128), ("kimi-k2", 256, 512),
     ("gpt3-175b", 128, 96), ("qwen3-30b-a3b", 16, 256), ("qwen3-next-80b-a3b", 64, 256),
 )  # fmt: skip
-SCRIPTS = {
-    "example": EXAMPLES / "pretrain_llama3_70b.sh",
-    **{
-        name: CASES / f"{name}.sh"
-        for name in (
-            "42-rewrite-keeps-flags/saved_activations",
-            "42-rewrite-keeps-flags/shared_expert_overlap", "08-70b-128-tp8pp8/pp2_no_sp",
-            "08-70b-128-tp8pp8/pretrain",
-            "11-mixtral-16-h100/tp4pp4", "23b-recompute-modules/core_attn",
-            "23b-recompute-modules/moe_layernorm",
-        )
-    },
+REWRITE = "42-rewrite-keeps-flags"
+SCRIPTS = {"example": EXAMPLES / "pretrain_llama3_70b.sh"} | {
+    name: CASES / f"{name}.sh"
+    for name in (
+        f"{REWRITE}/saved_activations", f"{REWRITE}/shared_expert_overlap",
+        "08-70b-128-tp8pp8/pp2_no_sp", "08-70b-128-tp8pp8/pretrain", "11-mixtral-16-h100/tp4pp4",
+        "23b-recompute-modules/core_attn", "23b-recompute-modules/moe_layernorm",
+    )
 }  # fmt: skip
 
 
@@ -55,41 +52,25 @@ def legal(
     job = training(
         trainer="megatron", trainer_version=version, global_batch_size=batch, seq_len=4096
     )
+    experts = {"ep": (1, 2, 4, 8, 16), "moe_dispatcher": MOE_DISPATCHERS} if spec.is_moe else {}
+    choices: dict[str, Sequence[object]] = {
+        **experts, "micro_batch_size": (1, 2), "zero_stage": (0, 1, 1, 1, 3),
+        "ac": ("none", "full", "selective-attention", "uniform-2", "block-1", "modules-mlp",
+            "modules-moe_act+layernorm", "modules-moe+mla_up_proj+shared_experts"),
+        "precision": ("bf16", "fp16", "float8-delayed", "float8-blockwise"),
+        "reduce_dtype": ("float32", "bfloat16"), "activation_offload_layers": (0, 0, 0, 3),
+    }  # fmt: skip
     while True:
         tp, pp, cp = (draw.choice((1, 2, 4, 8)) for _ in range(3))
         virtual = draw.choice((1, 2, 3, 5)) if pp > 1 else 1
         made = layout(
             num_gpus,
             "megatron",
-            tp=tp,
-            pp=pp,
-            cp=min(cp, 2),
-            ep=draw.choice((1, 2, 4, 8, 16)) if spec.is_moe else 1,
-            moe_dispatcher=draw.choice(("alltoall", "allgather", "deepep", "hybridep"))
-            if spec.is_moe
-            else "alltoall",
+            **{"tp": tp, "pp": pp, "cp": min(cp, 2), "virtual_stages": virtual},
             pp_schedule="Interleaved1F1B" if virtual > 1 else "1F1B",
-            virtual_stages=virtual,
             sequence_parallel=tp > 1 and (spec.is_moe or draw.random() < 0.7),
-            async_tp=draw.random() < 0.2,
-            micro_batch_size=draw.choice((1, 2)),
-            ac=draw.choice(
-                (
-                    "none",
-                    "full",
-                    "selective-attention",
-                    "uniform-2",
-                    "block-1",
-                    "modules-mlp",
-                    "modules-moe_act+layernorm",
-                    "modules-moe+mla_up_proj+shared_experts",
-                )
-            ),
-            precision=draw.choice(("bf16", "fp16", "float8-delayed", "float8-blockwise")),
-            zero_stage=draw.choice((0, 1, 1, 1, 3)),
-            reduce_dtype=draw.choice(("float32", "bfloat16")),
-            cpu_offload=draw.random() < 0.2,
-            activation_offload_layers=draw.choice((0, 0, 0, 3)),
+            **{field: draw.choice(values) for field, values in choices.items()},
+            **{field: draw.random() < 0.2 for field in ("async_tp", "cpu_offload")},
         )
         if not violations(made, spec, cluster(num_gpus), job):
             yield made
@@ -100,8 +81,8 @@ def refusals(made: Export) -> list[str]:
     found = []
     for flag, words in read_flags(made.arguments).items():
         row = argument(flag, made.version)
-        refused = f"is not in {made.version}" if row is None else row.refusal(words)
-        found += [f"{flag}: {refused}"] if refused else []
+        if refused := f"is not in {made.version}" if row is None else row.refusal(words):
+            found.append(f"{flag}: {refused}")
     return found
 
 
@@ -128,39 +109,36 @@ def test_exports_of_every_release_start() -> None:
         assert refusals(exported) == []
         words = plain_names(read_flags(exported.arguments))
         assert assertions(words, chosen, spec.num_hidden_layers, batch) == [], exported.command
-    assert any(
-        "--microbatch-group-size-per-virtual-pipeline-stage" in one.arguments
-        for _, _, _, one in made
-    )
+    assert any(ROUND in exported.arguments for *_, exported in made)
 
 
-def _rewritten(name: str, winner: Layout, job: Job) -> tuple[Job, dict[str, list[str] | None]]:
-    """The job of the user's script as the planner rewrites it, and the flags that it changed."""
-    text = SCRIPTS[name].read_text(encoding="utf-8")
+def job_of(name: str) -> Job:
+    return job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
+
+
+def rewritten(name: str, winner: Layout) -> tuple[str, dict[str, list[str] | None]]:
+    """The user's script as the planner rewrites it, and the flags that it changed."""
+    job = job_of(name)
     current = read_again(job.request, job.model, winner.num_gpus)
-    assert current is not None
     exported = export(winner, job.model, job.cluster, job.training)
     plain = canonical(winner, job.model.num_hidden_layers, "megatron")
     new = rewrite(current, plain, exported, job.training.global_batch_size)
     assert new.files.keys() == {SCRIPTS[name].name}
-    (after,) = new.files.values()
-    assert after != text
-    return job_of_text(SCRIPTS[name].name, after), dict(new.settings)
+    return new.files[SCRIPTS[name].name], dict(new.settings)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_forty_rewritten_scripts_start(name: str) -> None:
     """Seven of each, so that flags which only the old layout allowed are gone."""
-    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
+    job = job_of(name)
     batch, layers = job.training.global_batch_size, job.model.num_hidden_layers
     layouts = legal(job.model, job.cluster.num_gpus, batch, len(name))
-    for _ in range(7):
-        winner = next(layouts)
-        after, _ = _rewritten(name, winner, job)
-        current = read_again(after.request, after.model, winner.num_gpus)
-        assert current is not None
-        assert current.run is not None
-        assert current.run.refusals == (), winner.short()
+    for winner in itertools.islice(layouts, 7):
+        text, _ = rewritten(name, winner)
+        assert text != SCRIPTS[name].read_text(encoding="utf-8")
+        after = job_of_text(SCRIPTS[name].name, text)
+        run = read_again(after.request, after.model, winner.num_gpus).run
+        assert run.refusals == (), winner.short()
         # a split that is not even is written out
         written = after.layout.model_copy(update={"layers_per_stage": None})
         assert canonical(written, layers, "megatron") == canonical(winner, layers, "megatron")
@@ -168,58 +146,55 @@ def test_forty_rewritten_scripts_start(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "flag", "winner"), [
     ("example", "--num-layers-per-virtual-pipeline-stage", {"tp": 8}),
-    ("42-rewrite-keeps-flags/saved_activations", "--distribute-saved-activations",
+    (f"{REWRITE}/saved_activations", "--distribute-saved-activations",
         {"tp": 4, "pp": 4, "ac": "none"}),
-    ("42-rewrite-keeps-flags/shared_expert_overlap", "--moe-shared-expert-overlap",
+    (f"{REWRITE}/shared_expert_overlap", "--moe-shared-expert-overlap",
         {"ep": 4, "pp": 2, "moe_dispatcher": "allgather"}),
 ])  # fmt: skip
-def test_a_flag_that_contradicts_the_new_layout_goes(
-    name: str, flag: str, winner: dict[str, object]
-) -> None:
-    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
-    chosen = layout(job.cluster.num_gpus, "megatron", **winner)
-    _, settings = _rewritten(name, chosen, job)
-    before, after = settings[flag]
+def test_a_flag_that_contradicts_the_new_layout_goes(name: str, flag: str, winner: dict) -> None:
+    chosen = layout(job_of(name).cluster.num_gpus, "megatron", **winner)
+    before, after = rewritten(name, chosen)[1][flag]
     assert (bool(before), after) == (True, None)
+
+
+CHUNKS = {"tp": 8, "pp": 8, "pp_schedule": "Interleaved1F1B", "virtual_stages": 10}
 
 
 def test_a_chunk_of_one_layer_recomputes_it_wholly_whatever_the_old_count() -> None:
     """The script groups five layers of PP 8; core 0.17 and newer end a group with the chunk."""
-    name = "08-70b-128-tp8pp8/pretrain"
-    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
-    chosen = layout(
-        128, "megatron", tp=8, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=10, ac="full"
-    )
-    after, settings = _rewritten(name, chosen, job)
-    assert after.layout is not None
-    assert after.layout.ac == "full"
+    chosen = layout(128, "megatron", **CHUNKS, ac="full")
+    text, settings = rewritten("08-70b-128-tp8pp8/pretrain", chosen)
+    assert job_of_text("pretrain.sh", text).layout.ac == "full"
     assert "--recompute-num-layers" not in settings
 
 
 def test_a_line_whose_flags_all_go_goes_with_them() -> None:
     name = "08-70b-128-tp8pp8/pretrain"
-    text = SCRIPTS[name].read_text(encoding="utf-8")
-    job = job_of_text(SCRIPTS[name].name, text)
-    current = read_again(job.request, job.model, 128)
-    assert current is not None
-    chosen = layout(128, "megatron", tp=4, pp=4, ac="none")
-    exported = export(chosen, job.model, job.cluster, job.training)
-    new = rewrite(current, chosen, exported, job.training.global_batch_size)
-    lines = new.files[SCRIPTS[name].name].splitlines()
+    text, _ = rewritten(name, layout(128, "megatron", tp=4, pp=4, ac="none"))
+    lines = text.splitlines()
     assert not any("--recompute" in line or line.strip() == "\\" for line in lines)
-    assert len(lines) == len(text.splitlines()) - 1
+    assert len(lines) == len(SCRIPTS[name].read_text(encoding="utf-8").splitlines()) - 1
 
 
-def test_the_size_of_a_round_is_written_where_megatrons_own_would_stop() -> None:
-    """36 microbatches over 8 ranks make 4 rounds of 9."""
-    flag = "--microbatch-group-size-per-virtual-pipeline-stage"
-    for batch, size in ((36, ["9"]), (32, None), (20, ["10"])):
-        chosen = layout(
-            64, "megatron", tp=8, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=10
-        )
-        job = training(trainer="megatron", global_batch_size=batch)
-        made = export(chosen, model("llama3-70b"), cluster(64), job)
-        assert read_flags(made.arguments).get(flag) == size
+ROUND = "--microbatch-group-size-per-virtual-pipeline-stage"
+
+
+@pytest.mark.parametrize(("name", "batch", "values", "flag", "words"), [
+    # 36 microbatches over 8 ranks make 4 rounds of 9: written where Megatron's own would stop
+    ("llama3-70b", 36, CHUNKS, ROUND, ["9"]), ("llama3-70b", 32, CHUNKS, ROUND, None),
+    ("llama3-70b", 20, CHUNKS, ROUND, ["10"]),
+    # DeepEP takes its probabilities in fp32
+    *(
+        ("qwen3-30b-a3b", 512, {"ep": 8, "moe_dispatcher": name}, "--moe-router-dtype", dtype)
+        for name, dtype in (("deepep", ["fp32"]), ("alltoall", None), ("hybridep", None))
+    ),
+])  # fmt: skip
+def test_a_flag_is_written_where_megatron_would_stop_without(
+    name: str, batch: int, values: dict[str, object], flag: str, words: list[str] | None
+) -> None:
+    job = training(trainer="megatron", global_batch_size=batch)
+    made = export(layout(64, "megatron", **values), model(name), cluster(64), job)
+    assert read_flags(made.arguments).get(flag) == words
 
 
 COUNTED = {
@@ -259,13 +234,6 @@ def test_the_arguments_alone_count_every_parameter(name: str) -> None:
     assert back.total_parameters() == spec.total_parameters()
 
 
-def test_deepep_takes_its_probabilities_in_fp32() -> None:
-    for name, dtype in (("deepep", ["fp32"]), ("alltoall", None), ("hybridep", None)):
-        chosen = layout(64, "megatron", ep=8, moe_dispatcher=name)
-        made = export(chosen, model("qwen3-30b-a3b"), cluster(64), training())
-        assert read_flags(made.arguments).get("--moe-router-dtype") == dtype
-
-
 def test_latent_attention_gets_no_tp_overlap() -> None:
     chosen = layout(64, "megatron", tp=8, async_tp=True)
     made = export(chosen, model("deepseek-v3"), cluster(64), training())
@@ -278,5 +246,3 @@ def test_context_parallelism_is_named_in_megatrons_words() -> None:
         chosen = layout(64, "megatron", tp=8, cp=2, cp_method=method)
         assert f"cp 2 {word}" in layout_line(chosen, "megatron")
         assert f"cp 2 {method}" in layout_line(chosen, "torchtitan")
-        made = export(chosen, model("llama3-8b"), cluster(64), training())
-        assert read_flags(made.arguments)["--cp-comm-type"] == [word]

@@ -13,7 +13,6 @@ from planner.estimates import estimate_job
 from planner.intake.trainer_files.megatron_log import measured_by, words_of
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.estimate import Estimate
-from planner.specs.layout import Layout
 
 CASES = Path(__file__).parents[1] / "cases"
 SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
@@ -25,35 +24,31 @@ REFUSED = {
     "15-80-layers-pp16-vpp/run30_pp4": ("--num-layers", "30 layers do not divide over 4"),
     "15-80-layers-pp16-vpp/pp1_last_stage": (
         "--decoder-last-pipeline-num-layers", "19 layers to 0 pipeline ranks"),
-    "33-megatron-asserts/a_saved_activations_with_sp": (
+    "33/a_saved_activations_with_sp": (
         "--distribute-saved-activations", "excludes --sequence-parallel"),
-    "33-megatron-asserts/b_saved_activations_no_recompute": (
+    "33/b_saved_activations_no_recompute": (
         "--distribute-saved-activations", "needs full recomputation"),
-    "33-megatron-asserts/c_ep_overlap_full_recompute": ("ep", "whole layers are recomputed"),
-    "33-megatron-asserts/d_ep_overlap_pp_no_vpp": ("ep", "pp=2 and one stage a rank"),
-    "33-megatron-asserts/e_ep_overlap_allgather": ("ep", "the dispatcher allgather"),
-    "33-megatron-asserts/f_shared_overlap_allgather": (
-        "--moe-shared-expert-overlap", "alltoall and flex alone"),
-    "33-megatron-asserts/g_vpp_microbatches": (
+    "33/c_ep_overlap_full_recompute": ("ep", "whole layers are recomputed"),
+    "33/d_ep_overlap_pp_no_vpp": ("ep", "pp=2 and one stage a rank"),
+    "33/e_ep_overlap_allgather": ("ep", "the dispatcher allgather"),
+    "33/f_shared_overlap_allgather": ("--moe-shared-expert-overlap", "alltoall and flex alone"),
+    "33/g_vpp_microbatches": (
         "--microbatch-group-size-per-virtual-pipeline-stage", "the last has 2, fewer than pp=4"),
-    "33-megatron-asserts/h_gbs": ("dp_shard", "do not divide global_batch_size 102"),
-    "33-megatron-asserts/i_tp_overlap_no_sp": ("async_tp", "sequence_parallel=False"),
-    "33-megatron-asserts/k_vpp_without_overlap_pp2": ("virtual_stages", "over pp=2 ranks only"),
-    "33-megatron-asserts/l_both_vpp_flags_uneven": (
+    "33/h_gbs": ("dp_shard", "do not divide global_batch_size 102"),
+    "33/i_tp_overlap_no_sp": ("async_tp", "sequence_parallel=False"),
+    "33/k_vpp_without_overlap_pp2": ("virtual_stages", "over pp=2 ranks only"),
+    "33/l_both_vpp_flags_uneven": (
         "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"),
-    "33-megatron-asserts/m_first_last_left_over": (
+    "33/m_first_last_left_over": (
         "--decoder-first-pipeline-num-layers", "19 layers to 2 pipeline ranks"),
-    "33-megatron-asserts/n_12_of_16_gpus": ("dp_shard", "16 ranks on 24 GPUs"),
-    "33-megatron-asserts/o_experts_not_divisible_by_ep": ("ep", "does not divide 60 experts"),
-    "33-megatron-asserts/p_overlap_param_gather_no_dist": (
+    "33/n_12_of_16_gpus": ("dp_shard", "16 ranks on 24 GPUs"),
+    "33/o_experts_not_divisible_by_ep": ("ep", "does not divide 60 experts"),
+    "33/p_overlap_param_gather_no_dist": (
         "--overlap-param-gather", "needs --use-distributed-optimizer"),
-    "33-megatron-asserts/q_moe_recompute_vs_modules": (
-        "--recompute-granularity", "--recompute-method"),
-    "33-megatron-asserts/r_uniform_without_method": (
-        "--recompute-granularity", "--recompute-method"),
-    "33-megatron-asserts/s_flex_no_tp_ep": ("moe_dispatcher", "ep is 1"),
-    "33-megatron-asserts/t_unknown_flag": (
-        "--tensor-model-paralel-size", "write --tensor-model-parallel-size"),
+    "33/q_moe_recompute_vs_modules": ("--recompute-granularity", "--recompute-method"),
+    "33/r_uniform_without_method": ("--recompute-granularity", "--recompute-method"),
+    "33/s_flex_no_tp_ep": ("moe_dispatcher", "ep is 1"),
+    "33/t_unknown_flag": ("--tensor-model-paralel-size", "write --tensor-model-parallel-size"),
     "20-ep-etp-pp-world/glm47_8gpu": ("ep", "does not divide 4 ranks"),
     "20-ep-etp-pp-world/tp4ep4_4gpu": ("ep", "does not divide 4 ranks"),
 }  # fmt: skip
@@ -62,9 +57,13 @@ REFUSED = {
 H100 = {"gpu": "h100-sxm-80gb"}
 
 
-def estimated(name: str, gpu: str = "h100-sxm-80gb") -> Estimate:
-    text = (CASES / f"{name}.sh").read_text(encoding="utf-8")
-    return estimate_job(job_of_text(f"{name}.sh", text, cluster={"gpu": gpu}))
+def script(name: str) -> str:
+    return (CASES / f"{name}.sh").read_text(encoding="utf-8")
+
+
+def estimated(name: str, gpu: str = "h100-sxm-80gb", more: str = "", **given: object) -> Estimate:
+    text = f"{script(name).rstrip()} {more}\n"
+    return estimate_job(job_of_text(f"{name}.sh", text, cluster={"gpu": gpu}, **given))
 
 
 def changed(old: str, new: str, text: str = SCRIPT, **job: object) -> Estimate:
@@ -74,12 +73,12 @@ def changed(old: str, new: str, text: str = SCRIPT, **job: object) -> Estimate:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_script_that_megatron_refuses(name: str) -> None:
-    found = estimated(name)
+    found = estimated(name.replace("33/", "33-megatron-asserts/"))
     field, words = REFUSED[name]
-    assert not found.valid
-    assert found.step_seconds is None
-    assert [one.field for one in found.violations] == [field]
-    assert words in f"{found.violations[0].rule}; {found.violations[0].remedy}"
+    assert (found.valid, found.step_seconds) == (False, None)
+    (fault,) = found.violations
+    assert fault.field == field
+    assert words in f"{fault.rule}; {fault.remedy}"
 
 
 def test_a_script_that_megatron_takes() -> None:
@@ -92,42 +91,35 @@ def test_a_script_that_megatron_takes() -> None:
 
 def test_a_script_that_ran_fits_its_card() -> None:
     """Megatron-LM issue 756: releases since 0.13 do not save what their experts return."""
-    found = estimated("11-mixtral-16-h100/ep8tp2")
+    name = "11-mixtral-16-h100/ep8tp2"
+    found, before = (
+        estimated(name, training=version) for version in ({}, {"trainer_version": "0.12"})
+    )
     assert found.oom_probability_full_card < 0.01
     assert found.oom_probability > 0.05  # with the share that a plan keeps free
     assert not found.fits
-    text = (CASES / "11-mixtral-16-h100/ep8tp2.sh").read_text(encoding="utf-8")
     assert str(verdict(found)).startswith("It fits")
-    now, before = (
-        estimate_job(job_of_text("ep8tp2.sh", text, cluster=H100, training=version))
-        for version in ({}, {"trainer_version": "0.12"})
-    )
     rows = 2048 * 2 * 4096 * 2  # own tokens x copies x hidden x bytes
-    saved = before.peak_allocated_bytes - now.peak_allocated_bytes
+    saved = before.peak_allocated_bytes - found.peak_allocated_bytes
     assert saved == pytest.approx(32 * rows, rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("16-13b-a800-tp4/pretrain", "--RMSNorm, --causal-lm, --overlapped-distributed-optimizer"),
+@pytest.mark.parametrize(("name", "more", "words"), [
+    ("16-13b-a800-tp4/pretrain", "", "--RMSNorm, --causal-lm, --overlapped-distributed-optimizer"),
+    # it keeps the fp32 copy of the logits that Transformer Engine's has not
+    ("19-qwen3-30b-recipe-vs-hand/plain", "--cross-entropy-loss-fusion",
+        "--cross-entropy-loss-fusion"),
+    ("23b-recompute-modules/moe_act_layernorm", "gdn_norm_out",
+        "recomputing gdn_norm_out is not priced"),
 ])  # fmt: skip
-def test_what_changes_time_or_memory_and_is_not_priced_is_named(name: str, words: str) -> None:
-    found = estimated(name)
+def test_what_changes_time_or_memory_and_is_not_priced_is_named(
+    name: str, more: str, words: str
+) -> None:
+    found = estimated(name, more=more)
     assert found.valid
     assert sum(words in text for text in found.warnings) == 1
-
-
-def test_megatrons_own_fusion_of_the_loss_is_not_priced() -> None:
-    """It keeps the fp32 copy of the logits that Transformer Engine's has not."""
-    text = (CASES / "19-qwen3-30b-recipe-vs-hand/plain.sh").read_text(encoding="utf-8")
-    job = job_of_text("plain.sh", f"{text.rstrip()} --cross-entropy-loss-fusion\n")
+    job = job_of_text("x.sh", f"{script(name).rstrip()} {more}\n", cluster=H100)
     assert job.training.fused_cross_entropy is None
-    assert any("--cross-entropy-loss-fusion" in one for one in estimate_job(job).warnings)
-
-
-def layout_of(text: str) -> Layout:
-    found = job_of_text("train.sh", text).layout
-    assert found is not None
-    return found
 
 
 def test_recomputed_modules_are_read_and_priced() -> None:
@@ -140,8 +132,8 @@ def test_recomputed_modules_are_read_and_priced() -> None:
         "moe_act_layernorm": "modules-layernorm+moe_act", "moe_layernorm": "modules-layernorm+moe",
     }  # fmt: skip
     names = {mode: f"23b-recompute-modules/{mode}" for mode in modes}
-    texts = {mode: (CASES / f"{name}.sh").read_text("utf-8") for mode, name in names.items()}
-    assert {mode: layout_of(text).ac for mode, text in texts.items()} == modes
+    read = {mode: job_of_text("x.sh", script(name)).layout.ac for mode, name in names.items()}
+    assert read == modes
     found = {mode: estimated(name, "h800-sxm-80gb") for mode, name in names.items()}
     assert not any("recompu" in text for one in found.values() for text in one.warnings)
     peaks = {mode: one.peak_allocated_bytes or 0.0 for mode, one in found.items()}
@@ -162,14 +154,8 @@ def test_recomputed_modules_are_read_and_priced() -> None:
     ("--moe-layer-recompute --recompute-modules layernorm", "modules-layernorm+moe"),
 ])  # fmt: skip
 def test_flags_that_choose_modules(flags: str, ac: str) -> None:
-    text = (CASES / "23b-recompute-modules/none.sh").read_text(encoding="utf-8")
-    assert layout_of(f"{text.rstrip()} {flags}\n").ac == ac
-
-
-def test_a_module_that_is_not_priced_is_named() -> None:
-    text = (CASES / "23b-recompute-modules/moe_act_layernorm.sh").read_text(encoding="utf-8")
-    found = estimate_job(job_of_text("train.sh", f"{text.rstrip()} gdn_norm_out\n"))
-    assert "recomputing gdn_norm_out is not priced" in found.warnings
+    text = script("23b-recompute-modules/none").rstrip()
+    assert job_of_text("train.sh", f"{text} {flags}\n").layout.ac == ac
 
 
 @pytest.mark.parametrize(("words", "field", "rule"), [
@@ -238,16 +224,9 @@ def test_an_older_release_or_a_fork_has_flags_of_its_own() -> None:
     words = "    --my-own-flag 3\n    --sequence-parallel"
     assert not changed("    --sequence-parallel", words).valid
     older = changed("    --sequence-parallel", words, training={"trainer_version": "0.9"})
-    assert older.valid
-    assert any("--my-own-flag" in text for text in older.warnings)
-
-
-def test_overlap_of_sends_that_is_off_is_read() -> None:
-    job = job_of_text(
-        "train.sh", SCRIPT.replace("--bf16", "--bf16\n    --no-overlap-p2p-communication")
-    )
-    assert not job.training.overlap.pp
-    assert job.layout.pp_schedule == "Interleaved1F1B"
+    assert (older.valid, "--my-own-flag" in str(older.warnings)) == (True, True)
+    job = job_of_text("x.sh", SCRIPT.replace("--bf16", "--bf16 --no-overlap-p2p-communication"))
+    assert (job.training.overlap.pp, job.layout.pp_schedule) == (False, "Interleaved1F1B")
 
 
 def test_the_table_of_arguments() -> None:
@@ -260,18 +239,16 @@ def test_the_table_of_arguments() -> None:
 
 
 def test_a_command_of_nemo_is_named_for_what_it_is() -> None:
-    text = (CASES / "27-nemo-hydra-13b-8-a100/launch.sh").read_text(encoding="utf-8")
     with pytest.raises(SpecError, match="is a command of NeMo with Hydra overrides"):
-        job_of_text("launch.sh", text)
+        job_of_text("launch.sh", script("27-nemo-hydra-13b-8-a100/launch"))
 
 
 def test_a_log_is_read_with_what_it_measured() -> None:
     text = (CASES / "30-megatron-log/train.log").read_text(encoding="utf-8")
     job = job_of_text("train.log", text)
     assert (job.model.name, job.cluster.num_gpus) == ("mixtral-8x7b", 16)
-    assert (
-        job.layout.short() == layout(16, "megatron", tp=2, ep=8, etp=2, micro_batch_size=1).short()
-    )
+    ran = layout(16, "megatron", tp=2, ep=8, etp=2, micro_batch_size=1)
+    assert job.layout.short() == ran.short()
     assert job.training.global_batch_size == 128
     assert job.training.overlap.pp  # off only where stages are interleaved
     assert measured_by(text)["step_seconds"] == pytest.approx(5.53)

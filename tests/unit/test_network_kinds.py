@@ -22,12 +22,9 @@ def fabric(gpu: str, num_gpus: int, level: dict[str, Any], **library: Any) -> Fa
 
 def line(on: Fabric, algorithm: str, protocol: str, members: int) -> tuple[float, float]:
     place = Placement.of(on, np.array([float(members)]), np.array([1.0]))
-    found = next(
-        c
-        for c in candidates("all-reduce", place)
-        if c.algorithm.name == algorithm and c.protocol.name == protocol
-    )
-    return float(found.line.latency_seconds[0]), float(found.line.seconds_per_byte[0])
+    found = {(c.algorithm.name, c.protocol.name): c.line for c in candidates("all-reduce", place)}
+    chosen = found[algorithm, protocol]
+    return float(chosen.latency_seconds[0]), float(chosen.seconds_per_byte[0])
 
 
 def test_a_network_has_its_own_latency_unless_one_is_typed() -> None:
@@ -93,14 +90,7 @@ def test_a_tree_goes_on_from_the_switch_over_two_nodes_only() -> None:
 
 def test_the_chain_of_a_tree_costs_more_after_seven_hops() -> None:
     level = {"bandwidth": "400 Gb/s"}
-    short, long = (
-        line(
-            fabric("gb200-nvl72-186gb", 288, level, long_chain_hop_seconds=seconds),
-            "double-binary-tree",
-            "Simple",
-            288,
-        )[0]
-        for seconds in (None, 37e-6)
-    )
+    on = [fabric("gb200-nvl72-186gb", 288, level, long_chain_hop_seconds=x) for x in (None, 37e-6)]
+    short, long = (line(one, "double-binary-tree", "Simple", 288)[0] for one in on)
     hop = LIBRARIES["blackwell"].collectives[-1].inner_hop * 1.9e-6
     assert long - short == pytest.approx(2 * (71 - 7) * (37e-6 - hop))

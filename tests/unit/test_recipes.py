@@ -22,6 +22,7 @@ from planner.rules.cuda_graphs import by_layout, captured
 from planner.specs.job import Job
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
+from tests.conftest import job_values
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 GB200, B200, H100 = "gb200-nvl72-186gb", "b200-sxm-180gb", "h100-sxm-80gb"
@@ -30,21 +31,12 @@ GB200, B200, H100 = "gb200-nvl72-186gb", "b200-sxm-180gb", "h100-sxm-80gb"
 def job(
     gpu: str = GB200, release: str | None = "NeMo 26.06", layout: Any = None, **training: Any
 ) -> Job:
-    return read_job(
-        {
-            "model": "qwen3-30b-a3b",
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {
-                "seq_len": 4096, "global_batch_size": 512, "trainer": "megatron-bridge",
-                "trainer_version": release, **training,
-            },
-            "layout": {"ep": 8, "micro_batch_size": 4, "precision": "mxfp8", **(layout or {})},
-        }
-    )  # fmt: skip
+    asked = {"trainer": "megatron-bridge", "trainer_version": release, **training}
+    layout = {"ep": 8, "micro_batch_size": 4, "precision": "mxfp8", **(layout or {})}
+    return read_job(job_values("qwen3-30b-a3b", gpu, 8, 4096, 512, layout=layout, **asked))
 
 
 def taken(found: Job) -> tuple[str, str | None, bool]:
-    assert found.layout is not None
     return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
 
 
@@ -56,13 +48,10 @@ def taken(found: Job) -> tuple[str, str | None, bool]:
     ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
     ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
 ])  # fmt: skip
-def test_a_plan_captures_what_the_recipe_does(
-    trainer: str, changes: dict[str, Any], graphs: str
-) -> None:
+def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graphs: str) -> None:
     """And so is it priced and exported, though the job names none."""
     layout = {"moe_dispatcher": "hybridep", "zero_stage": 1, **changes}
     asked = job(release=None, trainer=trainer, layout=layout)
-    assert asked.layout is not None
     assert asked.training.cuda_graphs is None
     context = Context(model=asked.model, cluster=asked.cluster, training=asked.training)
     batch = LayoutBatch.from_layouts([asked.layout])
@@ -78,66 +67,62 @@ def test_a_plan_captures_what_the_recipe_does(
     assert bool(told) == (graphs != "none")
 
 
-@pytest.mark.parametrize(("gpu", "release", "precision", "expected"), [
-    (GB200, "NeMo 26.06", "mxfp8", ("hybridep", "full", True)),
-    (GB200, "NeMo 26.06", "bf16", ("hybridep", "partial", False)),
-    (GB200, "NeMo 25.11", "mxfp8", ("hybridep", "partial", False)),
-    (GB200, "0.2", "mxfp8", ("hybridep", "partial", False)),
-    (GB200, "0.5", "mxfp8", ("hybridep", "full", True)),
-    (GB200, None, "mxfp8", ("alltoall", None, False)),  # somebody's own flags
-    (B200, "NeMo 26.02", "mxfp8", ("alltoall", "partial", False)),
-    (B200, "NeMo 26.04.01", "mxfp8", ("hybridep", "partial", False)),
-    (H100, "NeMo 26.02", "float8-tensorwise", ("deepep", "none", True)),
-    (H100, "NeMo 26.06", "float8-tensorwise", ("hybridep", "none", False)),
-    (GB200, "NeMo 25.09", "mxfp8", ("alltoall", None, False)),  # before the first recipe
+OWN = ("alltoall", None, False)
+
+
+@pytest.mark.parametrize(("gpu", "release", "layout", "training", "expected"), [
+    (GB200, "NeMo 26.06", {}, {}, ("hybridep", "full", True)),
+    (GB200, "NeMo 26.06", {"precision": "bf16"}, {}, ("hybridep", "partial", False)),
+    (GB200, "NeMo 25.11", {}, {}, ("hybridep", "partial", False)),
+    (GB200, "0.2", {}, {}, ("hybridep", "partial", False)),
+    (GB200, "0.5", {}, {}, ("hybridep", "full", True)),
+    (GB200, None, {}, {}, OWN),  # somebody's own flags
+    (B200, "NeMo 26.02", {}, {}, ("alltoall", "partial", False)),
+    (B200, "NeMo 26.04.01", {}, {}, ("hybridep", "partial", False)),
+    (H100, "NeMo 26.02", {"precision": "float8-tensorwise"}, {}, ("deepep", "none", True)),
+    (H100, "NeMo 26.06", {"precision": "float8-tensorwise"}, {}, ("hybridep", "none", False)),
+    (GB200, "NeMo 25.09", {}, {}, OWN),  # before the first recipe
+    # the same under Megatron of a NeMo release, and not under its own
+    (GB200, "NeMo 26.06", {}, {"trainer": "megatron"}, ("hybridep", "full", True)),
+    (GB200, "core_v0.18.0", {}, {"trainer": "megatron"}, OWN),
+    # who names a dispatcher has a configuration of his own
+    (GB200, "NeMo 26.06", {"moe_dispatcher": "alltoall"}, {}, OWN),
+    (GB200, "NeMo 26.06", {"ep": 1}, {}, OWN),
+    # the exchange overlaps only in an interleaved pipeline; graphs of layers exclude ac full
+    (GB200, "NeMo 26.06", {"pp": 2, "ep": 4}, {}, ("hybridep", "full", False)),
+    (GB200, "NeMo 26.04", {"ac": "full"}, {}, ("hybridep", None, False)),
+    # what is written stands
+    (GB200, "NeMo 26.06", {}, {"cuda_graphs": "partial", "overlap": {"ep": False}},
+        ("hybridep", "partial", False)),
 ])  # fmt: skip
 def test_recipes_differ_by_release_machine_and_format(
-    gpu: str, release: str | None, precision: str, expected: tuple[str, str | None, bool]
+    gpu: str, release: str | None, layout: Any, training: Any, expected: tuple[str, Any, bool]
 ) -> None:
-    assert taken(job(gpu, release, {"precision": precision})) == expected
+    assert taken(job(gpu, release, layout, **training)) == expected
 
 
-def test_the_same_under_megatron_of_a_nemo_release_and_not_under_its_own() -> None:
-    assert taken(job(trainer="megatron")) == ("hybridep", "full", True)
-    assert taken(job(trainer="megatron", release="core_v0.18.0")) == ("alltoall", None, False)
-
-
-def test_what_is_written_stands_and_the_answer_says_what_was_taken() -> None:
-    said = job(cuda_graphs="partial", overlap={"ep": False})
-    assert taken(said) == ("hybridep", "partial", False)
-    warnings = estimate_job(said).warnings
-    assert any("moe_dispatcher hybridep are those of NVIDIA's recipe" in one for one in warnings)
-    all_of_it = " ".join(estimate_job(job()).warnings)
-    assert "moe_dispatcher hybridep, cuda_graphs full, overlap.ep true are those" in all_of_it
-    assert "since NeMo 26.06" in all_of_it
-
-
-def test_who_names_a_dispatcher_has_a_configuration_of_his_own() -> None:
-    own = job(layout={"moe_dispatcher": "alltoall"})
-    assert taken(own) == ("alltoall", None, False)
-    assert not any("recipe" in one for one in estimate_job(own).warnings)
-    assert taken(job(layout={"ep": 1})) == ("alltoall", None, False)
-
-
-def test_what_the_layout_excludes_is_not_taken() -> None:
-    """The exchange overlaps only in an interleaved pipeline; graphs of layers exclude ac full."""
-    assert taken(job(layout={"pp": 2, "ep": 4})) == ("hybridep", "full", False)
-    whole = job(release="NeMo 26.04", layout={"ac": "full"})
-    assert taken(whole) == ("hybridep", None, False)
-    assert "cuda_graphs" not in " ".join(estimate_job(whole).warnings)
+@pytest.mark.parametrize(("given", "words", "without"), [
+    ({"cuda_graphs": "partial", "overlap": {"ep": False}},
+        "moe_dispatcher hybridep are those of NVIDIA's recipe", "cuda_graphs"),
+    ({}, "moe_dispatcher hybridep, cuda_graphs full, overlap.ep true are those", "partial"),
+    ({}, "since NeMo 26.06", "partial"),
+    ({"layout": {"moe_dispatcher": "alltoall"}}, "", "recipe"),
+    ({"release": "NeMo 26.04", "layout": {"ac": "full"}}, "", "cuda_graphs"),
+])  # fmt: skip
+def test_the_answer_says_what_was_taken(given: Any, words: str, without: str) -> None:
+    warnings = " ".join(estimate_job(job(**given)).warnings)
+    assert (words in warnings, without in warnings) == (True, False)
 
 
 def test_every_row_of_the_table_is_of_a_model_and_counts_for_some_job() -> None:
     assert {row[0] for row in RECIPES} == set(MODELS.values())
     assert len({row[:4] for row in RECIPES}) == len(RECIPES)
     found = expert_recipe(job().model, job().cluster, job().training, "mxfp8")
-    assert found is not None
     assert found.since == "2026-06"
 
 
 def seconds(found: Job) -> float:
     """Of a step, as priced."""
-    assert found.layout is not None
     pricer = Pricer.build(found.model, found.cluster, found.training)
     return float(pricer.price(LayoutBatch.from_layouts([found.layout])).step_seconds[0])
 
@@ -156,17 +141,13 @@ def test_experts_in_one_kernel_save_the_passes_between_their_products() -> None:
 def test_the_newest_recipes_are_near_what_their_publisher_measured() -> None:
     """GB200 from NeMo 26.06 on, where the exchange overlaps and experts are one kernel: +34 to +71%
     without either."""
-    rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
-    new = [
-        row
-        for row in rows
-        if row["cluster"]["gpu"] == GB200
-        and row["training"].get("trainer_version", "").startswith(("NeMo 26.06", "NeMo 26.08"))
-        and (row["model"].get("base") or row["model"].get("name", "")).startswith(("qwen", "deep"))
-    ]
+    releases, models = ("NeMo 26.06", "NeMo 26.08"), ("qwen", "deep")
     errors = [
         (estimate_job(read_job(row)).step_seconds or 0) / row["measured"]["step_seconds"] - 1
-        for row in new
+        for row in map(json.loads, PUBLIC.read_text().splitlines())
+        if row["cluster"]["gpu"] == GB200
+        and row["training"].get("trainer_version", "").startswith(releases)
+        and (row["model"].get("base") or row["model"].get("name", "")).startswith(models)
     ]
     assert len(errors) >= 9
     assert np.abs(errors).max() < 0.17

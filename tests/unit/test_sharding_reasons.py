@@ -5,22 +5,24 @@ from typing import Any
 import pytest
 
 from planner.cost.price import Pricer
+from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.explain import winner_reasons
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
+from planner.specs.layout import Layout
 from tests.conftest import job_values
 
 
-def reasons(
-    model: str, num_gpus: int, layout: dict[str, Any], batch: int = 64, **training: Any
-) -> list[str]:
-    job = read_job(
-        job_values(model, "h100-sxm-80gb", num_gpus, 8192, batch, layout=layout, **training)
-    )
-    assert job.layout is not None
+def read(*values: Any, **more: Any) -> tuple[Together, Layout]:
+    job = read_job(job_values(*values, **more))
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    return list(sharding_reasons(Together(pricer, [job.layout]), job.layout))
+    return Together(pricer, [job.layout]), job.layout
+
+
+def reasons(model: str, num_gpus: int, layout: dict, batch: int = 64, **training: Any) -> list[str]:
+    values = (model, "h100-sxm-80gb", num_gpus, 8192, batch)
+    return list(sharding_reasons(*read(*values, layout=layout, **training)))
 
 
 def test_replicas_that_fit_stay_whole() -> None:
@@ -81,11 +83,7 @@ def test_the_words_are_the_trainers() -> None:
 
 
 def test_number_one_says_it() -> None:
-    from planner.estimates import estimate_layouts
-
-    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 64, layout={"dp_shard": 8}))
-    assert job.layout is not None
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
-    lines = winner_reasons(Together(pricer, [job.layout]), job.layout, estimate, [])
+    together, layout = read("llama3-8b", "h100-sxm-80gb", 8, 8192, 64, layout={"dp_shard": 8})
+    (estimate,) = estimate_layouts(together.pricer, [layout], ["job"])
+    lines = winner_reasons(together, layout, estimate, [])
     assert sum(line.startswith("fit first: ") for line in lines) == 1

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import RenderableType
@@ -56,36 +57,23 @@ def test_a_plan(plan: Plan) -> None:
     check(lambda width: key_figures(entries[0].estimate, width))
     check(lambda width: bullets([*plan.ranked[0].reasons, *plan.headline]))
     run = plan.ranked[0].run
-    assert run is not None
     check(lambda width: run_section(run, 8)[1])
-    options = [
-        SizeOption(
-            num_gpus=size,
-            layout=long,
-            tokens_per_second=1.5e6 * size,
-            step_seconds=1.25,
-            time_to_train_seconds=1e6 * size,
-            cost=1e6 * size,
-            energy_joules=1e12 * size,
-            co2_grams=1e8 * size,
-            on_front=True,
-        )
-        for size in (8, 16384)
-    ]
+    each = {"tokens_per_second": 1.5e6, "time_to_train_seconds": 1e6, "cost": 1e6}
+    each |= {"energy_joules": 1e12, "co2_grams": 1e8}
+    options = []
+    for size in (8, 16384):
+        whole = {name: amount * size for name, amount in each.items()}
+        one = SizeOption(num_gpus=size, layout=long, step_seconds=1.25, on_front=True, **whole)
+        options.append(one)
     check(lambda width: sizes_table(plan.model_copy(update={"sizes": options}), width))
 
 
 def test_measurements() -> None:
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()[:200:40]]
-    found = [
-        read_measurement(
-            row,
-            measurement_id=f"measurement-{row['id']:>024}",
-            created_at="2026-11-22T00:00:00+00:00",
-            allow_files=False,
-        )
-        for row in rows
-    ]
+    given: Any = {"created_at": "2026-11-22T00:00:00+00:00", "allow_files": False}
+    names = [f"measurement-{row['id']:>024}" for row in rows]
+    pairs = zip(rows, names, strict=True)
+    found = [read_measurement(row, measurement_id=name, **given) for row, name in pairs]
     said = beside(found)
     check(lambda width: measurements_table(found, said, width))
 

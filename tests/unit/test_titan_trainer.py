@@ -7,6 +7,7 @@ import re
 import struct
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import read_log
 from planner.probes.trainers.torchtitan import TitanTrainer, TrainerCommand
 from planner.units import GIB
+from tests.conftest import job_values
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "titan_logs"
 INSTALLED = dict.fromkeys(torchtitan.PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}
@@ -35,18 +37,27 @@ def trainer(monkeypatch: pytest.MonkeyPatch, **versions: str) -> TitanTrainer:
     return TitanTrainer(python="python")
 
 
-def task(layout: dict | None = None, training: dict | None = None, **values: object) -> ProbeTask:
-    job = {
-        "model": values.pop("model", "llama3-8b"),
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": values.pop("gpus", 8)},
-        "training": {"seq_len": 4096, "global_batch_size": 32, **(training or {})},
-        "layout": layout or {},
-    }
+def task(layout: dict | None = None, training: dict | None = None, **values: Any) -> ProbeTask:
+    model, gpus = values.pop("model", "llama3-8b"), values.pop("gpus", 8)
+    job = job_values(model, "h100-sxm-80gb", gpus, 4096, 32, layout=layout or {})
+    job["training"] |= training or {}
     return ProbeTask.model_validate({"id": "p", "job": job, "trainer": "torchtitan", **values})
 
 
 def command(found: TrainerCommand | Failed) -> TrainerCommand:
     assert isinstance(found, TrainerCommand), found
+    return found
+
+
+def measured(asked: ProbeTask, log: str, folder: Path | None = None) -> MeasuredRun:
+    found = TitanTrainer().read(asked, log, folder)
+    assert isinstance(found, MeasuredRun), found
+    return found
+
+
+def failed(asked: ProbeTask, log: str, **given: Any) -> Failed:
+    found = TitanTrainer().read(asked, log, **given)
+    assert isinstance(found, Failed), found
     return found
 
 
@@ -57,12 +68,8 @@ def flags(found: TrainerCommand) -> dict[str, str]:
 
 
 def recorded(name: str) -> tuple[ProbeTask, str]:
-    return ProbeTask.model_validate_json((LOGS / f"{name}.task.json").read_text()), (
-        LOGS / f"{name}.log"
-    ).read_text()
-
-
-# ---- commands ------------------------------------------------------------------------------------
+    task, log = ((LOGS / f"{name}{end}").read_text() for end in (".task.json", ".log"))
+    return ProbeTask.model_validate_json(task), log
 
 
 @pytest.mark.parametrize(
@@ -71,14 +78,10 @@ def recorded(name: str) -> tuple[ProbeTask, str]:
 def test_a_command_for_every_version_of_both_lines(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    found = command(
-        trainer(monkeypatch, torchtitan=version).command(
-            task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)
-        )
-    )
+    asked = task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)
+    found = command(trainer(monkeypatch, torchtitan=version).command(asked))
     said = flags(found)
-    assert said["--training.steps"] == "10"
-    assert said["--metrics.log_freq"] == "1"
+    assert (said["--training.steps"], said["--metrics.log_freq"]) == ("10", "1")
     assert "--nproc_per_node=8" in found.argv
     if version.startswith("0.2"):
         toml = tomllib.loads(found.files["train.toml"])
@@ -98,9 +101,8 @@ def test_a_command_for_every_version_of_both_lines(
 def test_experts_are_dealt_tokens_evenly(
     monkeypatch: pytest.MonkeyPatch, model: str, routing: str, even: bool
 ) -> None:
-    found = command(
-        trainer(monkeypatch, torchtitan="0.2.2").command(task({}, model=model, routing=routing))
-    )
+    titan = trainer(monkeypatch, torchtitan="0.2.2")
+    found = command(titan.command(task(model=model, routing=routing)))
     assert ("--debug.moe_force_load_balance" in found.program) is even
 
 
@@ -118,10 +120,14 @@ def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = task(training={"checkpoint": {"interval_steps": 1}})
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(asked))
+    titan = trainer(monkeypatch, torchtitan="0.2.2")
+    asked = task(training={"checkpoint": {"interval_steps": 1}}, num_layers=4)
+    found = command(titan.command(asked))
     assert found.env["HF_HUB_OFFLINE"] == found.env["HF_DATASETS_OFFLINE"] == "1"
-    assert tomllib.loads(found.files["train.toml"])["checkpoint"]["enable"] is False
+    said = tomllib.loads(found.files["train.toml"])
+    # fewer layers are registered as a model
+    assert (said["checkpoint"]["enable"], said["model"]["name"]) == (False, "planner_model")
+    assert "n_layers=4," in found.files["planner_model.py"]
 
 
 def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,29 +148,13 @@ def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.Mo
 def test_an_emulated_rank_is_one_process_of_the_whole_world(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    asked = task(
-        {"dp_shard": 32, "tp": 8},
-        gpus=256,
-        model="llama3-70b",
-        training={"global_batch_size": 32},
-        emulate_rank=3,
-    )
+    asked = task({"dp_shard": 32, "tp": 8}, gpus=256, model="llama3-70b", emulate_rank=3)
     found = command(trainer(monkeypatch, torchtitan=version).command(asked))
     assert found.single
     assert found.argv[:3] == ("python", "-m", "torchtitan.train")
     assert flags(found)["--comm.mode"] == "fake_backend"
-    assert {name: found.env[name] for name in ("NGPU", "WORLD_SIZE", "RANK", "LOCAL_RANK")} == {
-        "NGPU": "256",
-        "WORLD_SIZE": "256",
-        "RANK": "3",
-        "LOCAL_RANK": "0",
-    }
-
-
-def test_fewer_layers_are_registered_as_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(task(num_layers=4)))
-    assert "n_layers=4," in found.files["planner_model.py"]
-    assert tomllib.loads(found.files["train.toml"])["model"]["name"] == "planner_model"
+    world = {"NGPU": "256", "WORLD_SIZE": "256", "RANK": "3", "LOCAL_RANK": "0"}
+    assert {name: found.env[name] for name in world} == world
 
 
 REFUSED = {
@@ -184,9 +174,8 @@ REFUSED = {
         "use --trainer reference"),
     "emulated pipeline": (dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0},
         FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage"),
-    "exported with a gap": (dict(torchtitan="0.3.0"),
-        {"layout": {"cp": 2, "cp_method": "alltoall"}}, FailureKind.INVALID_LAYOUT,
-        "cp_method='alltoall'"),
+    "exported with a gap": (dict(torchtitan="0.3.0"), {"layout": {"cp": 2, "cp_method":
+        "alltoall"}}, FailureKind.INVALID_LAYOUT, "cp_method='alltoall'"),
 }  # fmt: skip
 
 
@@ -206,17 +195,13 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
     assert "torchtitan" not in here or here["torchtitan"][0].isdigit()
 
 
-# ---- real logs -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [
     "0.2.0-single", "0.2.1-single", "0.2.2-single", "0.2.2-fsdp2-tp2", "0.2.2-fsdp2-pp2",
     "0.3.0-single",
 ])  # fmt: skip
 def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     asked, log = recorded(name)
-    found = TitanTrainer().read(asked, log)
-    assert isinstance(found, MeasuredRun), found
+    found = measured(asked, log)
     steps = asked.warmup_steps + asked.steps
     assert len(found.step_seconds_each) == asked.steps
     assert len(found.losses) == len(found.gradient_norms) == steps
@@ -224,17 +209,15 @@ def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     assert found.losses[0] == pytest.approx(math.log(2048), rel=0.08)
     assert found.losses[-1] < found.losses[0]
     assert [rank.rank for rank in found.memory] == list(range(asked.num_processes()))
-    for rank in found.memory:
-        assert 0.3 * GIB < rank.peak_reserved_bytes < 2 * GIB
+    assert all(0.3 * GIB < rank.peak_reserved_bytes < 2 * GIB for rank in found.memory)
     tokens = 4 * 256 / asked.num_processes()
     assert found.tokens_per_second_per_gpu == pytest.approx(tokens / found.step_seconds)
     # 0.2.0 does not log its version
     assert read_log(log).version == (None if name.startswith("0.2.0") else name.partition("-")[0])
     ran = Environment(python="3.12.1", torch="2.11.0", trainer_version="of its packages")
-    environment = TitanTrainer().environment(log, ran)
-    assert (environment.gpu_name, environment.python, environment.torch) == (
-        *("CPU", "3.12.1", "2.11.0"),
-    )
+    found_there = TitanTrainer().environment(log, ran)
+    there = (found_there.gpu_name, found_there.python, found_there.torch)
+    assert there == ("CPU", "3.12.1", "2.11.0")
 
 
 def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> None:
@@ -244,19 +227,17 @@ def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> N
         place.mkdir(parents=True)
         events = (LOGS / f"0.2.2-fsdp2-tp2.rank_{rank}.tfevents").read_bytes()
         (place / "events.out.tfevents.1").write_bytes(events)
-    exact, rough = (TitanTrainer().read(asked, log, folder) for folder in (tmp_path, None))
-    assert isinstance(exact, MeasuredRun)
-    assert isinstance(rough, MeasuredRun)
-    scalars = read_scalars(LOGS / "0.2.2-fsdp2-tp2.rank_0.tfevents")
-    assert set(scalars["time_metrics/end_to_end(s)"]) == set(range(1, 7))
+    exact, rough = (measured(asked, log, folder) for folder in (tmp_path, None))
+    whole = read_scalars(LOGS / "0.2.2-fsdp2-tp2.rank_0.tfevents")["time_metrics/end_to_end(s)"]
+    assert whole.keys() == set(range(1, 7))
     for step, seconds in enumerate(exact.step_seconds_each, start=asked.warmup_steps + 1):
-        assert seconds >= scalars["time_metrics/end_to_end(s)"][step]
+        assert seconds >= whole[step]
     assert exact.step_seconds == pytest.approx(rough.step_seconds, rel=0.1)
-    assert exact.memory[2].peak_reserved_bytes == pytest.approx(
-        rough.memory[2].peak_reserved_bytes, abs=0.006 * GIB
-    )
-    # a log line does not tell them
-    assert (exact.memory[2].allocator_retries, rough.memory[2].allocator_retries) == (0, None)
+    own, other = exact.memory[2], rough.memory[2]
+    near = pytest.approx(other.peak_reserved_bytes, abs=0.006 * GIB)
+    # a log line does not tell retries
+    assert (own.peak_reserved_bytes, own.allocator_retries) == (near, 0)
+    assert other.allocator_retries is None
 
 
 def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
@@ -264,58 +245,43 @@ def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
     lines = read_log(log)
     assert {line.loss < 0 for line in lines.of_rank(0)} == {True}
     assert {line.loss > 0 for line in lines.of_rank(3)} == {True}
-    # 0.2 does not divide pipelined gradients by the tokens: a norm near a thousand is its habit,
-    # not a fault
-    found = TitanTrainer().read(asked, log)
-    assert isinstance(found, MeasuredRun)
+    found = measured(asked, log)
     assert min(found.losses) > 0
+    # 0.2 does not divide pipelined gradients by the tokens: a habit, not a fault
     assert max(found.gradient_norms) > 500
 
 
 def test_an_emulated_rank_has_memory_and_time_and_its_loss_is_not_judged() -> None:
     asked, log = recorded("0.2.2-emulated-16")
-    found = TitanTrainer().read(asked, log.replace("loss: ", "loss: nan #"))
-    assert isinstance(found, Failed)
-    unjudged = TitanTrainer().read(asked, _with_losses(log, "nan"))
-    assert isinstance(unjudged, MeasuredRun)
-    assert len(unjudged.memory) == 1
-    assert unjudged.step_seconds > 0
+    failed(asked, log.replace("loss: ", "loss: nan #"))
+    unjudged = measured(asked, with_value(log, "loss", "nan"))
+    assert (len(unjudged.memory), unjudged.step_seconds > 0) == (1, True)
 
 
-def _with_losses(log: str, value: str) -> str:
-    return re.sub(r"loss:\s+\S+", f"loss: {value:>8}", log)
+def with_value(log: str, name: str, value: str) -> str:
+    return re.sub(rf"{name}:\s+\S+", f"{name}: {value:>8}", log)
 
 
-def test_a_loss_that_is_not_finite_is_a_failure() -> None:
-    asked, log = recorded("0.2.2-single")
-    found = TitanTrainer().read(asked, _with_losses(log, "nan"))
-    assert isinstance(found, Failed)
-    assert found.kind == FailureKind.NON_FINITE_LOSS
-    assert "step 1" in found.message
-
-
-NORMS = [("nan", FailureKind.NON_FINITE_LOSS)]
-NORMS += [(norm, FailureKind.CRASH) for norm in ("0.0000", "98765.4321")]
-
-
-@pytest.mark.parametrize(("norm", "kind"), NORMS)
-def test_a_gradient_norm_must_be_plausible(norm: str, kind: FailureKind) -> None:
-    asked, log = recorded("0.3.0-single")
-    found = TitanTrainer().read(asked, re.sub(r"grad_norm:\s+\S+", f"grad_norm: {norm}", log))
-    assert isinstance(found, Failed)
-    assert found.kind == kind
+@pytest.mark.parametrize(("name", "column", "value", "kind", "words"), [
+    ("0.2.2-single", "loss", "nan", FailureKind.NON_FINITE_LOSS, "step 1"),
+    ("0.3.0-single", "grad_norm", "nan", FailureKind.NON_FINITE_LOSS, ""),
+    ("0.3.0-single", "grad_norm", "0.0000", FailureKind.CRASH, ""),
+    ("0.3.0-single", "grad_norm", "98765.4321", FailureKind.CRASH, ""),
+])  # fmt: skip
+def test_losses_and_gradient_norms_must_be_plausible(
+    name: str, column: str, value: str, kind: FailureKind, words: str
+) -> None:
+    asked, log = recorded(name)
+    found = failed(asked, with_value(log, column, value))
+    assert (found.kind, words in found.message) == (kind, True)
 
 
 def test_a_run_that_stops_early_is_no_measurement() -> None:
     asked, log = recorded("0.2.2-single")
     cut = log[: log.index("step:  5")]
-    found = TitanTrainer().read(asked, cut)
-    assert isinstance(found, Failed)
-    assert found.kind == FailureKind.CRASH
     late = Evidence(reason="time-limit", exit_code=-9, time_limit_seconds=60.0)
-    timed_out = TitanTrainer().read(asked, cut, evidence=late)
-    assert isinstance(timed_out, Failed)
-    assert timed_out.kind == FailureKind.TIMEOUT
+    assert failed(asked, cut).kind == FailureKind.CRASH
+    assert failed(asked, cut, evidence=late).kind == FailureKind.TIMEOUT
 
 
 FAILED = {
@@ -333,9 +299,7 @@ FAILED = {
 @pytest.mark.parametrize("name", FAILED)
 def test_real_failures_have_their_class_and_first_cause(name: str) -> None:
     kind, said = FAILED[name]
-    asked, log = recorded(name)
-    found = TitanTrainer().read(asked, log)
-    assert isinstance(found, Failed), found
+    found = failed(*recorded(name))
     assert (found.kind, said in found.message) == (kind, True), found
     assert "ChildFailedError" not in found.message
 
@@ -346,22 +310,16 @@ def test_out_of_memory_is_a_result_with_the_attempted_bytes() -> None:
     # the text of c10/cuda/CUDACachingAllocator.cpp as torch 2.13 prints it
     said = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 2 has a "
-        "total capacity of 79.10 GiB of which 3.42 GiB "
-        "is free. Process 1234 has 75.67 GiB memory in use. Of the allocated memory 70.12 GiB "
-        "is allocated by PyTorch, and 3.01 GiB is "
+        "total capacity of 79.10 GiB of which 3.42 GiB is free. Process 1234 has 75.67 GiB memory "
+        "in use. Of the allocated memory 70.12 GiB is allocated by PyTorch, and 3.01 GiB is "
         "reserved by PyTorch but unallocated."
     )
-    frames = (
-        "[rank2]:[rank2]: Traceback (most recent call last):\n[rank2]:[rank2]:   File "
-        '"torchtitan/train.py", line 1, in <module>\n'
-    )
-    found = TitanTrainer().read(asked, f"{begun}\n{frames}[rank2]:[rank2]: {said}\n")
+    lines = ["Traceback (most recent call last):", '  File "torchtitan/train.py", line 1', said]
+    text = "\n".join([begun, *(f"[rank2]:[rank2]: {line}" for line in lines)])
+    found = TitanTrainer().read(asked, f"{text}\n")
     assert isinstance(found, OutOfMemory), found
     sizes = (round(7.83 * GIB), round(70.12 * GIB))
     assert (found.rank, found.attempted_bytes, found.allocated_bytes) == (2, *sizes)
-
-
-# ---- formats -------------------------------------------------------------------------------------
 
 
 def test_colours_thousands_and_missing_parts_are_read() -> None:
@@ -371,22 +329,19 @@ def test_colours_thousands_and_missing_parts_are_read() -> None:
         "\x1b[34mtps: 12,345  \x1b[36mtflops: 1,234.50  \x1b[35mmfu: N/A\x1b[39m"
     )
     (step,) = read_log(line).steps
-    assert (step.step, step.loss, step.gradient_norm) == (10, 7.12345, 1.2)
-    assert step.tokens_per_second == 12345.0
+    found = (step.step, step.loss, step.gradient_norm, step.tokens_per_second)
+    assert found == (10, 7.12345, 1.2, 12345.0)
     assert step.reserved_bytes == pytest.approx(66.6 * GIB)
     assert (step.rank, step.logged_at) == (None, None)
-    (old,) = read_log("step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45  mfu: 1.00%").steps
-    assert old.gradient_norm is None
-    assert read_log("validate step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45").steps == ()
+    rest = "step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45"
+    assert [old.gradient_norm for old in read_log(f"{rest}  mfu: 1.00%").steps] == [None]
+    assert read_log(f"validate {rest}").steps == ()
 
 
 def test_slow_steps_are_timed_by_the_clock_of_the_log() -> None:
     asked, log = recorded("0.2.2-single")
-    slow = re.sub(r"tps:\s+[\d,]+", "tps: 3", log)
-    found, real = TitanTrainer().read(asked, slow), TitanTrainer().read(asked, log)
-    assert isinstance(found, MeasuredRun)
-    assert isinstance(real, MeasuredRun)
-    assert found.step_seconds == pytest.approx(real.step_seconds, rel=0.1)
+    slow, real = (measured(asked, one).step_seconds for one in (with_value(log, "tps", "3"), log))
+    assert slow == pytest.approx(real, rel=0.1)
 
 
 def test_an_event_file_cut_short_gives_what_was_whole(tmp_path: Path) -> None:
