@@ -149,7 +149,7 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(
         "what the study knows is not in its calibration too"
     )
     assert again["ranked"][0]["measurement"]
-    third = said(recommend_it(training={**JOB["training"], "seq_len": 64}))
+    third = json.loads(recommend_it(training={**JOB["training"], "seq_len": 64}).stdout)
     assert third["calibration_id"].startswith(f"{shipped}+"), (
         "for another question it is the calibration's"
     )

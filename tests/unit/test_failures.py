@@ -232,7 +232,8 @@ class TestOutOfMemory:
             (None, "torch.distributed.DistBackendError: NCCL\nCuda failure 2 'out of memory'"),
             (
                 4000,
-                "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes.",
+                "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+                "4000 bytes.",
             ),
             (2**29, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. G"),
         ],
