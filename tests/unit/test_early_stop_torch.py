@@ -33,17 +33,19 @@ def matmuls(use_reentrant: bool, **options: bool) -> int:
     return count
 
 
+FORWARD, BACKWARD = 2, 4
+
+
 def test_the_non_reentrant_form_stops_before_the_last_product() -> None:
-    forward, backward = 2, 4
-    assert matmuls(use_reentrant=False) == forward + backward + 1
+    assert matmuls(use_reentrant=False) == FORWARD + BACKWARD + 1
 
 
 def test_torchtitan_asks_it_to_run_on() -> None:
     """As 0.2 does by default (activation_checkpoint.early_stop)."""
-    assert matmuls(use_reentrant=False, early_stop=False) == 2 + 4 + 2
+    assert matmuls(use_reentrant=False, early_stop=False) == FORWARD + BACKWARD + 2
     titan = TRAINERS["torchtitan"]
     assert [titan.at(titan.release(v)).early_stop for v in ("0.1.0", "0.2.2")] == [True, False]
 
 
 def test_the_reentrant_form_runs_the_whole_layer_again() -> None:
-    assert matmuls(use_reentrant=True) == 2 + 4 + 2
+    assert matmuls(use_reentrant=True) == FORWARD + BACKWARD + 2

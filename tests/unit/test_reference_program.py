@@ -1,5 +1,6 @@
 """Parts of the probe program that need torch but no second process."""
 
+import itertools
 import math
 import os
 import sys
@@ -34,9 +35,8 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
     if spec.unusual:  # refused by name before a probe starts
         layout = {"dp_shard": 8}
         job = read_job(job_values(name, "h100-sxm-80gb", 8, 64, 8, layout=layout, trainer="fsdp"))
-        assert "which the reference program does not have" in ref.recipe.refusal(
-            job, job.layout, "cuda"
-        )
+        refused = ref.recipe.refusal(job, job.layout, "cuda")
+        assert "which the reference program does not have" in refused
         return
     every = tuple(range(spec.num_hidden_layers))
     with torch.device("meta"):
@@ -49,44 +49,50 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("layout", "options", "field"), [
-    ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"},
-        {"num_gpus": 2, "training": {"trainer": "fsdp"}}, "pp_schedule"),
-    ({"zero_stage": 1}, {}, "zero_stage"),
-    ({}, {"fake_tensors": True}, "fake_tensors"),
-    ({}, {"emulate_rank": 1}, "emulate_rank"),
-    ({}, {"num_layers": 5}, "num_layers"),
-    ({"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, "fake_tensors": True}, "ac"),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"},
-        {"num_gpus": 2}, "ac"),
-    ({"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3}, {"num_gpus": 4},
-        "zero_stage"),
-    ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
-    ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
-    ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
-    ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
-    ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
-    ({}, {"training": {"fused_cross_entropy": True}}, "fused_cross_entropy"),
-    ({"ac": "modules-mlp"}, {}, "ac"),
-    ({}, {"training": {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3"}},
-        "cuda_graphs"),
-])  # fmt: skip
+PIPELINE = {"pp": 2, "dp_shard": 1}
+ZBV = {**PIPELINE, "pp_schedule": "ZBVZeroBubble"}
+TITAN = {"trainer": "torchtitan", "trainer_version": "0.3"}
+
+
+FAKE = {"fake_tensors": True}
+
+
+@pytest.mark.parametrize(
+    ("field", "layout", "options"),
+    [
+        ("dp_shard", {"dp_shard": 3}, {"num_gpus": 4}),
+        ("pp_schedule", {**PIPELINE, "pp_schedule": "ZB-1p"}, {"num_gpus": 2}),
+        ("zero_stage", {"zero_stage": 1}, {}),
+        ("fake_tensors", {}, {"fake_tensors": True}),
+        ("emulate_rank", {}, {"emulate_rank": 1}),
+        ("num_layers", {}, {"num_layers": 5}),
+        ("ac", {"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, **FAKE}),
+        ("ac", {**ZBV, "ac": "selective-op"}, {"num_gpus": 2}),
+        ("zero_stage", {**ZBV, "dp_shard": 2, "zero_stage": 3}, {"num_gpus": 4}),
+        ("cpu_offload", {"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}),
+        ("trainer", {"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}),
+        ("seq_len", {}, {"model": "tied", "training": {"seq_len": 2048}}),
+        ("overlap", {}, {"training": {"overlap": {"dp": False}}}),
+        ("chunked_loss", {}, {"training": {"chunked_loss": True}}),
+        ("fused_cross_entropy", {}, {"training": {"fused_cross_entropy": True}}),
+        ("ac", {"ac": "modules-mlp"}, {}),
+        ("cuda_graphs", {}, {"training": {"cuda_graphs": "full", **TITAN}}),
+    ],
+)
 def test_what_cannot_run_is_refused_with_its_field(
-    layout: dict[str, Any], options: dict[str, Any], field: str
+    field: str, layout: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=field):
         recipe(layout, **options)
-    assert field in str(caught.value)
 
 
 def test_fewer_layers_keep_what_each_layer_is() -> None:
-    mixed = read_model(MODELS["mla"])
-    assert [kind.moe for kind in ref.recipe.with_layers(mixed, 2).layer_kinds()] == [False, True]
-    windows = read_model(MODELS["sinks"])
-    assert ref.recipe.with_layers(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
+    mixed, windows = read_model(MODELS["mla"]), read_model(MODELS["sinks"])
+    fewer = ref.recipe.with_layers
+    assert [kind.moe for kind in fewer(mixed, 2).layer_kinds()] == [False, True]
+    assert fewer(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
     with pytest.raises(SpecError, match="keep more layers"):
-        ref.recipe.with_layers(mixed, 1)
+        fewer(mixed, 1)
 
 
 # ---- positions and data --------------------------------------------------------------------------
@@ -102,16 +108,17 @@ def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degre
 
 
 def test_a_sequence_is_the_same_whoever_holds_it() -> None:
-    positions, cpu = torch.arange(32), torch.device("cpu")
-    whole, targets = ref.initialise.batch(recipe({}), 3, 0, positions, cpu, 8)
-    asked = recipe({"dp_shard": 2}, num_gpus=2)
-    halves = [ref.initialise.batch(asked, 3, replica, positions, cpu, 4)[0] for replica in range(2)]
-    assert torch.equal(whole, torch.cat(halves))
+    def batch(step: int, replica: int, size: int, **options: Any) -> Any:
+        given = recipe({"dp_shard": 8 // size}, num_gpus=8 // size, **options)
+        return ref.initialise.batch(
+            given, step, replica, torch.arange(32), torch.device("cpu"), size
+        )
+
+    whole, targets = batch(3, 0, 8)
+    assert torch.equal(whole, torch.cat([batch(3, replica, 4)[0] for replica in range(2)]))
     assert torch.equal(whole[:, 1:], targets[:, :-1])
-    assert not torch.equal(whole, ref.initialise.batch(recipe({}), 4, 0, positions, cpu, 8)[0])
-    assert not torch.equal(
-        whole, ref.initialise.batch(recipe({}, seed=1), 3, 0, positions, cpu, 8)[0]
-    )
+    assert not torch.equal(whole, batch(4, 0, 8)[0])
+    assert not torch.equal(whole, batch(3, 0, 8, seed=1)[0])
 
 
 # ---- experts -------------------------------------------------------------------------------------
@@ -128,13 +135,9 @@ def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
 
 @pytest.mark.parametrize(("imbalance", "ranks"), [(1.0, 4), (1.5, 4), (2.0, 2)])
 def test_assigned_tokens_load_the_first_rank_as_asked(imbalance: float, ranks: int) -> None:
-    layer = SimpleNamespace(
-        top_k=2,
-        num_experts=8,
-        axes=ref.moe.ExpertAxes(
-            ep=SimpleNamespace(size=lambda: ranks), assigned_imbalance=imbalance
-        ),
-    )
+    ep = SimpleNamespace(size=lambda: ranks)
+    axes = ref.moe.ExpertAxes(ep=ep, assigned_imbalance=imbalance)
+    layer = SimpleNamespace(top_k=2, num_experts=8, axes=axes)
     chosen = ref.moe.MixtureOfExperts._assigned(layer, torch.zeros(4096, 1))
     loads = torch.bincount(chosen.flatten(), minlength=8).float().reshape(ranks, -1)
     assert chosen.shape == (4096, 2)
@@ -223,10 +226,9 @@ def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, 
 
 def test_cpu_norm_is_torchs() -> None:
     torch.manual_seed(0)
-    ours, torchs = ref.norms.RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)
     x = torch.randn(3, 5, 16)
     results = []
-    for norm in (ours, torchs):
+    for norm in (ref.norms.RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)):
         with torch.no_grad():
             norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
         leaf = x.clone().requires_grad_()
@@ -248,45 +250,36 @@ def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
     return parameter.detach().clone()
 
 
+def start() -> Any:
+    return torch.nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
+
+
 def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
-    start = torch.linspace(-1, 1, 64).reshape(8, 8)
-    ours = torch.nn.Parameter(start.clone())
+    ours, plain = start(), start()
     optimizer = ref.optimizers.AdamWBf16States([ours], lr=1e-3)
-    plain = torch.nn.Parameter(start.clone())
-    (reference,) = ref.optimizers.build([plain], ["layers.0.w"], "adamw", 1e-3)
-    both = (stepped(optimizer, ours), stepped(reference, plain))
+    (adamw,) = ref.optimizers.build([plain], ["layers.0.w"], "adamw", 1e-3)
+    both = (stepped(optimizer, ours), stepped(adamw, plain))
     torch.testing.assert_close(*both, rtol=0, atol=3e-5)
-    assert not torch.equal(ours, start)
-    assert {
-        state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)
-    } == {torch.bfloat16}
+    assert not torch.equal(ours, start())
+    states = [one for one in optimizer.state[ours].values() if isinstance(one, torch.Tensor)]
+    assert {state.dtype for state in states} == {torch.bfloat16}
 
 
 def test_adafactor_is_torchs() -> None:
-    start = torch.linspace(-1, 1, 64).reshape(8, 8)
-    ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    ours, torchs = start(), start()
     # torch scales the step by the parameter's size and has its learning rate shrink; both are
     # switched off to compare
-    reference = torch.optim.Adafactor([torchs], lr=1e-3, eps=(1e-30, 1.0))
-    mine, theirs = (
-        stepped(ref.optimizers.Adafactor([ours], lr=1e-3), ours, 0.3),
-        stepped(reference, torchs, 0.3),
-    )
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    assert not torch.equal(mine, start)
+    adafactor = torch.optim.Adafactor([torchs], lr=1e-3, eps=(1e-30, 1.0))
+    mine = stepped(ref.optimizers.Adafactor([ours], lr=1e-3), ours, 0.3)
+    torch.testing.assert_close(mine, stepped(adafactor, torchs, 0.3), rtol=0, atol=1e-6)
+    assert not torch.equal(mine, start())
 
 
 def test_muon_takes_matrices_of_blocks_alone() -> None:
-    table, matrix, norm = (
-        torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))
-    )
-    muon, adam = ref.optimizers.build(
-        [table, matrix, norm],
-        ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"],
-        "muon",
-        1e-3,
-    )
-    assert [p is matrix for p in muon.param_groups[0]["params"]] == [True]
+    names = ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"]
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))]
+    muon, adam = ref.optimizers.build(parameters, names, "muon", 1e-3)
+    assert [p is parameters[1] for p in muon.param_groups[0]["params"]] == [True]
     assert len(adam.param_groups[0]["params"]) == 2
 
 
@@ -299,16 +292,9 @@ def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
     with forward:
         for weight in (square, router, square, square):
             torch.mm(x, weight)
-    kept = [
-        not isinstance(entry, object) or "Version" in repr(entry) for entry in _entries(forward)
-    ]
+    stored = forward.storage[torch.ops.aten.mm.default]  # for each product
+    kept = ["Version" in repr(stored[index]) for index in sorted(stored)]
     assert kept == [True, False, False, True]
-
-
-def _entries(mode: Any) -> list[Any]:
-    """What the forward's mode stored for each matrix product, in order."""
-    stored = mode.storage[torch.ops.aten.mm.default]
-    return [stored[index] for index in sorted(stored)]
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -345,13 +331,9 @@ def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch)
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     found = ref.memory.of_gpu(3, torch.device("cuda"), 5, 7)
-    assert (
-        found.rank,
-        found.peak_allocated_bytes,
-        found.peak_reserved_bytes,
-        found.device_used_bytes,
-    ) == (3, 57, 77, 97)
-    assert (found.communicator_bytes, found.allocator_retries) == (25, 2)
+    assert (found.rank, found.communicator_bytes, found.allocator_retries) == (3, 25, 2)
+    peaks = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
+    assert peaks == (57, 77, 97)
 
 
 def test_tracker_counts_products() -> None:
@@ -390,24 +372,26 @@ def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
     assert ref.environment.describe(torch.device("cpu")).allocator == value
 
 
-def test_a_line_of_nvidia_smi() -> None:
-    # at its power cap, as it should be
-    busy = ref.environment.parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")
-    figures = {"sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False}
-    assert busy == {"driver": "550.54.15", **figures}
-    assert (
-        ref.environment.parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"]
-        is True
-    )
-    assert ref.environment.parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {
-        "driver": "550.54.15"
-    }
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        # at its power cap, as it should be
+        (
+            "1980, 698.23, 0x0000000000000004\n",
+            {"sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False},
+        ),
+        ("1200, [N/A], 0x0000000000000020", {"sm_clock_hertz": 1.2e9, "throttled": True}),
+        ("[N/A], [N/A], [Not Supported]", {}),
+    ],
+)
+def test_a_line_of_nvidia_smi(line: str, found: dict[str, Any]) -> None:
+    query = ref.environment.parse_query(f"550.54.15, {line}")
+    assert query == {"driver": "550.54.15", **found}
 
 
 def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten readings of a stand-in for NVML, one of them throttled by heat."""
-    steps = iter(range(1_000_000))
-    enough = threading.Event()
+    steps, enough = itertools.count(), threading.Event()
 
     def clock(handle: object, kind: int) -> int:
         step = next(steps)
@@ -435,19 +419,16 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
     sample.start()
     assert enough.wait(60)
     sample.stop()
-    found = sample.values
-    assert 1.78e9 < found["sm_clock_hertz"] < 1.98e9
-    assert found["power_watts"] == 650.0
-    assert (found["driver"], found["temperature_celsius"]) == ("580.1", 63.0)
-    assert found["throttled"] is True
-    assert found["intruded"] is True
+    found = dict(sample.values)
+    assert 1.78e9 < found.pop("sm_clock_hertz") < 1.98e9
+    assert found == {**found, "driver": "580.1", "power_watts": 650.0, "temperature_celsius": 63.0}
+    assert (found["throttled"], found["intruded"]) == (True, True)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(
-        ref.environment.Sample, "_by_command", lambda self: {"driver": "asked once"}
-    )
+    asked = {"driver": "asked once"}
+    monkeypatch.setattr(ref.environment.Sample, "_by_command", lambda self: asked)
     silent = ref.environment.Sample(torch.device("cuda"))
     silent.take()
-    assert silent.values == {"driver": "asked once"}
+    assert silent.values == asked
 
 
 # ---- precision -----------------------------------------------------------------------------------
@@ -462,11 +443,9 @@ def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("layout", "per_rank", "expected"), [
-    ({}, 8, None), ({}, 64, (2, 4)),
-    ({"pp": 2, "dp_shard": 1}, 16, None), ({"pp": 2, "dp_shard": 1}, 64, (4, 8)),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
-    ({"pp": 2, "dp_shard": 1}, 65, (4, 8)),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "GPipe"}, 64, None),
+    ({}, 8, None), ({}, 64, (2, 4)), (PIPELINE, 16, None), (PIPELINE, 64, (4, 8)),
+    ({**PIPELINE, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
+    (PIPELINE, 65, (4, 8)), ({**PIPELINE, "pp_schedule": "GPipe"}, 64, None),
 ])  # fmt: skip
 def test_of_a_long_step_two_short_ones_are_timed(
     layout: dict[str, Any], per_rank: int, expected: Any
@@ -525,6 +504,7 @@ def test_timing_lasts_on_a_gpu_and_ends_before_the_limit(monkeypatch: pytest.Mon
 
 
 def test_timing_spread() -> None:
-    assert ref.timing.StepTiming(seconds=[1.0]).spread == math.inf
-    assert ref.timing.StepTiming(seconds=[1.0, 1.0]).spread == 0.0
-    assert ref.timing.StepTiming(seconds=[1.0, 3.0, 2.0]).median == 2.0
+    one, equal, apart = (
+        ref.timing.StepTiming(seconds=each) for each in ([1.0], [1.0, 1.0], [1.0, 3.0, 2.0])
+    )
+    assert (one.spread, equal.spread, apart.median) == (math.inf, 0.0, 2.0)
