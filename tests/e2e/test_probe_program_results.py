@@ -82,9 +82,6 @@ def ranks_of(rank: int, world: int) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
 
 
-# ---- numbers -------------------------------------------------------------------------------------
-
-
 @slow
 def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
     timing = {"steps": 12, "warmup_steps": 2, "spread_below": 100.0, "breakdown": True}
@@ -152,9 +149,6 @@ def test_the_tracker_says_of_a_real_step_what_fake_tensors_say(tmp_path: Path) -
         for fake in (False, True)
     )
     assert real.peak_allocated_bytes == pytest.approx(fake.peak_allocated_bytes, rel=0.02)
-
-
-# ---- failures are results ------------------------------------------------------------------------
 
 
 @slow

@@ -57,9 +57,6 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> gpu_survey.Run:
 H200 = gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("0",))
 
 
-# ---- the grid ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
     found = cases(H200.gpu)
@@ -125,9 +122,6 @@ def test_the_first_minute_of_kernels_covers_what_the_runs_consist_of() -> None:
     rows = [{"kind": "environment"}, unavailable, {"kind": "end"}]
     again = gpu_survey.wanted_shapes(found, gpu_survey.measured_shapes(rows), 60.0)
     assert all(shape.octaves_to(chosen[0]) > NEAR for shape in again)
-
-
-# ---- running -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -217,9 +211,6 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
     assert row["measured"]["status"] == "ok"
     assert len(row["measured"]["steps_seconds"]) >= 3
     assert "0 of 10 cases" in second.stdout
-
-
-# ---- the table -----------------------------------------------------------------------------------
 
 
 def rows_of(slowness: float) -> list[dict]:

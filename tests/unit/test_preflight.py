@@ -192,9 +192,6 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
         slurm.check(NEED)
 
 
-# ---- what the layouts need -----------------------------------------------------------------------
-
-
 def on_gpus(gpu: str, **more: Any) -> Need:
     return Need.of(read_job(job_values("llama3-8b", gpu, 8, 8192, 64, **more)), "reference")
 
@@ -244,9 +241,6 @@ def test_a_missing_torchao_is_told_with_both_ways_out() -> None:
     done = subprocess.CompletedProcess([], 0, json.dumps({**said, "package": "torchao"}), "")
     remedy = "; pip install '.[probe]' in planner's checkout, or fix precision to bf16"
     assert str(problem_in(done, sys.executable)).endswith(remedy)
-
-
-# ---- what the machine lacks ----------------------------------------------------------------------
 
 
 def torch_of(gpus: int) -> Any:

@@ -46,9 +46,6 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
     assert sum(tensor.numel() for tensor in built) == spec.total_parameters()
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
 PIPELINE = {"pp": 2, "dp_shard": 1}
 ZBV = {**PIPELINE, "pp_schedule": "ZBVZeroBubble"}
 TITAN = {"trainer": "torchtitan", "trainer_version": "0.3"}
@@ -95,9 +92,6 @@ def test_fewer_layers_keep_what_each_layer_is() -> None:
         fewer(mixed, 1)
 
 
-# ---- positions and data --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degree: int) -> None:
@@ -119,9 +113,6 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
     assert torch.equal(whole[:, 1:], targets[:, :-1])
     assert not torch.equal(whole, batch(4, 0, 8)[0])
     assert not torch.equal(whole, batch(3, 0, 8, seed=1)[0])
-
-
-# ---- experts -------------------------------------------------------------------------------------
 
 
 def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
@@ -192,9 +183,6 @@ def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
     assert counts.received.shape == (ranks, experts // ranks)
 
 
-# ---- kernels against the plain formula -----------------------------------------------------------
-
-
 def sequence(length: int) -> Any:
     positions = torch.arange(length)
     return ref.attention_kernels.Sequence(positions, positions, positions)
@@ -239,9 +227,6 @@ def test_cpu_norm_is_torchs() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-# ---- optimizers ----------------------------------------------------------------------------------
-
-
 def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
     torch.manual_seed(1)
     for index in range(4):
@@ -283,9 +268,6 @@ def test_muon_takes_matrices_of_blocks_alone() -> None:
     assert len(adam.param_groups[0]["params"]) == 2
 
 
-# ---- recomputation -------------------------------------------------------------------------------
-
-
 def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
     x, square, router = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8, 3)
     forward, _ = ref.checkpointing.op_contexts(8, 3)()
@@ -295,9 +277,6 @@ def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
     stored = forward.storage[torch.ops.aten.mm.default]  # for each product
     kept = ["Version" in repr(stored[index]) for index in sorted(stored)]
     assert kept == [True, False, False, True]
-
-
-# ---- memory --------------------------------------------------------------------------------------
 
 
 def test_tracker_counts_live_storages_rounded_up() -> None:
@@ -342,9 +321,6 @@ def test_tracker_counts_products() -> None:
         q = torch.randn(1, 2, 6, 4)
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert tracker.flops == 2 * 4 * 8 * 16 + 2 * (2 * 2 * 6 * 6 * 4)
-
-
-# ---- environment ---------------------------------------------------------------------------------
 
 
 def test_the_mask_of_a_window_is_built_by_a_compiled_function(
@@ -429,9 +405,6 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
     silent = ref.environment.Sample(torch.device("cuda"))
     silent.take()
     assert silent.values == asked
-
-
-# ---- precision -----------------------------------------------------------------------------------
 
 
 def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,9 +140,6 @@ def test_ranks_of_a_sweep() -> None:
     assert Sweep.of([row("a", 1.0, 2.0), row("b", 2.0, 2.0)]).rank_correlation() == 0.0
 
 
-# ---- the same job again --------------------------------------------------------------------------
-
-
 def test_the_same_job_again_is_as_far_off_as_its_runs_are_apart() -> None:
     asked = (("q", 1.0), ("q", 4.0), ("r", 3.0), ("s", 2.0), ("s", 2.0))
     rows = [row("a", seconds, 1.0, question=question) for question, seconds in asked]
