@@ -112,6 +112,15 @@ class World:
         clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
         return Guardian(values, **clock, stdin=self.read_end)
 
+    def changes(self, says: bytes | None = None, **fields: Any) -> None:
+        """says: to the guardian's stdin; b"" closes it."""
+        vars(self).update(fields)
+        if says:
+            os.write(self.write_end, says)
+        elif says is not None:
+            os.close(self.write_end)
+            self.write_end = os.dup(0)
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
@@ -122,57 +131,30 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     os.close(made.write_end)
 
 
-def new_parent(world: World) -> None:
-    world.parent = 1  # the runner was killed; a child of its own still holds the pipe
-
-
-def stop(world: World) -> None:
-    os.write(world.write_end, b"stop\n")
-
-
-def time_is_up(world: World) -> None:
-    world.now = 60.5
-
-
-def child_ends(world: World) -> None:
-    world.ended = {7: 0}
-
-
-def pipe_closes(world: World) -> None:
-    os.close(world.write_end)
-    world.write_end = os.dup(0)
-
-
-def another_child_ends(world: World) -> None:
-    world.ended = {8: 0}
-
-
-def almost_up(world: World) -> None:
-    world.now = 60.0
+STOP = {"says": b"stop\n"}
+NEW_PARENT = {"parent": 1}  # the runner was killed; a child of its own still holds the pipe
 
 
 class TestWhenToEnd:
     @pytest.mark.parametrize(
         ("happens", "reason"),
         [
-            ([], None),
-            ([almost_up], None),
-            ([another_child_ends], None),
-            ([new_parent], "runner-gone"),
-            ([pipe_closes], "runner-gone"),
-            ([stop], "asked"),
-            ([new_parent, stop], "asked"),
-            ([time_is_up], "time-limit"),
-            ([child_ends], "exit"),
-            ([new_parent, stop, time_is_up, child_ends], "exit"),
+            ({"now": 60.0}, None),
+            ({"ended": {8: 0}}, None),
+            (NEW_PARENT, "runner-gone"),
+            ({"says": b""}, "runner-gone"),
+            (STOP, "asked"),
+            ({**NEW_PARENT, **STOP}, "asked"),
+            ({"now": 60.5}, "time-limit"),
+            ({"ended": {7: 0}}, "exit"),
+            ({**NEW_PARENT, **STOP, "now": 60.5, "ended": {7: 0}}, "exit"),
         ],
     )
     def test_when_something_happens(
-        self, world: World, happens: list[Callable[[World], None]], reason: str | None
+        self, world: World, happens: dict[str, Any], reason: str | None
     ) -> None:
         one = world.guardian()
-        for event in happens:
-            event(world)
+        world.changes(**happens)
         assert one.reason_to_end(7) == reason
 
     def test_when_a_file_asks_for_it(self, world: World, tmp_path: Path) -> None:
@@ -180,7 +162,7 @@ class TestWhenToEnd:
         one = world.guardian(stop=str(tmp_path / "stop"), watch_runner=False)
         reasons = []
         for moment in (1.5, 2.0, 2.5):
-            world.now = moment
+            world.changes(now=moment)
             reasons.append(one.reason_to_end(7))
             (tmp_path / "stop").touch()
         assert reasons == [None, None, "asked"]
@@ -192,8 +174,7 @@ class TestWhenToEnd:
 
     def test_on_a_node_there_is_no_runner_to_watch(self, world: World) -> None:
         one = world.guardian(watch_runner=False)
-        new_parent(world)
-        stop(world)
+        world.changes(**NEW_PARENT, **STOP)
         assert one.reason_to_end(7) is None
 
 

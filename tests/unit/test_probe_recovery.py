@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,6 +51,13 @@ def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
 Conclude = Callable[..., ProbeRecord]
 
 
+ASKED = {
+    "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
+    "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
+    "attempts": 1, "max_attempts": 2,
+}  # fmt: skip
+
+
 @pytest.fixture
 def concluded(monkeypatch: pytest.MonkeyPatch) -> Conclude:
     """The record of a probe in its first of two attempts, unless said otherwise.
@@ -59,21 +67,11 @@ def concluded(monkeypatch: pytest.MonkeyPatch) -> Conclude:
     fine = SimpleNamespace(refused=None, measured=SimpleNamespace(disturbed=None))
     monkeypatch.setattr(probes, "checked", lambda one, now: fine)
 
-    def conclude(
-        result: Any = None, queue: Queue | None = None, going_on: Any = (), **fields: Any
-    ) -> ProbeRecord:
-        values = {
-            "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "",
-            "model": "llama3-8b", "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local",
-            "state": "running", "attempts": 1, "max_attempts": 2, "owner": new_lease().owner,
-        }  # fmt: skip
-        record = ProbeRecord(**{**values, **fields})
+    def conclude(result: Any = None, queue: Any = None, going_on: Any = (), **fields: Any) -> Any:
+        record = ProbeRecord(**{**ASKED, "owner": new_lease().owner, **fields})
         monkeypatch.setattr(probe_recovery, "_result_left", lambda ours: result)
-        pool = SimpleNamespace(
-            is_left=lambda one: one in going_on, end_left=lambda one: going_on.remove(one)
-        )
-        clock = SimpleNamespace(now=lambda: NOW)
-        wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock, pool=lambda name: pool)
+        pool = Mock(is_left=lambda one: one in going_on, end_left=lambda one: going_on.remove(one))
+        wiring = Mock(probes=queue or Queue(), clock=Mock(now=lambda: NOW), pool=lambda name: pool)
         return probe_recovery._conclude(wiring, replace(record, owner="host:1:1"), record)
 
     return conclude
