@@ -104,7 +104,7 @@ def test_a_suspect_whose_layouts_are_as_slow_elsewhere_is_cleared() -> None:
 
 
 def test_hosts_that_nobody_told_are_nothing() -> None:
-    watch = HostWatch()
-    watch.failed(layout(1), frozenset(), "hang")
-    watch.measured(layout(1), frozenset(), 1.0, 1.0)
+    watch, nobody = HostWatch(), frozenset[str]()
+    watch.failed(layout(1), nobody, "hang")
+    watch.measured(layout(1), nobody, 1.0, 1.0)
     assert (watch.new_bad(), list(watch.to_confirm()), watch.num_hosts) == ([], [], 0)

@@ -269,11 +269,8 @@ def test_goals_and_memory_ends_are_judged(lines: list[predicted_against_measured
 
 
 def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        row
-        for row in rows_of(1.0)
-        if row["measured"]["rung"] == "probed" and "step_seconds" in row["measured"]
-    ][:7]
+    measured = ((row, row["measured"]) for row in rows_of(1.0))
+    rows = [row for row, of in measured if of["rung"] == "probed" and "step_seconds" in of][:7]
     for index, row in enumerate(rows, start=1):
         row["measured"]["step_seconds"] = float(index)
     taught, judged = [], []
@@ -290,7 +287,6 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicted_against_measured, "fit", fit)
     monkeypatch.setattr(predicted_against_measured, "estimate_job", estimate)
     found = predicted_against_measured.calibrated(rows)
-    assert [len(part) for part in taught] == [4, 3]
     names = [row["id"] for row in rows]
     assert judged == [(1, name) for name in names[1::2]] + [(2, name) for name in names[::2]]
     assert taught == [{1.0, 3.0, 5.0, 7.0}, {2.0, 4.0, 6.0}]

@@ -71,8 +71,7 @@ class TestSupervise:
             watch.stop.set()
 
         threading.Thread(target=stop_when_it_runs, daemon=True).start()
-        one = spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600")
-        supervise(tmp_path, one, (), watch)
+        supervise(tmp_path, spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600"), (), watch)
         assert reason(tmp_path) == "asked"
 
     def test_what_a_program_inherits_reaches_it_and_no_file(
