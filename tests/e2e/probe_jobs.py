@@ -1,6 +1,17 @@
-"""Tiny models and layouts that the probe program is tried on."""
+"""Tiny models and layouts that the probe program is tried on, and waiting for what it does."""
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+from planner.probes import guardian
+from planner.probes.folder import BEGIN
+from planner.probes.outcome import Begin
+from planner.probes.pools.slurm_node import node_token
+from tests.conftest import ROOT
 
 Values = dict[str, Any]
 
@@ -11,6 +22,7 @@ _SMALL: Values = {
 }  # fmt: skip
 _SHORT: Values = {**_SMALL, "num_hidden_layers": 2}
 _EXPERTS: Values = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+TINY: Values = {**_SHORT, "model_type": "llama", "name": "tiny"}
 MODELS: dict[str, Values] = {
     "llama": {"base": "debug-tiny", **_SMALL},
     "moe": {"base": "qwen3-30b-a3b", **_SHORT, **_EXPERTS, "num_experts": 4},
@@ -40,21 +52,57 @@ def task(
     **options: Any,
 ) -> Values:
     """A probe of a tiny model in float32 on CPUs."""
-    return {
-        "id": "test",
-        "device": "cpu",
-        "learning_rate": 1e-3,  # a few steps of a tiny model show a wrong gradient
-        "routing": "learned",
-        **options,
-        "job": {
-            "model": MODELS[model] if isinstance(model, str) else model,
-            "cluster": {"gpu": "cpu", "num_gpus": num_gpus},
-            "training": {
-                "seq_len": 32,
-                "global_batch_size": 8,
-                "trainer": "fsdp",
-                **(training or {}),
-            },
-            "layout": {"param_dtype": "float32", "reduce_dtype": "float32", **layout},
-        },
+    training = {"seq_len": 32, "global_batch_size": 8, "trainer": "fsdp", **(training or {})}
+    job = {
+        "model": MODELS[model] if isinstance(model, str) else model,
+        "cluster": {"gpu": "cpu", "num_gpus": num_gpus},
+        "training": training,
+        "layout": {"param_dtype": "float32", "reduce_dtype": "float32", **layout},
     }
+    # a few steps of a tiny model show a wrong gradient at this learning rate
+    common = {"id": "test", "device": "cpu", "learning_rate": 1e-3, "routing": "learned"}
+    return {**common, **options, "job": job}
+
+
+def torchrun(
+    world: int, *program: object, env: Mapping[str, str], seconds: float = 300.0
+) -> "subprocess.CompletedProcess[str]":
+    """The real one on this machine, each rank with one thread."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return subprocess.run(
+        [sys.executable, *launch, str(world), *map(str, program)],
+        env={**env, "OMP_NUM_THREADS": "1"}, cwd=ROOT, timeout=seconds,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def until(came: Callable[[], object], what: object = "it did not come") -> None:
+    """Waits for what has to happen, on however busy a machine."""
+    deadline = time.monotonic() + 300.0
+    while not came():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def working(folder: Path) -> str:
+    """Waits until both ranks of a probe in one of its folders are at work; its token."""
+
+    def at_work() -> list[Path]:
+        logs = (
+            log for log in folder.glob("*/output.log") if not (log.parent / "end.json").exists()
+        )
+        return [log for log in logs if log.read_text(errors="replace").count("step 1 of 9") == 2]
+
+    until(at_work, "the probe did not start")
+    return Begin.read(at_work()[0].parent / BEGIN).token
+
+
+def node_tokens(folder: Path, of: str = "probe-*") -> list[str]:
+    """The tokens of these probes, and of each on two nodes."""
+    found = [Begin.read(path).token for path in folder.glob(f"{of}/begin.json")]
+    return [one for token in found for one in (token, node_token(token, 0), node_token(token, 1))]
+
+
+def nobody_bears(tokens: list[str]) -> bool:
+    """Whether no process of these probes is left."""
+    return not any(map(guardian.bearers, tokens))

@@ -39,46 +39,42 @@ from planner.errors import ConflictError, NotFoundError
 from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
-from tests.conftest import ROOT, Cli, api_keys, clean_environment, needed
+from tests.conftest import ROOT, Cli, api_keys, clean_environment, job_values, needed
 from tests.e2e.conftest import REAL_PROBE
+from tests.e2e.probe_jobs import TINY, until
 from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
 
-TINY = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16,
-    "vocab_size": 256, "model_type": "llama", "name": "tiny",
-}  # fmt: skip
+PLANNER = [sys.executable, "-m", "planner.api.cli"]
+BARE = job_values(TINY, "cpu", 2, 32, 8)
 JOB: dict[str, Any] = {
-    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 32, "global_batch_size": 8},
-    "search": {"allow": {"precision": ["bf16"], "compile": [False]}},
+    **BARE, "search": {"allow": {"precision": ["bf16"], "compile": [False]}},
     "probe": {"max_probes": 3, "max_gpu_seconds": 900, "steps": 2},
 }  # fmt: skip
 SWEEP: dict[str, Any] = {
-    "name": "nightly", "models": [TINY], "clusters": [{"gpu": "cpu", "num_gpus": 2}],
-    "trainings": [{"seq_len": 32, "global_batch_size": 8}],
+    "name": "nightly",
+    "models": [TINY], "clusters": [BARE["cluster"]], "trainings": [BARE["training"]],
     "measure": {"top_k": 1, "anchors": [{"dp_shard": 2, "ac": "full"}], "informative": 1},
     "steps": 2,
 }  # fmt: skip
+Surroundings = dict[str, str]
+Recommend = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-EMPTY: dict[str, Any] = {"models": [], "clusters": [], "trainings": []}
+def settings_of(url: str, surroundings: Surroundings) -> Settings:
+    given = {name.removeprefix("PLANNER_").lower(): one for name, one in surroundings.items()}
+    return Settings(database_url=url, **given)  # type: ignore[arg-type]
 
 
-def sweep_jobs() -> list[dict[str, Any]]:
-    """The jobs of SWEEP, written out."""
-    return list(read_sweep(SWEEP).jobs)
+@pytest.fixture
+def wiring(sqlite_url: str, surroundings: Surroundings) -> Wiring:
+    return wire(settings_of(sqlite_url, surroundings))
 
 
-def settings_of(url: str, surroundings: dict[str, str]) -> Settings:
-    return Settings(
-        database_url=url,
-        probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]),
-        lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]),
-        probe_program=worker.__file__,
-        probe_python=surroundings["PLANNER_PROBE_PYTHON"],
-    )
+@pytest.fixture
+def environment(sqlite_url: str, surroundings: Surroundings) -> dict[str, str]:
+    """Of a command line in a process of its own."""
+    return {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
 
 
 def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Path:
@@ -87,8 +83,25 @@ def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Pat
     return path
 
 
+@pytest.fixture
+def recommend_it(cli: Cli, tmp_path: Path, surroundings: Surroundings) -> Recommend:
+    """Runs `recommend --json` on JOB with these changes."""
+
+    def run(env: Surroundings | None = None, **changes: Any) -> Any:
+        path = written(tmp_path, {**JOB, **changes})
+        return cli("recommend", "--job", path, "--json", env={**surroundings, **(env or {})})
+
+    return run
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> Any:
+    """The JSON of a command that went well."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def items(cli: Cli) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cli("measurements", "list", "--json").stdout)["items"]
+    found: list[dict[str, Any]] = said(cli("measurements", "list", "--json"))["items"]
     return found
 
 
@@ -110,11 +123,10 @@ def measured_again(rows: list[dict[str, Any]]) -> int:
 
 @pytest.mark.slow
 def test_a_plan_spends_its_probes_and_says_what_they_found(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+    cli: Cli, recommend_it: Recommend, surroundings: Surroundings
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    done = recommend_it()
+    plan = said(done)
     sources = Counter(entry["source"] for entry in plan["ranked"] if entry["measurement"])
     assert plan["ranked"][0]["source"] == "probed"
     assert plan["ranked"][0]["measurement"]["step_seconds"] == pytest.approx(worker.STEP_SECONDS)
@@ -122,41 +134,27 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(
     assert sources["emulated"] <= plan["probing"]["looks"]
     assert sources.total() == sources["probed"] + sources["emulated"]
     assert {row["measured"]["step_seconds"] for row in itself(items(cli))} == {worker.STEP_SECONDS}
-    asked = [trial for trial in plan["probing"]["trials"] if trial.get("reason")]
+    asked = [trial["layout"] for trial in plan["probing"]["trials"] if trial.get("reason")]
     assert asked, "a trial says why it was asked"
-    assert set(map(type, (trial["layout"]["layers_per_stage"] for trial in asked))) <= {
-        type(None),
-        list,
-    }
+    assert {type(layout["layers_per_stage"]) for layout in asked} <= {type(None), list}
     assert "stopped" in done.stderr
-    again = json.loads(
-        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
-    )
+    again = said(recommend_it())
     repeats = [trial for trial in again["probing"]["trials"] if trial["runs"] > 1]
     assert all(trial["reason"].startswith("again, to tell it") for trial in repeats)
     assert measured_again(items(cli)) == sum(trial["runs"] - 1 for trial in repeats), (
         "what was measured is measured again only to tell rivals apart"
     )
-    assert again["calibration_id"] == plan["calibration_id"] == shipped_calibration().id, (
+    shipped = shipped_calibration().id
+    assert again["calibration_id"] == plan["calibration_id"] == shipped, (
         "what the study knows is not in its calibration too"
     )
     assert again["ranked"][0]["measurement"]
-    other = {**JOB, "training": {**JOB["training"], "seq_len": 64}}
-    third = json.loads(
-        cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout
-    )
-    assert third["calibration_id"].startswith(f"{shipped_calibration().id}+"), (
+    third = json.loads(recommend_it(training={**JOB["training"], "seq_len": 64}).stdout)
+    assert third["calibration_id"].startswith(f"{shipped}+"), (
         "for another question it is the calibration's"
     )
-    line = json.dumps(
-        {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
-    )
-    (priced,) = (
-        json.loads(text)
-        for text in cli(
-            "estimate", "--jobs", "-", input=f"{line}\n", env=surroundings
-        ).stdout.splitlines()
-    )
+    line = json.dumps({**BARE, "layout": {"dp_shard": 2}})
+    priced = said(cli("estimate", "--jobs", "-", input=f"{line}\n", env=surroundings))
     assert "+" in priced["calibration_id"], "an estimate rests on what was learnt"
 
 
@@ -186,13 +184,9 @@ MOMENTS: dict[str, Moment] = {
 def kill_at(
     moment: Moment, arguments: list[str], wiring: Wiring, environment: dict[str, str]
 ) -> None:
-    """Starts the command and kills it, without a chance to say good-bye, at this moment of its
-    life.
-    """
-    command = [sys.executable, "-m", "planner.api.cli", *arguments]
-    runner = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    """Starts the command and kills it, without a chance to say good-bye, at this moment."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    runner = subprocess.Popen([*PLANNER, *arguments], cwd=ROOT, env=environment, **silent)  # type: ignore[call-overload]
     until = time.monotonic() + 300.0
     while not moment(wiring):
         assert runner.poll() is None, "it ended before the moment came"
@@ -204,44 +198,37 @@ def kill_at(
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
-    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    cli: Cli, recommend_it: Recommend, tmp_path: Path, wiring: Wiring, environment: dict[str, str]
 ) -> None:
     path = written(tmp_path, {**JOB, "notes": "sleep 1"})
     assert cli("db", "upgrade").returncode == 0
-    wiring = wire(Settings(database_url=sqlite_url))
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
     for moment in MOMENTS.values():
         kill_at(moment, ["recommend", "--job", str(path), "--json"], wiring, environment)
-    done = cli("recommend", "--job", path, "--json", env=surroundings)
-    assert done.returncode == 0, done.stderr
+    done = recommend_it(notes="sleep 1")
+    plan = said(done)
     assert "going on with" in done.stderr
-    plan = json.loads(done.stdout)
     (study,) = wiring.tasks.list().items
-    said = {
-        event.body["message"]
-        for event in wiring.tasks.events(study.id)
-        if event.body["event"] == "asked"
-    }
-    assert {
-        trial["reason"] for trial in plan["probing"]["trials"] if trial["state"] == "complete"
-    } <= said, "the reasons it asked with"
+    bodies = [event.body for event in wiring.tasks.events(study.id)]
+    complete = [one for one in plan["probing"]["trials"] if one["state"] == "complete"]
+    assert {trial["reason"] for trial in complete} <= {
+        body["message"] for body in bodies if body["event"] == "asked"
+    }, "the reasons it asked with"
     assert (plan["id"], study.state) == (study.id, "done")
     assert measured_again(items(cli)) == 0
     assert len(itself(items(cli))) == plan["probing"]["probes"] == 3
     probes = wiring.probes.list().items
-    assert plan["probing"]["gpu_seconds"] == pytest.approx(
-        sum(gpu_seconds_of(probe) for probe in probes)
-    )
+    spent = sum(map(gpu_seconds_of, probes))
+    assert plan["probing"]["gpu_seconds"] == pytest.approx(spent)
     interrupted = [gpu_seconds_of(probe) for probe in probes if probe.failure == "interrupted"]
     assert interrupted, "a probe was killed on its way"
     assert min(interrupted) > 0, "and is paid for too"
 
 
 def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+    recommend_it: Recommend,
 ) -> None:
-    job = {**JOB, "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
-    done = cli("recommend", "--job", written(tmp_path, job), env=surroundings)
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    done = recommend_it(model="llama3-8b", cluster=cluster)
     assert done.returncode == 2
     assert "has no h100-sxm-80gb" in done.stderr
     assert "gpu: cpu" in done.stderr
@@ -250,44 +237,34 @@ def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
 @pytest.mark.parametrize(
     ("changed", "failure", "words"),
     [
-        (
-            {"probe": {"max_probes": 1, "pool": "replay:/nonexistent.jsonl"}},
-            "probe_failed",
-            "/nonexistent.jsonl",
-        ),
+        ({"probe": {"max_probes": 1, "pool": "replay:/no.jsonl"}}, "probe_failed", "/no.jsonl"),
         ({"model": "gone"}, "invalid_request", "no model of this name"),
     ],
 )
 def test_a_study_that_cannot_begin_ends_with_the_reason(
     cli: Cli,
-    sqlite_url: str,
-    surroundings: dict[str, str],
+    wiring: Wiring,
+    surroundings: Surroundings,
     changed: dict[str, Any],
     failure: str,
     words: str,
 ) -> None:
-    wiring = wire(settings_of(sqlite_url, surroundings))
-    study = replace(
-        ask_study(wiring, JOB, allow_files=False, ours=False),
-        id="plan-lost",
-        request={**JOB, **changed},
-    )
+    study = ask_study(wiring, JOB, allow_files=False, ours=False)
     for one in wiring.tasks.list().items:
         wiring.tasks.cancel(one.id)
-    wiring.tasks.add([study])
-    said = cli("worker", "--once", env=surroundings)
+    wiring.tasks.add([replace(study, id="plan-lost", request={**JOB, **changed})])
+    told = cli("worker", "--once", env=surroundings)
     ended = wiring.tasks.get("plan-lost")
-    assert (said.returncode, ended.state, ended.failure) == (0, "failed", failure), said.stderr
+    assert (told.returncode, ended.state, ended.failure) == (0, "failed", failure), told.stderr
     assert words in (ended.message or "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False], ids=["after its last event", "before it begins"])
 def test_who_has_lost_a_study_stores_neither_plan_nor_event(
-    sqlite_url: str, surroundings: dict[str, str], monkeypatch: pytest.MonkeyPatch, begun: bool
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     monkeypatch.setattr("planner.api.jobs.leases.HEARTBEAT_SECONDS", 1e6)  # none comes in between
-    wiring = wire(settings_of(sqlite_url, surroundings))
     held = ask_study(wiring, JOB, allow_files=False, ours=True)
     loser, heirs = Observer(), []
     loser.stop.set()
@@ -318,44 +295,33 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     assert wiring.tasks.get(held.id).state == "done"
 
 
-def test_failing_probes_end_in_exit_4_with_their_own_words(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
-) -> None:
-    done = cli(
-        "recommend",
-        "--job",
-        written(tmp_path, {**JOB, "notes": "victims"}),
-        "--json",
-        env=surroundings,
-    )
+def test_failing_probes_end_in_exit_4_with_their_own_words(recommend_it: Recommend) -> None:
+    done = recommend_it(notes="victims")
     assert done.returncode == 4, done.stderr
     assert "KeyError: 'rope'" in done.stderr
 
 
-def without_torch(folder: Path) -> dict[str, str]:
+def without_torch(folder: Path) -> Surroundings:
     """An interpreter of the probes as one is on whose path torch cannot be found."""
     (folder / "hide" / "torch").mkdir(parents=True)
     (folder / "hide" / "torch" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
     )
-    python = folder / "no-torch"
-    python.write_text(
-        f'#!/bin/sh\nPYTHONPATH={folder}/hide:$PYTHONPATH exec {sys.executable} "$@"\n'
-    )
+    python, path = folder / "no-torch", f"{folder}/hide:$PYTHONPATH"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "planner.probes.worker"}
 
 
 @pytest.mark.slow
 def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
-    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    cli: Cli, tmp_path: Path, wiring: Wiring, surroundings: Surroundings
 ) -> None:
     assert cli("db", "upgrade").returncode == 0
-    layout = {"dp_shard": 2, "ac": "none"}
-    asked = {key: JOB[key] for key in ("model", "cluster", "training")}
+    one = {**BARE, "layout": {"dp_shard": 2, "ac": "none"}}
     for arguments in (
         ("recommend", "--job", written(tmp_path, JOB)),
-        ("probe", "--job", written(tmp_path, {**asked, "layout": layout}, "one.json")),
+        ("probe", "--job", written(tmp_path, one, "one.json")),
         ("sweep", "run", written(tmp_path, SWEEP, "sweep.json")),
         ("calibrate", "--pool", "local", "--gpu", "cpu"),
     ):
@@ -364,48 +330,35 @@ def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
         (line,) = done.stderr.splitlines()
         assert "cannot import torch (No module named 'torch')" in line
         assert "pip install '.[probe]' in planner's checkout" in line
-    wiring = wire(settings_of(sqlite_url, surroundings))
-    assert not wiring.tasks.list().items
-    assert not wiring.probes.list().items
-    assert not wiring.sweeps.list().items
+    for stored in (wiring.tasks, wiring.probes, wiring.sweeps):
+        assert not stored.list().items
 
 
 @pytest.mark.slow
-def test_what_is_missing_in_mid_study_stops_it_with_that_reason(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
-) -> None:
-    done = cli(
-        "recommend",
-        "--job",
-        written(tmp_path, {**JOB, "notes": "missing"}),
-        "--json",
-        env=surroundings,
-    )
+def test_what_is_missing_in_mid_study_stops_it_with_that_reason(recommend_it: Recommend) -> None:
+    done = recommend_it(notes="missing")
+    *before, last = done.stderr.splitlines()
     assert done.returncode == 4, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: no probe can run here: ")
-    assert "a_package_that_nobody_has" in done.stderr.splitlines()[-1]
+    assert last.startswith("error: no probe can run here: ")
+    assert "a_package_that_nobody_has" in last
     probing = json.loads(done.stdout)["probing"]
     assert (probing["probes"], probing["num_ruled_out"]) == (0, 0), "it was no layout that failed"
-    assert len([line for line in done.stderr.splitlines() if line.startswith("probe ")]) == 1, (
-        "and no second one is tried"
-    )
+    assert sum(line.startswith("probe ") for line in before) == 1, "and no second one is tried"
 
 
 def test_a_sweep_measures_learns_and_reports_changes(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+    cli: Cli, tmp_path: Path, surroundings: Surroundings
 ) -> None:
     first = cli("sweep", "run", written(tmp_path, SWEEP, "sweep.json"), "--json", env=surroundings)
-    assert first.returncode == 0, first.stderr
-    report = json.loads(first.stdout)
+    report = said(first)
     (job,) = report["jobs"]
-    said = first.stderr.splitlines()
-    assert [line for line in said if "[" in line] == [
-        line for line in said if ": 0.125 s" in line
-    ], "a line for each layout"
-    assert "" not in said
+    lines = first.stderr.splitlines()
+    of_layouts = [line for line in lines if "[" in line]
+    assert of_layouts == [line for line in lines if ": 0.125 s" in line], "a line for each layout"
+    assert "" not in lines
     assert [line["why"].split(" ")[0] for line in job["layouts"]] == ["anchor", "rank", "least"]
     assert {line["status"] for line in job["layouts"]} == {"ok"}
-    second = json.loads(cli("sweep", "run", report["sweep"], "--json", env=surroundings).stdout)
+    second = said(cli("sweep", "run", report["sweep"], "--json", env=surroundings))
     anchor, *others = second["jobs"][0]["layouts"]
     assert anchor["change"] == 0.0
     assert {line["change"] for line in others} <= {0.0, None}, "what was learnt may name others"
@@ -413,31 +366,18 @@ def test_a_sweep_measures_learns_and_reports_changes(
     shown = cli("sweep", "show", report["sweep"]).stdout
     assert shown.count("3 of 3 layouts measured") == 2
     assert shown.count("GPU-seconds; torch stand-in") == 2
-    assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
+    assert said(cli("calibrate", "--json"))[0]["gpu"] == "cpu"
 
 
 @pytest.mark.slow
 def test_on_a_terminal_a_sweep_shows_how_far_it_is(
-    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    tmp_path: Path, environment: dict[str, str]
 ) -> None:
     near, far = pty.openpty()
-    environment = {
-        **clean_environment(),
-        "PLANNER_DATABASE_URL": sqlite_url,
-        **surroundings,
-        "TERM": "xterm",
-        "COLUMNS": "120",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "planner.api.cli",
-        "sweep",
-        "run",
-        str(written(tmp_path, SWEEP, "sweep.json")),
-    ]
+    command = [*PLANNER, "sweep", "run", str(written(tmp_path, SWEEP, "sweep.json"))]
+    terminal = {**environment, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=far
+        command, cwd=ROOT, env=terminal, stdout=subprocess.DEVNULL, stderr=far
     ) as running:
         os.close(far)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(pieces(near)))
@@ -455,38 +395,31 @@ def pieces(terminal: int) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
-    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    cli: Cli, wiring: Wiring, surroundings: Surroundings
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
     sweep = add_sweep(wiring, SWEEP, allow_files=False)
     for number, seconds in enumerate((0.01, 1.0)):
         job = {"winner": "another", "layouts": [{"layout": "another", "step_seconds": seconds}]}
         run = run_now(wiring, sweep, ours=True)
         wiring.tasks.finish(run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}))
-        report = json.loads(cli("sweep", "run", sweep.id, "--json", env=surroundings).stdout)
-        assert report["jobs"][0]["winner_before"] == "another"
-        assert report["jobs"][0]["new_winner"] is bool(number)
+        (found,) = said(cli("sweep", "run", sweep.id, "--json", env=surroundings))["jobs"]
+        assert (found["winner_before"], found["new_winner"]) == ("another", bool(number))
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
-    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    cli: Cli, wiring: Wiring, surroundings: Surroundings, environment: dict[str, str]
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
+    jobs = [{**job, "notes": "sleep 0.5"} for job in read_sweep(SWEEP).jobs]
     sweep = add_sweep(
         wiring,
-        {**SWEEP, "jobs": [{**job, "notes": "sleep 0.5"} for job in sweep_jobs()], **EMPTY},
+        {**SWEEP, "jobs": jobs, "models": [], "clusters": [], "trainings": []},
         allow_files=False,
     )
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
     second = MOMENTS["during a probe after the first result"]
     kill_at(second, ["sweep", "run", sweep.id], wiring, environment)
-    kill_at(
-        lambda wiring: len(wiring.measurements.list().items) >= 2, ["worker"], wiring, environment
-    )
-    done = cli("sweep", "run", sweep.id, "--json", env=surroundings)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    kill_at(lambda here: len(here.measurements.list().items) >= 2, ["worker"], wiring, environment)
+    report = said(cli("sweep", "run", sweep.id, "--json", env=surroundings))
     (run,) = wiring.tasks.list().items
     # by hand; the worker, which puts it back and takes it from the queue; by hand again
     assert (report["id"], run.state, run.fencing_token) == (run.id, "done", 4)
@@ -496,47 +429,31 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_between_retries_goes_on_with_them(
-    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
-) -> None:
-    wiring = wire(settings_of(sqlite_url, surroundings))
+def test_a_sweep_killed_between_retries_goes_on_with_them(wiring: Wiring) -> None:
     values = {**SWEEP, "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}]}, "retries": 2}
     sweep = add_sweep(wiring, values, allow_files=False)
     run_sweep(wiring, run_now(wiring, sweep, ours=True), Observer())
     (model,) = wiring.probes.list().items
-    for failures, attempts in ((["crash"], 2), (["crash"] * 3, 3), (["launch"], 1)):
+    failed = replace(model, state="failed", measurement_id=None, results=(), message="it failed")
+    for failures, attempts, status in (
+        (["crash"], 2, "ok"),
+        (["crash"] * 3, 3, "failed"),
+        (["launch"], 1, "failed"),
+    ):
         run = run_now(wiring, sweep, ours=True)
         for number, failure in enumerate(failures):
-            end = {
-                "state": "failed",
-                "failure": failure,
-                "measurement_id": None,
-                "results": (),
-                "message": "it failed",
-            }
-            wiring.probes.add(
-                [replace(model, id=f"probe-{run.id}-{number}", plan_id=run.id, **end)]
-            )
+            name = f"probe-{run.id}-{number}"
+            wiring.probes.add([replace(failed, id=name, plan_id=run.id, failure=failure)])
         ended = run_sweep(wiring, run, Observer())
         assert len(wiring.probes.list(ProbeFilter(plan_id=run.id)).items) == attempts
         assert ended.result is not None
-        assert ended.result["probes"] == attempts
-        assert ended.result["jobs"][0]["layouts"][0]["status"] == (
-            "ok" if attempts > len(failures) else "failed"
-        )
+        (line,) = ended.result["jobs"][0]["layouts"]
+        assert (ended.result["probes"], line["status"]) == (attempts, status)
 
 
-TOO_LARGE = {
-    "model": "llama3-405b",
-    "cluster": {"gpu": "cpu", "num_gpus": 1},
-    "training": {"seq_len": 131072, "global_batch_size": 1},
-}
-PLANLESS = {
-    "model": TINY,
-    "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 32, "global_batch_size": 8},
-}
-THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}}
+TOO_LARGE = job_values("llama3-405b", "cpu", 1, 131072, 1)
+THREE_PARTS = {**BARE, "search": {"fix": {"tp": 3}}}
+THREE_HEADS = {**BARE, "model": {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}}
 
 
 @pytest.mark.slow
@@ -544,8 +461,8 @@ THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_
     ("sweep", "code", "words"),
     [
         ({"jobs": [TOO_LARGE, TOO_LARGE]}, 3, "smallest needs"),
-        ({"jobs": [{**PLANLESS, "search": {"fix": {"tp": 3}}}, TOO_LARGE]}, 2, "error: search.fix"),
-        ({"jobs": [TOO_LARGE, {**PLANLESS, "search": {"fix": {"tp": 3}}}]}, 3, "smallest needs"),
+        ({"jobs": [THREE_PARTS, TOO_LARGE]}, 2, "error: search.fix"),
+        ({"jobs": [TOO_LARGE, THREE_PARTS]}, 3, "smallest needs"),
         (
             {"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}},
             2,
@@ -573,21 +490,20 @@ def test_what_kept_a_sweep_from_measuring() -> None:
         return None if failure is None else codes_of(failure).exit_code
 
     cannot, budget = line("skipped", failure="invalid_request"), line("skipped")
-    unfit, asked, broken = (
-        {"error": kind, "failure": kind}
-        for kind in ("nothing_fits", "unknown_name", "probe_failed")
-    )
+    kinds = ("nothing_fits", "unknown_name", "probe_failed")
+    unfit, asked, broken = ({"error": kind, "failure": kind} for kind in kinds)
     assert [code(job) for job in (unfit, asked, broken)] == [3, 2, 4]
-    assert [
-        code(unfit, {"layouts": [line(status)]}) for status in ("ok", "oom", "failed", "skipped")
-    ] == [None, None, 4, 3]
-    assert [code({"layouts": lines}) for lines in ([], [budget], [cannot], [cannot, budget])] == [
-        None,
-        None,
-        2,
-        None,
-    ]
-    assert code({"layouts": [cannot, line("failed")]}) == 4
+    beside = {one: code(unfit, {"layouts": [line(one)]}) for one in ("ok", "oom", "failed")}
+    assert beside == {"ok": None, "oom": None, "failed": 4}
+    assert code(unfit, {"layouts": [budget]}) == 3
+    for lines, expected in (
+        ([], None),
+        ([budget], None),
+        ([cannot], 2),
+        ([cannot, budget], None),
+        ([cannot, line("failed")], 4),
+    ):
+        assert code({"layouts": lines}) == expected, lines
 
 
 @pytest.mark.slow
@@ -604,53 +520,51 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
 
 
 def test_a_worker_says_what_starts_and_what_ends(
-    cli: Cli, sqlite_url: str, surroundings: dict[str, str]
+    cli: Cli, wiring: Wiring, surroundings: Surroundings
 ) -> None:
-    wiring = wire(settings_of(sqlite_url, surroundings))
     sweep = add_sweep(wiring, SWEEP, allow_files=False)
     run = run_now(wiring, sweep, ours=False)
     study = ask_study(wiring, {**JOB, "notes": "victims"}, allow_files=False, ours=False)
-    said = cli("worker", "--once", env=surroundings).stderr.splitlines()
-    assert f"{run.id} starts: a run of {sweep.id}, nightly" in said
-    assert any(line.startswith(f"{run.id} is done: 3 of 3 layouts measured") for line in said)
-    assert f"{study.id} starts: a study of tiny on 2 cpu" in said
-    assert any(line.startswith(f"{study.id} is done: ") for line in said)
+    told = cli("worker", "--once", env=surroundings).stderr.splitlines()
+    assert f"{run.id} starts: a run of {sweep.id}, nightly" in told
+    assert any(line.startswith(f"{run.id} is done: 3 of 3 layouts measured") for line in told)
+    assert f"{study.id} starts: a study of tiny on 2 cpu" in told
+    assert any(line.startswith(f"{study.id} is done: ") for line in told)
 
 
 def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(
-    cli: Cli, tmp_path: Path, sqlite_url: str
+    cli: Cli, tmp_path: Path, wiring: Wiring
 ) -> None:
-    path = written(tmp_path, {**SWEEP, "schedule": "0 2 * * *"}, "sweep.json")
-    sweep = json.loads(cli("sweep", "schedule", path, "--json").stdout)
+    def scheduled(when: str) -> Any:
+        path = written(tmp_path, {**SWEEP, "schedule": when}, "sweep.json")
+        return cli("sweep", "schedule", path, "--json")
+
+    sweep = said(scheduled("0 2 * * *"))
     assert sweep["next_due_at"].endswith("02:00:00+00:00")
     for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
         assert cli("sweep", command, sweep["id"]).returncode == 0
-        assert wire(Settings(database_url=sqlite_url)).sweeps.get(sweep["id"]).state == state
+        assert wiring.sweeps.get(sweep["id"]).state == state
     refused = cli("sweep", "resume", sweep["id"])
-    assert refused.returncode != 0
-    assert "was cancelled" in refused.stderr
-    bad = cli(
-        "sweep", "schedule", written(tmp_path, {**SWEEP, "schedule": "61 2 * * *"}, "bad.json")
-    )
-    assert bad.returncode == 2
-    assert "cron" in bad.stderr
+    assert (refused.returncode != 0, "was cancelled" in refused.stderr) == (True, True)
+    bad = scheduled("61 2 * * *")
+    assert (bad.returncode, "cron" in bad.stderr) == (2, True)
     endless = cli("sweep", "run", "-", input="name: n\nbudget: {max_gpu_seconds: .inf}\n")
     assert (endless.returncode, endless.stderr[:36]) == (2, "error: sweep.budget.max_gpu_seconds=")
 
 
 @pytest.fixture
-def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Iterator[TestClient]:
-    with TestClient(
-        create_app(settings_of(sqlite_url, surroundings)), raise_server_exceptions=False
-    ) as made:
+def client(sqlite_url: str, surroundings: Surroundings) -> Iterator[TestClient]:
+    app = create_app(settings_of(sqlite_url, surroundings))
+    with TestClient(app, raise_server_exceptions=False) as made:
         yield made
 
 
-def until(came: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not came():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.1)
+@pytest.fixture
+def idle(sqlite_url: str) -> Iterator[TestClient]:
+    """A service without workers."""
+    settings = Settings(database_url=sqlite_url, task_workers=0, probe_workers=0)
+    with TestClient(create_app(settings)) as made:
+        yield made
 
 
 def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: TestClient) -> None:
@@ -659,9 +573,7 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     where = accepted.headers["location"]
     with client.stream("GET", f"{where}/events") as stream:
         text = "".join(stream.iter_text())
-    names = [
-        line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")
-    ]
+    names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
     assert names[-1] == "done"
     assert {"study", "probe"} <= set(names)
     numbers = re.findall(r"id: (\d+)\nevent: study\n", text)
@@ -671,39 +583,30 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
         assert re.findall(r"id: (\d+)\nevent: study\n", again) == rest
         assert again.count("event: probe\n") == 1, "where its probes stand is told anew"
     plan = client.get(where).json()
-    assert plan["id"] == accepted.json()["id"]
-    assert plan["ranked"][0]["source"] == "probed"
-    (learnt,) = (
-        item for item in client.get("/calibrations").json()["items"] if item.get("gpu") == "cpu"
-    )
-    job = {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
-    assert client.post("/estimate", json=job).json()["calibration_id"] == learnt["id"]
-    assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [
-        learnt["id"]
-    ]
+    assert (plan["id"], plan["ranked"][0]["source"]) == (accepted.json()["id"], "probed")
+    known = client.get("/calibrations").json()["items"]
+    (learnt,) = (item["id"] for item in known if item.get("gpu") == "cpu")
+    job = {**BARE, "layout": {"dp_shard": 2}}
+    assert client.post("/estimate", json=job).json()["calibration_id"] == learnt
+    (one,) = client.post("/estimate", json=[job]).json()
+    assert one["calibration_id"] == learnt
 
 
 def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
-    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+    tmp_path: Path, sqlite_url: str, surroundings: Surroundings
 ) -> None:
     given = {**surroundings, **without_torch(tmp_path)}
     with TestClient(create_app(settings_of(sqlite_url, given))) as client:
         answer = client.post("/plan", json=JOB)
-        assert (answer.status_code, answer.headers["content-type"]) == (
-            502,
-            "application/problem+json",
-        )
+        assert answer.status_code == 502
+        assert answer.headers["content-type"] == "application/problem+json"
         assert "pip install '.[probe]' in planner's checkout" in answer.text
         assert client.get("/plans").json()["items"] == []
 
 
-def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(
-    tmp_path: Path, sqlite_url: str
-) -> None:
-    keys = api_keys({"planner": "read+plan", "prober": "read+plan+probe"})
-    settings = Settings(
-        database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=SecretStr(keys)
-    )
+def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(sqlite_url: str) -> None:
+    keys = SecretStr(api_keys({"planner": "read+plan", "prober": "read+plan+probe"}))
+    settings = Settings(database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=keys)
     with TestClient(create_app(settings)) as client:
         for secret, status in (("planner", 403), ("prober", 202)):
             answer = client.post("/plan", json=JOB, headers={"authorization": f"Bearer {secret}"})
@@ -711,53 +614,42 @@ def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(
         assert len(wire(settings).tasks.list().items) == 1
 
 
-def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: str) -> None:
-    with TestClient(
-        create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))
-    ) as client:
-        where = client.post("/plan", json=JOB).headers["location"]
-        assert client.get(where).json()["status"] == "queued"
-        (line,) = client.get("/plans").json()["items"]
-        assert (line["status"], line["model"], line["layout"]) == ("queued", "tiny", None)
-        assert client.delete(where).json()["status"] == "cancelled"
-        assert client.get(where).json()["status"] == "cancelled"
-        assert client.get("/plans").json()["items"] == []
+def test_over_http_a_queued_plan_can_be_cancelled(idle: TestClient) -> None:
+    where = idle.post("/plan", json=JOB).headers["location"]
+    assert idle.get(where).json()["status"] == "queued"
+    (line,) = idle.get("/plans").json()["items"]
+    assert (line["status"], line["model"], line["layout"]) == ("queued", "tiny", None)
+    assert idle.delete(where).json()["status"] == "cancelled"
+    assert idle.get(where).json()["status"] == "cancelled"
+    assert idle.get("/plans").json()["items"] == []
 
 
 @pytest.mark.slow
 def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(
     client: TestClient,
 ) -> None:
+    def states(what: str, name: str) -> list[str]:
+        return [one[name] for one in client.get(what).json()["items"]]
+
     where = client.post("/plan", json={**JOB, "notes": "sleep 30"}).headers["location"]
-    until(
-        lambda: any(probe["state"] == "running" for probe in client.get("/probes").json()["items"])
-    )
-    assert [line["status"] for line in client.get("/plans").json()["items"]] == ["running"]
+    until(lambda: "running" in states("/probes", "state"))
+    assert states("/plans", "status") == ["running"]
     client.delete(where)
     until(lambda: "ranked" in client.get(where).json())
-    (line,) = client.get("/plans").json()["items"]
-    assert (line["id"], line["status"]) == (where.removeprefix("/plans/"), "cancelled")
+    assert states("/plans", "status") == ["cancelled"]
+    assert states("/plans", "id") == [where.removeprefix("/plans/")]
 
 
-def test_over_http_plans_and_open_studies_are_read_page_by_page(
-    tmp_path: Path, sqlite_url: str
-) -> None:
-    with TestClient(
-        create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))
-    ) as client:
-        paper = {key: value for key, value in JOB.items() if key != "probe"}
-        asked = [
-            client.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)
-        ]
-        for limit in (1, 2, 3, 5):
-            found, cursor = [], ""
-            while cursor is not None:
-                page = client.get(
-                    "/plans", params={"limit": limit, **({"cursor": cursor} if cursor else {})}
-                ).json()
-                found += page["items"]
-                cursor = page["next_cursor"]
-            assert [line["id"] for line in found] == asked[::-1]
+def test_over_http_plans_and_open_studies_are_read_page_by_page(idle: TestClient) -> None:
+    paper = {key: value for key, value in JOB.items() if key != "probe"}
+    asked = [idle.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)]
+    for limit in (1, 2, 3, 5):
+        found, more = [], {}
+        while more is not None:
+            page = idle.get("/plans", params={"limit": limit, **more}).json()
+            found += [line["id"] for line in page["items"]]
+            more = {"cursor": page["next_cursor"]} if page["next_cursor"] else None
+        assert found == asked[::-1]
 
 
 @pytest.mark.slow
@@ -766,11 +658,8 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert made.status_code == 201, made.text
     where = made.headers["location"]
     assert client.post(f"{where}/run").status_code == 202
-    for _ in range(600):
-        (run,) = client.get(where).json()["runs"]
-        if run["state"] not in ("queued", "running"):
-            break
-        time.sleep(0.2)
+    until(lambda: client.get(where).json()["runs"][0]["state"] not in ("queued", "running"))
+    (run,) = client.get(where).json()["runs"]
     assert run["state"] == "done", run
     assert run["report"]["headline"].startswith("3 of 3 layouts measured")
     assert client.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
@@ -778,20 +667,13 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert client.get("/sweeps/sweep-nope").status_code == 404
 
 
-def at_size(num_gpus: int, **probe: Any) -> dict[str, Any]:
-    """JOB on this many of the CPU pool's processes, of which it has 16."""
-    training = {"seq_len": 32, "global_batch_size": 4 * num_gpus}
-    cluster = {"gpu": "cpu", "num_gpus": num_gpus, "gpus_per_node": 4}
-    return {**JOB, "cluster": cluster, "training": training, "probe": {**JOB["probe"], **probe}}
-
-
 @pytest.mark.slow
 def test_a_pool_smaller_than_the_layouts_leaves_the_plan_on_paper_and_says_so(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+    recommend_it: Recommend,
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, at_size(32)), "--json", env=surroundings)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    """The CPU pool has 16 processes."""
+    cluster = {"gpu": "cpu", "num_gpus": 32, "gpus_per_node": 4}
+    plan = said(recommend_it(cluster=cluster, training={"seq_len": 32, "global_batch_size": 128}))
     assert plan["probing"]["probes"] == 0
     assert "the pool is smaller than 32 GPUs" in plan["probing"]["stopped"]
     assert plan["ranked"][0]["measurement"] is None
@@ -799,16 +681,9 @@ def test_a_pool_smaller_than_the_layouts_leaves_the_plan_on_paper_and_says_so(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_loop_with_the_real_program(
-    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
-) -> None:
+def test_the_loop_with_the_real_program(recommend_it: Recommend) -> None:
     needed("torch")
-    job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
-    done = cli(
-        "recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, **REAL_PROBE}
-    )
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    plan = said(recommend_it(REAL_PROBE, probe={"max_probes": 1, "steps": 2}))
     assert plan["probing"]["probes"] == 1
     # a slow run on a busy machine may cost the measured layout its first rank
     (run,) = (entry["measurement"] for entry in plan["ranked"] if entry["measurement"])

@@ -8,6 +8,7 @@ the rules refuse as silently wrong are shown to be so. docs/feature-pairs.md is 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -73,15 +74,12 @@ def runs() -> dict[str, Job]:
         assert job is not None
         for other in features():
             wider = tuple(sorted({*chosen, other}, key=features().index))
-            if apart(*wider) != apart(*chosen):
-                continue
-            more = joined(*wider)
+            more = joined(*wider) if apart(*wider) == apart(*chosen) else None
             if (
                 more is not None
-                and more.ranks == job.ranks
+                and (more.ranks, more.tolerance) == (job.ranks, job.tolerance)
                 and all(pair in PAIRS for pair in combinations(wider, 2))
                 and (alike(wider, job.tolerance) - alike(chosen, job.tolerance)) & left.keys()
-                and more.tolerance == job.tolerance
                 and not rules_broken(TORCH, more)
             ):
                 chosen, job = wider, more
@@ -100,6 +98,12 @@ def legal(*names: str, **training: Any) -> Job:
     job = joined(*(NAMED[name] for name in names))
     assert job is not None
     return replace(job, training=training)
+
+
+def ran(world: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = world.get(name, {"error": "an earlier pair broke the job"})
+    assert "error" not in found, found["error"]
+    return found
 
 
 # What the rules refuse though nothing would raise: the job as far as it is legal, and the rest.
@@ -132,23 +136,17 @@ def alone(job: Job) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Losses by name of one world, each world's job run once."""
-    kept: dict[int, Mapping[str, Any]] = {}
     folder = tmp_path_factory.mktemp("pairs")
 
+    @cache
     def of(ranks: int) -> Mapping[str, Any]:
-        if ranks not in kept:
-            tasks = {
-                name: task_of(job, ranks) for name, job in RUNNING.items() if job.ranks == ranks
-            }
-            if ranks == 1:
-                tasks |= dict(map(alone, [*RUNNING.values(), *(job for job, _ in BROKEN.values())]))
-            tasks |= {
-                f"despite {name}": {**task_of(job, ranks), "despite": despite}
-                for name, (job, despite) in BROKEN.items()
-                if job.ranks == ranks
-            }
-            kept[ranks] = run(ranks, tasks, folder, BACKEND)
-        return kept[ranks]
+        tasks = {name: task_of(job, ranks) for name, job in RUNNING.items() if job.ranks == ranks}
+        if ranks == 1:
+            tasks |= dict(map(alone, [*RUNNING.values(), *(job for job, _ in BROKEN.values())]))
+        for name, (job, despite) in BROKEN.items():
+            if job.ranks == ranks:
+                tasks[f"despite {name}"] = {**task_of(job, ranks), "despite": despite}
+        return run(ranks, tasks, folder, BACKEND)
 
     return of
 
@@ -156,9 +154,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", RUNNING)
 def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
     job = RUNNING[name]
-    found = results(job.ranks).get(name, {"error": "an earlier pair broke the job"})
-    assert "error" not in found, found["error"]
-    expected = results(1)[alone(job)[0]]
+    found, expected = ran(results(job.ranks), name), results(1)[alone(job)[0]]
     for value, tolerance in (("losses", job.tolerance), ("norms", 10 * job.tolerance)):
         assert found[value] == pytest.approx(expected[value], rel=tolerance)
     assert len(set(expected["losses"])) == len(expected["losses"])
@@ -167,8 +163,6 @@ def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_refused_pair_would_train_another_model(name: str, results: Results) -> None:
     job, _ = BROKEN[name]
-    found = results(job.ranks)[f"despite {name}"]
-    assert "error" not in found, found["error"]
-    expected = results(1)[alone(job)[0]]["losses"]
-    off = max(abs(a / b - 1) for a, b in zip(found["losses"], expected, strict=True))
-    assert found["apart"] or off > 10 * job.tolerance
+    found, expected = ran(results(job.ranks), f"despite {name}"), results(1)[alone(job)[0]]
+    pairs = zip(found["losses"], expected["losses"], strict=True)
+    assert found["apart"] or max(abs(a / b - 1) for a, b in pairs) > 10 * job.tolerance

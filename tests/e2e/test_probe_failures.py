@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 
 from planner.probes import guardian
-from planner.probes.launch import Launcher, LaunchSettings, Watch
-from planner.probes.outcome import Begin
+from planner.probes.launch import Launcher, LaunchSettings, Watch, free_port
 from planner.probes.protocol import (
     Failed,
     FailureKind,
@@ -26,6 +24,8 @@ from planner.probes.protocol import (
     ProbeTask,
 )
 from tests.conftest import needed
+from tests.e2e.probe_jobs import nobody_bears, node_tokens, working
+from tests.e2e.test_probe_kills import command_of
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -39,13 +39,16 @@ def run(
 ) -> ProbeResult:
     launcher = Launcher(LaunchSettings(folder=folder, worker=worker.__file__, **settings))
     name = f"probe-{notes.replace(' ', '-') or 'ok'}"
-    result = launcher.run(
-        ProbeTask(id=name, job={**JOB, "notes": notes}, device="cpu", time_limit_seconds=limit),
-        watch=watch,
-    )
-    for begin in folder.glob(f"{name}*/begin.json"):
-        assert guardian.bearers(Begin.read(begin).token) == set(), notes
+    job = {**JOB, "notes": notes}
+    asked = ProbeTask(id=name, job=job, device="cpu", time_limit_seconds=limit)
+    result = launcher.run(asked, watch=watch)
+    assert nobody_bears(node_tokens(folder, f"{name}*")), notes
     return result
+
+
+def failed(outcome: Outcome) -> Failed:
+    assert isinstance(outcome, Failed), outcome
+    return outcome
 
 
 # notes for the stand-in -> (class, rank, words of the message)
@@ -67,20 +70,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("failures")
     asked = [*FAILURES, "oom", "allocate 1000000000000000", "late 3"]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {
-            notes: result.outcome
-            for notes, result in zip(
-                asked, pool.map(lambda notes: run(folder, notes), asked), strict=True
-            )
-        }
+        results = pool.map(lambda notes: run(folder, notes).outcome, asked)
+        return dict(zip(asked, results, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notes", FAILURES)
 def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) -> None:
     kind, rank, words = FAILURES[notes]
-    outcome = outcomes[notes]
-    assert isinstance(outcome, Failed), outcome
+    outcome = failed(outcomes[notes])
     assert outcome.kind == kind, outcome
     assert rank is None or outcome.rank == rank, outcome
     assert words in outcome.message
@@ -90,8 +88,7 @@ def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) ->
 def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(
     outcomes: dict[str, Outcome],
 ) -> None:
-    outcome = outcomes["hang 3"]
-    assert isinstance(outcome, Failed)
+    outcome = failed(outcomes["hang 3"])
     assert "rank 1 was in hang (worker.py:" in outcome.message
     assert "time.sleep" in str(outcome.traceback) or "in hang" in str(outcome.traceback)
 
@@ -114,19 +111,17 @@ def test_a_crash_after_the_result_does_not_take_it_back(outcomes: dict[str, Outc
 def test_the_time_limit_holds_and_says_where_each_rank_was(tmp_path: Path) -> None:
     """Long enough for both ranks to start on a busy machine, which also ends them late."""
     result = run(tmp_path, "sleep 600", limit=40.0)
-    outcome = result.outcome
-    assert isinstance(outcome, Failed)
+    outcome = failed(result.outcome)
     assert outcome.kind == FailureKind.TIMEOUT
-    assert "rank 0 was in sleep (worker.py:" in outcome.message
-    assert "rank 1 was in sleep (worker.py:" in outcome.message
+    for rank in (0, 1):
+        assert f"rank {rank} was in sleep (worker.py:" in outcome.message
     assert 40.0 <= result.wall_seconds < 300.0
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:
     stop = threading.Event()
     watch = Watch(stop=stop, progress=lambda message: stop.set() if "step 1" in message else None)
-    outcome = run(tmp_path, "sleep 600", watch=watch).outcome
-    assert isinstance(outcome, Failed)
+    outcome = failed(run(tmp_path, "sleep 600", watch=watch).outcome)
     assert (outcome.kind, outcome.message) == (FailureKind.INTERRUPTED, "stopped on request")
 
 
@@ -135,49 +130,35 @@ def test_a_clash_of_ports_is_tried_again(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ports = [taken.getsockname()[1]]
+        clash = taken.getsockname()[1]
+        ports = [clash]
 
         def port() -> int:
-            from planner.probes.launch import free_port
-
             return int(ports.pop()) if ports else free_port()
 
         assert isinstance(run(tmp_path, "", port=port).outcome, MeasuredRun)
         assert ports == []
-        outcome = run(tmp_path, "", port=lambda: taken.getsockname()[1], port_tries=1).outcome
-    assert isinstance(outcome, Failed)
-    assert outcome.kind == FailureKind.PORT
-    assert "EADDRINUSE" in outcome.message
+        outcome = failed(run(tmp_path, "", port=lambda: clash, port_tries=1).outcome)
+    assert (outcome.kind, "EADDRINUSE" in outcome.message) == (FailureKind.PORT, True)
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "", python="/nowhere/python").outcome
-    assert isinstance(outcome, Failed)
+    outcome = failed(run(tmp_path, "", python="/nowhere/python").outcome)
     assert (outcome.kind, "/nowhere/python" in outcome.message) == (FailureKind.IMPORT, True)
 
 
 @pytest.mark.slow
 def test_a_killed_guardian_is_told(tmp_path: Path) -> None:
-    folders: list[Path] = []
+    def kill(folder: Path) -> None:
+        working(folder.parent)
+        for pid in guardian.descendants(os.getpid()):
+            command = command_of(pid)
+            if "guardian.py" in command and str(tmp_path) in command:
+                os.kill(pid, signal.SIGKILL)
 
-    def kill() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for pid in guardian.descendants(os.getpid()):
-                try:
-                    command = Path(f"/proc/{pid}/cmdline").read_text()
-                except OSError:
-                    continue
-                if "guardian.py" in command and str(tmp_path) in command and folders:
-                    time.sleep(1.0)
-                    os.kill(pid, signal.SIGKILL)
-                    return
-            time.sleep(0.05)
+    def begin(folder: Path) -> None:
+        threading.Thread(target=kill, args=(folder,), daemon=True).start()
 
-    threading.Thread(target=kill, daemon=True).start()
-    outcome = run(tmp_path, "scatter 600", watch=Watch(folder=folders.append)).outcome
-    assert isinstance(outcome, Failed)
-    assert (outcome.kind, "watched over it was killed" in outcome.message) == (
-        FailureKind.INTERRUPTED,
-        True,
-    )
+    outcome = failed(run(tmp_path, "scatter 600", watch=Watch(folder=begin)).outcome)
+    assert outcome.kind == FailureKind.INTERRUPTED
+    assert "watched over it was killed" in outcome.message

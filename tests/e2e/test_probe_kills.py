@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +20,17 @@ from planner.api.jobs.probe_recovery import recover
 from planner.api.storage.job_records import ProbeRecord
 from planner.api.wiring import Wiring
 from planner.probes import guardian
+from planner.probes.outcome import Begin
 from planner.probes.protocol import ProbeTask
 from tests.conftest import ROOT, clean_environment, needed
+from tests.e2e.probe_jobs import until
 from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
 from tests.stand_ins.runners import JOB, light_wiring
 
 KILLS, SEED, AT_ONCE = 50, 20261121, 4
 REAL_TORCHRUN_EVERY = 10
-LIMIT_SECONDS = 300.0  # for what has to happen, on however busy a machine
+
 VICTIMS = ("runner", "launcher", "worker", "guardian")
 
 
@@ -41,6 +43,9 @@ class Kill:
     after_seconds: float
     light: bool
 
+    def folder(self, parent: Path) -> Path:
+        return parent / f"probes-{self.number}"
+
 
 def kills() -> Iterator[Kill]:
     chance = random.Random(SEED)
@@ -51,7 +56,7 @@ def kills() -> Iterator[Kill]:
 
 
 def wiring(folder: Path, kill: Kill) -> Wiring:
-    return light_wiring(folder, folder / f"probes-{kill.number}", light=kill.light)
+    return light_wiring(folder, kill.folder(folder), light=kill.light)
 
 
 class Runners:
@@ -61,9 +66,8 @@ class Runners:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
-        command = [sys.executable, "-m", "tests.stand_ins.runners", str(folder)]
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "tests.stand_ins.runners", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,13 +80,9 @@ class Runners:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
+        asked = {"folder": str(kill.folder(self.folder)), "light": kill.light}
         with self._lock:
-            stdin.write(
-                json.dumps(
-                    {"folder": str(self.folder / f"probes-{kill.number}"), "light": kill.light}
-                )
-                + "\n"
-            )
+            stdin.write(f"{json.dumps(asked)}\n")
             stdin.flush()
             pid, probe_id = stdout.readline().split()
         return int(pid), probe_id
@@ -105,32 +105,24 @@ def find(victim: str, runner_pid: int, token: str | None) -> int | None:
     """The process to kill, if it is there now."""
     if victim == "runner":
         return runner_pid
-    below = guardian.descendants(runner_pid)
     if victim == "guardian":
+        below = guardian.descendants(runner_pid)
         return next((pid for pid in below if "guardian.py" in command_of(pid)), None)
-    bearers = guardian.bearers(token) if token else set()
-    ranks = {
-        pid
-        for pid in bearers
-        if "planner.probes.inside" in command_of(pid) and "nproc" not in command_of(pid)
-    }
-    ranks = {pid for pid in ranks if "torchrun.py" not in command_of(pid)}
+    commands = {pid: command_of(pid) for pid in (guardian.bearers(token) if token else ())}
     launchers = {
         pid
-        for pid in bearers
-        if "torchrun.py" in command_of(pid) or "torch.distributed.run" in command_of(pid)
+        for pid, command in commands.items()
+        if "torchrun.py" in command or "torch.distributed.run" in command
     }
-    chosen = launchers - ranks if victim == "launcher" else ranks
-    return max(chosen, default=None)
+    if victim == "launcher":
+        return max(launchers, default=None)
+    ranks = {pid for pid, command in commands.items() if "planner.probes.inside" in command}
+    return max(ranks - launchers, default=None)
 
 
 def token_of(folder: Path, kill: Kill) -> str | None:
     try:
-        return str(
-            json.loads(next((folder / f"probes-{kill.number}").glob("*/begin.json")).read_text())[
-                "token"
-            ]
-        )
+        return Begin.read(next(kill.folder(folder).glob("*/begin.json"))).token
     except (StopIteration, OSError, ValueError):
         return None
 
@@ -139,30 +131,24 @@ def is_there(pid: int) -> bool:
     return any(pid == found for found, _ in guardian.processes())
 
 
-def wait_until(done: Callable[[], bool], what: object) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def one(runners: Runners, folder: Path, kill: Kill) -> tuple[Kill, str, bool]:
     """Runs a probe, kills, waits for quiet; (kill, id of the probe, whether anybody was hit)."""
     pid, probe_id = runners.start(kill)
-    wait_until(
-        lambda: find(kill.victim, pid, token_of(folder, kill)) is not None or not is_there(pid),
-        (kill, "the victim never came"),
-    )
+
+    def victim() -> int | None:
+        return find(kill.victim, pid, token_of(folder, kill))
+
+    until(lambda: victim() is not None or not is_there(pid), (kill, "the victim never came"))
     time.sleep(kill.after_seconds)
-    hit = find(kill.victim, pid, token_of(folder, kill)) if is_there(pid) else None
+    hit = victim() if is_there(pid) else None
     if hit is not None:
         try:
             os.kill(hit, signal.SIGKILL)
         except ProcessLookupError:
             hit = None
-    wait_until(lambda: not is_there(pid), (kill, "the runner goes on"))
+    until(lambda: not is_there(pid), (kill, "the runner goes on"))
     token = token_of(folder, kill)
-    wait_until(lambda: token is None or not guardian.bearers(token), (kill, "somebody is left"))
+    until(lambda: token is None or not guardian.bearers(token), (kill, "somebody is left"))
     return kill, probe_id, hit is not None
 
 
@@ -175,38 +161,29 @@ def check(kill: Kill, record: ProbeRecord, hit: bool, folder: Path) -> None:
         assert measurement.measured.step_seconds == worker.STEP_SECONDS, says
         return
     assert hit, says
-    expected = {
-        "runner": {"interrupted"},
-        "guardian": {"interrupted"},
-        "launcher": {"killed"},
-        "worker": {"killed"},
-    }
-    assert record.failure in expected[kill.victim], says
-    if kill.victim == "worker":
-        assert "was ended by signal 9" in str(record.message), says
+    interrupted = kill.victim in ("runner", "guardian")
+    assert record.failure == ("interrupted" if interrupted else "killed"), says
+    assert kill.victim != "worker" or "was ended by signal 9" in str(record.message), says
 
 
 @pytest.mark.slow
 def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> None:
     needed("torch")
-    _ = wiring(tmp_path, Kill(0, "", 0.0, True)).store  # made once, before everybody asks for it
+    outside = wiring(tmp_path, Kill(0, "", 0.0, True))
+    _ = outside.store  # made once, before everybody asks for it
     runners = Runners(tmp_path)
     try:
         with ThreadPoolExecutor(AT_ONCE) as workers:
             ended = list(workers.map(lambda kill: one(runners, tmp_path, kill), kills()))
     finally:
         runners.close()
-    outside = wiring(tmp_path, Kill(0, "", 0.0, True))
     age(outside.engine, 2 * LEASE_SECONDS)
     recover(outside)
-    records = [outside.probes.get(probe_id) for _, probe_id, _ in ended]
-    for (kill, _, hit), record in zip(ended, records, strict=True):
+    failed = []
+    for kill, probe_id, hit in ended:
+        record = outside.probes.get(probe_id)
         check(kill, record, hit, tmp_path)
-    failed = [
-        kill.victim
-        for (kill, _, _), record in zip(ended, records, strict=True)
-        if record.state == "failed"
-    ]
+        failed += [kill.victim] if record.state == "failed" else []
     # the moments were spread so that each kind of kill really hit
     assert set(failed) == set(VICTIMS), failed
     assert len(failed) >= KILLS // 3
@@ -216,14 +193,10 @@ def test_the_stand_in_would_leave_processes_behind(tmp_path: Path) -> None:
     """That the test above can fail: without a guardian, what the worker starts outlives it."""
     token = "a-token-of-this-test"
     task = ProbeTask(id="x", job={**JOB, "notes": "scatter 0"}, device="cpu")
-    (tmp_path / "task.json").write_text(task.model_dump_json())
+    files = [tmp_path / "task.json", tmp_path / "result.json"]
+    files[0].write_text(task.model_dump_json())
+    command = [sys.executable, worker.__file__, *map(str, files)]
     environment = {**os.environ, guardian.TOKEN: token}
-    command = [
-        sys.executable,
-        worker.__file__,
-        str(tmp_path / "task.json"),
-        str(tmp_path / "result.json"),
-    ]
     subprocess.run(command, env=environment, check=True, cwd=tmp_path)
     try:
         assert len(guardian.bearers(token)) == 2

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,13 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from planner.probes import guardian
 from planner.probes.launch import LaunchSettings, Watch
-from planner.probes.outcome import Begin
 from planner.probes.pools.slurm import SlurmPool
-from planner.probes.pools.slurm_node import master_port, node_token
+from planner.probes.pools.slurm_node import master_port
 from planner.probes.pools.slurm_options import SlurmOptions
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import Cli
+from tests.e2e.probe_jobs import nobody_bears, node_tokens
 from tests.slurm_cluster import TWO_NODES, SlurmCluster
 from tests.stand_ins import worker
 
@@ -33,13 +33,20 @@ def run(
         id=name, job={**TWO_NODES, "notes": notes, **job}, device="cpu", time_limit_seconds=limit
     )
     result = pool.run(task, watch)
-    for begin in pool.settings.folder.glob(f"{name}*/begin.json"):
-        token = Begin.read(begin).token
-        tokens = [token, node_token(token, 0), node_token(token, 1)]
-        # Slurm's daemons are not ours to wait for: guardians end a moment after srun
-        cluster.wait_for(lambda: not any(map(guardian.bearers, tokens)), "no process is left")  # noqa: B023
+    # Slurm's daemons are not ours to wait for: guardians end a moment after srun
+    tokens = node_tokens(pool.settings.folder, f"{name}*")
+    cluster.wait_for(lambda: nobody_bears(tokens), "no process is left")
     cluster.wait_for(lambda: not cluster.jobs(), "no job is left")
     return result
+
+
+def stopped(run_it: Callable[[Watch], ProbeResult]) -> None:
+    """A probe that is stopped as soon as it is at work says that it was interrupted."""
+    stop = threading.Event()
+    watch = Watch(stop=stop, progress=lambda message: stop.set() if "step 1" in message else None)
+    outcome = run_it(watch).outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == FailureKind.INTERRUPTED
 
 
 def test_a_gang_over_two_nodes_measures_under_the_real_torchrun(
@@ -48,24 +55,18 @@ def test_a_gang_over_two_nodes_measures_under_the_real_torchrun(
     pool.settings, pool.partition = replace(pool.settings, python=sys.executable), "debug"
     result = run(pool, cluster, "")
     assert isinstance(result.outcome, MeasuredRun), result
-    assert (result.outcome.step_seconds, result.gpu_seconds) == (
-        worker.STEP_SECONDS,
-        pytest.approx(4 * result.wall_seconds),
-    )
+    assert result.outcome.step_seconds == worker.STEP_SECONDS
+    assert result.gpu_seconds == pytest.approx(4 * result.wall_seconds)
     assert result.hosts == ["n1", "n2"]
     (folder,) = pool.settings.folder.glob("probe-*")
-    assert {path.name for path in folder.glob("end.node*.json")} == {
-        "end.node0.json",
-        "end.node1.json",
-    }
+    ends = sorted(path.name for path in folder.glob("end.node*.json"))
+    assert ends == ["end.node0.json", "end.node1.json"]
 
 
 @pytest.mark.slow
 def test_a_queue_without_end_is_left(pool: SlurmPool, cluster: SlurmCluster) -> None:
-    hog = subprocess.Popen(
-        ["srun", "--nodes", "2", "--exclusive", "--input=none", "sleep", "600"],
-        stdin=subprocess.DEVNULL,
-    )
+    command = ["srun", "--nodes", "2", "--exclusive", "--input=none", "sleep", "600"]
+    hog = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         running = ("squeue", "--noheader", "--states", "RUNNING")
         cluster.wait_for(lambda: cluster.ask(*running), "the other job runs")
@@ -78,29 +79,19 @@ def test_a_queue_without_end_is_left(pool: SlurmPool, cluster: SlurmCluster) -> 
 
 
 def test_a_stop_cancels_the_job(pool: SlurmPool, cluster: SlurmCluster) -> None:
-    stop = threading.Event()
-
-    def stop_when_it_runs(message: str) -> None:
-        if "step 1" in message:
-            stop.set()
-
-    watch = Watch(stop=stop, progress=stop_when_it_runs)
-    outcome = run(pool, cluster, "scatter 600", watch=watch).outcome
-    assert isinstance(outcome, Failed)
-    assert outcome.kind == FailureKind.INTERRUPTED
+    stopped(lambda watch: run(pool, cluster, "scatter 600", watch=watch))
 
 
 def test_what_slurm_refuses_is_an_error_in_its_words(
     pool: SlurmPool, cluster: SlurmCluster
 ) -> None:
     wide = {
-        **TWO_NODES,
         "cluster": {"gpu": "cpu", "num_gpus": 6, "gpus_per_node": 2},
         "layout": {"dp_shard": 6},
+        "training": {"seq_len": 64, "global_batch_size": 6},
     }
-    wide["training"] = {"seq_len": 64, "global_batch_size": 6}
     with pytest.raises(ProbeError, match=r"Slurm: .*(?:[Nn]ode|configuration)"):
-        run(pool, cluster, "", **{key: wide[key] for key in ("cluster", "layout", "training")})
+        run(pool, cluster, "", **wide)
     pool.partition = "nowhere"
     with pytest.raises(ProbeError, match=r"Slurm: .*partition"):
         run(pool, cluster, "")
@@ -110,31 +101,22 @@ def test_what_slurm_refuses_is_an_error_in_its_words(
 def test_planner_cli_probe_through_slurm(
     cluster: SlurmCluster, cli: Cli, surroundings: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "job.json").write_text(
-        json.dumps({key: value for key, value in TWO_NODES.items() if key != "notes"})
-    )
-    environment = {
-        **surroundings,
-        "SLURM_CONF": str(cluster.conf),
-        "PATH": cluster.environment["PATH"],
-    }
-    done = cli(
-        "probe", "--job", tmp_path / "job.json", "--pool", "slurm:debug", "--json", env=environment
-    )
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**TWO_NODES, "notes": ""}))
+    slurm = {"SLURM_CONF": str(cluster.conf), "PATH": cluster.environment["PATH"]}
+    command = ("probe", "--job", path, "--pool", "slurm:debug", "--json")
+    done = cli(*command, env={**surroundings, **slurm})
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["probes"]
-    assert (one["state"], one["measurement"]["measured"]["step_seconds"]) == (
-        "done",
-        worker.STEP_SECONDS,
-    )
+    assert one["state"] == "done"
+    assert one["measurement"]["measured"]["step_seconds"] == worker.STEP_SECONDS
 
 
 def test_without_slurm_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    task = ProbeTask(id="x", job=TWO_NODES, device="cpu")
     with pytest.raises(ProbeError, match="sbatch is not installed here; use --pool local"):
-        SlurmPool(LaunchSettings(folder=tmp_path)).run(
-            ProbeTask(id="x", job=TWO_NODES, device="cpu")
-        )
+        SlurmPool(LaunchSettings(folder=tmp_path)).run(task)
 
 
 def test_ports_differ_by_job_and_attempt_and_stay_out_of_the_clients_range() -> None:

@@ -1,16 +1,17 @@
 """One allocation for many probes, and GPUs, on a real Slurm with fake GPUs."""
 
-import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from planner.errors import ProbeError
 from planner.intake.jobs import read_job
-from planner.probes.launch import Watch
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_options import SlurmOptions
-from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from tests.e2e.test_slurm import stopped
 from tests.slurm_cluster import TWO_NODES, SlurmCluster
 
 pytestmark = pytest.mark.slow
@@ -32,78 +33,75 @@ def last_job(cluster: SlurmCluster) -> int:
 
 
 CLUSTER = read_job(TWO_NODES).cluster
+Hold = Callable[[], AbstractContextManager[Any]]
 
 
-def test_probes_in_one_allocation_wait_once(pool: SlurmPool, cluster: SlurmCluster) -> None:
+def measured(result: ProbeResult) -> None:
+    assert isinstance(result.outcome, MeasuredRun), result
+
+
+@pytest.fixture
+def hold(pool: SlurmPool) -> Hold:
+    """An allocation of both nodes for a quarter of an hour."""
+    return lambda: pool.hold("night", CLUSTER, num_devices=4, seconds=900.0)
+
+
+def test_probes_in_one_allocation_wait_once(
+    pool: SlurmPool, cluster: SlurmCluster, hold: Hold
+) -> None:
     before = last_job(cluster)
-    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
+    with hold() as held:
         first = held.run(task("a"))
-        failed = held.run(task("b", "sleep 600", limit=15.0))
-        killed = held.run(task("c", "die"))
+        late = held.run(task("b", "sleep 600", limit=15.0))
+        killed = held.run(task("c", "die")).outcome
         small = {"cluster": {**TWO_NODES["cluster"], "num_gpus": 2}, "layout": {"dp_shard": 2}}
         last = held.run(task("d", **small))
         # the notes say why a probe ran again, if one did
-        assert last_job(cluster) == before + 1, [one.notes for one in (first, failed, killed, last)]
+        assert last_job(cluster) == before + 1, [one.notes for one in (first, late, last)]
         told = cluster.ask("scontrol", "show", "job", str(before + 1))
         assert "JobName=planner-night" in told
-    assert [type(one.outcome) for one in (first, last)] == [MeasuredRun, MeasuredRun]
-    assert isinstance(failed.outcome, Failed)
-    assert failed.outcome.kind == FailureKind.TIMEOUT
-    assert 15.0 <= failed.wall_seconds < 120.0  # Slurm itself would end it after 15 minutes
-    assert "rank 0 was in sleep (worker.py:" in failed.outcome.message
-    assert isinstance(killed.outcome, Failed)
-    assert (killed.outcome.kind, killed.outcome.rank) == (FailureKind.KILLED, 1)
+    measured(first)
+    measured(last)
+    assert isinstance(late.outcome, Failed)
+    assert late.outcome.kind == FailureKind.TIMEOUT
+    assert 15.0 <= late.wall_seconds < 120.0  # Slurm itself would end it after 15 minutes
+    assert "rank 0 was in sleep (worker.py:" in late.outcome.message
+    assert isinstance(killed, Failed)
+    assert (killed.kind, killed.rank) == (FailureKind.KILLED, 1)
     # each probe is charged for itself, not for the allocation
-    assert (first.gpu_seconds, last.gpu_seconds) == (
-        pytest.approx(4 * first.wall_seconds),
-        pytest.approx(2 * last.wall_seconds),
-    )
+    assert first.gpu_seconds == pytest.approx(4 * first.wall_seconds)
+    assert last.gpu_seconds == pytest.approx(2 * last.wall_seconds)
     cluster.wait_for(lambda: not cluster.jobs(), "the allocation has ended with the last probe")
     assert not list((pool.settings.folder / "allocations").iterdir())
 
 
-def test_an_allocation_that_ends_is_followed_by_another(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
+def test_an_allocation_that_ends_is_followed_by_another(cluster: SlurmCluster, hold: Hold) -> None:
     before = last_job(cluster)
-    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
-        assert isinstance(held.run(task("a")).outcome, MeasuredRun)
+    with hold() as held:
+        measured(held.run(task("a")))
         cluster.ask("scancel", str(before + 1))
         cluster.wait_for(lambda: not cluster.jobs(), "the allocation has ended")
-        assert isinstance(held.run(task("b")).outcome, MeasuredRun)
+        measured(held.run(task("b")))
         # what the rest of its time does not cover gets a new one as well
-        assert isinstance(held.run(task("c", limit=900.0)).outcome, MeasuredRun)
+        measured(held.run(task("c", limit=900.0)))
     assert last_job(cluster) == before + 3
 
 
 def test_a_stopped_probe_leaves_its_allocation_to_the_next(
-    pool: SlurmPool, cluster: SlurmCluster
+    cluster: SlurmCluster, hold: Hold
 ) -> None:
     before = last_job(cluster)
-    stop = threading.Event()
-
-    def stop_when_it_runs(message: str) -> None:
-        if "step 1" in message:
-            stop.set()
-
-    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
-        watch = Watch(stop=stop, progress=stop_when_it_runs)
-        outcome = held.run(task("a", "scatter 600"), watch).outcome
-        assert isinstance(outcome, Failed)
-        assert outcome.kind == FailureKind.INTERRUPTED
-        assert isinstance(held.run(task("b")).outcome, MeasuredRun)
+    with hold() as held:
+        stopped(lambda watch: held.run(task("a", "scatter 600"), watch))
+        measured(held.run(task("b")))
     assert last_job(cluster) == before + 1
 
 
 @pytest.mark.parametrize("gpus_by", ["gpus-per-node", "gres"])
-def test_gpus_are_asked_for_on_every_node(
-    pool: SlurmPool, cluster: SlurmCluster, gpus_by: Any
-) -> None:
+def test_gpus_are_asked_for_on_every_node(pool: SlurmPool, gpus_by: Any) -> None:
     pool.options = SlurmOptions(gpus_by=gpus_by)
     whole = {**ON_GPUS, "notes": "devices"}
-    asked = ProbeTask(id="probe-g", job=whole, device="cuda", time_limit_seconds=60.0)
-    result = pool.run(asked)
-    assert isinstance(result.outcome, MeasuredRun), result
+    measured(pool.run(ProbeTask(id="probe-g", job=whole, device="cuda", time_limit_seconds=60.0)))
     (folder,) = pool.settings.folder.glob("probe-*")
     seen = [path.read_text() for path in sorted(folder.glob("output.node*.log"))]
     assert ["devices 0,1" in text for text in seen] == [True, True]
@@ -130,9 +128,8 @@ def test_options_reach_slurm(pool: SlurmPool, options: SlurmOptions, said: str) 
         pool.run(task("a"))
 
 
-def test_account_and_qos_reach_slurm(pool: SlurmPool, cluster: SlurmCluster) -> None:
+def test_an_account_reaches_slurm(pool: SlurmPool, cluster: SlurmCluster) -> None:
     """Without slurmdbd Slurm takes any account, and knows no QOS."""
     pool.options = SlurmOptions(account="lab")
-    assert isinstance(pool.run(task("a")).outcome, MeasuredRun)
-    told = cluster.ask("scontrol", "show", "job", str(last_job(cluster)))
-    assert "Account=lab" in told
+    measured(pool.run(task("a")))
+    assert "Account=lab" in cluster.ask("scontrol", "show", "job", str(last_job(cluster)))

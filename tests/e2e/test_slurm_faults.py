@@ -2,19 +2,18 @@
 
 import multiprocessing
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from planner.errors import ProbeError
-from planner.probes import guardian
 from planner.probes.launch import Watch
-from planner.probes.outcome import Begin
 from planner.probes.pools.slurm import SlurmPool
-from planner.probes.pools.slurm_node import node_token
 from planner.probes.pools.slurm_options import SlurmOptions
 from planner.probes.pools.slurm_wait import SlurmPace
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from tests.e2e.probe_jobs import nobody_bears, node_tokens
+from tests.e2e.test_slurm_allocations import last_job
 from tests.slurm_cluster import TWO_NODES, SlurmCluster
 from tests.stand_ins.runners import JOB
 
@@ -22,27 +21,28 @@ pytestmark = pytest.mark.slow
 
 
 class Running:
-    """A probe that runs in a thread. lines: its progress."""
+    """A probe that runs in a thread, and is at work. lines: its progress."""
 
-    def __init__(self, pool: SlurmPool, task: ProbeTask) -> None:
-        self.lines: list[str] = []
-        self.watch = Watch(progress=self.lines.append)
-        self.results: list[ProbeResult | BaseException] = []
+    def __init__(
+        self, pool: SlurmPool, cluster: SlurmCluster, notes: str, limit: float = 300.0
+    ) -> None:
+        self.cluster, self.lines = cluster, list[str]()
+        watch = Watch(progress=self.lines.append)
+        self._result = ThreadPoolExecutor(1).submit(pool.run, task(notes, limit), watch)
+        self.says("step 1" if "slurmctld" in cluster.daemons else "controller")
 
-        def run() -> None:
-            try:
-                self.results.append(pool.run(task, self.watch))
-            except BaseException as error:
-                self.results.append(error)
+    def says(self, words: str) -> None:
+        self.cluster.wait_for(lambda: any(words in line for line in self.lines), words)
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-
-    def result(self) -> ProbeResult:
-        self._thread.join(900)
-        (found,) = self.results
-        assert isinstance(found, ProbeResult), found
+    def measured(self) -> ProbeResult:
+        found = self._result.result(900)
+        assert isinstance(found.outcome, MeasuredRun), found
         return found
+
+    def failed(self) -> Failed:
+        outcome = self._result.result(900).outcome
+        assert isinstance(outcome, Failed), outcome
+        return outcome
 
 
 def task(notes: str, limit: float) -> ProbeTask:
@@ -50,19 +50,16 @@ def task(notes: str, limit: float) -> ProbeTask:
     return ProbeTask(id="probe-x", job=job, device="cpu", time_limit_seconds=limit)
 
 
-def _runs(running: Running, cluster: SlurmCluster) -> None:
-    cluster.wait_for(lambda: any("step 1" in line for line in running.lines), "the probe runs")
-
-
 def _nobody_is_left(pool: SlurmPool, cluster: SlurmCluster, of: str = "probe-*") -> None:
     """Guardians end within a moment after the file or the signal that tells them to."""
-    tokens = [
-        node_token(Begin.read(path).token, node)
-        for path in pool.settings.folder.glob(f"{of}/begin.json")
-        for node in (0, 1)
-    ]
+    tokens = node_tokens(pool.settings.folder, of)
     assert tokens
-    cluster.wait_for(lambda: not any(map(guardian.bearers, tokens)), "nobody is left")
+    cluster.wait_for(lambda: nobody_bears(tokens), "nobody is left")
+
+
+def _preempt(cluster: SlurmCluster) -> None:
+    urgent = ["--partition", "urgent", "--nodes", "2", "--exclusive", "--output", "/dev/null"]
+    cluster.ask("sbatch", *urgent, "--wrap", "sleep 2")
 
 
 def test_a_node_that_does_not_answer_holds_nobody_beyond_the_limit(
@@ -73,39 +70,30 @@ def test_a_node_that_does_not_answer_holds_nobody_beyond_the_limit(
     The limit is long enough for both nodes to start the probe on a busy machine.
     """
     pool.options, pool.pace = SlurmOptions(restarts=0), SlurmPace(files=0.1, slurm=1.0, end=15.0)
-    running = Running(pool, task("sleep 600", 40.0))
-    _runs(running, cluster)
+    running = Running(pool, cluster, "sleep 600", 40.0)
     cluster.kill("n2")
     cluster.kill("slurmctld")
-    result = running.result()
-    assert isinstance(result.outcome, Failed), result
-    assert result.outcome.kind in (FailureKind.TIMEOUT, FailureKind.LOST_NODE)
+    assert running.failed().kind in (FailureKind.TIMEOUT, FailureKind.LOST_NODE)
     _nobody_is_left(pool, cluster)
 
 
 def test_after_a_lost_node_it_runs_again(pool: SlurmPool, cluster: SlurmCluster) -> None:
     """Nothing is left where a slurmd is gone: its guardian reads the order to stop."""
-    running = Running(pool, task("once", 500.0))
-    _runs(running, cluster)
+    running = Running(pool, cluster, "once", 500.0)
     cluster.kill("n2")
-    cluster.wait_for(lambda: any("runs again" in line for line in running.lines), "it runs again")
+    running.says("runs again")
     _nobody_is_left(pool, cluster, of="probe-x")
     cluster.start("n2")
-    result = running.result()
-    assert isinstance(result.outcome, MeasuredRun), result
+    result = running.measured()
     (note,) = [note for note in result.notes if note.startswith("ran again")]
     lost = int(re.search(r"after (\d+) s: Slurm's job .* lost (?:a node|n2)", note)[1])  # type: ignore[index]
-    assert result.wall_seconds >= lost - 1
-    assert lost > 0
+    assert 0 < lost <= result.wall_seconds + 1
     assert result.gpu_seconds == pytest.approx(4 * result.wall_seconds)
     _nobody_is_left(pool, cluster)
 
 
-def test_a_retry_runs_where_it_failed_if_there_is_nowhere_else(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
-    watch = Watch(rather_not=frozenset({"n1", "n2"}))
-    result = pool.run(task("", 300.0), watch)
+def test_a_retry_runs_where_it_failed_if_there_is_nowhere_else(pool: SlurmPool) -> None:
+    result = pool.run(task("", 300.0), Watch(rather_not=frozenset({"n1", "n2"})))
     assert isinstance(result.outcome, MeasuredRun), result
     one_node = {**JOB, "cluster": {"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 2}}
     small = ProbeTask(id="probe-y", job=one_node, device="cpu", time_limit_seconds=300.0)
@@ -114,45 +102,33 @@ def test_a_retry_runs_where_it_failed_if_there_is_nowhere_else(
 
 
 def test_a_requeued_job_runs_its_probe_again(pool: SlurmPool, cluster: SlurmCluster) -> None:
-    running = Running(pool, task("once", 300.0))
-    _runs(running, cluster)
+    running = Running(pool, cluster, "once")
     (job,) = cluster.jobs()
     assert cluster.ask("scontrol", "update", f"jobid={job}", "requeue=1") == ""
     assert cluster.ask("scontrol", "requeue", job) == ""
-    result = running.result()
-    assert isinstance(result.outcome, MeasuredRun), result
-    assert "was put back into its queue" in result.notes[0]
+    assert "was put back into its queue" in running.measured().notes[0]
 
 
 def test_a_preempted_job_runs_its_probe_again(pool: SlurmPool, cluster: SlurmCluster) -> None:
-    running = Running(pool, task("once", 300.0))
-    _runs(running, cluster)
-    urgent = ["--partition", "urgent", "--nodes", "2", "--exclusive", "--output", "/dev/null"]
-    cluster.ask("sbatch", *urgent, "--wrap", "sleep 2")
-    result = running.result()
-    assert isinstance(result.outcome, MeasuredRun), result
-    assert "was preempted" in result.notes[0]
+    running = Running(pool, cluster, "once")
+    _preempt(cluster)
+    assert "was preempted" in running.measured().notes[0]
 
 
 def test_what_is_lost_too_often_says_why(pool: SlurmPool, cluster: SlurmCluster) -> None:
     pool.options = SlurmOptions(restarts=0)
-    running = Running(pool, task("sleep 600", 300.0))
-    _runs(running, cluster)
-    urgent = ["--partition", "urgent", "--nodes", "2", "--exclusive", "--output", "/dev/null"]
-    cluster.ask("sbatch", *urgent, "--wrap", "sleep 2")
-    outcome = running.result().outcome
-    assert isinstance(outcome, Failed)
+    running = Running(pool, cluster, "sleep 600")
+    _preempt(cluster)
+    outcome = running.failed()
     assert (outcome.kind, "preempted" in outcome.message) == (FailureKind.PREEMPTED, True)
 
 
 def test_a_job_that_somebody_cancels_is_not_run_again(
     pool: SlurmPool, cluster: SlurmCluster
 ) -> None:
-    running = Running(pool, task("sleep 600", 300.0))
-    _runs(running, cluster)
+    running = Running(pool, cluster, "sleep 600")
     cluster.ask("scancel", *cluster.jobs())
-    outcome = running.result().outcome
-    assert isinstance(outcome, Failed)
+    outcome = running.failed()
     assert outcome.kind == FailureKind.INTERRUPTED
     assert "was cancelled, not by us" in outcome.message
 
@@ -160,14 +136,11 @@ def test_a_job_that_somebody_cancels_is_not_run_again(
 def test_a_controller_that_is_away_for_a_while(pool: SlurmPool, cluster: SlurmCluster) -> None:
     """It is away when the probe is submitted, and again while it runs."""
     cluster.kill("slurmctld")
-    running = Running(pool, task("sleep 12", 300.0))
-    cluster.wait_for(lambda: any("controller" in line for line in running.lines), "it is missed")
+    running = Running(pool, cluster, "sleep 12")
     cluster.start("slurmctld")
-    _runs(running, cluster)
+    running.says("step 1")
     cluster.kill("slurmctld")
-    result = running.result()
-    assert isinstance(result.outcome, MeasuredRun), result
-    assert not any("ran again" in note for note in result.notes)
+    assert not any("ran again" in note for note in running.measured().notes)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +181,7 @@ def test_a_job_survives_its_runner_and_is_found_again(
     result = other.run(task("sleep 8", 300.0))
     assert isinstance(result.outcome, MeasuredRun), result
     assert len(list(pool.settings.folder.glob("probe-*"))) == 1
-    ids = cluster.ask("squeue", "--noheader", "--format=%A", "--states=all").split()
-    assert max(map(int, ids)) == int(job)
+    assert last_job(cluster) == int(job)
     assert not other.is_left("probe-x")
 
 

@@ -15,23 +15,15 @@ from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.settings import Settings
 from planner.api.storage.job_records import ProbeRecord
 from planner.api.storage.probes import gpu_seconds_of
-from planner.api.wiring import Wiring, wire
-from planner.probes import guardian
-from planner.probes.outcome import Begin
-from planner.probes.pools.slurm_node import node_token
+from planner.api.wiring import wire
 from tests.conftest import ROOT, clean_environment, needed
+from tests.e2e.probe_jobs import TINY, nobody_bears, node_tokens
 from tests.slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.slow
-TINY = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "model_type": "llama",
-    "name": "tiny",
-}  # fmt: skip
 LAYOUTS = [
     {"dp_shard": 2, "ac": "none"},
     {"dp_shard": 2, "ac": "full"},
-    {"dp_replicate": 2, "dp_shard": 1, "ac": "none"},
     {"dp_shard": 1, "tp": 2, "ac": "none"},
 ]
 SWEEP: dict[str, Any] = {
@@ -74,12 +66,18 @@ def test_every_probe_is_accounted_for(
     """held: probes run one after the other in one allocation."""
     if held:
         environment["PLANNER_SLURM_GPUS_AT_ONCE"] = "2"
-    wiring = wire(Settings(database_url=sqlite_url, probe_folder=tmp_path / "probes"))
-    sweep = add_sweep(wiring, SWEEP, allow_files=False)
-    run = run_now(wiring, sweep, ours=False)
+    probes = tmp_path / "probes"
+    wiring = wire(Settings(database_url=sqlite_url, probe_folder=probes))
+    run = run_now(wiring, add_sweep(wiring, SWEEP, allow_files=False), ours=False)
+
+    def in_state(state: str) -> list[ProbeRecord]:
+        return [one for one in wiring.probes.list().items if one.state == state]
+
     with a_worker(environment) as worker:
-        cluster.wait_for(lambda: _states(wiring).count("done") >= 1, "the first probe is done")
-        cluster.wait_for(lambda: _has_begun(wiring, tmp_path), "a probe runs")
+        cluster.wait_for(lambda: in_state("done"), "the first probe is done")
+        cluster.wait_for(
+            lambda: any(_has_begun(probes / one.id) for one in in_state("running")), "a probe runs"
+        )
         cluster.kill("n2")
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait(60)
@@ -87,8 +85,8 @@ def test_every_probe_is_accounted_for(
     with a_worker(environment, "--once") as worker:
         assert worker.wait(900) == 0
     ended = wiring.tasks.get(run.id)
-    assert ended.state == "done", ended.message
     report = ended.result
+    assert ended.state == "done", ended.message
     assert report is not None
     lines = report["jobs"][0]["layouts"]
     # once each: measured, or failed with its cause
@@ -101,37 +99,15 @@ def test_every_probe_is_accounted_for(
     assert len(measured) == len(set(measured))
     spent = sum(gpu_seconds_of(one) for one in records)
     assert report["gpu_seconds"] == pytest.approx(spent, abs=0.2)
-    assert sum(one["gpu_seconds"] for record in records for one in record.results) == (
-        pytest.approx(spent)
-    )
-    _nobody_is_left(tmp_path, cluster)
-
-
-def _states(wiring: Wiring) -> list[str]:
-    return [one.state for one in wiring.probes.list().items]
-
-
-def _has_begun(wiring: Wiring, folder: Path) -> bool:
-    """Whether both nodes have started a probe that has not ended."""
-    running: list[ProbeRecord] = [
-        one for one in wiring.probes.list().items if one.state == "running"
-    ]
-    return any(
-        len(list((folder / "probes" / one.id).glob("guardian.node*.json"))) == 2
-        and not list((folder / "probes" / one.id).glob("end*.json"))
-        for one in running
-    )
-
-
-def _nobody_is_left(folder: Path, cluster: SlurmCluster) -> None:
-    tokens = [
-        token
-        for path in (folder / "probes").glob("probe-*/begin.json")
-        for begin in [Begin.read(path)]
-        for token in (begin.token, node_token(begin.token, 0), node_token(begin.token, 1))
-    ]
+    each = [one["gpu_seconds"] for record in records for one in record.results]
+    assert sum(each) == pytest.approx(spent)
+    tokens = node_tokens(probes)
     assert tokens
-    cluster.wait_for(
-        lambda: not any(guardian.bearers(one) for one in tokens), "no process of a probe is left"
-    )
+    cluster.wait_for(lambda: nobody_bears(tokens), "no process of a probe is left")
     cluster.wait_for(lambda: not cluster.jobs(), "no job is left")
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether both nodes have started this probe, and it has not ended."""
+    begun = list(folder.glob("guardian.node*.json"))
+    return len(begun) == 2 and not list(folder.glob("end*.json"))

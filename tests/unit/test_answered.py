@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,35 +11,24 @@ from planner.api.settings import Settings
 from planner.api.wiring import MOST_ANSWERED, Wiring
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.plan import Plan
-from tests.conftest import job_values
+from tests.conftest import Fixed, job_values
 
 JOB: dict[str, Any] = job_values(
     "llama3.2-1b", "h100-sxm-80gb", 2, 2048, 8, search={"fix": {"tp": 1, "cp": 1, "pp": 1}}
 )
 
 
-class Times:
-    def __init__(self) -> None:
-        self.count = 0
+class Changing(Fixed):
+    """A clock that goes on as ids do."""
 
     def now(self) -> datetime:
         self.count += 1
         return datetime(2026, 1, 1, 0, 0, self.count % 60, tzinfo=UTC)
 
 
-class Numbered:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def new_id(self, prefix: str) -> str:
-        self.count += 1
-        return f"{prefix}-{self.count}"
-
-
 @pytest.fixture
-def wiring(tmp_path: Any) -> Wiring:
-    settings = Settings(database_url=f"sqlite:///{tmp_path}/plans.db")
-    return Wiring(settings=settings, clock=Times(), ids=Numbered())
+def wiring(sqlite_url: str) -> Wiring:
+    return Wiring(settings=Settings(database_url=sqlite_url), clock=Changing(), ids=Changing())
 
 
 def made(wiring: Wiring, values: dict[str, Any]) -> Plan:
@@ -56,11 +46,8 @@ def test_the_second_answer_is_not_searched_for(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = made(wiring, JOB)
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("searched again")
-
-    monkeypatch.setattr("planner.api.service.recommend", never)
+    again = AssertionError("searched again")
+    monkeypatch.setattr("planner.api.service.recommend", Mock(side_effect=again))
     second = made(wiring, {**JOB, "id": "again"})
     assert second.id != first.id
     assert second.created_at != first.created_at

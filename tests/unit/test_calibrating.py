@@ -1,5 +1,6 @@
 """Which GPU a pool has, where the command does not say: what nvidia-smi names, or a person."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,24 +11,14 @@ from planner.api.calibration.grid import gpu_of
 from planner.errors import ProbeError, SpecError
 from planner.probes.launch import Launcher, LaunchSettings
 from planner.probes.pools.local import LocalPool, LocalSettings
-from planner.probes.pools.nvidia import Gpu, Survey
+from planner.probes.pools.nvidia import Survey
 from planner.probes.pools.slurm import SlurmPool
 from planner.units import MIB
+from tests.unit.test_local_pool import H100
 
 
 def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
-    gpus = tuple(
-        Gpu(
-            index=index,
-            uuid=f"GPU-{index}",
-            name=name,
-            memory_bytes=mib * MIB,
-            used_bytes=0.0,
-            driver="550",
-            sliced=False,
-        )
-        for index, name in enumerate(names)
-    )
+    gpus = tuple(replace(H100, name=name, memory_bytes=mib * MIB) for name in names)
     seen = Survey(gpus=gpus, problem=None if gpus else "nvidia-smi is not installed")
     launch = LaunchSettings(folder=tmp_path)
     local = LocalPool(Launcher(launch), LocalSettings(survey=lambda: seen, environment={}))
@@ -36,10 +27,8 @@ def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
 
 
 def test_the_gpu_of_this_machine_is_found(tmp_path: Path) -> None:
-    assert (
-        gpu_of(wiring_with(tmp_path, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), "local")
-        == "h100-sxm-80gb"
-    )
+    two = wiring_with(tmp_path, H100.name, H100.name)
+    assert gpu_of(two, "local") == "h100-sxm-80gb"
 
 
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from planner.probes.protocol import (
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import job_values
 
 World = Callable[[ProbeTask], Outcome]
 
@@ -42,18 +43,13 @@ def job(
     model: str, num_gpus: int, layout: dict[str, Any], *, seq_len: int = 4096, batch: int = 4
 ) -> dict[str, Any]:
     """Of TorchTitan 0.3, which shards in any layout: 0.2 computes in fp32 where TP is alone."""
-    training = {
-        "seq_len": seq_len,
-        "global_batch_size": num_gpus * batch,
-        "trainer_version": "0.3.0",
-        "chunked_loss": False,
-    }
-    return {
-        "model": model,
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-        "training": training,
-        "layout": layout,
-    }
+    titan = {"trainer_version": "0.3.0", "chunked_loss": False}
+    many = num_gpus * batch
+    return job_values(model, "h100-sxm-80gb", num_gpus, seq_len, many, layout=layout, **titan)
+
+
+EIGHT = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"})
+PIPELINED = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
 
 
 class FakePool:
@@ -84,28 +80,24 @@ class FakePool:
     tasks: list[ProbeTask]
 
 
-def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
-    """Everything as the cost model says, times constant factors; an emulated rank takes the busy
+def as_predicted(slower: float = 1.0) -> World:
+    """Everything as the cost model says, times a constant factor; an emulated rank takes the busy
     seconds of its estimate.
     """
 
     def outcome(task: ProbeTask) -> Outcome:
-        estimate = estimate_job(task.parsed())
-        seconds = (
-            _busy(estimate)
-            if task.emulate_rank is not None
-            else float(estimate.step_seconds or 0.0)
-        )
-        rank = task.emulate_rank or 0
+        estimate, rank = estimate_job(task.parsed()), task.emulate_rank or 0
+        whole = task.emulate_rank is None
+        seconds = slower * float((estimate.step_seconds or 0.0) if whole else _busy(estimate))
         memory = RankMemory(
             rank=rank,
-            peak_allocated_bytes=_bytes(estimate.peak_allocated_bytes, bigger) - rank,
-            peak_reserved_bytes=_bytes(estimate.peak_reserved_bytes, bigger) - rank,
-            device_used_bytes=_bytes(estimate.device_bytes, bigger) - rank,
+            peak_allocated_bytes=round(estimate.peak_allocated_bytes or 0.0) - rank,
+            peak_reserved_bytes=round(estimate.peak_reserved_bytes or 0.0) - rank,
+            device_used_bytes=round(estimate.device_bytes or 0.0) - rank,
         )
-        each = [seconds * slower * spread for spread in (0.99, 1.0, 1.01)]
+        each = [seconds * spread for spread in (0.99, 1.0, 1.01)]
         return MeasuredRun(
-            step_seconds=None if task.fake_tensors else seconds * slower,
+            step_seconds=None if task.fake_tensors else seconds,
             step_seconds_each=[] if task.fake_tensors else each,
             tokens_per_second_per_gpu=None,
             mfu=None,
@@ -119,19 +111,8 @@ def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
 
 def _busy(estimate: Estimate) -> float:
     assert estimate.time is not None
-    parts = estimate.time
-    return (
-        parts.compute_seconds
-        + parts.host_seconds
-        + parts.recompute_seconds
-        + parts.optimizer_seconds
-        + parts.other_seconds
-    )
-
-
-def _bytes(value: float | None, factor: float) -> int:
-    assert value is not None
-    return round(value * factor)
+    names = ("compute", "host", "recompute", "optimizer", "other")
+    return sum(getattr(estimate.time, f"{name}_seconds") for name in names)
 
 
 def ask(values: dict[str, Any], pool: FakePool, **options: Any) -> ProbeAnswer:
@@ -151,17 +132,16 @@ class TestLongSteps:
     def test_torchtitan_runs_two_smaller_batches_and_the_step_follows_from_both(self) -> None:
         pool = FakePool(8, as_predicted(1.1))
         answer = ask(self.JOB, pool, trainer="torchtitan")
-        assert [task.id for task in pool.tasks] == ["probe-1-few", "probe-1-more"]
         batches = [task.parsed().training.global_batch_size for task in pool.tasks]
+        assert [task.id for task in pool.tasks] == ["probe-1-few", "probe-1-more"]
         assert batches == [16, 32]
         assert sum(task.time_limit_seconds for task in pool.tasks) == pytest.approx(600.0)
         numbers, estimate = numbers_of(answer), estimate_job(read_job(self.JOB))
         assert answer.measurements[0].job.training.global_batch_size == 512
         assert answer.measurements[0].id == "probe-1"
         assert numbers.step_seconds == pytest.approx(1.1 * estimate.step_seconds, rel=0.01)
-        assert numbers.tokens_per_second_per_gpu == pytest.approx(
-            estimate.tokens_per_second_per_gpu / 1.1, rel=0.01
-        )
+        rate = estimate.tokens_per_second_per_gpu / 1.1
+        assert numbers.tokens_per_second_per_gpu == pytest.approx(rate, rel=0.01)
         assert numbers.gpu_seconds == 160.0
         assert (numbers.model_extra or {})["timed_microbatches"] == [2, 4]
 
@@ -202,104 +182,85 @@ class TestLongSteps:
 class TestDirect:
     def test_what_fits_runs_as_it_is(self) -> None:
         pool = FakePool(8, as_predicted(1.1))
-        answer = ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, steps=7, seed=3)
-        assert [(task.id, task.steps, task.seed, task.emulate_rank) for task in pool.tasks] == [
-            ("probe-1", 7, 3, None)
-        ]
-        (measurement,) = answer.measurements
-        assert (measurement.id, measurement.measured.rung, measurement.measured.steps) == (
-            "probe-1",
-            "probed",
-            3,
-        )
+        (measurement,) = ask(EIGHT, pool, steps=7, seed=3).measurements
+        (task,) = pool.tasks
+        assert (task.id, task.steps, task.seed, task.emulate_rank) == ("probe-1", 7, 3, None)
+        measured = measurement.measured
+        assert (measurement.id, measured.rung, measured.steps) == ("probe-1", "probed", 3)
 
     def test_a_failure_measures_nothing_and_memory_that_ran_out_does(self) -> None:
-        failed = FakePool(8, lambda task: Failed(kind=FailureKind.HANG, rank=3, message="waited"))
-        answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), failed)
+        hang = Failed(kind=FailureKind.HANG, rank=3, message="waited")
+        full = OutOfMemory(rank=2, attempted_bytes=5, allocated_bytes=6, message="out")
+        answer = ask(EIGHT, FakePool(8, lambda task: hang))
         assert (answer.measurements, answer.failed is not None) == ((), True)
-        full = FakePool(
-            8, lambda task: OutOfMemory(rank=2, attempted_bytes=5, allocated_bytes=6, message="out")
-        )
-        answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), full)
+        answer = ask(EIGHT, FakePool(8, lambda task: full))
         assert (numbers_of(answer).status, answer.failed is not None) == ("oom", True)
 
-    def test_no_device_at_all_is_one_line(self) -> None:
-        with pytest.raises(
-            ProbeError, match="no NVIDIA GPU to probe on: it has none; use --emulate"
-        ):
-            ask(job("llama3-8b", 8, {"dp_shard": 8}), FakePool(0, as_predicted()))
+    @pytest.mark.parametrize(
+        ("devices", "values", "words"),
+        [
+            (0, EIGHT, "no NVIDIA GPU to probe on: it has none; use --emulate"),
+            (4, PIPELINED, "the layout needs 64 GPUs, this machine has 4; use --emulate"),
+        ],
+    )
+    def test_a_pool_that_cannot_hold_the_layout_says_what_would_do(
+        self, devices: int, values: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(ProbeError, match=words):
+            ask(values, FakePool(devices, as_predicted()))
 
 
 class TestEmulated:
     def test_a_rank_of_each_kind_of_stage(self) -> None:
-        def ranks(layout: dict[str, Any], num_gpus: int, **cluster: Any) -> tuple[int, ...]:
+        def ranks(num_gpus: int, layout: dict[str, Any], **cluster: Any) -> tuple[int, ...]:
             values = job("llama3-70b", num_gpus, layout)
             values["cluster"] |= cluster
             parsed = read_job(values)
             assert parsed.layout is not None
             return ranks_of_interest(parsed.layout, parsed.cluster)
 
-        assert ranks({"dp_shard": 32, "tp": 8}, 256) == (0,)
-        assert ranks({"dp_shard": 8, "tp": 8, "pp": 4}, 256) == (0, 128, 192)
-        assert ranks({"dp_shard": 2, "tp": 8, "pp": 2}, 32) == (0, 16)
+        assert ranks(256, {"dp_shard": 32, "tp": 8}) == (0,)
+        assert ranks(256, {"dp_shard": 8, "tp": 8, "pp": 4}) == (0, 128, 192)
+        assert ranks(32, {"dp_shard": 2, "tp": 8, "pp": 2}) == (0, 16)
         order = ["tp", "pp", "cp", "dp_shard", "dp_replicate"]
-        assert ranks({"dp_shard": 8, "tp": 8, "pp": 4}, 256, rank_order=order) == (0, 16, 24)
+        assert ranks(256, {"dp_shard": 8, "tp": 8, "pp": 4}, rank_order=order) == (0, 16, 24)
 
     def test_what_it_does_not_wait_for_comes_from_the_model_and_says_so(self) -> None:
-        values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
         pool = FakePool(1, as_predicted())
-        answer = ask(values, pool, emulate=True)
+        numbers = numbers_of(ask(PIPELINED, pool, emulate=True))
         assert [task.emulate_rank for task in pool.tasks] == [0, 32, 48]
-        numbers, estimate = numbers_of(answer), estimate_job(read_job(values))
-        extra = numbers.model_extra or {}
+        estimate, extra = estimate_job(read_job(PIPELINED)), numbers.model_extra or {}
         assert numbers.step_seconds == pytest.approx(estimate.step_seconds, rel=1e-9)
         assert extra["measured_seconds"] == pytest.approx(_busy(estimate))
-        assert extra["from_model"]["communication_seconds"] == pytest.approx(
-            sum(estimate.time.exposed_communication_seconds.values())
-        )
-        assert (numbers.rung, numbers.peak_reserved_bytes) == (
-            "emulated",
-            _bytes(estimate.peak_reserved_bytes, 1.0),
-        )
+        exposed = sum(estimate.time.exposed_communication_seconds.values())
+        assert extra["from_model"]["communication_seconds"] == pytest.approx(exposed)
+        assert numbers.rung == "emulated"
+        assert numbers.peak_reserved_bytes == round(estimate.peak_reserved_bytes)
         # NCCL's buffers of three groups, which one rank alone never makes
         buffers = extra["communicator_bytes"]
         assert buffers == pytest.approx(3 * 256 * 2**20)
-        assert numbers.device_bytes == pytest.approx(
-            _bytes(estimate.device_bytes, 1.0) + buffers, abs=1.0
-        )
+        device = round(estimate.device_bytes) + buffers
+        assert numbers.device_bytes == pytest.approx(device, abs=1.0)
         assert numbers.gpu_seconds == 30.0
-        assert numbers.tokens_per_second_per_gpu == pytest.approx(
-            estimate.tokens_per_second_per_gpu
-        )
+        rate = estimate.tokens_per_second_per_gpu
+        assert numbers.tokens_per_second_per_gpu == pytest.approx(rate)
 
     def test_slower_compute_stretches_the_bubble_too(self) -> None:
-        values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
-        estimate = estimate_job(read_job(values))
-        numbers = numbers_of(ask(values, FakePool(1, as_predicted(2.0)), emulate=True))
-        assert (numbers.model_extra or {})["from_model"]["bubble_seconds"] == pytest.approx(
-            2 * estimate.time.bubble_seconds
-        )
+        estimate = estimate_job(read_job(PIPELINED))
+        numbers = numbers_of(ask(PIPELINED, FakePool(1, as_predicted(2.0)), emulate=True))
+        bubble = (numbers.model_extra or {})["from_model"]["bubble_seconds"]
+        assert bubble == pytest.approx(2 * estimate.time.bubble_seconds)
 
     def test_without_a_gpu_there_is_memory_and_no_time(self) -> None:
         pool = FakePool(0, as_predicted())
-        numbers = numbers_of(
-            ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, emulate=True)
-        )
+        numbers = numbers_of(ask(EIGHT, pool, emulate=True))
         assert (pool.tasks[0].fake_tensors, pool.tasks[0].device) == (True, "cpu")
         assert (numbers.step_seconds, numbers.tokens_per_second_per_gpu) == (None, None)
         assert numbers.peak_allocated_bytes
 
 
-class TestTooLarge:
-    def test_a_layout_that_the_pool_cannot_hold_is_refused_with_what_would_do(self) -> None:
-        with pytest.raises(
-            ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"
-        ):
-            ask(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), FakePool(4, as_predicted()))
-
-
 def test_a_request_that_an_older_release_stored_is_read() -> None:
-    values = {"job": job("llama3-8b", 8, {"dp_shard": 8}), "steps": 7, PROXY_GPUS: 4}
+    values = {"job": EIGHT, "steps": 7, PROXY_GPUS: 4}
     request, read = ProbeRequest.of_record(values)
     assert (request.steps, read.cluster.num_gpus) == (7, 8)
     with pytest.raises(SpecError, match=PROXY_GPUS):  # nobody can ask for it now
@@ -310,7 +271,7 @@ def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layou
     sqlite_url: str,
 ) -> None:
     wiring = wire(Settings(database_url=sqlite_url))
-    asked = probe_of_job({"job": job("llama3-8b", 8, {"dp_shard": 8})}, allow_files=False)
+    asked = probe_of_job({"job": EIGHT}, allow_files=False)
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
     older = replace(record, request={**record.request, PROXY_GPUS: 4})
     pool = FakePool(8, as_predicted())
@@ -321,12 +282,10 @@ def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layou
 
 def test_what_an_older_release_extrapolated_teaches_a_study_nothing(sqlite_url: str) -> None:
     wiring = wire(Settings(database_url=sqlite_url))
-    own = read_job(job("llama3-8b", 8, {"dp_shard": 8}))
+    own = read_job(EIGHT)
     numbers = Measured(status="ok", rung="imitated", step_seconds=4.0, gpu_seconds=9.0)
-    stored = Measurement(
-        id="m-1", created_at="2026-01-01T00:00:00+00:00", job=own, measured=numbers
-    )
-    wiring.measurements.add([stored])
+    made = "2026-01-01T00:00:00+00:00"
+    wiring.measurements.add([Measurement(id="m-1", created_at=made, job=own, measured=numbers)])
     claimed: Any = SimpleNamespace(record=SimpleNamespace(asked_by=None, id="plan-1"))
     probes = StudyProbes(wiring=wiring, job=own, observer=Observer(), claimed=claimed)
     assert list(probes.measured_before()) == []

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,16 +53,12 @@ def test_what_would_stop_the_service_fails(
     assert word in str(found.remedy)
 
 
-def test_a_disk_is_judged_by_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 0.0
-
-    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: Usage)
-    states = []
-    for free in (2**20, 2**28, 2**40):
-        Usage.free = free
-        states.append(disk("d", tmp_path / "not" / "there", "PLANNER_X").state)
-    assert states == ["fail", "warn", "ok"]
+@pytest.mark.parametrize(("free", "state"), [(2**20, "fail"), (2**28, "warn"), (2**40, "ok")])
+def test_a_disk_is_judged_by_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: str
+) -> None:
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert disk("d", tmp_path / "not" / "there", "PLANNER_X").state == state
 
 
 def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +69,9 @@ def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_its_json_has_every_check_and_its_code_says_whether_one_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path / 'x.db'}")
-    monkeypatch.setenv("PLANNER_PROBE_FOLDER", str(tmp_path))
-    monkeypatch.setenv("PLANNER_LEASE_FOLDER", str(tmp_path / "leases"))
+    folders = {"PROBE_FOLDER": tmp_path, "LEASE_FOLDER": tmp_path / "leases"}
+    for name, value in {"DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}", **folders}.items():
+        monkeypatch.setenv(f"PLANNER_{name}", str(value))
     assert run(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]

@@ -12,13 +12,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from planner.probes import guardian, outcome
-from planner.probes.guardian import Guardian, bearers, descendants, kill_until_gone, runner_wants
+from planner.probes.guardian import Guardian, bearers, descendants, kill_until_gone
 
 TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
+ME, TOKEN = os.geteuid(), b"PLANNER_PROBE_TOKEN=abc\0"
+
+
+def found(environments: dict[int, bytes], owner: Callable[[int], int] = lambda _: ME) -> set[int]:
+    """Bearers of the token abc among processes of these environments."""
+    table = [(pid, 1) for pid in environments]
+    return bearers("abc", table, environments.__getitem__, owner)
 
 
 class TestWhoBelongsToAProbe:
@@ -29,9 +37,8 @@ class TestWhoBelongsToAProbe:
     def test_a_zombie_is_gone_and_we_are_not(self) -> None:
         child = subprocess.Popen([sys.executable, "-S", "-c", ""])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody reaped it
-        found = {pid for pid, _ in guardian.processes()}
-        assert child.pid not in found
-        assert os.getpid() in found
+        pids = {pid for pid, _ in guardian.processes()}
+        assert (child.pid in pids, os.getpid() in pids) == (False, True)
         child.wait()
 
     def test_the_token_is_compared_whole(self) -> None:
@@ -41,24 +48,20 @@ class TestWhoBelongsToAProbe:
             12: b"PLANNER_PROBE_TOKEN=abc-0\0",
             13: b"MY_PLANNER_PROBE_TOKEN=abc\0",
             21: b"HOME=/\0PLANNER_PROBE_TOKEN=abc",
-            os.getpid(): b"PLANNER_PROBE_TOKEN=abc\0",
+            os.getpid(): TOKEN,
         }
-        table = [(pid, 1) for pid in environments]
-        assert bearers("abc", table, environments.__getitem__, lambda _: os.geteuid()) == {11, 21}
+        assert found(environments) == {11, 21}
 
     def test_another_users_process_is_none_of_ours(self) -> None:
-        owners = {11: os.geteuid(), 12: os.geteuid() + 1}
-        token = b"PLANNER_PROBE_TOKEN=abc"
-        found = bearers("abc", [(11, 1), (12, 1)], lambda _: token, owners.__getitem__)
-        assert found == {11}
+        assert found({11: TOKEN, 12: TOKEN}, {11: ME, 12: ME + 1}.__getitem__) == {11}
 
     def test_who_cannot_be_read_is_passed_over(self) -> None:
         def environment(pid: int) -> bytes:
             if pid == 10:
                 raise PermissionError
-            return b"PLANNER_PROBE_TOKEN=abc\0"
+            return TOKEN
 
-        assert bearers("abc", [(10, 1), (11, 1)], environment, lambda _: os.geteuid()) == {11}
+        assert bearers("abc", [(10, 1), (11, 1)], environment, lambda _: ME) == {11}
 
     def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         alive = {11: "below", 77: "bearer"}
@@ -79,37 +82,22 @@ class TestUntilNobodyIsLeft:
         assert next(searches) == {99}
 
     def test_who_cannot_be_killed_is_named_when_the_time_is_up(self) -> None:
-        now = [0.0]
-
-        def sleep(seconds: float) -> None:
-            now[0] += 1.0
-
+        slept: list[float] = []
         left = kill_until_gone(
-            lambda: {12, 11}, seconds=5.0, kill=lambda _: None, clock=lambda: now[0], sleep=sleep
+            lambda: {12, 11},
+            seconds=5.0,
+            kill=lambda _: None,
+            clock=lambda: float(len(slept)),
+            sleep=slept.append,
         )
-        assert (left, now[0]) == ([11, 12], 5.0)
+        assert (left, len(slept)) == ([11, 12], 5)
 
+    @pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
     def test_another_users_process_and_one_that_ended_do_not_stop_it(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
     ) -> None:
-        for error in (PermissionError, ProcessLookupError):
-
-            def refuse(pid: int, number: int, error: type[OSError] = error) -> None:
-                raise error
-
-            monkeypatch.setattr(os, "kill", refuse)
-            guardian.kill(12)
-
-
-@pytest.mark.parametrize(("other_parent", "line", "wanted"), [
-    (False, None, None),
-    (False, b"stop\n", "asked"),
-    (False, b"", "runner-gone"),
-    (True, None, "runner-gone"),
-    (True, b"stop\n", "asked"),
-])  # fmt: skip
-def test_what_the_runner_wants(other_parent: bool, line: bytes | None, wanted: str | None) -> None:
-    assert runner_wants(other_parent=other_parent, line=line) == wanted
+        monkeypatch.setattr(os, "kill", Mock(side_effect=error))
+        guardian.kill(12)
 
 
 class World:
@@ -124,6 +112,15 @@ class World:
         clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
         return Guardian(values, **clock, stdin=self.read_end)
 
+    def changes(self, says: bytes | None = None, **fields: Any) -> None:
+        """says: to the guardian's stdin; b"" closes it."""
+        vars(self).update(fields)
+        if says:
+            os.write(self.write_end, says)
+        elif says is not None:
+            os.close(self.write_end)
+            self.write_end = os.dup(0)
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
@@ -134,152 +131,129 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     os.close(made.write_end)
 
 
-def new_parent(world: World) -> None:
-    world.parent = 1  # the runner was killed; a child of its own still holds the pipe
-
-
-def stop(world: World) -> None:
-    os.write(world.write_end, b"stop\n")
-
-
-def time_is_up(world: World) -> None:
-    world.now = 60.5
-
-
-def child_ends(world: World) -> None:
-    world.ended = {7: 0}
+STOP = {"says": b"stop\n"}
+NEW_PARENT = {"parent": 1}  # the runner was killed; a child of its own still holds the pipe
 
 
 class TestWhenToEnd:
-    def test_not_while_all_is_well(self, world: World) -> None:
-        one = world.guardian()
-        world.now = 60.0
-        assert one.reason_to_end(7) is None
-
-    @pytest.mark.parametrize(("happens", "reason"), [
-        (new_parent, "runner-gone"),
-        (stop, "asked"),
-        (time_is_up, "time-limit"),
-        (child_ends, "exit"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("happens", "reason"),
+        [
+            ({"now": 60.0}, None),
+            ({"ended": {8: 0}}, None),
+            (NEW_PARENT, "runner-gone"),
+            ({"says": b""}, "runner-gone"),
+            (STOP, "asked"),
+            ({**NEW_PARENT, **STOP}, "asked"),
+            ({"now": 60.5}, "time-limit"),
+            ({"ended": {7: 0}}, "exit"),
+            ({**NEW_PARENT, **STOP, "now": 60.5, "ended": {7: 0}}, "exit"),
+        ],
+    )
     def test_when_something_happens(
-        self, world: World, happens: Callable[[World], None], reason: str
+        self, world: World, happens: dict[str, Any], reason: str | None
     ) -> None:
         one = world.guardian()
-        happens(world)
+        world.changes(**happens)
         assert one.reason_to_end(7) == reason
 
     def test_when_a_file_asks_for_it(self, world: World, tmp_path: Path) -> None:
         """It is looked for once a second, as it may be on another machine's disk."""
         one = world.guardian(stop=str(tmp_path / "stop"), watch_runner=False)
-        world.now = 1.5
-        assert one.reason_to_end(7) is None
-        (tmp_path / "stop").touch()
-        world.now = 2.0
-        assert one.reason_to_end(7) is None
-        world.now = 2.5
-        assert one.reason_to_end(7) == "asked"
-
-    def test_when_the_pipe_is_closed(self, world: World) -> None:
-        one = world.guardian()
-        os.close(world.write_end)
-        assert one.reason_to_end(7) == "runner-gone"
-        world.write_end = os.dup(0)
+        reasons = []
+        for moment in (1.5, 2.0, 2.5):
+            world.changes(now=moment)
+            reasons.append(one.reason_to_end(7))
+            (tmp_path / "stop").touch()
+        assert reasons == [None, None, "asked"]
 
     def test_when_a_signal_asks(self, world: World) -> None:
         one = world.guardian()
         one.ask(15, None)
         assert one.reason_to_end(7) == "asked"
 
-    def test_an_end_of_its_own_comes_first(self, world: World) -> None:
-        one = world.guardian()
-        for happens in (new_parent, stop, time_is_up, child_ends):
-            happens(world)
-        assert one.reason_to_end(7) == "exit"
-
-    def test_the_end_of_another_child_is_not_the_commands(self, world: World) -> None:
-        one = world.guardian()
-        world.ended = {8: 0}
-        assert one.reason_to_end(7) is None
-
     def test_on_a_node_there_is_no_runner_to_watch(self, world: World) -> None:
         one = world.guardian(watch_runner=False)
-        new_parent(world)
-        stop(world)
+        world.changes(**NEW_PARENT, **STOP)
         assert one.reason_to_end(7) is None
 
 
 def test_a_rank_that_a_signal_stopped_is_seen() -> None:
+    environment = {"PATH": os.environ["PATH"]}
     ranks = [
-        subprocess.Popen(["sleep", "60"], env={"RANK": str(rank), "PATH": os.environ["PATH"]})
+        subprocess.Popen(["sleep", "60"], env={**environment, "RANK": str(rank)})
         for rank in range(3)
     ]
     try:
         os.kill(ranks[1].pid, signal.SIGSTOP)
         deadline = time.monotonic() + 30.0
-        while guardian.stopped_ranks(os.getpid()) != [1] and time.monotonic() < deadline:
+        while (seen := guardian.stopped_ranks(os.getpid())) != [1]:
+            assert time.monotonic() < deadline, seen
             time.sleep(0.01)
-        assert guardian.stopped_ranks(os.getpid()) == [1]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
 
 
-class TestHowItEnds:
+Run = Callable[..., tuple[bool, dict[str, Any], list[tuple[str, int | None]]]]
+
+
+@pytest.fixture
+def run_it(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run` with a real command, and nobody killed but by name."""
+    killed: list[tuple[str, int | None]] = []
+    started: list[int] = []
+    real_start = Guardian._start
 
-    def run(
-        self, folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, *argv: str, **spec: Any
-    ) -> tuple[bool, dict[str, Any], list[tuple[str, int | None]]]:
-        killed: list[tuple[str, int | None]] = []
+    def kill_all(token: str, *, below: int | None = None) -> list[int]:
+        killed.append((token, below))
+        return []
 
-        def kill_all(token: str, *, below: int | None = None) -> list[int]:
-            killed.append((token, below))
-            return []
+    def start(this: Guardian, output: Any) -> int:
+        started.append(real_start(this, output))
+        return started[0]
 
-        def start(this: Guardian, output: Any) -> int:
-            started.append(real_start(this, output))
-            return started[0]
+    def reap() -> dict[int, int]:
+        pid, status = os.waitpid(started[0], os.WNOHANG)
+        return {pid: status} if pid else {}
 
-        def reap() -> dict[int, int]:
-            pid, status = os.waitpid(started[0], os.WNOHANG)
-            return {pid: status} if pid else {}
+    monkeypatch.setattr(Guardian, "_start", start)
+    monkeypatch.setattr(guardian, "kill_all", kill_all)
+    monkeypatch.setattr(guardian, "reap", reap)
 
-        started: list[int] = []
-        real_start = Guardian._start
-        monkeypatch.setattr(Guardian, "_start", start)
-        monkeypatch.setattr(guardian, "kill_all", kill_all)
-        monkeypatch.setattr(guardian, "reap", reap)
-        values = {
-            "argv": list(argv), "env": {}, "inherit": ["PATH"], "cwd": str(folder),
-            "output": str(folder / "log"), "kernel": str(folder / "kernel.log"), "bus_ids": [],
-            "end": str(folder / "end.json"), "token": "abc", **spec,
-        }  # fmt: skip
-        well = world.guardian(**values).run()
-        return well, json.loads((folder / "end.json").read_text()), killed
+    def run(*argv: str, **spec: Any) -> Any:
+        well = world.guardian(**spec_of(tmp_path, *argv, **spec)).run()
+        return well, json.loads((tmp_path / "end.json").read_text()), killed
 
+    return run
+
+
+def spec_of(folder: Path, *argv: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "argv": list(argv), "env": {}, "inherit": ["PATH"], "cwd": str(folder),
+        "output": str(folder / "output.log"), "kernel": str(folder / "kernel.log"), "bus_ids": [],
+        "end": str(folder / "end.json"), "token": "abc", **spec,
+    }  # fmt: skip
+
+
+class TestHowItEnds:
     @pytest.mark.parametrize(("code", "well"), [(0, True), (3, False)])
     def test_its_exit_code_is_told(
-        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, code: int, well: bool
+        self, tmp_path: Path, run_it: Run, code: int, well: bool
     ) -> None:
-        command = ("/bin/sh", "-c", f"echo $PLANNER_PROBE_TOKEN; exit {code}")
-        ended, end, killed = self.run(tmp_path, world, monkeypatch, *command)
+        ended, end, killed = run_it("/bin/sh", "-c", f"echo $PLANNER_PROBE_TOKEN; exit {code}")
         assert (ended, end["reason"], end["exit_code"]) == (well, "exit", code)
-        assert (tmp_path / "log").read_text() == "abc\n"
+        assert (tmp_path / "output.log").read_text() == "abc\n"
         assert killed == [("abc", os.getpid())]
 
-    def test_a_time_limit_is_told(
-        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_time_limit_is_told(self, run_it: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guardian, "ask_for_stacks", lambda _: False)
-        _, end, killed = self.run(
-            tmp_path, world, monkeypatch, "/bin/sleep", "0.05", time_limit_seconds=-1.0
-        )
+        _, end, killed = run_it("/bin/sleep", "0.05", time_limit_seconds=-1.0)
         assert (end["reason"], end["exit_code"], len(killed)) == ("time-limit", None, 1)
 
     def test_what_the_kernel_said_of_its_gpus_meanwhile(
-        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, run_it: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kmsg = tmp_path / "kmsg"
         kmsg.write_text("4,1,90,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one\n")
@@ -288,17 +262,14 @@ class TestHowItEnds:
         killed = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python3,pid=7"
         others = "NVRM: Xid (PCI:0000:5e:00): 79, pid=2, GPU has fallen off the bus."
         new = f"4,2,99,-;{ours}\n SUBSYSTEM=pci\ngarbage\n4,3,99,-;{others}\n4,4,99,-;{killed}\n"
-        command = ("/bin/sh", "-c", f"printf '%s' '{new}' >> {kmsg}")
-        self.run(tmp_path, world, monkeypatch, *command, bus_ids=["0000:3b:00"])
+        run_it("/bin/sh", "-c", f"printf '%s' '{new}' >> {kmsg}", bus_ids=["0000:3b:00"])
         assert (tmp_path / "kernel.log").read_text() == f"{ours}\n{killed}"
 
     def test_a_kernel_log_that_may_not_be_read_is_empty(self, tmp_path: Path) -> None:
         assert guardian.KernelLog(str(tmp_path / "nowhere")).read(["0000:3b:00"]) == ""
 
-    def test_a_command_that_is_none(
-        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        well, end, _ = self.run(tmp_path, world, monkeypatch, str(tmp_path / "nothing"))
+    def test_a_command_that_is_none(self, tmp_path: Path, run_it: Run) -> None:
+        well, end, _ = run_it(str(tmp_path / "nothing"))
         assert (well, end["reason"]) == (False, "not-started")
         assert "No such file" in end["message"]
 
@@ -338,14 +309,9 @@ def test_a_program_that_writes_without_end_leaves_little(tmp_path: Path) -> None
         "for f in (sys.stdout, open('logs/stdout.log', 'w')):\n"
         "    f.write('a' * 30_000_000)\n"
     )
-    paths = {name: str(tmp_path / name) for name in ("end", "output.log", "kernel")}
-    spec = {
-        "argv": [sys.executable, "-S", "-c", program], "env": {}, "inherit": [], "token": "t-cut",
-        "cwd": str(tmp_path), "output": paths["output.log"], "end": paths["end"],
-        "kernel": paths["kernel"], "bus_ids": [], "time_limit_seconds": 60.0,
-        "watch_runner": False, "stop": None,
-    }  # fmt: skip
-    guardian.write_json(tmp_path / "spec", spec)
+    limits = {"time_limit_seconds": 60.0, "watch_runner": False, "stop": None}
+    spec = spec_of(tmp_path, sys.executable, "-S", "-c", program, **limits, token="t-cut")
+    guardian.write_json(tmp_path / "spec", {**spec, "kernel": str(tmp_path / "kernel")})
     command = [sys.executable, "-I", "-S", guardian.__file__, str(tmp_path / "spec")]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=300)
     left = [path.stat().st_size for path in tmp_path.rglob("*.log")]

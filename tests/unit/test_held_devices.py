@@ -34,16 +34,19 @@ class CountingPool:
 
 def probe(devices: int) -> Any:
     cluster = SimpleNamespace(gpu=SimpleNamespace(name="h100"))
-    return SimpleNamespace(
-        job=SimpleNamespace(cluster=cluster),
-        devices=devices,
-        request=SimpleNamespace(time_limit_seconds=100.0),
-    )
+    request = SimpleNamespace(time_limit_seconds=100.0)
+    job = SimpleNamespace(cluster=cluster)
+    return SimpleNamespace(job=job, devices=devices, request=request)
+
+
+def held(at_once: int | None = 32, *, fails: bool = False) -> tuple[CountingPool, HeldDevices]:
+    pool = CountingPool(at_once)
+    pool.fails = fails
+    return pool, HeldDevices(pool, "run-1")  # type: ignore[arg-type]
 
 
 def test_a_part_is_lent_to_one_probe_at_a_time_and_again_to_the_next() -> None:
-    pool = CountingPool(at_once=32)
-    devices = HeldDevices(pool, "run-1")  # type: ignore[arg-type]
+    pool, devices = held()
     with devices.lent(probe(8)) as first, devices.lent(probe(8)) as second:
         assert (first, second) == ("run-1-1", "run-1-2")
     with devices.lent(probe(8)) as again, devices.lent(probe(16)) as larger:
@@ -56,23 +59,19 @@ def test_a_part_is_lent_to_one_probe_at_a_time_and_again_to_the_next() -> None:
 
 
 def test_a_failed_probe_gives_its_part_back() -> None:
-    pool = CountingPool(at_once=32)
-    devices = HeldDevices(pool, "run-1")  # type: ignore[arg-type]
+    pool, devices = held()
     with pytest.raises(KeyError), devices.lent(probe(8)):
         raise KeyError("rope")
     with devices.lent(probe(8)):
         assert len(pool.held) == 1
 
 
-def test_where_nothing_can_be_held_the_pool_itself_says_why() -> None:
-    pool = CountingPool(at_once=32)
-    pool.fails = True
-    with HeldDevices(pool, "run-1").lent(probe(8)) as whole:  # type: ignore[arg-type]
-        assert whole is pool
-
-
-def test_without_a_limit_nothing_is_held() -> None:
-    pool = CountingPool(at_once=None)
-    with HeldDevices(pool, "run-1").lent(probe(8)) as whole:  # type: ignore[arg-type]
+@pytest.mark.parametrize(("at_once", "fails"), [(32, True), (None, False)])
+def test_where_nothing_can_be_held_the_pool_itself_runs_it(
+    at_once: int | None, fails: bool
+) -> None:
+    """It says why it fails; without a limit there is nothing to hold."""
+    pool, devices = held(at_once, fails=fails)
+    with devices.lent(probe(8)) as whole:
         assert whole is pool
     assert pool.held == []

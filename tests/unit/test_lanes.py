@@ -1,9 +1,12 @@
 """Heavy work in processes: turns between keys, refusals, what ends a process."""
 
+import contextlib
 import gc
 import os
+import pickle
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,42 +14,38 @@ import pytest
 
 from planner.api.errors import PlanningError, TooManyRequestsError
 from planner.api.http.lanes import Lane, plan_once, price_once
-from planner.errors import Fault, InfeasibleError, SpecError
+from planner.errors import Fault, InfeasibleError, PlannerError, SpecError
 
 NICENESS = min(19, os.nice(0) + 7)  # above our own, however the tests were started
 
 
 @pytest.fixture
 def lane() -> Iterator[Callable[..., Lane]]:
-    made: list[Lane] = []
+    limits: dict[str, Any] = {
+        "name": "x", "niceness": NICENESS, "processes": 1, "most_waiting": 8,
+        "most_waiting_per_key": 4, "seconds": 60.0,
+    }  # fmt: skip
+    with contextlib.ExitStack() as ends:
 
-    def make(**changes: Any) -> Lane:
-        made.append(_lane(**changes))
-        return made[-1]
+        def make(**changes: Any) -> Lane:
+            made = Lane(**{**limits, **changes})
+            ends.callback(made.close)
+            return made
 
-    yield make
-    for one in made:
-        one.close()
+        yield make
 
 
-def _lane(**changes: Any) -> Lane:
-    limits = {
-        "name": "x",
-        "niceness": NICENESS,
-        "processes": 1,
-        "most_waiting": 8,
-        "most_waiting_per_key": 4,
-        "seconds": 60.0,
-    }
-    return Lane(**{**limits, **changes})
+@pytest.fixture
+def line(lane: Callable[..., Lane]) -> Lane:
+    return lane()
 
 
 def pid_of(_: str = "") -> int:
     return os.getpid()
 
 
-def stamp(path: str, name: str) -> None:
-    with open(path, "a") as file:
+def stamp(path: Path, name: str) -> None:
+    with path.open("a") as file:
         file.write(f"{name}\n")
 
 
@@ -58,9 +57,8 @@ def is_warm() -> bool:
     return "WARM" in os.environ
 
 
-def long_sleep(path: str) -> None:
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
+def long_sleep(path: Path) -> None:
+    path.write_text(str(os.getpid()))
     time.sleep(600)
 
 
@@ -97,9 +95,8 @@ def running(test: Callable[[], Awaitable[None]]) -> None:
     anyio.run(limited)
 
 
-def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Any) -> None:
-    path = str(tmp_path / "order")
-    line = lane(most_waiting_per_key=8)
+def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Path) -> None:
+    path, line = tmp_path / "order", lane(most_waiting_per_key=8)
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
@@ -108,29 +105,27 @@ def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Any) -> None:
                 await anyio.sleep(0)  # they ask in this order
 
     running(test)
-    with open(path) as file:
-        order = file.read().split()
     # a1 was first; then each key in turn, and in its own order
-    assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+    assert path.read_text().split() == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
     assert (line.running, line.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("limits", "keys", "whose"),
     [
-        ({"most_waiting": 2}, ("a", "b", "c", "d"), "2 requests wait"),
-        ({"most_waiting_per_key": 1}, ("a", "a", "a"), "1 request of key a"),
+        ({"most_waiting": 2}, "abcd", "2 requests wait"),
+        ({"most_waiting_per_key": 1}, "aaa", "1 request of key a"),
     ],
 )
 def test_a_line_has_an_end(
-    lane: Any, limits: dict[str, int], keys: tuple[str, ...], whose: str, tmp_path: Any
+    lane: Any, limits: dict[str, int], keys: str, whose: str, tmp_path: Path
 ) -> None:
     line = lane(**limits)
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
             for key in keys[:-1]:
-                group.start_soon(line.run, key, long_sleep, str(tmp_path / "pid"))
+                group.start_soon(line.run, key, long_sleep, tmp_path / "pid")
                 await anyio.sleep(0)
             with pytest.raises(TooManyRequestsError, match=whose) as raised:
                 await line.run(keys[-1], pid_of)
@@ -141,7 +136,7 @@ def test_a_line_has_an_end(
     assert (line.running, line.waiting) == (0, 0), "who was let in has left"
 
 
-def test_what_was_let_in_may_wait_for_its_next_part(lane: Any, tmp_path: Any) -> None:
+def test_what_was_let_in_may_wait_for_its_next_part(lane: Any) -> None:
     line = lane(most_waiting=0)
     found: list[int] = []
 
@@ -158,12 +153,12 @@ def test_what_was_let_in_may_wait_for_its_next_part(lane: Any, tmp_path: Any) ->
     assert len(found) == 1
 
 
-def test_cancelling_ends_the_process_and_hands_the_place_on(lane: Any, tmp_path: Any) -> None:
-    line, path = lane(), tmp_path / "pid"
+def test_cancelling_ends_the_process_and_hands_the_place_on(line: Lane, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(line.run, "a", long_sleep, str(path))
+            group.start_soon(line.run, "a", long_sleep, path)
             await until(lambda: path.exists() and bool(path.read_text()))
             group.cancel_scope.cancel()
         pid = int(path.read_text())
@@ -174,20 +169,18 @@ def test_cancelling_ends_the_process_and_hands_the_place_on(lane: Any, tmp_path:
     assert (line.running, line.waiting) == (0, 0)
 
 
-def test_work_has_a_time(lane: Any, tmp_path: Any) -> None:
+def test_work_has_a_time(lane: Any, tmp_path: Path) -> None:
     line = lane(seconds=0.2)
 
     async def test() -> None:
         with pytest.raises(PlanningError, match="PLANNER_PLANNING_SECONDS"):
-            await line.run("a", long_sleep, str(tmp_path / "pid"))
+            await line.run("a", long_sleep, tmp_path / "pid")
 
     running(test)
     assert line.running == 0
 
 
-def test_a_process_that_dies_is_said_and_replaced(lane: Any) -> None:
-    line = lane()
-
+def test_a_process_that_dies_is_said_and_replaced(line: Lane) -> None:
     async def test() -> None:
         with pytest.raises(PlanningError, match="memory"):
             await line.run("a", die)
@@ -215,24 +208,28 @@ def test_what_lanes_warm_up_with_is_a_job_that_has_an_answer(warm_up: Callable[[
     gc.unfreeze()
 
 
-def test_refusals_cross_whole(lane: Any) -> None:
+def test_refusals_cross_whole(line: Lane) -> None:
     async def test() -> None:
         with pytest.raises(InfeasibleError) as raised:
-            await lane().run("a", refuse)
+            await line.run("a", refuse)
         assert raised.value.as_dict()["nearest_miss"] == {"tp": 8}
         assert raised.value.remedy == "take more GPUs"
 
     running(test)
 
 
-def test_every_error_is_pickled_as_it_stands() -> None:
-    import pickle
+FAULT = Fault("a", 1, "is wrong", "mend it")
 
-    for error in (
-        SpecError([Fault("a", 1, "is wrong", "mend it"), Fault("b", None, "is missing", "add")]),
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecError([FAULT, Fault("b", None, "is missing", "add")]),
         TooManyRequestsError("much; later", retry_after_seconds=3.0),
-        SpecError(Fault("a", 1, "is wrong", "mend it")).renamed(str.upper),
-    ):
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again)) == (type(error), str(error))
-        assert again.as_dict() == error.as_dict()
+        SpecError(FAULT).renamed(str.upper),
+    ],
+)
+def test_every_error_is_pickled_as_it_stands(error: PlannerError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert again.as_dict() == error.as_dict()

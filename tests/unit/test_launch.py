@@ -8,7 +8,9 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,15 +32,7 @@ from planner.probes.launch import (
     with_free_port,
 )
 from planner.probes.outcome import Begin
-from planner.probes.protocol import (
-    Environment,
-    Failed,
-    FailureKind,
-    MeasuredRun,
-    Outcome,
-    ProbeResult,
-    ProbeTask,
-)
+from planner.probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask
 from planner.probes.variables import DeviceLease, environment
 from tests.conftest import job_values
 
@@ -60,6 +54,12 @@ def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     )  # fmt: skip
 
 
+def reason(folder: Path) -> str:
+    """Why the guardian of this folder ended, which has left nobody."""
+    assert guardian.bearers(f"token-of-{folder.name}") == set()
+    return str(json.loads((folder / END).read_text())["reason"])
+
+
 class TestSupervise:
     def test_a_lost_lease_stops_the_work(self, tmp_path: Path) -> None:
         """Who holds the lease sets `stop`; the command is over when `supervise` returns."""
@@ -71,20 +71,16 @@ class TestSupervise:
             watch.stop.set()
 
         threading.Thread(target=stop_when_it_runs, daemon=True).start()
-        one = spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600")
-        supervise(tmp_path, one, (), watch)
-        assert json.loads((tmp_path / END).read_text())["reason"] == "asked"
-        assert guardian.bearers(one.token) == set()
+        supervise(tmp_path, spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600"), (), watch)
+        assert reason(tmp_path) == "asked"
 
     def test_what_a_program_inherits_reaches_it_and_no_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PLANNER_DATABASE_URL", "postgresql://u:hunter2@h/d")
         monkeypatch.setenv("NEEDED_HERE", "swordfish")
-        one = replace(
-            spec(tmp_path, "/bin/sh", "-c", 'test -n "$NEEDED_HERE" && env -u NEEDED_HERE'),
-            inherit=["PATH", "NEEDED_HERE"],
-        )
+        one = spec(tmp_path, "/bin/sh", "-c", 'test -n "$NEEDED_HERE" && env -u NEEDED_HERE')
+        one = replace(one, inherit=["PATH", "NEEDED_HERE"])
         supervise(tmp_path, one, (), Watch())
         assert json.loads((tmp_path / END).read_text())["exit_code"] == 0
         assert (tmp_path / SPEC).stat().st_mode & 0o777 == 0o600
@@ -94,15 +90,10 @@ class TestSupervise:
     def test_an_interruption_ends_the_probe_before_it_goes_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(launch, "_wait", interrupted)
-        one = spec(tmp_path, "/bin/sleep", "600")
+        monkeypatch.setattr(launch, "_wait", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            supervise(tmp_path, one, (), Watch())
-        assert json.loads((tmp_path / END).read_text())["reason"] == "asked"
-        assert guardian.bearers(one.token) == set()
+            supervise(tmp_path, spec(tmp_path, "/bin/sleep", "600"), (), Watch())
+        assert reason(tmp_path) == "asked"
 
     def test_the_lease_is_held_by_the_guardian_too(self, tmp_path: Path) -> None:
         lock = os.open(tmp_path / "gpu-0.lock", os.O_RDWR | os.O_CREAT)
@@ -114,15 +105,12 @@ class TestSupervise:
     def test_a_guardian_that_never_ends_is_given_up(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Stuck:
-            def poll(self) -> None:
-                return None
-
         monkeypatch.setattr(launch, "GUARDIAN_SECONDS", 0.0)
         monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.0)
         (tmp_path / LOG).write_text("[rank0]: step 3 of 9\n\n")
         messages: list[str] = []
-        launch._wait(Stuck(), tmp_path, 0.12, Watch(progress=messages.append))  # type: ignore[arg-type]
+        stuck = Mock(poll=Mock(return_value=None))
+        launch._wait(stuck, tmp_path, 0.12, Watch(progress=messages.append))
         assert set(messages) == {"step 3 of 9"}
 
 
@@ -131,10 +119,8 @@ class TestDisk:
     def test_a_full_disk_is_the_pools_error_and_names_the_remedy(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
     ) -> None:
-        def full(path: Path, text: str) -> None:
-            raise OSError(code, os.strerror(code), str(path))
-
-        monkeypatch.setattr(guardian, "write_private", full)
+        full = OSError(code, os.strerror(code), "task.json")
+        monkeypatch.setattr(guardian, "write_private", Mock(side_effect=full))
         launcher = Launcher(LaunchSettings(folder=tmp_path / "probes"))
         with pytest.raises(ProbeError, match=r"task\.json: .* make room there, or set PLANNER_PR"):
             launcher.run(TASK_OF_TWO)
@@ -149,33 +135,29 @@ class TestDisk:
 
 
 class TestPorts:
-    def run(self, *outcomes: Outcome, tries: int = 3, watch: Watch | None = None) -> list[int]:
-        """The numbers of the attempts made."""
-        made: list[int] = []
+    def attempts(self, *outcomes: Outcome, watch: Watch | None = None) -> list[Outcome]:
+        """The outcomes of the attempts made; the last is the answer."""
+        made: list[Any] = []
 
-        def once(attempt: int) -> ProbeResult:
-            made.append(attempt)
-            return ProbeResult(
-                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=Environment(python="3.11"),
-                started_at="", wall_seconds=0.0, gpu_seconds=0.0,
-            )  # fmt: skip
+        def once(attempt: int) -> Any:
+            made.append(SimpleNamespace(outcome=outcomes[attempt]))
+            return made[-1]
 
-        self.result = with_free_port(tries, once, watch or Watch())
-        return made
+        assert with_free_port(3, once, watch or Watch()) is made[-1]
+        return [one.outcome for one in made]
 
     def test_a_clash_is_tried_again_and_nothing_else(self) -> None:
-        assert self.run(CLASH, DONE, DONE) == [0, 1]
-        assert self.result.outcome == DONE
-        assert self.run(Failed(kind=FailureKind.CRASH, rank=0, message=""), DONE) == [0]
+        crash = Failed(kind=FailureKind.CRASH, rank=0, message="")
+        assert self.attempts(CLASH, DONE, DONE) == [CLASH, DONE]
+        assert self.attempts(crash, DONE) == [crash]
 
     def test_the_last_clash_is_the_answer(self) -> None:
-        assert self.run(CLASH, CLASH, CLASH, DONE) == [0, 1, 2]
-        assert self.result.outcome == CLASH
+        assert self.attempts(CLASH, CLASH, CLASH, DONE) == [CLASH] * 3
 
     def test_a_stop_is_no_reason_to_try_again(self) -> None:
         watch = Watch()
         watch.stop.set()
-        assert self.run(CLASH, DONE, watch=watch) == [0]
+        assert self.attempts(CLASH, DONE, watch=watch) == [CLASH]
 
 
 class TestFolders:
@@ -211,31 +193,22 @@ class TestFolders:
 
 
 class TestEnvironment:
-    def test_devices_are_those_of_the_lease(self, tmp_path: Path) -> None:
-        lease = DeviceLease(devices=("GPU-1", "GPU-7"))
-        found = environment(tmp_path, TASK_OF_TWO, lease, {"EXTRA": "1"})
-        assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-7"
-        assert found["EXTRA"] == "1"
+    @pytest.mark.parametrize(("devices", "visible"), [(("GPU-1", "7"), "GPU-1,7"), ((), "")])
+    def test_devices_are_those_of_the_lease(
+        self, tmp_path: Path, devices: tuple[str, ...], visible: str
+    ) -> None:
+        found = environment(tmp_path, TASK_OF_TWO, DeviceLease(devices=devices), {"EXTRA": "1"})
+        assert (found["CUDA_VISIBLE_DEVICES"], found["EXTRA"]) == (visible, "1")
 
     def test_a_probe_gets_what_programs_need_and_no_secret_of_the_service(self) -> None:
-        ours = dict.fromkeys(
-            (
-                "PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID", "HF_HOME", "LC_ALL",
-                "RANK", guardian.TOKEN, "PLANNER_DATABASE_URL", "PLANNER_API_KEYS", "HF_TOKEN",
-                "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MY_LICENCE", "SSH_AUTH_SOCK",
-            ), "value",
-        )  # fmt: skip
         needed = ["PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID", "HF_HOME", "LC_ALL"]
+        ours = {name: "value" for name in (
+            *needed, "RANK", guardian.TOKEN, "PLANNER_DATABASE_URL", "PLANNER_API_KEYS",
+            "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MY_LICENCE", "SSH_AUTH_SOCK",
+        )}  # fmt: skip
         assert variables.inherited((), ours) == needed
-        assert variables.inherited(("MY_*", "HF_TOKEN"), ours) == [
-            *needed,
-            "HF_TOKEN",
-            "MY_LICENCE",
-        ]
-
-    def test_without_devices_none_is_visible(self, tmp_path: Path) -> None:
-        found = environment(tmp_path, TASK_OF_TWO, DeviceLease(), {})
-        assert found["CUDA_VISIBLE_DEVICES"] == ""
+        asked = variables.inherited(("MY_*", "HF_TOKEN"), ours)
+        assert asked == [*needed, "HF_TOKEN", "MY_LICENCE"]
 
     @pytest.mark.parametrize(("text", "line"), [
         ("", ""),

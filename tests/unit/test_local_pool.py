@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,10 +46,30 @@ APPS = """\
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4242, 40118, /usr/bin/python3, -u, train.py
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4243, [N/A], [Insufficient Permissions]
 """
-BROKEN = (
-    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
-    "Make sure that the latest NVIDIA driver is installed and running.\n"
-)
+BROKEN = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+SOLD = [
+    ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm-80gb"),
+    ("NVIDIA H100 PCIe", 81559, "h100-pcie-80gb"),
+    ("NVIDIA H100 NVL", 95830, "h100-nvl-94gb"),
+    ("NVIDIA H200", 143771, "h200-sxm-141gb"),
+    ("NVIDIA A100-SXM4-40GB", 40960, "a100-sxm-40gb"),
+    ("NVIDIA A100 80GB PCIe", 81920, "a100-pcie-80gb"),
+    ("Tesla V100-SXM2-32GB", 32768, "v100-sxm-32gb"),
+    ("NVIDIA L4", 23034, "l4"),
+    ("NVIDIA L40S", 46068, "l40s"),
+    ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090"),
+    ("NVIDIA GeForce RTX 5090", 32607, "rtx-5090"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "rtx-pro-6000-96gb"),
+    ("NVIDIA RTX A6000", 49140, "a6000-48gb"),
+    ("NVIDIA H20", 97871, "h20-sxm-96gb"),
+    ("NVIDIA L20", 46068, "l20"),
+    ("NVIDIA GeForce RTX 3090", 24576, ""),
+]
+H100 = Gpu(
+    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20,
+    used_bytes=0.0, driver="550", sliced=False,
+)  # fmt: skip
+IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
 
 
 def answer(gpus: str, apps: str = "") -> Any:
@@ -75,42 +97,15 @@ class TestSmi:
         assert parse_apps("No running processes found\n") == ()
 
     def test_a_machine_without_it_and_a_broken_driver(self) -> None:
-        def absent(arguments: Sequence[str]) -> str:
-            raise FileNotFoundError
-
-        def broken(arguments: Sequence[str]) -> str:
-            raise RuntimeError(BROKEN.strip())
-
+        absent, broken = Mock(side_effect=FileNotFoundError), Mock(side_effect=RuntimeError(BROKEN))
         assert survey(absent) == Survey(gpus=(), problem="nvidia-smi is not installed")
         assert "couldn't communicate" in str(survey(broken).problem)
 
-    @pytest.mark.parametrize(("name", "mib", "same"), [
-        ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
-        ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
-        ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
-        ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
-        ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
-        ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
-        ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
-        ("NVIDIA L4", 23034, ["l4"]),
-        ("NVIDIA L40S", 46068, ["l40s"]),
-        ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
-        ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
-        ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
-        ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
-        ("NVIDIA L20", 46068, ["l20"]),
-        ("NVIDIA GeForce RTX 3090", 24576, []),
-    ])  # fmt: skip
-    def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
-        size = {"memory_bytes": mib * 2**20, "used_bytes": 0.0}
-        gpu = Gpu(index=0, uuid="", name=name, driver="", sliced=False, **size)
-        known = (
-            "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb",
-            "a100-pcie-80gb", "v100-sxm-32gb", "l4", "l40s", "rtx-4090", "rtx-5090",
-            "rtx-pro-6000-96gb", "a6000-48gb", "h20-sxm-96gb", "l20",
-        )  # fmt: skip
-        assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
+    @pytest.mark.parametrize(("name", "mib", "entry"), SOLD)
+    def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, entry: str) -> None:
+        gpu = replace(H100, name=name, memory_bytes=mib * 2.0**20)
+        known = [entry for _, _, entry in SOLD if entry]
+        assert [one for one in known if is_same_gpu(load_gpu(one), gpu)] == [entry] * bool(entry)
 
 
 class FakeLauncher(Launcher):
@@ -120,46 +115,35 @@ class FakeLauncher(Launcher):
         super().__init__(LaunchSettings(folder=Path("/nowhere")))
         self.seconds = seconds
         self.spans: list[tuple[float, float, tuple[str, ...]]] = []
-        self.num_locks = self.most_locks = 0
-        self.locks: list[int] = []
         self.leases: list[DeviceLease] = []
-        self.counting = threading.Lock()
-        self.two_at_once = threading.Event()
-        self.running = 0
+        self.running: list[DeviceLease] = []
+        self.most_locks = 0
+        self.counting, self.two_at_once = threading.Lock(), threading.Event()
 
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        start = time.monotonic()
+        assert lease is not None
+        start, devices = time.monotonic(), lease.devices or ()
         with self.counting:
-            self.locks.append(len(lease.locks))
             self.leases.append(lease)
-            self.num_locks += len(lease.locks)
-            self.most_locks = max(self.most_locks, self.num_locks)
-            self.running += 1
-            if self.running > 1:
+            self.running.append(lease)
+            self.most_locks = max(self.most_locks, sum(len(one.locks) for one in self.running))
+            if len(self.running) > 1:
                 self.two_at_once.set()
         # the first that leaves GPUs free waits for a second, however slow the machine is
-        if self.seconds and 0 < len(lease.devices or ()) < len(IDLE):
+        if self.seconds and 0 < len(devices) < len(IDLE):
             self.two_at_once.wait(60.0)
         time.sleep(self.seconds)
         with self.counting:
-            self.running -= 1
-            self.num_locks -= len(lease.locks)
-        self.spans.append((start, time.monotonic(), lease.devices or ()))
+            self.running.remove(lease)
+        self.spans.append((start, time.monotonic(), devices))
         return None  # type: ignore[return-value]  # nobody looks at it
 
 
-H100 = Gpu(
-    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20,
-    used_bytes=0.0, driver="550", sliced=False,
-)  # fmt: skip
-IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
-
-
-def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
+def task(num_gpus: int, gpu: Any = "h100-sxm-80gb") -> ProbeTask:
     job = job_values("llama3-8b", gpu, num_gpus, 1024, num_gpus, layout={"dp_shard": num_gpus})
-    return ProbeTask(id="probe-1", job=job)
+    return ProbeTask(id="probe-1", job=job, device="cpu" if gpu == "cpu" else "cuda")
 
 
 def pool(
@@ -168,52 +152,51 @@ def pool(
     *,
     seconds: float = 0.0,
     visible: str | None = None,
+    **more: Any,
 ) -> tuple[LocalPool, FakeLauncher]:
     launcher = FakeLauncher(seconds)
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    look = gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus))
     settings = LocalSettings(
         machine=str(folder),
         leases=folder / "leases",
-        survey=look,
-        environment=environment,
-        foreign_seconds=1.0,
+        survey=gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus)),
+        environment={} if visible is None else {"CUDA_VISIBLE_DEVICES": visible},
+        **{"foreign_seconds": 1.0, **more},
     )
     return LocalPool(launcher, settings), launcher
+
+
+def stopped_at_once() -> Watch:
+    """Stops who waits as soon as it says so."""
+    stop = threading.Event()
+    return Watch(stop=stop, progress=lambda _: stop.set())
+
+
+def used(gpu: Gpu, name: str) -> Gpu:
+    return replace(gpu, processes=(GpuProcess(pid=7, name=name, used_bytes=None),))
 
 
 class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
-        tasks = [task(size) for size in (2, 1, 1, 2, 4, 1)]
-        side_by_side(here.run, *((one,) for one in tasks))
+        side_by_side(here.run, *((task(size),) for size in (2, 1, 1, 2, 4, 1)))
         assert len(launcher.spans) == 6
-        for number, (start, end, devices) in enumerate(launcher.spans):
-            for other_start, other_end, others in launcher.spans[number + 1 :]:
-                if start < other_end and other_start < end:
-                    assert not set(devices) & set(others)
-        overlapping = [
-            a
-            for a in launcher.spans
-            for b in launcher.spans
-            if a is not b and a[0] < b[1] and b[0] < a[1]
+        at_once = [
+            (first[2], second[2])
+            for first, second in combinations(launcher.spans, 2)
+            if first[0] < second[1] and second[0] < first[1]
         ]
-        assert overlapping
+        assert at_once
+        assert not any(set(first) & set(second) for first, second in at_once)
 
     def test_a_gpu_of_a_foreign_process_is_left_alone(self, tmp_path: Path) -> None:
-        busy = replace(IDLE[0], processes=(GpuProcess(pid=7, name="train.py", used_bytes=None),))
-        here, launcher = pool(tmp_path, [busy, *IDLE[1:]])
+        here, launcher = pool(tmp_path, [used(IDLE[0], "train.py"), *IDLE[1:]])
         here.run(task(2))
         assert launcher.spans[0][2] == ("GPU-1", "GPU-2")
         with pytest.raises(ProbeError, match=r"GPU 0 is used by pid 7 \(train.py\)"):
             here.run(task(4))
 
     def test_a_desktop_is_tolerated_where_the_operator_says_so(self, tmp_path: Path) -> None:
-        desktop = replace(
-            parse_gpus(GPUS_WITH_A_DESKTOP)[0],
-            processes=(GpuProcess(pid=7, name="gnome", used_bytes=None),),
-        )
-        here, launcher = pool(tmp_path, [desktop])
+        here, launcher = pool(tmp_path, [used(parse_gpus(GPUS_WITH_A_DESKTOP)[0], "gnome")])
         asked = task(1, "rtx-4090")
         with pytest.raises(ProbeError, match=r"pid 7 \(gnome\).*PLANNER_PROBE_TOLERATED_GIB"):
             here.run(asked)
@@ -227,17 +210,11 @@ class TestLeases:
             here.run(asked)
 
     def test_memory_of_a_process_that_just_ended_is_waited_for(self, tmp_path: Path) -> None:
-        looks = 0
-
-        def look() -> Survey:
-            nonlocal looks
-            looks += 1
-            return Survey(gpus=(H100 if looks > 2 else replace(H100, used_bytes=40e9),))
-
-        here, launcher = pool(tmp_path, look)
-        here.settings = replace(here.settings, foreign_seconds=60.0)
+        left = replace(H100, used_bytes=40e9)
+        looks = Mock(side_effect=[Survey(gpus=(one,)) for one in (left, left, H100)])
+        here, launcher = pool(tmp_path, looks, foreign_seconds=60.0)
         here.run(task(1))
-        assert (len(launcher.spans), looks > 2) == (1, True)
+        assert (len(launcher.spans), looks.call_count) == (1, 3)
 
     @pytest.mark.parametrize(
         ("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))]
@@ -256,27 +233,16 @@ class TestLeases:
         assert here.capacity(read_job(task(1).job).cluster).num_devices == 0
 
     def test_no_gpu_is_one_clear_line(self, tmp_path: Path) -> None:
-        here, _ = pool(tmp_path, [])
-        with pytest.raises(
-            ProbeError, match=r"no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu"
-        ) as raised:
-            here.run(task(1))
-        assert "\n" not in str(raised.value)
+        said = r"^no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu[^\n]*$"
+        with pytest.raises(ProbeError, match=said):
+            pool(tmp_path, [])[0].run(task(1))
 
     def test_another_gpu_than_the_job_names_is_refused(self, tmp_path: Path) -> None:
         here, _ = pool(tmp_path)
         with pytest.raises(SpecError, match="NVIDIA H100 80GB HBM3"):
             here.run(task(1, gpu="l4"))
-        own = {
-            "name": "our-h100",
-            "memory": "80 GiB",
-            "memory_bandwidth": "3 TB/s",
-            "peak_flops": {"bf16": "900 TFLOP/s"},
-        }
-        with_own = task(1).model_copy(
-            update={"job": {**task(1).job, "cluster": {"gpu": {**load_like(own)}, "num_gpus": 1}}}
-        )
-        here.run(with_own)
+        known = load_gpu("h100-sxm-80gb").model_dump(exclude={"aliases", "sources"})
+        here.run(task(1, gpu={**known, "name": "our-h100"}))
 
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
@@ -286,40 +252,30 @@ class TestLeases:
             "print(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
         )
         command = [sys.executable, "-c", holder, str(tmp_path / "leases"), str(tmp_path)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
-        )
-        assert process.stdout.readline() == "True\n"
         here, launcher = pool(tmp_path, IDLE[:1])
-        stop = threading.Event()
-        watch = Watch(stop=stop, progress=lambda _: stop.set())
-        with pytest.raises(ProbeError, match="stopped while waiting"):
-            here.run(task(1), watch)
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "True\n"
+            with pytest.raises(ProbeError, match="stopped while waiting"):
+                here.run(task(1), stopped_at_once())
+            process.kill()
         here.run(task(1))
         assert len(launcher.spans) == 1
 
     def test_cpu_slots_are_shared_and_a_wide_probe_takes_them_all(self, tmp_path: Path) -> None:
-        here, launcher = pool(tmp_path, seconds=0.05)
-        here.settings = replace(here.settings, cpu_slots=2)
-        asked = [task(size, "cpu").model_copy(update={"device": "cpu"}) for size in (1, 4, 1, 2)]
-        side_by_side(here.run, *((one,) for one in asked))
-        assert sorted(launcher.locks) == [1, 1, 2, 2]
+        here, launcher = pool(tmp_path, seconds=0.05, cpu_slots=2)
+        side_by_side(here.run, *((task(size, "cpu"),) for size in (1, 4, 1, 2)))
+        assert sorted(len(lease.locks) for lease in launcher.leases) == [1, 1, 2, 2]
         assert launcher.most_locks == 2
 
     def test_a_wait_can_be_ended(self, tmp_path: Path) -> None:
-        here, launcher = pool(tmp_path)
-        here.settings = replace(here.settings, cpu_slots=1)
+        here, launcher = pool(tmp_path, cpu_slots=1)
         busy = LeaseLocks(here.settings.leases, machine=here.settings.machine)
         assert busy.lock("cpu-0")
-        stop = threading.Event()
         with pytest.raises(ProbeError, match="stopped while waiting"):
-            here.run(
-                task(1, "cpu").model_copy(update={"device": "cpu"}),
-                Watch(stop=stop, progress=lambda _: stop.set()),
-            )
+            here.run(task(1, "cpu"), stopped_at_once())
         assert launcher.spans == []
         busy.release()
 
@@ -328,15 +284,3 @@ class TestLeases:
         here, _ = pool(tmp_path)
         with pytest.raises(ProbeError, match="PLANNER_LEASE_FOLDER"):
             here.run(task(1))
-
-
-def load_like(values: dict[str, Any]) -> dict[str, Any]:
-    """An inline GPU with what `values` leaves out taken from a known one."""
-    known = {
-        "scale_up": {"gpus": 8, "bandwidth": "450 GB/s", "latency": "3 us"},
-        "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"},
-    }
-    return {
-        "vendor": "nvidia", "family": "hopper", "power_limit": "700 W", "num_sms": 132,
-        "boost_clock_hz": 1980000000, **known, **values,
-    }  # fmt: skip

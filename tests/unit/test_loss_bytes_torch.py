@@ -1,6 +1,7 @@
 """Bytes per logit at the peak of a loss: what torch allocates, and what the trainer's row says."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,12 +56,9 @@ def peak_bytes_a_logit(*, compiled: bool, mesh: "DeviceMesh | None" = None) -> f
         step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    alive = most = logits.nbytes
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most / logits.numel()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = (event.nbytes() for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate(changes, initial=logits.nbytes)) / logits.numel()
 
 
 @pytest.mark.slow

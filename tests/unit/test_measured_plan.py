@@ -19,18 +19,25 @@ from planner.study.measured_search import Probing, with_measurement
 from planner.study.posterior import Record
 from planner.study.study import BROKEN, Proposal
 from planner.units import times_as_fast
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
+from tests.e2e.probe_jobs import TINY
 
 REQUEST: dict[str, Any] = {
-    "model": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 16, "vocab_size": 256, "model_type": "llama", "name": "tiny",
-    },
-    "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8},
+    **job_values(TINY, "cpu", 2, 32, 8),
     "search": {"allow": {"precision": ["bf16"], "compile": [False]}, "top_k": 3},
     "probe": {"max_probes": 8, "max_gpu_seconds": 1e9},
-}  # fmt: skip
+}
+
+
+def measurement(layout: Layout, name: str, **numbers: Any) -> Measurement:
+    """A run of this layout itself."""
+    job = read_job({**REQUEST, "layout": layout.model_dump(mode="json")})
+    return Measurement(id=name, created_at="", job=job, measured=Measured(rung="probed", **numbers))
+
+
+def planned(request: dict[str, Any] = REQUEST, **probing: Any) -> Plan:
+    how = Probing(num_devices=2, **probing) if probing else None
+    return recommend(read_job(request), ports=fixed_ports(), probing=how)
 
 
 class Pool:
@@ -47,64 +54,52 @@ class Pool:
             rng = np.random.default_rng([self.seed, len(self.told)])
             step = 0.04 * float(np.exp(self.noise_sd * rng.standard_normal()))
             self.told.append((one.layout, step))
-            job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
-            numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
-            name = f"m-{len(self.told)}"
-            yield one, Measurement(id=name, created_at="", job=job, measured=numbers)
+            numbers = {"step_seconds": step, "gpu_seconds": 10.0, "steps": 10}
+            yield one, measurement(one.layout, f"m-{len(self.told)}", **numbers)
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
-        job = read_job({**REQUEST, "search": {**REQUEST["search"], **search}, "probe": probe})
-        probing = Probing(measure=self.measure, num_devices=2, on_event=self.events.append)
-        return recommend(job, ports=fixed_ports(), probing=probing)
+        request = {**REQUEST, "search": {**REQUEST["search"], **search}, "probe": probe}
+        return planned(request, measure=self.measure, on_event=self.events.append)
+
+
+Played = tuple[Pool, Plan]
 
 
 @pytest.fixture(scope="module")
-def played() -> tuple[Pool, Plan]:
+def played() -> Played:
     """As on a laptop that has other things to do."""
     pool = Pool(3, noise_sd=0.1)
     return pool, pool.plan()
 
 
-def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(
-    played: tuple[Pool, Plan],
-) -> None:
+def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(played: Played) -> None:
     pool, plan = played
-    fastest = min(pool.told, key=lambda pair: pair[1])
+    layout, seconds = min(pool.told, key=lambda pair: pair[1])
     winner = plan.ranked[0]
-    assert winner.layout == fastest[0]
-    assert winner.expected_step_seconds == pytest.approx(fastest[1])
+    assert (winner.layout, winner.source) == (layout, "probed")
+    assert winner.expected_step_seconds == pytest.approx(seconds)
     assert winner.measurement["step_seconds"] == winner.expected_step_seconds
-    assert winner.source == "probed"
 
 
-def test_number_one_has_one_price_and_one_step_everywhere(played: tuple[Pool, Plan]) -> None:
+def test_number_one_has_one_price_and_one_step_everywhere(played: Played) -> None:
     _, plan = played
-    first = plan.ranked[0]
-    assert first.run is not None
+    first, second = plan.ranked[:2]
     (option,) = plan.sizes
     assert (option.layout, option.cost) == (first.layout, first.run.cost)
     shown = first.shown
-    assert shown.step_seconds == first.expected_step_seconds
-    assert shown.step_interval is None
+    assert (shown.step_seconds, shown.step_interval) == (first.expected_step_seconds, None)
     assert shown.predicted_step_seconds == first.estimate.step_seconds
-    assert shown.tokens_per_second_per_gpu == pytest.approx(
-        (first.estimate.tokens_per_second_per_gpu or 0.0) * first.expected_speedup
-    )
-    second = plan.ranked[1]
+    rate = (first.estimate.tokens_per_second_per_gpu or 0.0) * first.expected_speedup
+    assert shown.tokens_per_second_per_gpu == pytest.approx(rate)
     lines = explain(plan, 2, 1)
-    assert any(
-        line.startswith(times_as_fast((shown.step_seconds or 0) / (second.shown.step_seconds or 1)))
-        for line in lines
-    ), lines
+    faster = times_as_fast((shown.step_seconds or 0) / (second.shown.step_seconds or 1))
+    assert any(line.startswith(faster) for line in lines), lines
 
 
-def test_layouts_of_different_sizes_are_compared_by_speed_and_price(
-    played: tuple[Pool, Plan],
-) -> None:
+def test_layouts_of_different_sizes_are_compared_by_speed_and_price(played: Played) -> None:
     _, plan = played
     first, second = plan.ranked[:2]
-    assert first.run is not None
     half = second.model_copy(update={"num_gpus": first.num_gpus // 2, "run": first.run})
     lines = explain(plan.model_copy(update={"ranked": [first, half]}), 2, 1)
     (line,) = [line for line in lines if "in all" in line]
@@ -112,9 +107,7 @@ def test_layouts_of_different_sizes_are_compared_by_speed_and_price(
     assert not any(line.endswith(" a step") for line in lines), "a step says nothing of sizes"
 
 
-def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(
-    played: tuple[Pool, Plan],
-) -> None:
+def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(played: Played) -> None:
     pool, plan = played
     asked = {layout for layout, _ in pool.told}
     assert len(asked) > 3, "more than top_k"
@@ -124,7 +117,7 @@ def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(
     assert [entry.rank for entry in plan.ranked] == list(range(1, len(plan.ranked) + 1))
 
 
-def test_best_never_goes_up_and_ends_at_the_headline(played: tuple[Pool, Plan]) -> None:
+def test_best_never_goes_up_and_ends_at_the_headline(played: Played) -> None:
     pool, plan = played
     best = [event.best_seconds for event in pool.events if event.best_seconds is not None]
     assert best == sorted(best, reverse=True)
@@ -132,44 +125,31 @@ def test_best_never_goes_up_and_ends_at_the_headline(played: tuple[Pool, Plan]) 
     assert pool.events[-1].best_layout == plan.ranked[0].layout
 
 
-def test_the_screen_says_one_step(played: tuple[Pool, Plan]) -> None:
+def test_the_screen_says_one_step(played: Played) -> None:
     _, plan = played
     text = as_text(plan_view(plan, 200, letters=True), 200)
     runs = plan.ranked[0].measurement or {}
     assert f"Measured: {1e3 * runs['step_seconds']:.3g} ms a step" in text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "hint"),
-    [
-        (0.018, "expected 1.11 times as fast as number 1, and not measured: probe it next"),
-        (0.01995, None),
-    ],
-)
+NEXT = "expected 1.11 times as fast as number 1, and not measured: probe it next"
+
+
+@pytest.mark.parametrize(("seconds", "hints"), [(0.018, [NEXT]), (0.01995, [])])
 def test_an_unmeasured_layout_that_may_be_faster_says_so(
-    played: tuple[Pool, Plan], seconds: float, hint: str | None
+    played: Played, seconds: float, hints: list[str]
 ) -> None:
-    _, plan = played
-    record = Record(
-        row=0, status="ok", log_seconds=float(np.log(0.02)), variance=1e-4, runs=2, margin=None,
-        message="",
-    )  # fmt: skip
+    ranked = played[1].ranked
+    known = {"status": "ok", "log_seconds": float(np.log(0.02)), "variance": 1e-4, "runs": 2}
+    record, sure = Record(row=0, margin=None, message="", **known), {"sd": 0.01, "risk": 0.0}
     best, other = (
-        Ranked(
-            row=row,
-            layout=plan.ranked[row].layout,
-            expected_seconds=step,
-            sd=0.01,
-            risk=0.0,
-            record=known,
-        )
-        for row, step, known in ((0, 0.02, record), (1, seconds, None))
+        Ranked(row=row, layout=ranked[row].layout, expected_seconds=step, record=found, **sure)
+        for row, step, found in ((0, 0.02, record), (1, seconds, None))
     )
-    paper = plan.ranked[1].model_copy(update={"reasons": ["as priced"], "measurement": None})
-    entry = with_measurement(paper, other, best)
-    assert entry.reasons == [*([hint] if hint else []), "as priced"]
+    paper = ranked[1].model_copy(update={"reasons": ["as priced"], "measurement": None})
+    entry, mine = (with_measurement(paper, one, best) for one in (other, best))
+    assert entry.reasons == [*hints, "as priced"]
     assert (entry.expected_step_seconds, entry.measurement) == (seconds, None)
-    mine = with_measurement(paper, best, best)
     assert mine.reasons == ["as priced"]
     assert (mine.measurement["step_seconds"], mine.measurement["runs"]) == (pytest.approx(0.02), 2)
 
@@ -179,29 +159,21 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
     pool = Pool(seed, noise_sd=0.3)
     winner, *others = pool.plan(max_probes=3, top_k=20).ranked
     assert winner.expected_step_seconds == pytest.approx(min(step for _, step in pool.told))
-    slower = [entry for entry in others if entry.measurement]
-    seconds = [entry.expected_step_seconds or 0.0 for entry in slower]
-    assert all(one >= winner.expected_step_seconds for one in seconds)
+    measured = [entry.expected_step_seconds or 0.0 for entry in others if entry.measurement]
+    assert all(seconds >= winner.expected_step_seconds for seconds in measured)
 
 
-def on_paper() -> Plan:
-    return recommend(read_job(REQUEST), ports=fixed_ports())
-
-
-def test_number_one_on_paper_is_measured_first(played: tuple[Pool, Plan]) -> None:
+def test_number_one_on_paper_is_measured_first(played: Played) -> None:
     pool, _ = played
-    assert pool.told[0][0] == on_paper().ranked[0].layout
+    assert pool.told[0][0] == planned().ranked[0].layout
 
 
 def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
     def broken(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
-        for one in asked:
-            job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
-            numbers = Measured(status="failed", rung="probed", failure=BROKEN, message="no driver")
-            yield one, Measurement(id="m", created_at="", job=job, measured=numbers)
+        failed = {"status": "failed", "failure": BROKEN, "message": "no driver"}
+        return ((one, measurement(one.layout, "m", **failed)) for one in asked)
 
-    ports = fixed_ports()
-    plan = recommend(read_job(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2))
-    assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in on_paper().ranked]
+    plan = planned(measure=broken)
+    assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in planned().ranked]
     assert {entry.expected_step_seconds for entry in plan.ranked} == {None}
     assert (plan.probing["probes"], plan.probing["broken"]) == (0, "no driver")

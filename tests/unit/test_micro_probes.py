@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from planner.calibration.kernels import SIZES, KernelShape
 from planner.probes.kernels import KERNELS
 from tests.conftest import ROOT, needed
+from tests.e2e.probe_jobs import torchrun
 
 torch = needed("torch")
 micro = needed("planner.probes.micro")
@@ -41,20 +40,12 @@ def run(folder: Path, shapes: list[KernelShape], seconds: float = 60.0, ranks: i
     """Rows of the command, run here or by torchrun."""
     given, out = folder / "shapes.jsonl", folder / "out.jsonl"
     given.write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes))
-    words = f"--shapes {given} --out {out} --device cpu --each-seconds 0.01 --seconds {seconds}"
+    how = f"--shapes {given} --out {out} --device cpu --each-seconds 0.01 --seconds {seconds}"
     if ranks == 1:
-        assert micro.main(words.split()) == 0
+        assert micro.main(how.split()) == 0
     else:
-        torchrun = f"-m torch.distributed.run --standalone --nproc_per_node {ranks}"
-        ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        done = subprocess.run(
-            [sys.executable, *torchrun.split(), "-m", "planner.probes.micro", *words.split()],
-            env={**os.environ, **ours},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        ours = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+        done = torchrun(ranks, "-m", "planner.probes.micro", *how.split(), env=ours)
         assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -70,16 +61,17 @@ def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
     assert first["kind"] == "environment"
     assert last == {**last, "kind": "end", "measured": len(rows), "not_reached": []}
     assert [KernelShape.from_dict(row) for row in rows] == [*ALONE, *absent]
-    for row in rows[: len(ALONE)]:
+    timed, others = rows[: len(ALONE)], rows[len(ALONE) :]
+    for row in timed:
         assert row["status"] == "ok", row
         assert row["runs"] >= 5
         assert 0 < row["seconds"] < 5
         assert row["software"]["torch"]
-    gemm = rows[0]
-    assert gemm["flops_per_second"] == pytest.approx(2 * 64 * 48 * 32 / gemm["seconds"])
-    assert rows[-4]["bytes_per_second"] > 0
-    assert [row["status"] for row in rows[len(ALONE) :]] == ["unavailable"] * 3
-    assert "needs torchrun with 2 processes" in rows[-1]["message"]
+    flops = 2 * 64 * 48 * 32 / timed[0]["seconds"]
+    assert timed[0]["flops_per_second"] == pytest.approx(flops)
+    assert timed[-1]["bytes_per_second"] > 0
+    assert [row["status"] for row in others] == ["unavailable"] * 3
+    assert "needs torchrun with 2 processes" in others[-1]["message"]
 
 
 @pytest.mark.slow

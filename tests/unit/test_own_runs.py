@@ -1,6 +1,7 @@
 """Runs priced once teach what a fit that prices them again teaches, also when read back."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,15 @@ def seconds(asked: Job, calibration: Calibration | None = None) -> float:
 
 
 def run(name: str, asked: Job, factor: float) -> Measurement:
-    return Measurement(
-        id=name,
-        created_at="2026-01-01T00:00:00+00:00",
-        job=asked,
-        measured=Measured(rung="probed", step_seconds=factor * seconds(asked)),
-    )
+    numbers = Measured(rung="probed", step_seconds=factor * seconds(asked))
+    made = "2026-01-01T00:00:00+00:00"
+    return Measurement(id=name, created_at=made, job=asked, measured=numbers)
+
+
+def runs_of(factors: Iterable[float]) -> list[Measurement]:
+    """Of LAYOUTS, as many as there are factors."""
+    pairs = enumerate(zip(LAYOUTS, factors, strict=False))
+    return [run(f"m-{i}", job(**layout), factor) for i, (layout, factor) in pairs]
 
 
 LAYOUTS: list[dict[str, Any]] = [{}, {"ac": "full"}, {"tp": 2}, {"compile": True}]
@@ -54,42 +58,33 @@ OTHERS = [job("qwen3-8b"), job(tp=4), job("llama3.2-3b", ac="full")]
 @pytest.mark.parametrize("factor", [0.75, 1.2, 2.0])
 def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
     """Within the noise of one run, for layouts that ran and for others."""
-    jobs = [job(**layout) for layout in LAYOUTS]
-    ratios = factor * np.exp(0.03 * np.random.default_rng(1).standard_normal(len(jobs)))
-    pairs = enumerate(zip(jobs, ratios, strict=True))
-    runs = [run(f"m-{i}", one, ratio) for i, (one, ratio) in pairs]
+    noise = np.exp(0.03 * np.random.default_rng(1).standard_normal(len(LAYOUTS)))
+    runs = runs_of(factor * noise)
+    jobs, times = zip(*((one.job, one.measured.step_seconds) for one in runs), strict=True)
     shipped = shipped_calibration()
     learnt = learn(shipped, runs)
-    times = [one.measured.step_seconds or 0.0 for one in runs]
     start = shipped.at_one_place([("torchtitan", jobs[0].cluster.gpu.family)])
     again, _ = fit(Data.of(jobs, times, own=True), start, own=True)
+    close = shipped.own_run_sd / 2 * abs(np.log(factor)) / np.log(1.2)
     for asked in (*jobs, *OTHERS):
-        assert seconds(asked, learnt) == pytest.approx(
-            seconds(asked, again), rel=shipped.own_run_sd / 2 * abs(np.log(factor)) / np.log(1.2)
-        )
+        assert seconds(asked, learnt) == pytest.approx(seconds(asked, again), rel=close)
 
 
 def test_what_is_kept_of_a_run_teaches_the_same_and_prices_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shipped = shipped_calibration()
-    runs = [run(f"m-{i}", job(**layout), 1.2) for i, layout in enumerate(LAYOUTS[:2])]
+    shipped, runs = shipped_calibration(), runs_of([1.2, 1.2])
     whole = learn(shipped, runs)
-    kept = [
-        PricedRun.from_dict(
-            json.loads(json.dumps(one.as_dict())),
-            run_id=one.id,
-            layout=one.layout,
-            step_seconds=one.step_seconds,
-        )
-        for one in priced(shipped, runs)
-    ]
-    known = [one for one in kept if one is not None]
+    known = []
+    for one in priced(shipped, runs):
+        stored = json.loads(json.dumps(one.as_dict()))
+        named = {"run_id": one.id, "layout": one.layout, "step_seconds": one.step_seconds}
+        known.append(PricedRun.from_dict(stored, **named))
     assert len(known) == len(runs)
+    assert None not in known
     monkeypatch.setattr(Pricer, "build", None)
     again = learn_priced(shipped, known)
-    assert again.id == whole.id
-    assert again.seen == whole.seen
+    assert (again.id, again.seen) == (whole.id, whole.seen)
     assert again.shifts == pytest.approx(whole.shifts, abs=1e-6)
 
 
@@ -107,8 +102,7 @@ def by(program: str | None, one: Measurement, **more: Any) -> Measurement:
 
 def test_what_the_reference_program_measures_is_joined_to_the_trainer_by_an_offset() -> None:
     """Alone it teaches less the expected offset; beside the trainer's own runs, the difference."""
-    shipped, slower, other = shipped_calibration(), 1.10, job("qwen3-8b")
-    asked = [run(f"m-{i}", job(**layout), slower) for i, layout in enumerate(LAYOUTS)]
+    shipped, other, asked = shipped_calibration(), job("qwen3-8b"), runs_of([1.10] * 4)
     titan = learn(shipped, [by("torchtitan", one) for one in asked])
     alone = learn(shipped, [by(REFERENCE, one) for one in asked])
     less = np.log(seconds(other, titan) / seconds(other, alone))
@@ -156,15 +150,11 @@ def test_the_scale_of_own_runs_follows_their_own_scatter() -> None:
 def test_runs_that_contradict_each_other_are_believed_less_than_runs_that_agree() -> None:
     """Their mean is the same: 10% slow."""
     shipped, other = shipped_calibration(), job("qwen3-8b")
-    shown = {
-        spread: [
-            run(f"m-{i}", job(**layout), 1.10 * np.exp(sign * spread))
-            for i, (layout, sign) in enumerate(zip(LAYOUTS, (1, -1, 1, -1), strict=True))
-        ]
-        for spread in (0.0, 0.2)
-    }
+    signs = np.array([1.0, -1.0, 1.0, -1.0])
     agreeing, apart = (
-        np.log(seconds(other, learn(shipped, runs)) / seconds(other)) for runs in shown.values()
+        np.log(seconds(other, learn(shipped, runs_of(1.10 * np.exp(signs * spread)))))
+        - np.log(seconds(other))
+        for spread in (0.0, 0.2)
     )
     assert agreeing == pytest.approx(np.log(1.10), abs=0.02)
     assert 0.0 < apart < 0.5 * agreeing

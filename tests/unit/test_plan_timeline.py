@@ -7,29 +7,20 @@ from planner.cost.pipeline.simulate import StageCosts, compiled, replay
 from planner.intake.jobs import read_job
 from planner.plan.timeline import timeline
 from planner.schedules import SCHEDULES, Schedule
+from tests.conftest import job_values
 
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=lambda entry: entry.name)
 PP, M = 8, 32
 
 
 def job_of(entry: Schedule) -> dict[str, object]:
-    layout = {
-        "pp": PP,
-        "dp_shard": 2,
-        "pp_schedule": entry.name,
-        "virtual_stages": 1 if entry.single_stage else 2,
-        "micro_batch_size": 1,
-        "ac": "none",
-    }
-    training: dict[str, object] = {"seq_len": 2048, "global_batch_size": 2 * M}
-    if "torch" not in entry.runtimes:
-        training |= {"trainer": "megatron", "trainer_version": "zero-bubble"}
-    return {
-        "model": "opt-6.7b" if entry.fork else "llama3-8b",
-        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 2 * PP},
-        "training": training,
-        "layout": layout,
-    }
+    virtual = 1 if entry.single_stage else 2
+    layout = {"pp": PP, "dp_shard": 2, "pp_schedule": entry.name, "virtual_stages": virtual}
+    model = "opt-6.7b" if entry.fork else "llama3-8b"
+    megatron = {"trainer": "megatron", "trainer_version": "zero-bubble"}
+    training = {} if "torch" in entry.runtimes else megatron
+    layout |= {"micro_batch_size": 1, "ac": "none"}
+    return job_values(model, "h200-sxm-141gb", 2 * PP, 2048, 2 * M, layout=layout, **training)
 
 
 @ALL

@@ -19,7 +19,7 @@ def test_a_plan_becomes_a_file(plan: Plan, tmp_path: Path, suffix: str) -> None:
     check_plot(target)
     plot_plan(target, plan)
     assert len(target.read_bytes()) > 1000
-    assert [path.name for path in tmp_path.iterdir()] == [target.name], "no partial file is left"
+    assert list(tmp_path.iterdir()) == [target], "no partial file is left"
 
 
 def test_text_goes_to_stdout(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:

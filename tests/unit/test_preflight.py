@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,12 +34,16 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_good_until", {})
 
 
-def interpreter(folder: Path, says: str, code: int = 0) -> str:
-    """A stand-in that answers every question alike, and counts how often it is asked."""
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\necho x >> {folder}/asked\ncat <<'END'\n{says}\nEND\nexit {code}\n")
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def interpreter(folder: Path, says: str, code: int = 0) -> str:
+    """A stand-in that answers every question alike, and counts how often it is asked."""
+    text = f"echo x >> {folder}/asked\ncat <<'END'\n{says}\nEND\nexit {code}"
+    return script(folder / "python", text)
 
 
 def asked(folder: Path) -> int:
@@ -62,13 +67,12 @@ def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)
-    words = "cannot import torch (no such); pip install '.[probe]' in planner's checkout"
-    assert words in str(caught.value)
+    remedy = "pip install '.[probe]' in planner's checkout"
+    assert f"cannot import torch (no such); {remedy}" in str(caught.value)
     assert "PLANNER_PROBE_PYTHON" in str(caught.value), "it is not our interpreter that lacks it"
     assert "\n" not in str(caught.value)
     assert asked(tmp_path) == 2, "somebody may have installed it meanwhile"
-    remedy = preflight.remedy("torch", sys.executable)
-    assert remedy == "pip install '.[probe]' in planner's checkout"
+    assert preflight.remedy("torch", sys.executable) == remedy
 
 
 @pytest.mark.parametrize(("says", "code", "words"), [
@@ -91,33 +95,31 @@ def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
         pool(tmp_path, sys.executable).check(NEED)
 
 
-def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -> None:
-    """By the real program, with a torch in the way that is broken or absent."""
-    for raised, words, package in (
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
         (
             "ModuleNotFoundError(\"No module named 'torch'\", name='torch')",
             "cannot import torch (No module named 'torch')",
-            "torch",
         ),
         (
             "OSError('libcudart.so.12: cannot open shared object file')",
             "cannot import torch (OSError: libcudart.so.12",
-            "torch",
         ),
-    ):
-        (tmp_path / "torch").mkdir(exist_ok=True)
-        (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
-        done = subprocess.run(
-            command(sys.executable, NEED, "planner.probes.worker"),
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd="/",
-            env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        )
-        said = problem_in(done, sys.executable)
-        assert words in said
-        assert said.endswith("; pip install '.[probe]' in planner's checkout"), package
+    ],
+)
+def test_the_program_of_the_check_says_what_cannot_be_imported(
+    tmp_path: Path, raised: str, words: str
+) -> None:
+    """By the real program, with a torch in the way that is broken or absent."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
+    asking = command(sys.executable, NEED, "planner.probes.worker")
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(asking, capture_output=True, text=True, check=False, cwd="/", env=path)
+    said = str(problem_in(done, sys.executable))
+    assert words in said
+    assert said.endswith("; pip install '.[probe]' in planner's checkout")
 
 
 def test_a_program_that_cannot_be_imported_stops_probes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +131,11 @@ def test_a_program_that_cannot_be_imported_stops_probes(monkeypatch: pytest.Monk
 
 
 def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path: Path) -> None:
-    asked_for = {"model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
-    job = read_job({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
     launcher = Launcher(LaunchSettings(folder=tmp_path, python=str(tmp_path / "none")))
     nothing = Survey(gpus=(), problem="no nvidia-smi")
     local = LocalPool(launcher, LocalSettings(survey=lambda: nothing))
     with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: no nvidia-smi"):
-        local.check(Need.of(job, "reference"))
+        local.check(on_gpus("h100-sxm-80gb"))
 
 
 @pytest.mark.torch
@@ -170,25 +170,20 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    (tmp_path / "scancel").write_text("#!/bin/sh\n")
-    (tmp_path / "scancel").chmod(0o755)
-    launch = LaunchSettings(folder=tmp_path, python="python-of-the-nodes")
-    slurm = SlurmPool(launch, partition="gpu")
+    script(tmp_path / "scancel", "")
+    slurm = SlurmPool(LaunchSettings(folder=tmp_path, python="node-python"), partition="gpu")
 
-    def says(script: str) -> None:
-        (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
-        (tmp_path / "srun").chmod(0o755)
+    def says(text: str) -> None:
+        script(tmp_path / "srun", f'echo "$@" > {tmp_path}/asked\n{text}')
 
     says("echo '{\"problem\": null}'")
     slurm.check(NEED)
     line = (tmp_path / "asked").read_text()
     assert "--partition gpu" in line
-    assert (
-        "python-of-the-nodes -m planner.probes.selfcheck cpu planner.probes.worker "
-        "--compiles --several-gpus" in line
-    )
+    asking = "-m planner.probes.selfcheck cpu planner.probes.worker --compiles --several-gpus"
+    assert f"node-python {asking}" in line
     says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
-    words = "on a node of the cluster python-of-the-nodes cannot import torch"
+    words = "on a node of the cluster node-python cannot import torch"
     with pytest.raises(ProbeError, match=words):
         slurm.check(NEED)
     slurm.check(NEED, wait=False)
@@ -197,36 +192,34 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
         slurm.check(NEED)
 
 
-# ---- what the layouts need -----------------------------------------------------------------------
-
-
-def on_gpus(gpu: str, **more: object) -> Need:
-    values = {"model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, **more}
-    training = {"seq_len": 8192, "global_batch_size": 64}
-    return Need.of(read_job({**values, "training": training}), "reference")
+def on_gpus(gpu: str, **more: Any) -> Need:
+    return Need.of(read_job(job_values("llama3-8b", gpu, 8, 8192, 64, **more)), "reference")
 
 
 FLAGS = ["--compiles", "--several-gpus"]
 BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
 
 
-@pytest.mark.parametrize(("need", "arguments"), [
-    (on_gpus("h100-sxm-80gb"), ["torchao.float8", *FLAGS]),
-    (on_gpus("b200"), ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
-    (on_gpus("a100-sxm-80gb"), FLAGS),
-    (on_gpus("h100-sxm-80gb", search={"fix": {"precision": "bf16"}}), FLAGS),
-    (on_gpus("h100-sxm-80gb", search={"fix": BF16}), ["--several-gpus"]),
-    (on_gpus("h100-sxm-80gb", layout=BF16), ["--several-gpus"]),
-    (
-        on_gpus("h100-sxm-80gb", layout={**BF16, "precision": "float8-rowwise"}),
-        ["torchao.float8", "--several-gpus"],
-    ),
-])  # fmt: skip
-def test_what_the_candidates_need_is_asked_for(need: Need, arguments: list[str]) -> None:
-    assert command("python", need, "planner.probes.worker")[4:] == [
-        "planner.probes.worker",
-        *arguments,
-    ]
+FLOAT8 = {**BF16, "precision": "float8-rowwise"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "more", "arguments"),
+    [
+        ("h100-sxm-80gb", {}, ["torchao.float8", *FLAGS]),
+        ("b200", {}, ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
+        ("a100-sxm-80gb", {}, FLAGS),
+        ("h100-sxm-80gb", {"search": {"fix": {"precision": "bf16"}}}, FLAGS),
+        ("h100-sxm-80gb", {"search": {"fix": BF16}}, ["--several-gpus"]),
+        ("h100-sxm-80gb", {"layout": BF16}, ["--several-gpus"]),
+        ("h100-sxm-80gb", {"layout": FLOAT8}, ["torchao.float8", "--several-gpus"]),
+    ],
+)
+def test_what_the_candidates_need_is_asked_for(
+    gpu: str, more: dict[str, Any], arguments: list[str]
+) -> None:
+    _, *asked = command("python", on_gpus(gpu, **more), "a.worker")[3:]
+    assert asked == ["a.worker", *arguments]
 
 
 @pytest.mark.parametrize(("more", "arguments"), [
@@ -245,27 +238,15 @@ def test_a_task_needs_what_it_runs(more: dict[str, Any], arguments: list[str]) -
 def test_a_missing_torchao_is_told_with_both_ways_out() -> None:
     said = selfcheck._import("torchao_that_nobody_has")
     assert said is not None
-    answer = json.dumps({**said, "package": "torchao"})
-    done = subprocess.CompletedProcess([], 0, answer, "")
-    assert str(problem_in(done, sys.executable)).endswith(
-        "; pip install '.[probe]' in planner's checkout, or fix precision to bf16"
-    )
+    done = subprocess.CompletedProcess([], 0, json.dumps({**said, "package": "torchao"}), "")
+    remedy = "; pip install '.[probe]' in planner's checkout, or fix precision to bf16"
+    assert str(problem_in(done, sys.executable)).endswith(remedy)
 
 
-# ---- what the machine lacks ----------------------------------------------------------------------
-
-
-class Cuda:
-    """A torch that sees GPUs."""
-
-    def __init__(self, gpus: int) -> None:
-        self.cuda, self.gpus = self, gpus
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return self.gpus
+def torch_of(gpus: int) -> Any:
+    """A torch that sees so many GPUs."""
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: gpus)
+    return SimpleNamespace(cuda=cuda)
 
 
 @pytest.fixture
@@ -274,14 +255,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("bin", "tmp", "include"):
         (tmp_path / name).mkdir()
     (tmp_path / "include" / "Python.h").touch()
-    (tmp_path / "bin" / "gcc").write_text("#!/bin/sh\n")
-    (tmp_path / "bin" / "gcc").chmod(0o755)
+    script(tmp_path / "bin" / "gcc", "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))
     for name in ("CC", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(selfcheck, "LAUNCHER", "json")
-    monkeypatch.setitem(sys.modules, "torch", Cuda(2))
+    monkeypatch.setitem(sys.modules, "torch", torch_of(2))
     monkeypatch.setattr(selfcheck.sysconfig, "get_path", lambda _: str(tmp_path / "include"))
     monkeypatch.setattr(selfcheck, "SHARED_BYTES", 0)
     return tmp_path
@@ -307,11 +287,11 @@ def test_a_torch_that_no_probe_ran_on(machine: Path, monkeypatch: pytest.MonkeyP
 
 def test_no_c_compiler_and_no_headers(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "include" / "Python.h").unlink()
-    assert re.fullmatch(
+    headers = (
         r"python finds no \S+/Python.h for torch.compile; install Python's headers "
-        r"\(python3-dev\), or fix compile to false",
-        lacks(),
+        r"\(python3-dev\), or fix compile to false"
     )
+    assert re.fullmatch(headers, lacks())
     monkeypatch.setenv("CC", "gcc-of-nobody -O2")
     assert "finds no C compiler for torch.compile (CC is gcc-of-nobody); install gcc" in lacks()
     monkeypatch.delenv("CC")
@@ -324,9 +304,9 @@ def test_too_little_shared_memory(machine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(selfcheck, "SHARED_BYTES", 10**18)
     assert "of /dev/shm, of which NCCL needs 1 GB; start the container with --shm-size" in lacks()
     assert lacks(several_gpus=False) == "nothing"
-    monkeypatch.setitem(sys.modules, "torch", Cuda(1))
+    monkeypatch.setitem(sys.modules, "torch", torch_of(1))
     assert lacks() == "nothing", "one GPU shares with none"
-    monkeypatch.setitem(sys.modules, "torch", Cuda(2))
+    monkeypatch.setitem(sys.modules, "torch", torch_of(2))
     monkeypatch.setattr(selfcheck, "SHARED_MEMORY", str(machine / "none"))
     assert "finds no " in lacks()
 

@@ -18,13 +18,9 @@ from planner.probes.packages import linked, mounts, search_path
 from planner.probes.pools.slurm_options import SlurmOptions
 from planner.probes.protocol import ProbeTask
 from planner.probes.variables import DeviceLease, environment
-from tests.conftest import ROOT, needed, side_by_side
+from tests.conftest import ROOT, job_values, needed, side_by_side
 
-JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 SHOW = """
 import json, numpy, planner, planner.probes.guardian, sys, torch
 print(json.dumps([torch.OWNER, numpy.OWNER, planner.__path__[0], planner.probes.guardian.__file__]))
@@ -44,62 +40,57 @@ print(json.dumps([environment(folder, task, DeviceLease(), {}), done.stdout, don
 """
 
 
-def stub(site: Path, owner: str) -> None:
-    """A torch and a numpy that say whose they are."""
-    for name in ("torch", "numpy"):
-        (site / name).mkdir(parents=True)
-        (site / name / "__init__.py").write_text(f"OWNER = {owner!r}\n")
-    (site / "torch" / "distributed").mkdir()
-    (site / "torch" / "distributed" / "__init__.py").touch()
-    (site / "torch" / "distributed" / "run.py").write_text(
-        f"import sys, torch\nsys.stderr.write(torch.OWNER)\nassert torch.OWNER == {owner!r}\n"
-    )
+def stub(folder: Path, text: str) -> None:
+    """A package of this text."""
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(text)
 
 
-def installed(site: Path) -> None:
-    """A site-packages that planner is installed in, as pip does it, beside other packages."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "planner", site / "planner", ignore=ignored)
-
-
-def interpreter(folder: Path) -> tuple[str, Path]:
-    """A new virtual environment: its interpreter and its site-packages, with stubs."""
+def interpreter(folder: Path) -> str:
+    """A new virtual environment, with a torch and a numpy that say whose they are."""
     venv.create(folder, symlinks=True, with_pip=False)
     paths = {"base": str(folder), "platbase": str(folder)}
     site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
-    stub(site, "the interpreter's")
-    return str(folder / "bin" / "python"), site
+    for name in ("torch", "numpy"):
+        stub(site / name, "OWNER = 'the interpreter'")
+    stub(site / "torch" / "distributed", "")
+    runs = "import sys, torch\nsys.stderr.write(torch.OWNER)\n"
+    (site / "torch" / "distributed" / "run.py").write_text(runs)
+    return str(folder / "bin" / "python")
+
+
+def ran(*command: str, folder: Path, **env: str) -> list[Any]:
+    """What it prints; of our environment it has all but PYTHONPATH."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        command, env={**clean, **env}, cwd=folder, capture_output=True, text=True, check=True
+    )
+    found: list[Any] = json.loads(done.stdout)
+    return found
 
 
 def test_another_interpreter_has_its_own_torch_beside_our_packages(tmp_path: Path) -> None:
     """The service is installed with a torch of its own, and sets the environment of a probe."""
-    service, (python, _) = tmp_path / "site-packages", interpreter(tmp_path / "venv")
-    installed(service)
-    # the service's own numpy serves it from the tests' environment, so only its torch is a stub
-    (service / "torch").mkdir()
-    (service / "torch" / "__init__.py").write_text('OWNER = "the service\'s"\n')
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    service, python = tmp_path / "site-packages", interpreter(tmp_path / "venv")
+    # as pip installs it; its numpy serves it from the tests' environment, so only torch is a stub
+    shutil.copytree(
+        ROOT / "planner", service / "planner", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    stub(service / "torch", "OWNER = 'the service'")
     # as `site` does: the service's folder is searched, and PYTHONPATH does not name it
     start = f"import sys; sys.path.insert(0, {str(service)!r})\n{SERVICE}"
-    done = subprocess.run(
-        [sys.executable, "-c", start, python, str(tmp_path / "probes"), json.dumps(JOB)],
-        env={**clean, "PYTHONPATH": str(tmp_path / "elsewhere")},
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    ours, checked, said = json.loads(done.stdout)
+    given, elsewhere = (python, str(tmp_path / "probes"), json.dumps(JOB)), tmp_path / "elsewhere"
+    service_of = (sys.executable, "-c", start, *given)
+    ours, checked, said = ran(*service_of, folder=tmp_path, PYTHONPATH=str(elsewhere))
     assert json.loads(checked) == {"problem": None, "package": None}, checked
-    assert said == "the interpreter's"
+    assert said == "the interpreter"
     *before, links = map(Path, ours["PYTHONPATH"].split(os.pathsep))
-    assert before == [tmp_path / "elsewhere"], "ours come last"
+    assert before == [elsewhere], "ours come last"
     assert [path.name for path in links.iterdir()] == ["planner"]
-    shown = subprocess.run(
-        [python, "-c", SHOW], env={**clean, **ours}, cwd="/",
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    torch, numpy, planner, guardian = json.loads(shown.stdout)
-    assert (torch, numpy) == ("the interpreter's", "the interpreter's")
-    assert Path(planner).resolve() == service / "planner"
-    assert Path(guardian).resolve() == service / "planner" / "probes" / "guardian.py"
+    torch, numpy, *files = ran(python, "-c", SHOW, folder=Path("/"), **ours)
+    assert (torch, numpy) == ("the interpreter", "the interpreter")
+    guardian = service / "planner" / "probes" / "guardian.py"
+    assert [Path(file).resolve() for file in files] == [service / "planner", guardian]
 
 
 def test_the_links_are_made_once_by_any_number_of_threads(

@@ -1,9 +1,11 @@
 """What becomes of a probe whose owner crashed: its result, another attempt, or its end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,14 +27,8 @@ class Queue:
         return replace(record, state="queued")
 
     def finish(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
-        return replace(
-            record,
-            state=end.state,
-            failure=end.failure,
-            message=end.message,
-            results=end.results,
-            finished_at=NOW,
-        )
+        names = ("state", "failure", "message", "results")
+        return replace(record, finished_at=NOW, **{name: getattr(end, name) for name in names})
 
     def retry(self, record: ProbeRecord, end: ProbeEnd, *, counts: bool) -> ProbeRecord:
         self.retried, self.counts = True, counts
@@ -52,97 +48,102 @@ def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
     )
 
 
-def concluded(
-    monkeypatch: pytest.MonkeyPatch,
-    result: Any = None,
-    queue: Queue | None = None,
-    going_on: list[str] | None = None,
-    **fields: Any,
-) -> ProbeRecord:
+Conclude = Callable[..., ProbeRecord]
+
+
+ASKED = {
+    "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
+    "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
+    "attempts": 1, "max_attempts": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def concluded(monkeypatch: pytest.MonkeyPatch) -> Conclude:
     """The record of a probe in its first of two attempts, unless said otherwise.
 
     going_on: ids of probes that go on in the pool; it is emptied of what is ended there.
     """
-    jobs = [] if going_on is None else going_on
-    clock = SimpleNamespace(now=lambda: NOW)
-    values = {
-        "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
-        "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
-        "attempts": 1, "max_attempts": 2, "owner": new_lease().owner, **fields,
-    }  # fmt: skip
-    record = ProbeRecord(**values)
     fine = SimpleNamespace(refused=None, measured=SimpleNamespace(disturbed=None))
     monkeypatch.setattr(probes, "checked", lambda one, now: fine)
-    monkeypatch.setattr(probe_recovery, "_result_left", lambda ours: result)
-    pool = SimpleNamespace(is_left=jobs.__contains__, end_left=jobs.remove)
-    wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock, pool=lambda name: pool)
-    return probe_recovery._conclude(wiring, replace(record, owner="host:1:1"), record)
+
+    def conclude(result: Any = None, queue: Any = None, going_on: Any = (), **fields: Any) -> Any:
+        record = ProbeRecord(**{**ASKED, "owner": new_lease().owner, **fields})
+        monkeypatch.setattr(probe_recovery, "_result_left", lambda ours: result)
+        pool = Mock(is_left=lambda one: one in going_on, end_left=lambda one: going_on.remove(one))
+        wiring = Mock(probes=queue or Queue(), clock=Mock(now=lambda: NOW), pool=lambda name: pool)
+        return probe_recovery._conclude(wiring, replace(record, owner="host:1:1"), record)
+
+    return conclude
 
 
-def test_an_attempt_that_is_left_is_made_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def ended(record: ProbeRecord) -> tuple[str, str | None, tuple[Any, ...]]:
+    return record.state, record.failure, record.results
+
+
+def test_an_attempt_that_is_left_is_made_and_counts(concluded: Conclude) -> None:
     queue = Queue()
-    assert concluded(monkeypatch, queue=queue).state == "queued"
-    assert queue.retried
+    assert concluded(queue=queue).state == "queued"
+    assert (queue.retried, queue.counts) == (True, True)
 
 
 @pytest.mark.parametrize("kind", ["interrupted", "crash"])
 def test_a_worker_that_was_killed_is_no_attempt_of_a_probe_that_had_not_failed(
-    monkeypatch: pytest.MonkeyPatch, kind: str
+    concluded: Conclude, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(probe_recovery, "was_killed", lambda name: name == "host:1:1")
-    queue = Queue()
-    concluded(monkeypatch, left(status="failed", kind=kind), queue)
+    queue, command = Queue(), Queue()
+    concluded(left(status="failed", kind=kind), queue)
     assert queue.counts is (kind != "interrupted")
-    command = Queue()
-    concluded(monkeypatch, queue=command, max_attempts=1)
+    concluded(queue=command, max_attempts=1)
     assert command.counts, "a person's command is not run by somebody else"
 
 
-def test_the_last_attempt_has_failed_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = concluded(monkeypatch, attempts=2)
-    assert (found.state, found.failure, found.results) == ("failed", "lost_workers", ())
+def test_the_last_attempt_has_failed_with_its_owner(concluded: Conclude) -> None:
+    found = concluded(attempts=2)
+    assert ended(found) == ("failed", "lost_workers", ())
     assert "its worker was lost in 2 attempts (the last was host:1:1)" in str(found.message)
 
 
-def test_the_only_attempt_of_a_command_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = concluded(monkeypatch, max_attempts=1)
-    assert (found.state, found.failure, found.results) == ("failed", "interrupted", ())
+def test_the_only_attempt_of_a_command_was_interrupted(concluded: Conclude) -> None:
+    found = concluded(max_attempts=1)
+    assert ended(found) == ("failed", "interrupted", ())
     assert str(found.message).startswith("its runner (host:1:1) died")
 
 
-def test_a_probe_that_was_cancelled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = concluded(monkeypatch, cancel_requested=True)
-    assert (found.state, found.failure) == ("cancelled", "interrupted")
+def test_a_probe_that_was_cancelled_is_not_tried_again(concluded: Conclude) -> None:
+    assert ended(concluded(cancel_requested=True))[:2] == ("cancelled", "interrupted")
 
 
-def test_its_own_result_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = concluded(monkeypatch, left(), cancel_requested=True)
+def test_its_own_result_is_kept(concluded: Conclude) -> None:
+    found = concluded(left(), cancel_requested=True)
     assert (found.state, found.results) == ("done", ({"run": "probe-1"},))
 
 
-def test_the_result_of_one_of_several_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert concluded(monkeypatch, left("probe-1-rank0")).state == "queued"
-    found = concluded(monkeypatch, left("probe-1-rank0"), attempts=2)
-    assert (found.state, found.failure) == ("failed", "lost_workers")
-    assert found.results == ({"run": "probe-1-rank0"},)
+def test_the_result_of_one_of_several_is_not_the_answer(concluded: Conclude) -> None:
+    one = left("probe-1-rank0")
+    assert concluded(one).state == "queued"
+    last = ended(concluded(one, attempts=2))
+    assert last == ("failed", "lost_workers", ({"run": "probe-1-rank0"},))
 
 
-def test_a_run_that_failed_says_how_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_failed_says_how_in_the_end(concluded: Conclude) -> None:
     failed = left(status="failed", kind="nccl")
-    assert concluded(monkeypatch, failed).state == "queued"
-    found = concluded(monkeypatch, failed, attempts=2)
+    assert concluded(failed).state == "queued"
+    found = concluded(failed, attempts=2)
     assert (found.state, found.failure, found.message) == ("failed", "nccl", "as it ended")
 
 
-def test_a_probe_that_goes_on_is_awaited_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_goes_on_is_awaited_by_the_next(concluded: Conclude) -> None:
     """It is not tried again: the attempt still runs."""
     queue, jobs = Queue(), ["probe-1"]
-    assert concluded(monkeypatch, queue=queue, going_on=jobs).state == "queued"
+    assert concluded(queue=queue, going_on=jobs).state == "queued"
     assert (queue.retried, queue.released, jobs) == (False, True, ["probe-1"])
 
 
-def test_what_nobody_awaits_is_ended_in_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    for fields in ({"max_attempts": 1}, {"cancel_requested": True}):
-        jobs = ["probe-1"]
-        found = concluded(monkeypatch, going_on=jobs, **fields)
-        assert (found.failure, jobs) == ("interrupted", [])
+@pytest.mark.parametrize("fields", [{"max_attempts": 1}, {"cancel_requested": True}])
+def test_what_nobody_awaits_is_ended_in_its_pool(
+    concluded: Conclude, fields: dict[str, Any]
+) -> None:
+    jobs = ["probe-1"]
+    assert (concluded(going_on=jobs, **fields).failure, jobs) == ("interrupted", [])

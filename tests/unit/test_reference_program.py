@@ -1,5 +1,6 @@
 """Parts of the probe program that need torch but no second process."""
 
+import itertools
 import math
 import os
 import sys
@@ -15,144 +16,120 @@ from planner.intake.jobs import read_job
 from planner.intake.models import read_model
 from planner.probes.protocol import ProbeTask
 from planner.trainers.registry import resolve_layout
-from tests.conftest import needed
+from tests.conftest import job_values, needed
 from tests.e2e.probe_jobs import MODELS, task
 
 torch = needed("torch")
+needed("planner.probes.reference.run")  # and with it all of its parts
+ref = needed("planner.probes.reference")
 pytestmark = pytest.mark.torch
 
 
 def recipe(layout: dict[str, Any], **options: Any) -> Any:
-    from planner.probes.reference.recipe import ReferenceRecipe
-
-    return ReferenceRecipe.of(ProbeTask.model_validate(task(layout, **options)))
+    return ref.recipe.ReferenceRecipe.of(ProbeTask.model_validate(task(layout, **options)))
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
-    from planner.probes.reference.model import ModelPart, Transformer
-
     spec = read_model(name)
     if spec.unusual:  # refused by name before a probe starts
-        from planner.probes.reference.recipe import refusal
-
-        job = read_job({
-            "model": name, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"trainer": "fsdp", "seq_len": 64, "global_batch_size": 8},
-            "layout": {"dp_shard": 8},
-        })  # fmt: skip
-        assert job.layout is not None
-        refused = refusal(job, job.layout, "cuda")
-        assert refused is not None
+        layout = {"dp_shard": 8}
+        job = read_job(job_values(name, "h100-sxm-80gb", 8, 64, 8, layout=layout, trainer="fsdp"))
+        refused = ref.recipe.refusal(job, job.layout, "cuda")
         assert "which the reference program does not have" in refused
         return
+    every = tuple(range(spec.num_hidden_layers))
     with torch.device("meta"):
-        model = Transformer(
-            spec,
-            ModelPart(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True),
-            unfused=False,
-            seq_len=64,
-        )
-    built = sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in model.buffers())
-    assert built == spec.total_parameters()
+        part = ref.model.ModelPart(layers=every, first=True, last=True)
+        model = ref.model.Transformer(spec, part, unfused=False, seq_len=64)
+    built = [*model.parameters(), *model.buffers()]
+    assert sum(tensor.numel() for tensor in built) == spec.total_parameters()
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+PIPELINE = {"pp": 2, "dp_shard": 1}
+ZBV = {**PIPELINE, "pp_schedule": "ZBVZeroBubble"}
+TITAN = {"trainer": "torchtitan", "trainer_version": "0.3"}
 
 
-@pytest.mark.parametrize(("layout", "options", "field"), [
-    ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"},
-        {"num_gpus": 2, "training": {"trainer": "fsdp"}}, "pp_schedule"),
-    ({"zero_stage": 1}, {}, "zero_stage"),
-    ({}, {"fake_tensors": True}, "fake_tensors"),
-    ({}, {"emulate_rank": 1}, "emulate_rank"),
-    ({}, {"num_layers": 5}, "num_layers"),
-    ({"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, "fake_tensors": True}, "ac"),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"},
-        {"num_gpus": 2}, "ac"),
-    ({"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3}, {"num_gpus": 4},
-        "zero_stage"),
-    ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
-    ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
-    ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
-    ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
-    ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
-    ({}, {"training": {"fused_cross_entropy": True}}, "fused_cross_entropy"),
-    ({"ac": "modules-mlp"}, {}, "ac"),
-    ({}, {"training": {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3"}},
-        "cuda_graphs"),
-])  # fmt: skip
+FAKE = {"fake_tensors": True}
+
+
+@pytest.mark.parametrize(
+    ("field", "layout", "options"),
+    [
+        ("dp_shard", {"dp_shard": 3}, {"num_gpus": 4}),
+        ("pp_schedule", {**PIPELINE, "pp_schedule": "ZB-1p"}, {"num_gpus": 2}),
+        ("zero_stage", {"zero_stage": 1}, {}),
+        ("fake_tensors", {}, {"fake_tensors": True}),
+        ("emulate_rank", {}, {"emulate_rank": 1}),
+        ("num_layers", {}, {"num_layers": 5}),
+        ("ac", {"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, **FAKE}),
+        ("ac", {**ZBV, "ac": "selective-op"}, {"num_gpus": 2}),
+        ("zero_stage", {**ZBV, "dp_shard": 2, "zero_stage": 3}, {"num_gpus": 4}),
+        ("cpu_offload", {"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}),
+        ("trainer", {"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}),
+        ("seq_len", {}, {"model": "tied", "training": {"seq_len": 2048}}),
+        ("overlap", {}, {"training": {"overlap": {"dp": False}}}),
+        ("chunked_loss", {}, {"training": {"chunked_loss": True}}),
+        ("fused_cross_entropy", {}, {"training": {"fused_cross_entropy": True}}),
+        ("ac", {"ac": "modules-mlp"}, {}),
+        ("cuda_graphs", {}, {"training": {"cuda_graphs": "full", **TITAN}}),
+    ],
+)
 def test_what_cannot_run_is_refused_with_its_field(
-    layout: dict[str, Any], options: dict[str, Any], field: str
+    field: str, layout: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=field):
         recipe(layout, **options)
-    assert field in str(caught.value)
 
 
 def test_fewer_layers_keep_what_each_layer_is() -> None:
-    from planner.probes.reference.recipe import with_layers
-
-    mixed = read_model(MODELS["mla"])
-    assert [kind.moe for kind in with_layers(mixed, 2).layer_kinds()] == [False, True]
-    windows = read_model(MODELS["sinks"])
-    assert with_layers(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
+    mixed, windows = read_model(MODELS["mla"]), read_model(MODELS["sinks"])
+    fewer = ref.recipe.with_layers
+    assert [kind.moe for kind in fewer(mixed, 2).layer_kinds()] == [False, True]
+    assert fewer(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
     with pytest.raises(SpecError, match="keep more layers"):
-        with_layers(mixed, 1)
-
-
-# ---- positions and data --------------------------------------------------------------------------
+        fewer(mixed, 1)
 
 
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degree: int) -> None:
-    from planner.probes.reference.context_parallel import positions_of
-
-    parts = [positions_of(rank, degree, 64, method) for rank in range(degree)]
+    parts = [ref.context_parallel.positions_of(rank, degree, 64, method) for rank in range(degree)]
     assert sorted(torch.cat(parts).tolist()) == list(range(64))
     work = [int((part + 1).sum()) for part in parts]
     assert method == "ulysses" or len(set(work)) == 1
 
 
 def test_a_sequence_is_the_same_whoever_holds_it() -> None:
-    from planner.probes.reference.initialise import batch
+    def batch(step: int, replica: int, size: int, **options: Any) -> Any:
+        given = recipe({"dp_shard": 8 // size}, num_gpus=8 // size, **options)
+        return ref.initialise.batch(
+            given, step, replica, torch.arange(32), torch.device("cpu"), size
+        )
 
-    positions, cpu = torch.arange(32), torch.device("cpu")
-    whole, targets = batch(recipe({}), 3, 0, positions, cpu, 8)
-    asked = recipe({"dp_shard": 2}, num_gpus=2)
-    halves = [batch(asked, 3, replica, positions, cpu, 4)[0] for replica in range(2)]
-    assert torch.equal(whole, torch.cat(halves))
+    whole, targets = batch(3, 0, 8)
+    assert torch.equal(whole, torch.cat([batch(3, replica, 4)[0] for replica in range(2)]))
     assert torch.equal(whole[:, 1:], targets[:, :-1])
-    assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu, 8)[0])
-    assert not torch.equal(whole, batch(recipe({}, seed=1), 3, 0, positions, cpu, 8)[0])
-
-
-# ---- experts -------------------------------------------------------------------------------------
+    assert not torch.equal(whole, batch(4, 0, 8)[0])
+    assert not torch.equal(whole, batch(3, 0, 8, seed=1)[0])
 
 
 def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
-    from planner.probes.reference.moe import regrouping
-
     counts = torch.tensor([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
-    at, ends = regrouping(counts, 7, 4)
+    at, ends = ref.moe.regrouping(counts, 7, 4)
     assert ends.tolist() == [4, 8, 8]
     # rows as they came: rank 0 expert 0 (2), expert 1 (1); rank 1 expert 0 (1), expert 1 (3)
     assert at.tolist() == [0, 1, 4, 2, 5, 6, 7]
-    assert regrouping(counts, 7, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
+    assert ref.moe.regrouping(counts, 7, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("imbalance", "ranks"), [(1.0, 4), (1.5, 4), (2.0, 2)])
 def test_assigned_tokens_load_the_first_rank_as_asked(imbalance: float, ranks: int) -> None:
-    from planner.probes.reference.moe import ExpertAxes, MixtureOfExperts
-
-    layer = SimpleNamespace(
-        top_k=2,
-        num_experts=8,
-        axes=ExpertAxes(ep=SimpleNamespace(size=lambda: ranks), assigned_imbalance=imbalance),
-    )
-    chosen = MixtureOfExperts._assigned(layer, torch.zeros(4096, 1))
+    ep = SimpleNamespace(size=lambda: ranks)
+    axes = ref.moe.ExpertAxes(ep=ep, assigned_imbalance=imbalance)
+    layer = SimpleNamespace(top_k=2, num_experts=8, axes=axes)
+    chosen = ref.moe.MixtureOfExperts._assigned(layer, torch.zeros(4096, 1))
     loads = torch.bincount(chosen.flatten(), minlength=8).float().reshape(ranks, -1)
     assert chosen.shape == (4096, 2)
     assert float(loads.sum(1)[0] / loads.sum(1).mean()) == pytest.approx(imbalance, rel=0.01)
@@ -164,13 +141,11 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
     bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of two ranks; in bf16 no count reaches the host, and in fp32 experts run in turn."""
-    from planner.probes.reference.moe import GroupedExperts, load_of
-
     spec = read_model({"base": "mixtral-8x7b", "hidden_size": 16, "intermediate_size": 32,
                        "num_local_experts": 4,
                        "num_attention_heads": 4, "num_key_value_heads": 4})  # fmt: skip
     spec = spec.model_copy(update={"expert_bias": bias})
-    experts = GroupedExperts(spec)
+    experts = ref.moe.GroupedExperts(spec)
     torch.manual_seed(0)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -186,7 +161,7 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
         out = experts.to(dtype)(entered, counts)
         out.float().square().sum().backward()
         assert experts.w1.grad is not None
-        load = load_of(chosen, 4)
+        load = ref.moe.load_of(chosen, 4)
         monkeypatch.undo()
         assert load.equal(counts.sum(0))
         outs.append([one.detach().float() for one in (out, entered.grad, experts.w1.grad.clone())])
@@ -200,9 +175,7 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
 def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
     copies: int, experts: int, ranks: int, share: float
 ) -> None:
-    from planner.probes.reference.moe import Counts
-
-    counts = Counts.assumed(copies, experts, ranks, share, torch.device("cpu"))
+    counts = ref.moe.Counts.assumed(copies, experts, ranks, share, torch.device("cpu"))
     assert sum(counts.rows_sent) == copies
     assert sum(counts.rows_received) == round(copies * share)
     assert counts.received.sum(1).tolist() == counts.rows_received
@@ -210,14 +183,9 @@ def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
     assert counts.received.shape == (ranks, experts // ranks)
 
 
-# ---- kernels against the plain formula -----------------------------------------------------------
-
-
 def sequence(length: int) -> Any:
-    from planner.probes.reference.attention_kernels import Sequence
-
     positions = torch.arange(length)
-    return Sequence(positions, positions, positions)
+    return ref.attention_kernels.Sequence(positions, positions, positions)
 
 
 @pytest.mark.parametrize(("kv_heads", "value_width", "window", "sunk"), [
@@ -225,8 +193,6 @@ def sequence(length: int) -> Any:
     (4, 16, 5, True),
 ])  # fmt: skip
 def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, sunk: bool) -> None:
-    from planner.probes.reference.attention_kernels import AttentionCore
-
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(2, heads, 24, width)
@@ -235,7 +201,7 @@ def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, 
     sinks = torch.randn(4) if sunk else None
     results = []
     for unfused in (False, True):
-        core = AttentionCore(window=window, unfused=unfused, has_sinks=sunk)
+        core = ref.attention_kernels.AttentionCore(window=window, unfused=unfused, has_sinks=sunk)
         core.sequence = sequence(24)
         given = [q, k, v, *([sinks] if sinks is not None else [])]
         leaves = [x.clone().requires_grad_() for x in given]
@@ -247,13 +213,10 @@ def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, 
 
 
 def test_cpu_norm_is_torchs() -> None:
-    from planner.probes.reference.norms import RmsNorm
-
     torch.manual_seed(0)
-    ours, torchs = RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)
     x = torch.randn(3, 5, 16)
     results = []
-    for norm in (ours, torchs):
+    for norm in (ref.norms.RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)):
         with torch.no_grad():
             norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
         leaf = x.clone().requires_grad_()
@@ -264,9 +227,6 @@ def test_cpu_norm_is_torchs() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-# ---- optimizers ----------------------------------------------------------------------------------
-
-
 def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
     torch.manual_seed(1)
     for index in range(4):
@@ -275,81 +235,52 @@ def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
     return parameter.detach().clone()
 
 
-def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
-    from planner.probes.reference.optimizers import AdamWBf16States, build
+def start() -> Any:
+    return torch.nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
 
-    start = torch.linspace(-1, 1, 64).reshape(8, 8)
-    ours = torch.nn.Parameter(start.clone())
-    optimizer = AdamWBf16States([ours], lr=1e-3)
-    plain = torch.nn.Parameter(start.clone())
-    (reference,) = build([plain], ["layers.0.w"], "adamw", 1e-3)
-    both = (stepped(optimizer, ours), stepped(reference, plain))
+
+def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
+    ours, plain = start(), start()
+    optimizer = ref.optimizers.AdamWBf16States([ours], lr=1e-3)
+    (adamw,) = ref.optimizers.build([plain], ["layers.0.w"], "adamw", 1e-3)
+    both = (stepped(optimizer, ours), stepped(adamw, plain))
     torch.testing.assert_close(*both, rtol=0, atol=3e-5)
-    assert not torch.equal(ours, start)
-    assert {
-        state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)
-    } == {torch.bfloat16}
+    assert not torch.equal(ours, start())
+    states = [one for one in optimizer.state[ours].values() if isinstance(one, torch.Tensor)]
+    assert {state.dtype for state in states} == {torch.bfloat16}
 
 
 def test_adafactor_is_torchs() -> None:
-    from planner.probes.reference.optimizers import Adafactor
-
-    start = torch.linspace(-1, 1, 64).reshape(8, 8)
-    ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    ours, torchs = start(), start()
     # torch scales the step by the parameter's size and has its learning rate shrink; both are
     # switched off to compare
-    reference = torch.optim.Adafactor([torchs], lr=1e-3, eps=(1e-30, 1.0))
-    mine, theirs = (stepped(Adafactor([ours], lr=1e-3), ours, 0.3), stepped(reference, torchs, 0.3))
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    assert not torch.equal(mine, start)
+    adafactor = torch.optim.Adafactor([torchs], lr=1e-3, eps=(1e-30, 1.0))
+    mine = stepped(ref.optimizers.Adafactor([ours], lr=1e-3), ours, 0.3)
+    torch.testing.assert_close(mine, stepped(adafactor, torchs, 0.3), rtol=0, atol=1e-6)
+    assert not torch.equal(mine, start())
 
 
 def test_muon_takes_matrices_of_blocks_alone() -> None:
-    from planner.probes.reference.optimizers import build
-
-    table, matrix, norm = (
-        torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))
-    )
-    muon, adam = build(
-        [table, matrix, norm],
-        ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"],
-        "muon",
-        1e-3,
-    )
-    assert [p is matrix for p in muon.param_groups[0]["params"]] == [True]
+    names = ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"]
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))]
+    muon, adam = ref.optimizers.build(parameters, names, "muon", 1e-3)
+    assert [p is parameters[1] for p in muon.param_groups[0]["params"]] == [True]
     assert len(adam.param_groups[0]["params"]) == 2
 
 
-# ---- recomputation -------------------------------------------------------------------------------
-
-
 def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
-    from planner.probes.reference.checkpointing import op_contexts
-
     x, square, router = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8, 3)
-    forward, _ = op_contexts(8, 3)()
+    forward, _ = ref.checkpointing.op_contexts(8, 3)()
     with forward:
         for weight in (square, router, square, square):
             torch.mm(x, weight)
-    kept = [
-        not isinstance(entry, object) or "Version" in repr(entry) for entry in _entries(forward)
-    ]
+    stored = forward.storage[torch.ops.aten.mm.default]  # for each product
+    kept = ["Version" in repr(stored[index]) for index in sorted(stored)]
     assert kept == [True, False, False, True]
 
 
-def _entries(mode: Any) -> list[Any]:
-    """What the forward's mode stored for each matrix product, in order."""
-    stored = mode.storage[torch.ops.aten.mm.default]
-    return [stored[index] for index in sorted(stored)]
-
-
-# ---- memory --------------------------------------------------------------------------------------
-
-
 def test_tracker_counts_live_storages_rounded_up() -> None:
-    from planner.probes.reference.memory import Tracker
-
-    with Tracker() as tracker:
+    with ref.memory.Tracker() as tracker:
         a = torch.zeros(100)  # 400 bytes
         b = a.view(10, 10)
         assert tracker.live == 512
@@ -369,8 +300,6 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
 
 
 def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.probes.reference import memory
-
     said = {
         "mem_get_info": (10, 100),
         "memory_reserved": 60,
@@ -380,27 +309,18 @@ def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch)
     }
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    found = memory.of_gpu(3, torch.device("cuda"), 5, 7)
-    assert (
-        found.rank,
-        found.peak_allocated_bytes,
-        found.peak_reserved_bytes,
-        found.device_used_bytes,
-    ) == (3, 57, 77, 97)
-    assert (found.communicator_bytes, found.allocator_retries) == (25, 2)
+    found = ref.memory.of_gpu(3, torch.device("cuda"), 5, 7)
+    assert (found.rank, found.communicator_bytes, found.allocator_retries) == (3, 25, 2)
+    peaks = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
+    assert peaks == (57, 77, 97)
 
 
 def test_tracker_counts_products() -> None:
-    from planner.probes.reference.memory import Tracker
-
-    with Tracker() as tracker:
+    with ref.memory.Tracker() as tracker:
         torch.randn(4, 8) @ torch.randn(8, 16)
         q = torch.randn(1, 2, 6, 4)
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert tracker.flops == 2 * 4 * 8 * 16 + 2 * (2 * 2 * 6 * 6 * 4)
-
-
-# ---- environment ---------------------------------------------------------------------------------
 
 
 def test_the_mask_of_a_window_is_built_by_a_compiled_function(
@@ -418,7 +338,6 @@ def test_the_mask_of_a_window_is_built_by_a_compiled_function(
 def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
     wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planner.probes.reference.environment import describe
     from planner.probes.worker import _set_allocator
 
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
@@ -426,26 +345,29 @@ def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
     _set_allocator(wanted, "torchtitan")
     value = f"expandable_segments:{wanted}"
     assert os.environ["PYTORCH_ALLOC_CONF"] == os.environ["PYTORCH_CUDA_ALLOC_CONF"] == value
-    assert describe(torch.device("cpu")).allocator == value
+    assert ref.environment.describe(torch.device("cpu")).allocator == value
 
 
-def test_a_line_of_nvidia_smi() -> None:
-    from planner.probes.reference.environment import parse_query
-
-    # at its power cap, as it should be
-    busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")
-    figures = {"sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False}
-    assert busy == {"driver": "550.54.15", **figures}
-    assert parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"] is True
-    assert parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {"driver": "550.54.15"}
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        # at its power cap, as it should be
+        (
+            "1980, 698.23, 0x0000000000000004\n",
+            {"sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False},
+        ),
+        ("1200, [N/A], 0x0000000000000020", {"sm_clock_hertz": 1.2e9, "throttled": True}),
+        ("[N/A], [N/A], [Not Supported]", {}),
+    ],
+)
+def test_a_line_of_nvidia_smi(line: str, found: dict[str, Any]) -> None:
+    query = ref.environment.parse_query(f"550.54.15, {line}")
+    assert query == {"driver": "550.54.15", **found}
 
 
 def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten readings of a stand-in for NVML, one of them throttled by heat."""
-    from planner.probes.reference import environment
-
-    steps = iter(range(1_000_000))
-    enough = threading.Event()
+    steps, enough = itertools.count(), threading.Event()
 
     def clock(handle: object, kind: int) -> int:
         step = next(steps)
@@ -467,44 +389,36 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
         NVML_TEMPERATURE_GPU=0,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(environment, "READ_SECONDS", 0.0)
-    monkeypatch.setattr(environment, "_uuid", lambda device: "GPU-1")
-    sample = environment.Sample(torch.device("cuda"))
+    monkeypatch.setattr(ref.environment, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(ref.environment, "_uuid", lambda device: "GPU-1")
+    sample = ref.environment.Sample(torch.device("cuda"))
     sample.start()
     assert enough.wait(60)
     sample.stop()
-    found = sample.values
-    assert 1.78e9 < found["sm_clock_hertz"] < 1.98e9
-    assert found["power_watts"] == 650.0
-    assert (found["driver"], found["temperature_celsius"]) == ("580.1", 63.0)
-    assert found["throttled"] is True
-    assert found["intruded"] is True
+    found = dict(sample.values)
+    assert 1.78e9 < found.pop("sm_clock_hertz") < 1.98e9
+    assert found == {**found, "driver": "580.1", "power_watts": 650.0, "temperature_celsius": 63.0}
+    assert (found["throttled"], found["intruded"]) == (True, True)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(environment.Sample, "_by_command", lambda self: {"driver": "asked once"})
-    silent = environment.Sample(torch.device("cuda"))
+    asked = {"driver": "asked once"}
+    monkeypatch.setattr(ref.environment.Sample, "_by_command", lambda self: asked)
+    silent = ref.environment.Sample(torch.device("cuda"))
     silent.take()
-    assert silent.values == {"driver": "asked once"}
-
-
-# ---- precision -----------------------------------------------------------------------------------
+    assert silent.values == asked
 
 
 def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.probes.reference import precision
-
     for name in ("torchao", "torchao.float8"):
         monkeypatch.setitem(sys.modules, name, None)
     layout = resolve_layout({"precision": "float8-rowwise"}, trainer="torchtitan", num_gpus=1)
     with pytest.raises(ImportError, match=r"layout\.precision=float8-rowwise needs torchao"):
-        precision.apply(torch.nn.Linear(1, 1), layout, emulate=True)
+        ref.precision.apply(torch.nn.Linear(1, 1), layout, emulate=True)
 
 
 @pytest.mark.parametrize(("layout", "per_rank", "expected"), [
-    ({}, 8, None), ({}, 64, (2, 4)),
-    ({"pp": 2, "dp_shard": 1}, 16, None), ({"pp": 2, "dp_shard": 1}, 64, (4, 8)),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
-    ({"pp": 2, "dp_shard": 1}, 65, (4, 8)),
-    ({"pp": 2, "dp_shard": 1, "pp_schedule": "GPipe"}, 64, None),
+    ({}, 8, None), ({}, 64, (2, 4)), (PIPELINE, 16, None), (PIPELINE, 64, (4, 8)),
+    ({**PIPELINE, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
+    (PIPELINE, 65, (4, 8)), ({**PIPELINE, "pp_schedule": "GPipe"}, 64, None),
 ])  # fmt: skip
 def test_of_a_long_step_two_short_ones_are_timed(
     layout: dict[str, Any], per_rank: int, expected: Any
@@ -535,13 +449,11 @@ class Stepping:
         return []
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        from planner.probes.reference import timing
-
-        monkeypatch.setattr(timing, "_mark", lambda device: self.now)
-        monkeypatch.setattr(timing, "_wait", lambda device: None)
-        monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(timing.dist, "get_world_size", lambda: 1)
-        return timing.run(self, lambda: None, 100.0)  # type: ignore[arg-type]
+        monkeypatch.setattr(ref.timing, "_mark", lambda device: self.now)
+        monkeypatch.setattr(ref.timing, "_wait", lambda device: None)
+        monkeypatch.setattr(ref.timing, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(ref.timing.dist, "get_world_size", lambda: 1)
+        return ref.timing.run(self, lambda: None, 100.0)  # type: ignore[arg-type]
 
 
 def test_a_long_step_follows_from_two_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,8 +477,7 @@ def test_timing_lasts_on_a_gpu_and_ends_before_the_limit(monkeypatch: pytest.Mon
 
 
 def test_timing_spread() -> None:
-    from planner.probes.reference.timing import StepTiming
-
-    assert StepTiming(seconds=[1.0]).spread == math.inf
-    assert StepTiming(seconds=[1.0, 1.0]).spread == 0.0
-    assert StepTiming(seconds=[1.0, 3.0, 2.0]).median == 2.0
+    one, equal, apart = (
+        ref.timing.StepTiming(seconds=each) for each in ([1.0], [1.0, 1.0], [1.0, 3.0, 2.0])
+    )
+    assert (one.spread, equal.spread, apart.median) == (math.inf, 0.0, 2.0)

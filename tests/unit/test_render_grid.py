@@ -22,9 +22,7 @@ ROWS = [
 def test_no_word_is_cut_and_no_line_is_too_long(width: int) -> None:
     lines = grid(COLUMNS, ROWS, width).plain.split("\n")
     assert max(map(len, lines)) <= width
-    assert set(LAYOUT.split()) <= {word for line in lines for word in line.split()}
-    assert "10,927" in " ".join(lines)
-    assert "6 s" in " ".join(lines)
+    assert {*LAYOUT.split(), "10,927", "6"} <= {word for line in lines for word in line.split()}
 
 
 def test_wide_terminals_have_one_line_a_row() -> None:
@@ -38,20 +36,11 @@ def test_a_layout_without_room_stands_below_its_row() -> None:
     assert lines[3].startswith("    fsdp/zero2 8")
 
 
-def test_columns_leave_the_least_telling_first() -> None:
-    assert grid(COLUMNS, ROWS, 38).plain.split("\n")[0].split() == [
-        "#",
-        "tok/s/GPU",
-        "MFU",
-        "step",
-        "memory",
-    ]
-    assert grid(COLUMNS, ROWS, 30).plain.split("\n")[0].split() == [
-        "#",
-        "tok/s/GPU",
-        "step",
-        "memory",
-    ]
+@pytest.mark.parametrize(
+    ("width", "columns"), [(38, "# tok/s/GPU MFU step memory"), (30, "# tok/s/GPU step memory")]
+)
+def test_columns_leave_the_least_telling_first(width: int, columns: str) -> None:
+    assert grid(COLUMNS, ROWS, width).plain.split("\n")[0].split() == columns.split()
 
 
 def test_columns_line_up() -> None:

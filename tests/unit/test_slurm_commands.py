@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from planner.errors import ProbeError
 from planner.probes.evidence import Evidence, read_errors
 from planner.probes.failures import classify
 from planner.probes.launch import LaunchSettings, Watch
-from planner.probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
+from planner.probes.pools.nvidia import GpuProcess, Survey, others_on
 from planner.probes.pools.protocol import PoolSettings
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_allocation import Allocation, NodeGrid, ProbeOrder
@@ -22,6 +23,7 @@ from planner.probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
 from planner.probes.protocol import Failed, FailureKind, ProbeTask
 from planner.probes.trainers.torchtitan import TitanTrainer
 from tests.conftest import job_values
+from tests.unit.test_local_pool import H100
 
 PREEMPTED = (
     "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
@@ -74,20 +76,17 @@ def wait_of(folder: Path, queue_seconds: float = 60.0) -> OrderWait:
 
 
 def test_a_job_is_read_as_scontrol_shows_it() -> None:
-    job = job_state(7, PREEMPTED)
+    job, waiting = job_state(7, PREEMPTED), job_state(8, WAITING)
     assert (job.state, job.reason, job.restarts, job.nodes) == ("PREEMPTED", "", 0, "n[1-2]")
     assert (job.has_ended, job.is_waiting, job.is_preempted) == (True, False, True)
     assert job.seconds == 26 * 3600 + 3 * 60 + 4
-    assert job.ended is not None
-    waiting = job_state(8, WAITING)
+    assert (job.ended is None, waiting.ended) == (False, None)
     assert (waiting.is_waiting, waiting.has_ended, waiting.is_preempted) == (True, False, False)
     assert (waiting.reason, waiting.restarts, waiting.nodes) == ("PartitionTimeLimit", 2, "")
-    assert waiting.ended is None
 
 
 def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) -> None:
-    forgotten = "slurm_load_jobs error: Invalid job id specified"
-    refuses(commands, "scontrol", forgotten)
+    refuses(commands, "scontrol", "slurm_load_jobs error: Invalid job id specified")
     refuses(commands, "sacct", "Slurm accounting storage is disabled")
     assert Slurm().job(9) is None
     lines = "PREEMPTED|40|2026-11-21T10:00:00|n1\nCANCELLED by 0|90|2026-11-21T12:00:00|n[1-2]"
@@ -111,18 +110,20 @@ def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_
     commands: Path, tmp_path: Path
 ) -> None:
     """The job waited, then began, and its controller does not answer: it was not put back."""
-    says(commands, "scontrol", WAITING)
     wait = wait_of(tmp_path)
-    wait._ask_slurm()
-    assert wait._lost() is None
+
+    def lost() -> Any:
+        wait._ask_slurm()
+        return wait._lost()
+
+    says(commands, "scontrol", WAITING)
+    assert lost() is None
     (tmp_path / "started.1").write_text("2\n")
     refuses(commands, "scontrol", "slurm_load_jobs error: Zero Bytes were transmitted or received")
-    wait._ask_slurm()
-    assert wait._lost() is None
+    assert lost() is None
     says(commands, "scontrol", WAITING)
-    wait._ask_slurm()
-    lost = wait._lost()
-    assert (lost.reason, (tmp_path / "stop").exists()) == ("requeued", True)
+    assert lost().reason == "requeued"
+    assert (tmp_path / "stop").exists()
 
 
 def test_a_job_that_waits_in_vain_is_cancelled_at_once(commands: Path, tmp_path: Path) -> None:
@@ -164,50 +165,42 @@ def test_a_silent_node_holds_no_probe_beyond_its_limit(commands: Path, tmp_path:
 
 
 def test_what_sbatch_refuses_is_an_error_in_its_words(commands: Path) -> None:
-    said = "sbatch: error: Batch job submission failed: Invalid account"
-    refuses(commands, "sbatch", said)
-    with pytest.raises(ProbeError, match=r"^Slurm: Batch job submission failed: Invalid account"):
-        Slurm().submit([], {"PATH": os.environ["PATH"]})
+    said, path = "Batch job submission failed: Invalid account", {"PATH": os.environ["PATH"]}
+    refuses(commands, "sbatch", f"sbatch: error: {said}")
+    with pytest.raises(ProbeError, match=rf"^Slurm: {said}"):
+        Slurm().submit([], path)
     says(commands, "sbatch", "12;cluster")
-    assert Slurm().submit([], {"PATH": os.environ["PATH"]}) == 12
+    assert Slurm().submit([], path) == 12
 
 
 def test_the_time_limit_of_a_partition(commands: Path) -> None:
-    says(
-        commands,
-        "scontrol",
+    partitions = (
         "PartitionName=long Default=NO MaxTime=7-00:00:00 State=UP\n"
-        "PartitionName=day Default=YES MaxTime=1-00:00:00 State=UP",
+        "PartitionName=day Default=YES MaxTime=1-00:00:00 State=UP"
     )
+    says(commands, "scontrol", partitions)
     assert Slurm().longest_seconds(None) == 86_400.0
     says(commands, "scontrol", "PartitionName=free Default=NO MaxTime=UNLIMITED State=UP")
     assert Slurm().longest_seconds("free") == math.inf
 
 
 def test_nodes_that_are_down_or_do_not_answer(commands: Path) -> None:
-    says(
-        commands,
-        "scontrol",
-        "NodeName=n1 Arch=x86_64 State=ALLOCATED ThreadsPerCore=1\n"
-        "NodeName=n2 Arch=x86_64 State=ALLOCATED* ThreadsPerCore=1\n"
-        "NodeName=n3 Arch=x86_64 State=DOWN+DRAIN ThreadsPerCore=1\n"
-        "NodeName=n4 Arch=x86_64 State=IDLE+DRAIN ThreadsPerCore=1",
-    )
+    states = {"n1": "ALLOCATED", "n2": "ALLOCATED*", "n3": "DOWN+DRAIN", "n4": "IDLE+DRAIN"}
+    lines = (f"NodeName={name} Arch=x86_64 State={one} Cores=1" for name, one in states.items())
+    says(commands, "scontrol", "\n".join(lines))
     assert Slurm().down_nodes("n[1-4]") == ["n2", "n3"]
 
 
 def test_options_become_arguments() -> None:
     given = {"account": "lab", "qos": "high", "constraint": "h100&ib", "exclude": "n[3-4]"}
     options = SlurmOptions(**given, gpus_by="gres")
-    assert options.job("gpu") == [
-        *("--partition", "gpu", "--account", "lab", "--qos", "high"),
-        *("--constraint", "h100&ib", "--exclude", "n[3-4]"),
-    ]
+    words = "--partition gpu --account lab --qos high --constraint h100&ib --exclude n[3-4]"
+    assert options.job("gpu") == words.split()
     assert options.job(None, {"n9", "n7"})[-2:] == ["--exclude", "n[3-4],n7,n9"]
     assert options.nodes(2, 8, "cuda")[-2:] == ["--gres", "gpu:8"]
     assert SlurmOptions().nodes(2, 8, "cuda")[-2:] == ["--gpus-per-node", "8"]
-    flags = ["--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1"]
-    assert SlurmOptions().nodes(2, 8, "cpu") == flags
+    flags = "--nodes 2 --ntasks 2 --ntasks-per-node 1"
+    assert SlurmOptions().nodes(2, 8, "cpu") == flags.split()
     assert SlurmOptions().job(None) == []
 
 
@@ -224,56 +217,45 @@ def test_a_probe_on_whole_nodes_has_their_cores_and_memory() -> None:
 
 
 def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> None:
-    launch = LaunchSettings(folder=tmp_path / "probes")
-    options = SlurmOptions(container_image="nvcr.io#nvidia/pytorch:25.09-py3")
+    launch, image = LaunchSettings(folder=tmp_path), "nvcr.io#nvidia/pytorch:25.09-py3"
+    options = SlurmOptions(container_image=image)
     pool = SlurmPool.open(PoolSettings(launch=launch, leases=tmp_path, slurm=options), "gpu")
     says(commands, "srun", "  --container=bundle  path of an OCI bundle")
     with pytest.raises(ProbeError, match=r"has no --container-image, which nvcr\.io#nvidia"):
         pool.check_container()
     says(commands, "srun", "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
     pool.check_container()
-    assert options.container([Path("/shared/probes"), Path("/opt/planner")]) == [
-        *("--container-image", "nvcr.io#nvidia/pytorch:25.09-py3"),
-        *("--container-mounts", "/shared/probes:/shared/probes,/opt/planner:/opt/planner"),
-    ]
+    mounts = "/shared/probes:/shared/probes,/opt/planner:/opt/planner"
+    words = f"--container-image {image} --container-mounts {mounts}"
+    assert options.container([Path("/shared/probes"), Path("/opt/planner")]) == words.split()
 
 
-@pytest.mark.parametrize(("reason", "in_vain"), [
-    ("PartitionTimeLimit", True),
-    ("PartitionNodeLimit", True),
-    ("PartitionConfig", True),
-    ("BadConstraints", True),
-    ("InvalidQOS", True),
-    ("QOSMaxNodePerJobLimit", True),
-    ("AssocMaxWallDurationPerJobLimit", True),
-    ("AccountNotAllowed", True),
-    ("DependencyNeverSatisfied", True),
-    ("Resources", False),
-    ("Priority", False),
-    ("QOSGrpGRES", False),
-    ("AssocGrpNodeLimit", False),
-    ("BeginTime", False),
-    ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
-])  # fmt: skip
-def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
-    assert (IN_VAIN.search(reason) is not None) is in_vain
+NEVER = (
+    "PartitionTimeLimit PartitionNodeLimit PartitionConfig BadConstraints InvalidQOS "
+    "QOSMaxNodePerJobLimit AssocMaxWallDurationPerJobLimit AccountNotAllowed "
+    "DependencyNeverSatisfied"
+)
+NOT_YET = (
+    "Resources Priority QOSGrpGRES AssocGrpNodeLimit BeginTime ReqNodeNotAvail,_UnavailableNodes:n1"
+)
+
+
+def test_reasons_for_which_a_job_waits_in_vain() -> None:
+    assert [one for one in NEVER.split() if not IN_VAIN.search(one)] == []
+    assert [one for one in NOT_YET.split() if IN_VAIN.search(one)] == []
 
 
 def test_what_others_hold_on_a_node_is_not_the_layouts(tmp_path: Path) -> None:
     """A leftover that goes is waited for; one that stays fails the probe as foreign."""
-    idle = Gpu(
-        index=3, uuid="GPU-3", name="NVIDIA H100 80GB HBM3", memory_bytes=80e9, used_bytes=0.0,
-        driver="580", sliced=False, bus_id="0000:3b:00",
-    )  # fmt: skip
+    idle = replace(H100, index=3, bus_id="0000:3b:00")
     left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
     looks = iter([left, idle])
     assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
     gpus = own_gpus(0.0, lambda: Survey(gpus=(left,)), settle_seconds=0.0)
     result = tmp_path / "result.json"
     write_foreign(result, 8, f"n1: {others_on(gpus)}")
-    evidence = Evidence(
-        reason="exit", exit_code=1, time_limit_seconds=60.0, errors=read_errors(result)
-    )
+    left_behind = {"exit_code": 1, "time_limit_seconds": 60.0, "errors": read_errors(result)}
+    evidence = Evidence(reason="exit", **left_behind)
     job = job_values("llama3-8b", "h100-sxm-80gb", 16, 8192, 16, layout={"dp_shard": 16})
     titan = TitanTrainer().outcome(ProbeTask(id="probe-1", job=job), tmp_path, evidence)
     assert titan is not None

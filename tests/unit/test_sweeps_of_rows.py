@@ -1,5 +1,6 @@
 """Regret over sweeps: number one beside the rule of thumb, on rows made by hand and published."""
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -23,24 +24,25 @@ from planner.calibration.sweeps import (
 from planner.columns import LayoutBatch
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
+from planner.specs.job import Job
 from tests.conftest import job_values
 
 
 def row(layout: str, measured: float, predicted: float, **fields: Any) -> Compared:
     (base, *_) = shipped_comparison().rows
-    made = replace(
-        base, layout=layout, measured_seconds=measured, predicted_seconds=predicted, sweep="one",
-        labels={**base.labels, "class": "dense"}, fits=True, rule=(1.0,),
-    )  # fmt: skip
-    return replace(made, **fields)
+    labels = {**base.labels, "class": "dense"}
+    same = {"labels": labels, "sweep": "one", "fits": True, "rule": (1.0,), "layout": layout}
+    return replace(base, measured_seconds=measured, predicted_seconds=predicted, **same | fields)
 
 
 def order(*layouts: dict[str, Any]) -> list[int]:
     """Indices of these layouts by the rule of thumb."""
-    jobs = [read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout=one))
-            for one in layouts]  # fmt: skip
-    batch = LayoutBatch.from_layouts([one.layout for one in jobs])
+    batch = LayoutBatch.from_layouts([job_of(layout=one).layout for one in layouts])
     return [int(place) for place in np.lexsort(rule_of_thumb(batch).T[::-1])]
+
+
+def job_of(**given: Any) -> Job:
+    return read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, **given))
 
 
 @pytest.mark.parametrize(("earlier", "later"), [
@@ -108,23 +110,23 @@ def test_number_one_is_behind_the_rule_of_thumb_in_no_class_of_published_sweeps(
 
 def test_number_one_is_behind_it_in_two_published_sweeps_and_these_are_named() -> None:
     """Not among repeats, and by 5 and 9%: what the model misses there is in docs/accuracy.md."""
-    by_name: dict[str, list[Compared]] = {}
+    by_name = defaultdict(list)
     for one in published():
-        by_name.setdefault(one.sweep, []).append(one)
+        by_name[one.sweep].append(one)
     behind = {
-        min(one.id for one in by_name[name])
-        for name in by_name
-        for sweep in sweeps(by_name[name], FEWEST_AGAINST_RULE)
+        min(one.id for one in rows)
+        for rows in by_name.values()
+        for sweep in sweeps(rows, FEWEST_AGAINST_RULE)
         if sweep.regret() > sweep.regret_of_rule() + NOISE
     }
     assert behind <= {"bs-045", "iev-005"}
 
 
 def test_noise_is_less_than_repeats_of_one_layout_differ_by() -> None:
-    logs: dict[tuple[str, str], list[float]] = {}
+    logs = defaultdict(list)
     for one in published():
         if one.measured_seconds and "dense" in one.label("class"):
-            logs.setdefault((one.sweep, one.layout), []).append(np.log(one.measured_seconds))
+            logs[one.sweep, one.layout].append(np.log(one.measured_seconds))
     repeated = [np.array(runs) for runs in logs.values() if len(runs) > 1]
     free = sum(len(runs) - 1 for runs in repeated)
     deviation = (sum(((runs - runs.mean()) ** 2).sum() for runs in repeated) / free) ** 0.5
@@ -133,22 +135,14 @@ def test_noise_is_less_than_repeats_of_one_layout_differ_by() -> None:
 
 
 def test_ranks_of_a_sweep() -> None:
-    rows = [
-        row(name, seconds, seconds**2) for name, seconds in zip("abc", (1.0, 2.0, 3.0), strict=True)
-    ]
-    (sweep,) = sweeps(rows)
+    (sweep,) = sweeps([row(name, s, s**2) for name, s in (("a", 1.0), ("b", 2.0), ("c", 3.0))])
     assert sweep.rank_correlation() == pytest.approx(1.0)
     assert Sweep.of([row("a", 1.0, 2.0), row("b", 2.0, 2.0)]).rank_correlation() == 0.0
 
 
-# ---- the same job again --------------------------------------------------------------------------
-
-
 def test_the_same_job_again_is_as_far_off_as_its_runs_are_apart() -> None:
-    rows = [
-        row("a", seconds, 1.0, question=asked)
-        for asked, seconds in (("q", 1.0), ("q", 4.0), ("r", 3.0), ("s", 2.0), ("s", 2.0))
-    ]
+    asked = (("q", 1.0), ("q", 4.0), ("r", 3.0), ("s", 2.0), ("s", 2.0))
+    rows = [row("a", seconds, 1.0, question=question) for question, seconds in asked]
     found = repeats(rows)  # of 1 and 4 the mean is 2: once half of it, once twice
     assert [(one.name, one.jobs, one.rows) for one in found] == [("all", 2, 4), ("dense", 2, 4)]
     assert [one.off for one in found] == pytest.approx([(0.5 + 1.0) / 4.0] * 2)
@@ -156,13 +150,14 @@ def test_the_same_job_again_is_as_far_off_as_its_runs_are_apart() -> None:
 
 
 def test_software_is_no_part_of_the_question() -> None:
-    def asked(training: dict[str, Any], **layout: Any) -> str:
-        values = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout=layout)
-        values["training"] |= {"trainer": "megatron", **training}
-        job = read_job(values)
+    def asked(layout: dict[str, Any], **software: str) -> str:
+        job = job_of(layout=layout, trainer="megatron", **software)
         return Row.build(job, estimate_job(job)).question
 
-    one = asked({}, dp_shard=8)
-    assert asked({"trainer_version": "0.16", "cuda_graphs": "none"}, dp_shard=8) == one
-    assert asked({}, dp_shard=4, tp=2) != one
-    assert asked({"seq_len": 4096}, dp_shard=8) != one
+    one = asked({"dp_shard": 8})
+    assert asked({"dp_shard": 8}, trainer_version="0.16", cuda_graphs="none") == one
+    assert asked({"dp_shard": 4, "tp": 2}) != one
+    longer = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 16, layout={"dp_shard": 8})
+    longer["training"]["trainer"] = "megatron"
+    job = read_job(longer)
+    assert Row.build(job, estimate_job(job)).question != one
