@@ -27,6 +27,8 @@ test: $(VENV)/.test
 	$(BIN)/python -m pip check
 	$(PYTEST)
 
+# Slurm, kills and a service under load wait more than they compute.
+test-slow: TEST_PROCESSES = 3
 test-slow: $(VENV)/.test $(JUDGES)
 	$(PYTEST) -m slow
 
