@@ -34,11 +34,6 @@ def test_the_catalogue_knows_each_models_positions(name: str) -> None:
     assert (model.rope_theta is not None) == (model.position_embedding == "rope")
 
 
-@pytest.mark.parametrize("name", model_names())
-def test_a_model_is_kept_whole_by_its_inline_keys(name: str) -> None:
-    assert read_model(inline_keys(load_model(name))) == load_model(name)
-
-
 def test_both_forms_of_a_config_mean_the_same() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     old = published(rope_theta=1e6, rope_scaling={**scaling, "type": "yarn"})

@@ -334,11 +334,6 @@ def test_scales_of_all_weights_in_one_reduction_are_cheaper() -> None:
     assert outcome(GATHERED, gather_amax=True, step_amax=0.0)[0] > outcome(GATHERED)[0]
 
 
-def test_plain_torch_reduces_scales_one_by_one() -> None:
-    plain = TRAINERS["fsdp"].recipes(None)[code(TENSORWISE)]
-    assert (plain.gather_amax, plain.step_amax) == (True, 0.0)
-
-
 def test_quantised_gathers_cast_one_ranks_share() -> None:
     """TE casts before it gathers; without sequence parallelism every rank casts all of it."""
     layout = {"dp_shard": 2, "tp": 8, "micro_batch_size": 8}

@@ -214,27 +214,12 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
         assert all(sizes[dim][0] > 0 for dim in dims), op
 
 
-def tp_rules(**layout: Any) -> tuple[list[Collective], list[tuple[str | None, str | None]]]:
-    """Collectives of a layer under TP 8, and what each does forward and backward."""
-    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
-    tp = [op for op in layer if isinstance(op, Collective) and op.site.startswith("tp_")]
-    batch = rows({"tp": 8, **layout})
-    rules = [rule for op in tp for rule in axes.SITES[op.site] if rule.applies(batch).all()]
-    return tp, [(rule.forward, rule.backward) for rule in rules]
-
-
-def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
-    """SOURCE_TABLES, TP + SP: about 8 activations a layer, two gathers and scatters a way."""
-    tp, rules = tp_rules()
-    assert [op.site for op in tp] == ["tp_enter", "tp_exit", "tp_enter", "tp_exit"]
-    assert {op.tensor.dims for op in tp} == {("tokens", "hidden")}
-    gathers = ("all-gather", "reduce-scatter")
-    assert rules == [gathers, gathers[::-1]] * 2
-
-
 def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
-    _, rules = tp_rules(sequence_parallel=False)
-    every = sorted(map(str, itertools.chain(*rules)))
+    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
+    sites = [op.site for op in layer if isinstance(op, Collective) and op.site.startswith("tp_")]
+    batch = rows({"tp": 8, "sequence_parallel": False})
+    rules = [rule for site in sites for rule in axes.SITES[site] if rule.applies(batch).all()]
+    every = sorted(str(one) for rule in rules for one in (rule.forward, rule.backward))
     assert every == 4 * ["None"] + 4 * ["all-reduce"]
 
 
