@@ -25,8 +25,8 @@ from planner.columns import BoolColumn, LayoutBatch, schedule_is
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
-from planner.estimates import dense_peak, estimate_layouts
-from planner.intake.jobs import read_training
+from planner.estimates import dense_peak, estimate_job, estimate_layouts
+from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
@@ -41,7 +41,7 @@ from planner.specs.layout import (
     RECOMPUTE_MODULES,
 )
 from planner.trainers.registry import TRAINERS
-from tests.conftest import one_fast
+from tests.conftest import job_values, one_fast
 from tests.pricing import pricer_of
 
 SEED, NUM_JOBS, ROWS = 20261103, 600, 80
@@ -324,6 +324,16 @@ def does_more_than_the_peak(job: Priced) -> BoolColumn:
     flops, seconds = job.prices.stage_seconds.hardware_flops, job.prices.step_seconds
     alike = (job.legal_batch.param_dtype == 0) & np.isin(job.legal_batch.precision, halves)
     return np.asarray(alike & (flops > peak * seconds))
+
+
+@pytest.mark.parametrize(("gpu", "training", "layout"), [
+    ("v100-sxm-32gb", {"trainer": "megatron", "optimizer": "muon"}, {"precision": "fp16"}),
+    ("h100-sxm-80gb", {}, {"pp_schedule": "Interleaved1F1B"}),  # stages without a pipeline
+])  # fmt: skip
+def test_what_is_not_drawn_is_priced_too(gpu: str, training: dict, layout: dict) -> None:
+    job = job_values("llama3-8b", gpu, 8, 2048, 8, layout=layout, **training)
+    estimate = estimate_job(read_job(job))
+    assert not estimate.valid or 0.0 < (estimate.step_seconds or np.nan) < np.inf
 
 
 def test_every_illegal_layout_says_which_rule_and_what_would_pass() -> None:
