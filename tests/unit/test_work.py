@@ -15,7 +15,7 @@ from planner.precision import PRECISIONS
 from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work import axes, blocks
-from planner.work.ops import Attention, Collective, Elementwise, Gemm, Ops
+from planner.work.ops import Collective, Elementwise, Gemm, Ops
 from tests import pricing
 from tests.conftest import ROOT
 from tests.pricing import batch_of, price, rows
@@ -363,11 +363,6 @@ def test_memory_budget_keeps_attention_first() -> None:
     modes = ("full", "memory-budget-0.1")
     full, tenth = (llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0] for ac in modes)
     assert full - tenth >= 2.0 * T8 * (T8 / 2) * 32 * 256
-
-
-def test_attention_and_windows_are_in_the_list() -> None:
-    ops = blocks.layer_ops(read_model("gemma2-9b"), LayerKind(moe=False, window=4096), True)
-    assert [op.window for op in ops if isinstance(op, Attention)] == [4096]
 
 
 def test_operations_are_made_once_and_hashed_as_their_tuple() -> None:
