@@ -12,6 +12,7 @@ from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
 from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches, replays
 from planner.cost.layer.trainer_kernels import trainer_code
+from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.price import Pricer, Prices
 from planner.cost.step_seconds import PARTS
@@ -341,6 +342,12 @@ def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     more = {"peak_reserved_bytes": pool, "peak_allocated_bytes": 0.0, "least_device_bytes": pool}
     found = {name: getattr(some, name)[0] - getattr(none, name)[0] for name in more}
     assert found == pytest.approx(more)
+
+
+def test_what_graphs_hold_by_kind() -> None:
+    graphs, one = np.array([NONE, PARTIAL, FULL]), np.ones(3)
+    assert private_bytes(graphs, 3.0 * one, 10.0 * one).tolist() == [0.0, 43.0, 43.0]
+    assert fixed_gradients(graphs, 5.0 * one).tolist() == [0.0, 0.0, 5.0]
 
 
 def test_torchtitans_gradients_stay_under_graphs_of_a_step() -> None:
