@@ -1,5 +1,6 @@
-"""Published rows of `benchmarks/measured/public.jsonl`, each with our estimate."""
+"""Published rows of `benchmarks/measured`: runs, each with our estimate, and timings of kernels."""
 
+import csv
 import json
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,8 @@ from planner.calibration.accuracy import Row
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "measured"
+PUBLIC = MEASURED / "public.jsonl"
 
 
 @cache
@@ -34,3 +36,9 @@ def step_error(row_id: str) -> float:
     assert found.estimate.valid, (row_id, found.estimate.violations)
 
     return found.estimate.step_seconds / found.measured_seconds - 1.0
+
+
+def timings(what: str, gpu: str | None = None) -> list[dict[str, str]]:
+    """Rows of micro.csv that measured this, on this GPU or on any."""
+    rows = csv.DictReader((MEASURED / "micro.csv").read_text(encoding="utf-8").splitlines())
+    return [row for row in rows if row["what"].startswith(what) and gpu in (None, row["gpu"])]

@@ -1,13 +1,12 @@
 """Published timings of matrix products against what the cost model says of them alone."""
 
-import csv
 import re
 
 import numpy as np
 import pytest
 
 from planner.calibration.kernels import ALONE_SD, KernelShape, alone, shape_seconds
-from tests.conftest import ROOT
+from tests.golden.rows import timings
 from tests.pricing import pricer
 
 GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb"}
@@ -17,17 +16,15 @@ GPUS["H200-SXM-141GB"] = "h200-sxm-141gb"
 def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
     """Shapes and seconds of 16-bit products."""
     shapes, seconds = [], []
-    with (ROOT / "benchmarks" / "measured" / "micro.csv").open(encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            found = re.findall(r"(\w+)=(\d+)", row["shape_message"])
-            sizes = {key: int(value) for key, value in found}
-            named = (row["gpu"], row["what"]) == (gpu, "GEMM bfloat16")
-            if named and {"m", "n", "k"} <= sizes.keys():
-                m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
-                more = {"groups": groups} if groups > 1 else {}
-                kind = "grouped-gemm" if more else "gemm"
-                shapes.append(KernelShape.of(kind, m=m, n=n, k=k, **more))
-                seconds.append(2.0 * groups * m * n * k / (float(row["value"]) * 1e12))
+    for row in timings("GEMM bfloat16", gpu):
+        found = re.findall(r"(\w+)=(\d+)", row["shape_message"])
+        sizes = {key: int(value) for key, value in found}
+        if row["what"] == "GEMM bfloat16" and {"m", "n", "k"} <= sizes.keys():
+            m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
+            more = {"groups": groups} if groups > 1 else {}
+            kind = "grouped-gemm" if more else "gemm"
+            shapes.append(KernelShape.of(kind, m=m, n=n, k=k, **more))
+            seconds.append(2.0 * groups * m * n * k / (float(row["value"]) * 1e12))
     return shapes, np.array(seconds)
 
 

@@ -22,6 +22,7 @@ from planner.calibration.report import complete
 from planner.calibration.sweeps import against_rule, sweeps
 from planner.cost.machine.shipped import shipped_calibration
 from planner.precision import PRECISIONS
+from tests.golden.rows import PUBLIC, published
 from tests.unit.test_replay import OURS, TRIVIAL, demands, replay
 
 from replay_report import out_of_memory, quantile_to_goal, regret_at  # isort: skip
@@ -30,7 +31,6 @@ from replay_sweeps import sweeps_of  # isort: skip
 pytestmark = pytest.mark.slow
 
 FLOOR = Path(__file__).with_name("accuracy_floor.json")
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 SLACK = 0.002
 # Rows as published that no run can have had, or that leave out what a layout needs; the answer to
 # each is a refusal that names the field. They stay among the rows and count as unanswered.
@@ -121,10 +121,8 @@ def out(rows: list[Row], fitted: Fitted) -> list[Row]:
 
 
 def test_every_row_is_answered(rows: list[Row]) -> None:
-    lines = PUBLIC.read_text(encoding="utf-8").splitlines()
-    given = [json.loads(line)["id"] for line in lines if line.strip()]
-    assert [row.job.id for row in rows] == given
-    assert len(given) == len(set(given)) >= 784
+    assert [row.job.id for row in rows] == [*published()]
+    assert len(rows) >= 784
     refused = {
         row.job.id: [violation.field for violation in row.estimate.violations]
         for row in rows

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.pipeline.simulate import Simulation, StageCosts, compiled, replay, simulate
-from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves, to_csv
+from planner.schedules import SCHEDULES, Schedule, leaves
 from tests.pricing import stage_costs
 
 names = st.sampled_from(list(SCHEDULES))
@@ -33,16 +33,6 @@ def costs_of(draw: st.DrawFn, num_stages: int, equal: bool = False) -> StageCost
 
 def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Simulation:
     return replay(compiled(entry, pp, v, m), costs, num_microbatches=m, times=True)
-
-
-@settings(max_examples=150)
-@given(legal_layouts())
-def test_orders_are_legal_and_survive_csv(layout: Sized) -> None:
-    entry, pp, v, m = layout
-    orders = entry.actions(pp, v, m)
-    check_legal(orders, pp * v, m)
-    assert len(orders) == pp
-    assert from_csv(to_csv(orders)) == orders
 
 
 @settings(max_examples=80)
@@ -82,22 +72,6 @@ def test_slower_work_or_sends_never_finish_sooner(layout: Sized, data: st.DataOb
     )
     ends = [replayed(entry, pp, v, m, costs).makespan_seconds_C for costs in (slow, fast)]
     assert np.all(ends[0] >= ends[1])
-
-
-@settings(max_examples=100)
-@given(legal_layouts(), st.floats(0.2, 1.0), st.floats(1.0, 4.0), st.floats(0.01, 100.0))
-def test_bubble_never_exceeds_the_simulated_one(
-    layout: Sized, weight: float, inputs: float, scale: float
-) -> None:
-    """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
-    entry, pp, v, m = layout
-    seconds = scale, scale * inputs, scale * weight
-    ones = np.ones((1, pp * v)) / v
-    costs = stage_costs(*(ones * one for one in (*seconds, 0.0, 1.0)))
-    step = float(replayed(entry, pp, v, m, costs).step_seconds_C(entry.synchronous_end)[0])
-    closed = m * sum(seconds) + float(entry.bubble_seconds(pp, v, m, *seconds))
-    assert closed <= step * (1 + 1e-9)
-    assert closed >= step * ((1 - 0.03) if entry.v_shaped and m < 2 * pp - 1 else (1 - 1e-9))
 
 
 @settings(max_examples=25)

@@ -75,25 +75,3 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         optimizer_offload_fraction=draw(st.integers(1, 20)) / 20,
         activation_offload_layers=draw(st.integers(0, 40)),
     )  # fmt: skip
-
-
-# for each field of the layout, a value that differs from BASE
-BASE: dict[str, object] = {
-    "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 4, "pp": 4, "ep": 1, "etp": 1, "zero_stage": 2,
-    "sequence_parallel": True,
-    "async_tp": False, "cp_method": "allgather", "pp_schedule": "Interleaved1F1B",
-    "virtual_stages": 2, "layers_per_stage": None,
-    "micro_batch_size": 1, "ac": "full", "precision": "float8-tensorwise",
-    "float8_all_gather": False, "compile": True,
-}  # fmt: skip
-OTHER: dict[str, object] = {
-    "dp_replicate": 4, "dp_shard": 8, "cp": 4, "tp": 8, "pp": 8, "ep": 2, "etp": 4, "zero_stage": 3,
-    "sequence_parallel": False,
-    "async_tp": True, "cp_method": "alltoall", "pp_schedule": "LoopedBFS", "virtual_stages": 4,
-    "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10),
-    "micro_batch_size": 2, "ac": "memory-budget-0.25", "precision": "bf16",
-    "float8_all_gather": True, "param_dtype": "float32",
-    "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False,
-    "optimizer_in_backward": True, "cpu_offload": True, "moe_dispatcher": "deepep",
-    "optimizer_offload_fraction": 0.25, "activation_offload_layers": 8,
-}  # fmt: skip

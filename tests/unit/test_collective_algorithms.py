@@ -26,41 +26,6 @@ def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([float(value)])
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_ring_all_reduce_step_by_step(n: int) -> None:
-    """2 (n - 1) lockstep rounds, in each a chunk to the next rank: all end with all of it."""
-    held = [[{rank} for _ in range(n)] for rank in range(n)]
-    seconds = 0.0
-    for step in range(2 * (n - 1)):
-        chunks = [(rank - step) % n for rank in range(n)]
-        messages = [set(held[rank][chunk]) for rank, chunk in enumerate(chunks)]
-        for rank, content in enumerate(messages):
-            held[(rank + 1) % n][chunks[rank]] |= content
-        seconds += LATENCY + SIZE / n / BANDWIDTH
-    assert held == [[set(range(n))] * n] * n
-    found = collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds
-    assert found == pytest.approx(seconds, rel=1e-12)
-
-
-def double_tree(n: int) -> list[tuple[int, int]]:
-    """(child, parent) of an in-order binary tree over ranks and its mirror: Sanders et al. 2009."""
-    tree = []
-    for rank in range(1, n):
-        bit = rank & -rank
-        up = (rank ^ bit) | (bit << 1)
-        tree.append((rank, up if up < n else rank ^ bit))
-    return [*tree, *((n - 1 - a, n - 1 - b) for a, b in tree)]
-
-
-@pytest.mark.parametrize("n", [4, 8, 16, 32, 64])
-def test_double_binary_tree_sends_at_most_twice_the_buffer(n: int) -> None:
-    most = max(Counter(itertools.chain.from_iterable(double_tree(n))).values()) / 2
-    answer = collective("all-reduce", SIZE, flat(n), algorithm="double-binary-tree")
-    assert most <= 2.0
-    assert answer.wire_bytes_per_rank == most * SIZE
-    assert answer.steps == 2 * math.ceil(math.log2(n))
-
-
 def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tuple[Point, Point]]]:
     """Shortest dimension-ordered routes; two where a wrapped dimension is half way round."""
     routes: list[list[tuple[Point, Point]]] = [[]]

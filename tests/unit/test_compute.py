@@ -245,18 +245,6 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
     assert set(PRECISIONS) - set(lacking), "something can be computed"
 
 
-@pytest.mark.parametrize(("name", "absent"), [
-    ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4", "mxfp4"}),
-    ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4", "mxfp4"}),
-    ("h100-sxm-80gb", {"nvfp4", "mxfp4"}),
-    ("b200-sxm-180gb", set()),
-])  # fmt: skip
-def test_what_generations_lack(name: str, absent: set[str]) -> None:
-    lacking = set(lacking_precisions(device(name)))
-    others = {one for one in PRECISIONS if one.startswith("float8-") or one == "mxfp8"}
-    assert absent <= lacking <= absent | others - {"float8-tensorwise"}
-
-
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "v100-sxm-32gb"])
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_fp32_runs_on_tf32_cores_where_the_trainer_asks_for_them(trainer: str, gpu: str) -> None:

@@ -2,9 +2,7 @@
 exchange: DeepEP against published timings, bytes and hiding by hand.
 """
 
-import csv
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from planner.work.blocks import layer_ops
 from planner.work.expert_path import PATHS
 from planner.work.ops import Collective, Elementwise
 from planner.work.pieces import Code
+from tests.golden.rows import timings
 from tests.pricing import batch_of, collective_of, pricer
 
 SEQ, TOP_K, EXPERTS = 4096, 8, 128  # of qwen3-30b-a3b
@@ -123,24 +122,11 @@ def test_borders_of_tp() -> None:
     assert "experts_tp_enter" not in fused
 
 
-ROOT = Path(__file__).parents[2]
 GPUS = {
     "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
     "B200-SXM-180GB": "b200-sxm-180gb",
 }  # fmt: skip
 SHAPE = re.compile(r"(\d+) tokens a rank, hidden (\d+), top-(\d+), (\d+) experts")
-
-
-def timings(gpu: str, ranks: int) -> list[tuple[list[int], float]]:
-    """Combine in 16 bits: (tokens, hidden, top-k, experts) and seconds."""
-    found = []
-    with (ROOT / "benchmarks" / "measured" / "micro.csv").open() as file:
-        for row in csv.DictReader(file):
-            shape = SHAPE.match(row["shape_message"])
-            combine = row["what"] == "DeepEP normal combine time"
-            if combine and shape and row["gpu"] == gpu and int(row["ranks"]) == ranks:
-                found.append(([int(text) for text in shape.groups()], float(row["value"])))
-    return found
 
 
 @pytest.mark.parametrize(("gpu", "ranks", "error"), [
@@ -151,12 +137,14 @@ def test_deepep_s_timings(gpu: str, ranks: int, error: float) -> None:
     family, nvlink = ("hopper", 450e9) if gpu.startswith("H") else ("blackwell", 900e9)
     kernels = DISPATCHERS[DEEPEP](family)
     node = pricer("qwen3-30b-a3b", ranks, GPUS[gpu]).fabric.gpus[0]
-    group, found = (np.array([float(ranks)]), np.array([1.0])), timings(gpu, ranks)
-    errors = []
-    for (tokens, hidden, top_k, _), measured in found:
-        moved, rates = np.array([2.0 * tokens * hidden]), (nvlink, 50e9)
-        seconds = kernel_seconds(moved, (top_k, 0), kernels, group, node, rates)
-        errors.append(float(np.log(seconds[0] / measured)))
+    group, errors = (np.array([float(ranks)]), np.array([1.0])), []
+    for row in timings("DeepEP normal combine time", gpu):  # in 16 bits
+        shape = SHAPE.match(row["shape_message"])
+        if shape and int(row["ranks"]) == ranks:
+            tokens, hidden, top_k, _ = map(int, shape.groups())
+            moved, rates = np.array([2.0 * tokens * hidden]), (nvlink, 50e9)
+            seconds = kernel_seconds(moved, (top_k, 0), kernels, group, node, rates)
+            errors.append(float(np.log(seconds[0] / float(row["value"]))))
     assert len(errors) >= 18
     assert np.mean(np.abs(errors)) < error
 

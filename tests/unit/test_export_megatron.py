@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
+from export_cases import MODELS, cluster, layout, layouts, model, training
 from hypothesis import strategies as st
 
 from planner.catalog.megatron_arguments import argument
@@ -16,7 +16,6 @@ from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.intake.trainer_files.megatron import StatedMegatron
-from planner.specs.layout import Layout
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
 from tests.conftest import tiers
@@ -32,16 +31,6 @@ def make(
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
     return read_flags(exported.arguments)
-
-
-@pytest.mark.parametrize("field", Layout.model_fields)
-def test_no_field_of_a_layout_is_ignored(field: str) -> None:
-    base = layout(256, "megatron", **BASE)
-    other = base.model_copy(update={field: OTHER[field]})
-    said = [export(x, model(), cluster(256), training()).as_dict() for x in (base, other)]
-    if field != "dp_shard":  # Megatron derives it from the number of processes, in the scripts
-        said = [{**one, "arguments": one["files"], "files": None} for one in said]
-    assert said[0] != said[1]
 
 
 @tiers(80, 1000, data=st.data(), name=st.sampled_from(MODELS))

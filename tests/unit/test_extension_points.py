@@ -388,29 +388,18 @@ print(json.dumps([plan.job["model"], plan.ranked[0].estimate.step_seconds]))
 """
 
 
-@pytest.fixture(scope="module")
-def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with one more file in each folder of the catalogue."""
-    folder = tmp_path_factory.mktemp("package")
-    caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "planner", folder / "planner", ignore=caches)
+def test_catalogue(tmp_path: Path) -> None:
+    """One file, no line: `recommend` plans with a model, and a cluster of a GPU, by their names."""
+    shutil.copytree(
+        ROOT / "planner", tmp_path / "planner", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name, text in CATALOGUE.items():
-        (folder / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.mark.parametrize("job", [
-    pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
-    pytest.param({"model": "new-model"}, id="model"),
-    pytest.param({"cluster": "new-cluster"}, id="cluster"),
-])  # fmt: skip
-def test_catalogue(with_files: Path, job: dict[str, Any]) -> None:
-    """One file, no line: `recommend` plans with it by its name."""
+        (tmp_path / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
     search = {"fix": {"pp": 1, "tp": 1, "cp": 1, "precision": "bf16"}, "top_k": 1}
-    whole = job_values("llama3.2-1b", "h100-sxm-80gb", 8, 2048, 64, search=search) | job
-    words = [sys.executable, "-c", ASK, json.dumps(whole)]
-    own = {**clean_environment(), "PYTHONPATH": str(with_files)}
+    job = job_values("new-model", "h100-sxm-80gb", 8, 2048, 64, search=search)
+    words = [sys.executable, "-c", ASK, json.dumps({**job, "cluster": "new-cluster"})]
+    own = {**clean_environment(), "PYTHONPATH": str(tmp_path)}
     given: Any = {"capture_output": True, "text": True, "check": False, "timeout": 300}
-    done = subprocess.run(words, cwd=with_files, env=own, **given)
+    done = subprocess.run(words, cwd=tmp_path, env=own, **given)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[1] > 0.0

@@ -1,8 +1,6 @@
 """Grouped GEMMs of routed experts: published timings, and by hand."""
 
-import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +9,8 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.profile import GroupedCurve, Profile, kernel_profile
 from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS
+from tests.golden.rows import timings
 
-ROOT = Path(__file__).parents[2]
 BF16, MXFP8 = (PRECISIONS.names.index(name) for name in ("bf16", "mxfp8"))
 GPUS = {"B200-SXM-180GB": "b200-sxm-180gb", "A100-PCIe-80GB": "a100-pcie-80gb"}
 
@@ -36,17 +34,10 @@ def seconds(
     return float(found[0])
 
 
-def timings(what: str) -> list[dict[str, str]]:
-    with (ROOT / "benchmarks" / "measured" / "micro.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row["what"].startswith(what)]
-
-
 def of_transformer_engine(gpu: str) -> list[float]:
     """log predicted over measured of every timing."""
     on, errors = device(GPUS[gpu]), []
-    for row in timings("grouped GEMM bf16 (TE)"):
-        if row["gpu"] != gpu:
-            continue
+    for row in timings("grouped GEMM bf16 (TE)", gpu):
         words = dict(re.findall(r"(\w+)=(\w+)", row["shape_message"]))
         groups, m, n, k = (int(words[name]) for name in ("ng", "M", "N", "K"))
         moved = 8.0 if words["main_grad_dtype"] == "fp32" else 4.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
-from export_cases import MODELS, OTHER, layout, model, training
+from export_cases import layout, model
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
@@ -20,7 +20,6 @@ from planner.specs.layout import Layout
 from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
-SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTitan has no class for
 
 
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
@@ -127,41 +126,6 @@ def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
     four = "pipeline_parallel_degree = 4\npipeline_parallel_first_stage_less_layers = 3"
     text = EIGHT.replace("pipeline_parallel_degree = 1", four)
     assert job_of_text("train.toml", text, cluster=H100).layout.layers_per_stage == (6, 9, 9, 8)
-
-
-@tiers(12, 120, data=st.data())
-def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(SHAPES))
-    chosen = data.draw(runnable(name, "torchtitan", "0.2.2"))
-    batch = 4 * chosen.micro_batch_size * chosen.dp_degree
-    files = exported(chosen, name, "torchtitan", "0.2.2", batch).files
-    job = job_of_text("train.toml", files["train.toml"], files, cluster=machine(chosen.num_gpus))
-    assert same_run(job.layout, chosen, model(name).num_hidden_layers, "torchtitan")
-    assert job.training == training(global_batch_size=batch, trainer_version="0.2.2")
-    ours, theirs = (one.model_dump(exclude={"name"}) for one in (job.model, model(name)))
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("field", sorted(OTHER))
-def test_every_field_is_changed_in_the_users_file(field: str) -> None:
-    values: dict[str, Any] = {
-        "dp_shard": 4, "tp": 4, "cp": 2, "pp": 8, "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 2, "compile": True, field: OTHER[field],
-    }  # fmt: skip
-    if field == "float8_all_gather":
-        values["precision"] = "float8-tensorwise"
-    if field == "layers_per_stage":
-        values |= {"virtual_stages": 1, "pp_schedule": "1F1B"}
-    size = 512 if field == "dp_replicate" else 256
-    if field == "dp_replicate":
-        values["dp_shard"] = size // 64
-    winner = layout(size, **values)
-    made = exported(winner, "llama3-70b", "torchtitan", "0.2.2")
-    new = edited(EIGHT.replace('"8B"', '"70B"'), winner, "llama3-70b")
-    gpus = {**H100, "num_gpus": winner.num_gpus}
-    job = job_of_text("train.toml", new, made.files, cluster=gpus)
-    if not made.blockers:
-        assert same_run(job.layout, winner, 80, "torchtitan")
 
 
 UNKNOWN = st.dictionaries(

@@ -1,9 +1,7 @@
 """The one list of mechanisms: which layouts use each, and what measured runs say of it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +26,7 @@ from planner.precision import PRECISIONS
 from planner.specs.job import Job
 from planner.specs.layout import MOE_DISPATCHERS
 from tests.conftest import job_values
+from tests.golden.rows import published
 
 LLAMA, V3, HYBRID, OSS, V4 = (
     "llama3.1-8b", "deepseek-v3", "nemotron-h-56b", "gpt-oss-20b", "deepseek-v4-flash",
@@ -252,16 +251,7 @@ def test_own_errors_are_wider_where_a_mechanism_was_not_measured() -> None:
     assert own[1] == pytest.approx(WIDER * own[0])
 
 
-def test_what_the_shipped_runs_did_not_use() -> None:
-    """As of the public runs; a published run with one of these belongs in the calibration."""
-    asked = job(model="deepseek-v3")
-    lacking = {one.name for one in unmeasured_mechanisms(shipped_calibration(), asked)}
-    assert {"ac memory-budget", "cpu offload", "optimizer in backward"} <= lacking
-    assert not lacking & {"compute", "fsdp", "tp", "pp", "cp", "compile", "ac full", "experts"}
-
-
 def test_the_shipped_calibration_says_what_its_runs_used() -> None:
     """`seen` is written by benchmarks/calibrate.py from the measured rows."""
-    rows = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
-    jobs = [read_job(json.loads(line)) for line in rows.read_text(encoding="utf-8").splitlines()]
+    jobs = [read_job(row) for row in published().values()]
     assert shipped_calibration().seen == seen(jobs)

@@ -74,22 +74,19 @@ PURE = {**BF16, "master_dtype": "bfloat16"}
     ("megatron", 1, PURE, 4 + 4 / 64),
     ("fsdp", 3, PURE, 8 / 64),
     ("torchtitan", 3, {"master_dtype": "bfloat16"}, 8 / 64),
+    # all in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward
+    ("torchtitan", 3, {}, 16 / 64),
+    ("torchtitan", 2, {}, 12 / 64 + 2.0),
+    ("torchtitan", 3, {"cpu_offload": True}, 0.0),
     # DeepSpeed adds bf16 gradients to those in fp32: 2 + 2 + 4 bytes and a share of 12
     ("megatron-deepspeed", 1, {}, 8 + 12 / 64),
     ("megatron-deepspeed", 1, BF16, 4 + 12 / 64),
 ])  # fmt: skip
 def test_bytes_of_states_a_parameter(
-    trainer: str, stage: int, dtypes: dict[str, str], bytes_each: float
+    trainer: str, stage: int, dtypes: dict[str, Any], bytes_each: float
 ) -> None:
     held = states(memory(shapes(sharded=stage > 0), trainer, zero_stage=stage, **dtypes))
     assert held / PARAMETERS == pytest.approx(bytes_each)
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
-    """TorchTitan: all in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward."""
-    held = states(titan(shapes(), zero_stage=stage))
-    assert held / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
 
 
 def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
@@ -112,10 +109,6 @@ def test_gradients_accumulate_whole_under_a_pipeline(dtype: str, width: int) -> 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
     two, three = (titan(shapes(), pp=2, zero_stage=stage).parameters for stage in (2, 3))
     assert two - three == pytest.approx(PARAMETERS * 2)
-
-
-def test_offload_leaves_no_state_on_the_device() -> None:
-    assert states(titan(shapes(), cpu_offload=True)) == 0.0
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 1.0])

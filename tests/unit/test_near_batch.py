@@ -114,14 +114,6 @@ def test_a_batch_that_does_not_divide_is_pointed_out_and_the_promise_is_kept(odd
     assert WORTH < promised <= after / before + 0.005
 
 
-def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("a batch of 64 on 64 GPUs has no better neighbour")
-
-    monkeypatch.setattr("planner.search.infeasible.near_batch.screen", never)
-    assert hints(plan_of(64)) == []
-
-
 def test_nothing_is_said_where_degrees_are_fixed_or_speed_is_not_what_counts(odd: Plan) -> None:
     """With the degrees fixed no other batch is faster a token."""
     names = ("dp_replicate", "dp_shard", "tp", "cp", "pp")

@@ -1,8 +1,5 @@
 """A network beyond its shapes, in config.json: read, kept, no part of a job's name."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from planner.catalog.models import model_names
@@ -32,11 +29,6 @@ def published(**keys: object) -> ModelSpec:
 def test_the_catalogue_knows_each_models_positions(name: str) -> None:
     model = load_model(name)
     assert (model.rope_theta is not None) == (model.position_embedding == "rope")
-
-
-@pytest.mark.parametrize("name", model_names())
-def test_a_model_is_kept_whole_by_its_inline_keys(name: str) -> None:
-    assert read_model(inline_keys(load_model(name))) == load_model(name)
 
 
 def test_both_forms_of_a_config_mean_the_same() -> None:
@@ -98,16 +90,6 @@ def test_every_shipped_flavor_has_its_facts() -> None:
     for flavor in FLAVORS.values():
         facts = shipped_facts(flavor.module, flavor.flavor)
         assert {"rope_theta", "norm_eps", "rope_scaling"} <= facts.keys()
-
-
-def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
-    text = json.dumps({
-        **SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000,
-        "rms_norm_eps": 1e-6,
-    })  # fmt: skip
-    (tmp_path / "config.json").write_text(text)
-    model = read_model(str(tmp_path))
-    assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
 
 
 def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:

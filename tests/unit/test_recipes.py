@@ -3,8 +3,6 @@
 Source of the expected values: Megatron-Bridge 0.2 to 0.6, see `planner.trainers.recipes`.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,8 @@ from planner.specs.job import Job
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
 from tests.conftest import job_values
+from tests.golden.rows import published
 
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 GB200, B200, H100 = "gb200-nvl72-186gb", "b200-sxm-180gb", "h100-sxm-80gb"
 
 
@@ -144,7 +142,7 @@ def test_the_newest_recipes_are_near_what_their_publisher_measured() -> None:
     releases, models = ("NeMo 26.06", "NeMo 26.08"), ("qwen", "deep")
     errors = [
         (estimate_job(read_job(row)).step_seconds or 0) / row["measured"]["step_seconds"] - 1
-        for row in map(json.loads, PUBLIC.read_text().splitlines())
+        for row in published().values()
         if row["cluster"]["gpu"] == GB200
         and row["training"].get("trainer_version", "").startswith(releases)
         and (row["model"].get("base") or row["model"].get("name", "")).startswith(models)

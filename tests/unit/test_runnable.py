@@ -18,7 +18,7 @@ from planner.search.one_size import search_size
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 from tests.conftest import fixed_ports, job_values
-from tests.unit.test_rules import ROWS
+from tests.golden.rows import published
 
 
 def job(
@@ -119,7 +119,8 @@ def test_an_estimate_prices_it_and_says_so() -> None:
 
 
 def test_every_measured_row_is_supported() -> None:
-    assert {row["id"]: fields for row in ROWS if (fields := faulty(read_job(row)))} == {}
+    rows = published().items()
+    assert {name: fields for name, row in rows if (fields := faulty(read_job(row)))} == {}
 
 
 def test_amd_runs_megatron_through_its_fork() -> None:

@@ -24,7 +24,7 @@ from planner.schedules.base import Exposed
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 
-SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
+SIZES = list(itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 Size = tuple[int, int, int]
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
 
@@ -80,15 +80,10 @@ def test_a_runtime_has_its_own_schedules_in_the_order_in_which_a_search_tries_th
     assert schedules_of("megatron") == ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 
 
-@pytest.mark.parametrize(("name", "size", "order"), [
-    ("1F1B", (2, 1, 3), "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"),
-    ("GPipe", (2, 1, 2), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"),
-    ("LoopedBFS", (1, 2, 2), "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"),
-    ("ZB-1p", (2, 1, 3),
-        "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"),
-])  # fmt: skip
-def test_orders_one_can_check_by_eye(name: str, size: Size, order: str) -> None:
-    assert to_csv(SCHEDULES[name].actions(*size)) == order
+def test_orders_one_can_check_by_eye() -> None:
+    """Those of torch are its own: test_schedules_torch.py."""
+    order = "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"
+    assert to_csv(SCHEDULES["ZB-1p"].actions(2, 1, 3)) == order
 
 
 def test_interleaved_order_of_the_paper() -> None:
@@ -104,6 +99,7 @@ def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
     for pp, v, m in legal_sizes(entry):
         orders = entry.actions(pp, v, m)
         check_legal(orders, pp * v, m)
+        assert from_csv(to_csv(orders)) == orders
         for rank, order in enumerate(orders):
             found = list(leaves(order))
             assert {int(entry.stage_rank(action.stage, pp, v)) for action in found} == {rank}
@@ -174,7 +170,7 @@ def test_legal_column_is_the_scalar_rule(entry: Schedule) -> None:
 def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: Schedule) -> None:
     """w <= f <= i: equal to rounding; ZBV below 2p - 1 microbatches up to 1 % short."""
     draw = np.random.default_rng(0)
-    longer = np.stack([np.ones(60), draw.uniform(1, 3, 60), draw.uniform(0.3, 1, 60)], axis=1)
+    longer = np.stack([np.ones(60), draw.uniform(1, 4, 60), draw.uniform(0.2, 1, 60)], axis=1)
     seconds = np.concatenate([np.ones((1, 3)), longer])
     for size in legal_sizes(entry):
         step, simulated = step_and_bubble(entry, size, seconds)

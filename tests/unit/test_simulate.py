@@ -56,12 +56,6 @@ def run(csv: str, given: StageCosts) -> Simulation:
     return replay(compile_order(from_csv(csv)), given, num_microbatches=0, times=True)
 
 
-def test_one_stage_is_the_sum_of_its_work() -> None:
-    result = run("0F0,0B0,0F1,0B1\n", costs([[1.0], [3.0]]))
-    assert result.makespan_seconds_C.tolist() == [6.0, 18.0]
-    assert result.bubble_seconds_CR(True).tolist() == [[0.0], [0.0]]
-
-
 def test_two_stages_by_hand() -> None:
     """F0 0-1, F1 1-2, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5, send 0.5, 1 half as fast."""
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send_seconds=0.5))
@@ -92,14 +86,6 @@ def test_memory_counts_saved_weight_share_and_transients() -> None:
     heavy = {**transient, "forward_transient_bytes": 7.0, "saved_bytes": 10.0}
     forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], **heavy))
     assert forward_heavy.peak_saved_bytes_CR.tolist() == [[27.0]]
-
-
-def test_candidates_do_not_disturb_each_other() -> None:
-    entry, together = SCHEDULES["Interleaved1F1B"], uneven(8, 5, seed=0)
-    all_at_once = simulate(entry, (4, 2, 16), together).makespan_seconds_C
-    for row, seconds in enumerate(all_at_once):
-        alone = StageCosts(**{name: getattr(together, name)[[row]] for name in STAGE_COLUMNS})
-        assert simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0] == seconds
 
 
 @drawn(st.data())

@@ -7,10 +7,7 @@ import pytest
 
 from planner.cost.refine import refine
 from planner.cost.stragglers import straggler_share
-from planner.estimates import estimate_job
-from planner.intake.jobs import read_job
-from tests.conftest import job_values
-from tests.pricing import H100, batch_of, pricer
+from tests.pricing import batch_of, pricer
 
 BUSY = ("compute", "recompute", "tp", "cp", "ep", "launches", "waits")
 
@@ -22,12 +19,6 @@ def test_the_share_is_the_expected_largest_delay_beyond_the_mean() -> None:
         assert straggler_share(n, 0.02) == pytest.approx(0.02 * (harmonic - 1.0))
         drawn = rng.exponential(0.02, (40_000, n)).max(axis=1).mean() - 0.02
         assert straggler_share(n, 0.02) == pytest.approx(drawn, abs=4e-4)
-
-
-def test_one_gpu_waits_for_nobody_and_a_doubling_adds_a_percent() -> None:
-    assert straggler_share(1, 0.0144) == 0.0
-    steps = [straggler_share(2**k, 0.0144) for k in range(5, 15)]
-    assert np.diff(steps) == pytest.approx(0.01, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +35,3 @@ def test_the_wait_is_the_share_of_the_busiest_ranks_work(layout: dict[str, Any])
     simulated = refine(p, batch, prices)
     parts |= {"bubble": simulated.bubble_seconds[0], "pp": simulated.send_seconds[0]}
     assert simulated.step_seconds[0] == pytest.approx(sum(parts.values()))
-
-
-@pytest.mark.parametrize(("num_gpus", "waits"), [(1, False), (8, True)])
-def test_an_estimate_says_how_long_it_waits(num_gpus: int, waits: bool) -> None:
-    values = job_values("llama3-8b", H100, num_gpus, 2048, 8, layout={"ac": "full"})
-    estimate = estimate_job(read_job(values))
-    assert (estimate.time.straggler_seconds > 0.0) == waits
-    assert estimate.time.total() == pytest.approx(estimate.step_seconds)

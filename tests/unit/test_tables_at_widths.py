@@ -1,8 +1,6 @@
 """What commands print at 80, 100 and 120 columns: no line is too long and no word is broken."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +25,8 @@ from planner.plan.timeline import timeline
 from planner.specs.plan import Plan
 from planner.specs.plan_comparisons import SizeOption
 from tests.conftest import job_values
+from tests.golden.rows import published
 
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 WIDTHS = (80, 100, 120)
 WIDE = 1000
 KINDS = ("models", "gpus", "clusters", "schedules", "defaults")
@@ -69,7 +67,7 @@ def test_a_plan(plan: Plan) -> None:
 
 
 def test_measurements() -> None:
-    rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()[:200:40]]
+    rows = [*published().values()][:200:40]
     given: Any = {"created_at": "2026-11-22T00:00:00+00:00", "allow_files": False}
     names = [f"measurement-{row['id']:>024}" for row in rows]
     pairs = zip(rows, names, strict=True)
