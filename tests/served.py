@@ -1,6 +1,7 @@
 """The real service in a process of its own, for tests that no test client can stand in for."""
 
 import contextlib
+import json
 import socket
 import subprocess
 import time
@@ -56,6 +57,13 @@ def in_process(database_url: str, **settings: Any) -> Iterator[TestClient]:
     chosen = Settings(database_url=database_url, **settings)
     with TestClient(create_app(chosen), raise_server_exceptions=False) as client:
         yield client
+
+
+def events_of(stream: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, data) of each event of a stream, without what only keeps it alive."""
+    blocks = [block for block in stream.strip().split("\n\n") if not block.startswith(":")]
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(one["event"], json.loads(one["data"])) for one in fields]
 
 
 def wiring_of(client: TestClient) -> Wiring:

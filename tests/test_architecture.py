@@ -310,9 +310,10 @@ def fresh(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "module", ["planner", "planner.plan.recommend", "planner.estimates", "planner.api.cli"]
-)
+@pytest.mark.parametrize("module", [
+    "planner", "planner.plan.recommend", "planner.estimates", "planner.api.cli",
+    "planner.calibration.drift.replay",
+])  # fmt: skip
 def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
     program = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = set(fresh(program).split())

@@ -12,8 +12,6 @@ from optuna.trial import TrialState
 from planner.study.samplers import layout_of
 from tests.conftest import Cli
 
-JOB = ("--model", "llama3.2-1b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
-       "--global-batch-size", "64", "--fix", "precision=bf16", "--fix", "pp=1")  # fmt: skip
 # a pipeline that recomputes a part of each stage: splits and recomputation are sampled together
 SAMPLED = ("--model", "llama3-8b", "--gpu", "l40s", "--num-gpus", "8", "--seq-len", "8192",
            "--global-batch-size", "64", "--trainer", "megatron",
@@ -55,20 +53,3 @@ def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
     loaded = optuna.load_study(study_name=f"{name}-time-memory", storage=database)
     ours = {point["step_seconds"] for point in plan["pareto"]}
     assert ours <= {trial.values[0] for trial in loaded.best_trials}
-
-
-@pytest.mark.slow
-def test_what_cannot_be_written_is_one_line(cli: Cli, sqlite_url: str) -> None:
-    name = json.loads(cli("recommend", *JOB, "--top-k", "1", "--json").stdout)["id"]
-    for arguments, message in (
-        (("study", name), "exactly one of --storage and --journal is needed"),
-        (("study", name, "--storage", sqlite_url), "holds another program's tables"),
-        (("study", name, "--journal", "x.log", "--values", "measured"), "that spent probes"),
-        (("study", "plan-nope", "--journal", "x.log"), "plan-nope"),
-        (("recommend", *JOB, "--sampler", "cmaes"),
-         "use one of cost-model, tpe, gp, nsga2, cma-es, random, brute-force"),
-    ):  # fmt: skip
-        done = cli(*arguments)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert done.stderr.count("\n") == 1
-        assert message in done.stderr

@@ -19,7 +19,7 @@ from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore
 from planner.api.wiring import wire
 from planner.errors import SpecError, StoreError
-from tests.conftest import job_values
+from tests.conftest import MAIN_JOB, job_values
 from tests.unit.conftest import Say
 
 
@@ -41,12 +41,13 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         "1}\nsearch: {fix: {tp: 1, cp: 2}}\n"
     )
     own = {"training": {"seq_len": 2, "trainer": None}, "search": {"seed": 0}, "fix": ["tp=8"]}
+    own["allow"] = ["ac=full,none"]
     job = written(tmp_path / "job.yaml", text)
     assert flags(job=str(job), model="b", num_gpus="16", **own) == {
         "model": "b",
         "cluster": {"gpu": "x", "num_gpus": 16, "power_limit": "500 W"},
         "training": {"seq_len": 2},
-        "search": {"fix": {"tp": 8, "cp": 2}, "seed": 0},
+        "search": {"fix": {"tp": 8, "cp": 2}, "seed": 0, "allow": {"ac": ["full", "none"]}},
     }
 
 
@@ -107,12 +108,6 @@ def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str])
 )
 def test_counts(text: str, value: object) -> None:
     assert parse_count(text) == value
-
-
-MAIN_JOB = [
-    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
-    "--global-batch-size", "64",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [
@@ -357,15 +352,6 @@ def test_a_plan_that_nobody_reads_is_stored(monkeypatch: pytest.MonkeyPatch, say
         patched.setattr("planner.api.cli.root._drop_output", lambda: None)
         say("recommend", *MAIN_JOB, "--top-k", "1")
     assert say("plans", "--json").json["items"][0]["model"] == "llama3-8b"
-
-
-def test_a_database_that_cannot_be_opened_is_said_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, say: Say
-) -> None:
-    url = f"sqlite:///{written(tmp_path / 'file', '')}/plans.db"
-    monkeypatch.setenv("PLANNER_DATABASE_URL", url)
-    monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", None)
-    say("recommend", *MAIN_JOB, code=4)
 
 
 def test_the_table_of_commands_has_each_commands_own_line_of_help(say: Say) -> None:

@@ -15,8 +15,7 @@ from planner.api.input.measurements import (
     read_measurements,
     store_new,
 )
-from planner.api.settings import Settings
-from planner.api.wiring import Wiring, wire
+from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.intake.measurements import read_measurement
 from planner.intake.models import load_model
@@ -30,11 +29,6 @@ PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
 RUN = job_values("debug-tiny", "h100-sxm-80gb", 4, 256, 4, layout={"dp_shard": 2, "tp": 2})
-
-
-@pytest.fixture
-def wiring(tmp_path: Path) -> Wiring:
-    return wire(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
 
 
 H100 = {"cluster": {"gpu": "h100-sxm-80gb"}}

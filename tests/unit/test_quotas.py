@@ -46,15 +46,6 @@ def seconds_left(engine: Engine, seconds: float) -> bool:
     return may(engine, gpu_seconds=seconds) is None and more == "gpu_seconds_per_day"
 
 
-def test_probes_count_while_they_wait(engine: Engine) -> None:
-    probes = SqlProbeStore(engine)
-    probes.add([probe(1), probe(2, asked_by="bob")])
-    assert may(engine, probes=1) is None
-    assert may(engine, probes=2) == "queued_probes"
-    probes.claim(LEASE, job_id="probe-001")
-    assert may(engine, probes=2) is None
-
-
 def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
     tasks, probes = SqlTaskStore(engine), SqlProbeStore(engine)
     tasks.add([task_record(asked_by="ann", gpu_seconds=70.0)])

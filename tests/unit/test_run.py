@@ -156,6 +156,7 @@ def test_a_job_that_fails_faster_than_it_saves_stays_finite() -> None:
     assert np.isfinite(found.time_to_train_seconds)
     assert np.isfinite(found.co2_grams)
     assert any("interruption every" in line for line in found.warnings)
+    assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
 TRAININGS = st.just(AS_IT_IS) | st.builds(saving, st.integers(1, 5000), st.sampled_from(MODES))
@@ -282,11 +283,6 @@ def test_columns_equal_single_rows() -> None:
     for row, (batch, step) in enumerate(((second, 7.0), (second, 7.0), (first, 5.0))):
         alone = whole_run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
         assert whole_run.run_estimate(pricer, both, row) == whole_run.run_estimate(pricer, alone, 0)
-
-
-def test_answer_survives_json() -> None:
-    found = answer({"mtbf_gpu_hours": 1e-6})
-    assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
 def regret_of(scores: list[float], errors: np.ndarray, objective: str) -> Regret | None:
