@@ -16,14 +16,10 @@ from fastapi.testclient import TestClient
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring
-from tests.conftest import PLANNER, clean_environment, ran
+from tests.conftest import PLANNER, clean_environment, job_values, ran
 
 # searches of many seconds, one size after another: what is asked while others want answers
-LONG_JOB = {
-    "model": "deepseek-v3",
-    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": "256..16384"},
-    "training": {"seq_len": 4096, "global_batch_size": 15360},
-}
+LONG_JOB = job_values("deepseek-v3", "h800-sxm-80gb", "256..16384", 4096, 15360)
 
 
 @dataclass(frozen=True)

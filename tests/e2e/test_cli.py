@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,27 +24,9 @@ from tests.conftest import (
     one_fast,
     ran,
 )
+from tests.e2e.conftest import Say, write
 
 Ran = subprocess.CompletedProcess[str]
-Say = Callable[..., str]
-
-
-def write(folder: Path, name: str, value: object) -> Path:
-    path = folder / name
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
-    return path
-
-
-@pytest.fixture
-def say(cli: Cli) -> Say:
-    """What a command prints, which ends with 0."""
-
-    def run(*words: object) -> str:
-        done = cli(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
 
 
 def kept_as(shown: str) -> str:
@@ -108,9 +89,6 @@ def test_a_plan_a_pipeline_and_the_accuracy_are_drawn(cli: Cli, say: Say, tmp_pa
     assert "pipeline rank" in (tmp_path / "step.html").read_text()
     say("accuracy", "--plot", tmp_path / "accuracy.png")
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    refused = cli("recommend", *MAIN_JOB, "--plot", "plan.gif")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--plot" in refused.stderr
 
 
 def test_the_same_question_has_the_same_answer_of_two_real_processes(executable: Cli) -> None:
@@ -120,24 +98,6 @@ def test_the_same_question_has_the_same_answer_of_two_real_processes(executable:
     for plan in plans:
         del plan["id"], plan["created_at"], plan["searched"]["seconds"]
     assert plans[0] == plans[1]
-
-
-@pytest.mark.slow
-def test_save_dir_is_whole_replaced_and_never_someone_elses(
-    cli: Cli, say: Say, tmp_path: Path
-) -> None:
-    target = tmp_path / "deep" / "plan"
-    for _ in range(2):
-        shown = say("recommend", *MAIN_JOB, "--top-k", "2", "--save-dir", target)
-    names = {".planner", "plan.json", "plan.txt", "rank-01", "rank-02"}
-    assert {path.name for path in target.iterdir()} == names
-    assert [path.name for path in target.parent.iterdir()] == ["plan"]
-    assert f"cd {target}/rank-01" in shown
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    write(foreign, "thesis.tex", "mine")
-    is_one_line(cli("recommend", *MAIN_JOB, "--save-dir", foreign), 2)
-    assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -223,30 +222,6 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
         parts = dict.fromkeys(("database", "disk", "planning", "workers"), True)
         assert {part["name"]: part["ready"] for part in ready["parts"]} == parts
         assert app.post("/plan", json=job).status_code == 200
-
-
-def test_a_sender_that_leaves_early_is_no_bug(
-    shared: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    received = [
-        {"type": "http.request", "body": b'{"model"', "more_body": True},
-        {"type": "http.disconnect"},
-    ]
-    sent: list[dict[str, Any]] = []
-    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "scheme": "http"}
-    scope |= {"method": "POST", "path": "/plan", "raw_path": b"/plan", "query_string": b""}
-    scope |= {"headers": [(b"content-type", b"application/json")], "root_path": ""}
-    scope |= {"server": ("testserver", 80), "client": ("127.0.0.1", 1)}
-
-    async def receive() -> Any:
-        return received.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    anyio.run(shared.app, scope, receive, send)
-    assert sent[0]["status"] == 422
-    assert not caplog.records
 
 
 def test_the_real_server(sqlite_url: str, tmp_path: Path, job: dict[str, Any]) -> None:

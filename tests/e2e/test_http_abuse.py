@@ -97,6 +97,13 @@ def test_a_body_that_never_comes_is_408(service: Served) -> None:
     assert b"application/problem+json" in answer
 
 
+def test_a_sender_that_leaves_early_is_no_bug(service: Served) -> None:
+    with service.connect() as connection:
+        connection.sendall(head("Content-Type: application/json", "Content-Length: 100") + b"{")
+    until(lambda: " POST /plan 422 " in service.log)
+    assert "Traceback" not in service.log
+
+
 def head(*headers: str) -> bytes:
     """Of a request for a plan, whose body follows."""
     lines = ("POST /plan HTTP/1.1", "Host: localhost", *headers)

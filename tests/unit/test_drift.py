@@ -170,12 +170,6 @@ def test_the_version_that_changed_is_named_though_the_night_is_not_sure() -> Non
         assert change.low < 0.03 < change.high
 
 
-def test_where_no_version_changed_none_is_named() -> None:
-    same = torch_by_night(3, ["2.11.0"] * 30)
-    (change,) = found_in(slowed(1, 3, 30, 20, by=0.04), software=same).changes
-    assert (change.since, change.versions) == (20, {})
-
-
 def test_layouts_that_did_not_change_are_not_named() -> None:
     seconds = noise(2, 6, 40)
     seconds[:3, 25:] += np.log(1.05)

@@ -274,8 +274,9 @@ def test_the_first_does_not_depend_on_how_many_are_asked_for() -> None:
 
 def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> None:
     plan = plan_of(top_k=3)
-    first, second, other = plan.ranked[0], plan.ranked[1], plan.fastest_on_paper
+    (first, second, _), other = plan.ranked, plan.fastest_on_paper
     assert first.unmeasured == []
+    assert plan.rests_on is plan.best_measured is None
     assert "memory-budget recomputation" in second.unmeasured
     assert (other.rank, other.layout) == (2, second.layout)
     times = first.estimate.step_seconds / second.estimate.step_seconds
@@ -305,13 +306,6 @@ def test_number_1_on_nothing_measured_has_the_best_beside_it(shared: list[str], 
     assert f"best {best}: rank 2, {1.0 - 1.0 / slower:.1%} slower" in plan.rests_on
     # dense models on Hopper were off no further with what other sources had not (`classes`)
     assert shared or first.estimate.time_sd > beside.estimate.time_sd
-
-
-def test_a_measured_number_1_is_not_marked() -> None:
-    plan = plan_of(top_k=1)
-    assert plan.ranked[0].unmeasured == []
-    assert len(plan.ranked) == 1
-    assert plan.rests_on is plan.best_measured is None
 
 
 def test_nothing_measured_to_stand_beside() -> None:

@@ -156,17 +156,6 @@ def test_plan_says_how_sure_and_what_comes_next(plans: dict[str, Plan]) -> None:
 
 
 @pytest.mark.slow
-def test_plan_without_the_new_fields_still_loads(plans: dict[str, Plan]) -> None:
-    old = plans["time"].model_dump(mode="json")
-    for key in ("sizes", "regret"):
-        del old[key]
-    for entry in old["ranked"]:
-        del entry["run"]
-    loaded = Plan.model_validate(old)
-    assert (loaded.sizes, loaded.regret, loaded.ranked[0].run) == ([], None, None)
-
-
-@pytest.mark.slow
 def test_number_two_of_another_size_is_compared_by_the_whole_run(plans: dict[str, Plan]) -> None:
     plan = plans["cost"]
     first, second = plan.ranked[:2]

@@ -131,11 +131,13 @@ def test_upload_longer_than_the_interval_delays_the_next_save() -> None:
     assert answer(slow).checkpoint.delay_seconds == 0.0
 
 
-def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() -> None:
+def test_without_checkpoints_and_tokens_the_best_async_interval_and_a_trillion_are_said() -> None:
     found = answer()
     assert (found.checkpoint.given, found.checkpoint.mode) == (False, "async")
     assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
     assert any("no training.checkpoint given" in line for line in found.assumptions)
+    assert any("no training.total_tokens" in line for line in found.assumptions)
+    assert (found.total_tokens, found.tokens) == (None, 1e12)
     stated = answer(training=saving(100, "sync"))
     kept = stated.checkpoint
     assert (kept.given, kept.mode, kept.interval_steps) == (True, "sync", 100)
@@ -258,12 +260,6 @@ def test_time_price_and_energy_follow_from_tokens() -> None:
     assert one.expected_failures == pytest.approx(one.gpu_hours / 50_000)
     for name in ("time_to_train_seconds", "cost", "energy_joules", "co2_grams"):
         assert getattr(two, name) == pytest.approx(2 * getattr(one, name)), name
-
-
-def test_without_total_tokens_figures_are_for_a_trillion() -> None:
-    found = answer()
-    assert (found.total_tokens, found.tokens) == (None, 1e12)
-    assert any("no training.total_tokens" in line for line in found.assumptions)
 
 
 def test_price_carbon_and_power_limit_count() -> None:
