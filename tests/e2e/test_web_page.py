@@ -183,7 +183,7 @@ def test_a_plan_is_shown_by_its_address(page: Page, address: str) -> None:
 
 def test_the_energy_of_a_token_is_shown_to_who_wants_little(page: Page) -> None:
     asked = {**JOB, "search": {"objective": "energy"}}
-    frugal = httpx.post(f"{page.site.url}/plan", json=asked).json()
+    frugal = httpx.post(f"{page.site.url}/plan", json=asked, timeout=300.0).json()
     page.go(f"plan/{frugal['id']}")
     joules = [f"{entry['run']['joules_per_token']:.3g}" for entry in frugal["ranked"]]
     assert [row[7] for row in page.cells("#ranked")] == joules
