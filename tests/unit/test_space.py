@@ -263,8 +263,8 @@ def test_equal_rows_of_truths_are_one_kind(width: int) -> None:
     assert len(unique_boolean_rows(values[:0])[0]) == 0
 
 
-SEQ, GLOBAL_BATCH, NUM_GPUS = 16384, 64, 64
-WIDE = context("llama3-8b", num_gpus=NUM_GPUS, seq_len=SEQ, global_batch_size=GLOBAL_BATCH)
+SEQ, GLOBAL_BATCH, NUM_GPUS = 65536, 64, 64
+WIDE = context("llama3-70b", num_gpus=NUM_GPUS, seq_len=SEQ, global_batch_size=GLOBAL_BATCH)
 
 
 def test_microbatches_that_pay_are_these() -> None:
