@@ -51,6 +51,7 @@ INDIRECT = {
     "planner/calibration/own_runs": ("tests/unit/test_learn.py",),
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
     "probes/causes": ("tests/unit/test_failures.py",),
+    "api/http/security": ("tests/e2e/test_who_may.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/jobs/sweep_budget": ("tests/contract/test_sweep_scheduler.py",),
     "api/storage/fence": (

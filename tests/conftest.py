@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.pool import ConnectionPoolEntry
 
+    from planner.api.wiring import Wiring
     from tests.slurm_cluster import SlurmCluster
 
 # a shell that starts tests in the background ignores it for all of them
@@ -107,6 +108,10 @@ def job_values(
 
 
 JOB = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 64)
+MAIN_JOB = (
+    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
+    "--global-batch-size", "64",
+)  # fmt: skip
 # Its best layouts are pipelines that recompute a part of each stage.
 PIPED = {"fix": {"cpu_offload": False, "pp": 8}}  # else nothing has to be recomputed
 SHORT_OF_MEMORY = job_values("llama3-8b", "l40s", 8, 8192, 64, trainer="megatron", search=PIPED)
@@ -177,6 +182,15 @@ def job() -> dict[str, Any]:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'planner.db'}"
+
+
+@pytest.fixture
+def wiring(sqlite_url: str) -> "Wiring":
+    """Over a fresh SQLite database: what `cli` finds, too."""
+    from planner.api.settings import Settings
+    from planner.api.wiring import wire
+
+    return wire(Settings(database_url=sqlite_url))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The real service in a process of its own, for tests that no test client can stand in for."""
 
 import contextlib
+import json
 import socket
 import subprocess
 import time
@@ -15,14 +16,10 @@ from fastapi.testclient import TestClient
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring
-from tests.conftest import PLANNER, clean_environment, ran
+from tests.conftest import PLANNER, clean_environment, job_values, ran
 
 # searches of many seconds, one size after another: what is asked while others want answers
-LONG_JOB = {
-    "model": "deepseek-v3",
-    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": "256..16384"},
-    "training": {"seq_len": 4096, "global_batch_size": 15360},
-}
+LONG_JOB = job_values("deepseek-v3", "h800-sxm-80gb", "256..16384", 4096, 15360)
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,13 @@ def in_process(database_url: str, **settings: Any) -> Iterator[TestClient]:
     chosen = Settings(database_url=database_url, **settings)
     with TestClient(create_app(chosen), raise_server_exceptions=False) as client:
         yield client
+
+
+def events_of(stream: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, data) of each event of a stream, without what only keeps it alive."""
+    blocks = [block for block in stream.strip().split("\n\n") if not block.startswith(":")]
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(one["event"], json.loads(one["data"])) for one in fields]
 
 
 def wiring_of(client: TestClient) -> Wiring:

@@ -189,11 +189,6 @@ class TestNames:
         with pytest.raises(SpecError, match=fix):
             backend_of(text)
 
-    def test_a_service_offers_no_files(self) -> None:
-        with pytest.raises(SpecError, match=r"reads a file .*use local, slurm or slurm:PARTITION"):
-            backend_of("replay:x.jsonl", files=False)
-        assert backend_of("slurm:a100", files=False)[1] == "a100"
-
 
 class TestReplay:
     def test_repeats_are_given_in_turn(self, local: Subject) -> None:

@@ -141,26 +141,6 @@ class TestIdempotency:
         assert raised.value.answer == self.answer
         assert store.list_plans().items == []
 
-    def test_what_was_made_and_its_answer_are_stored_together_or_not_at_all(
-        self, keys: IdempotencyStore, store: SqlStore, plan: Plan
-    ) -> None:
-        def crash() -> None:
-            with one_transaction(store.engine):
-                store.save_plan(plan, LABELS)
-                assert store.get_plan(plan.id) == plan, "what we wrote ourselves is seen"
-                keys.keep("key", "request", self.answer)
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            crash()
-        assert (store.list_plans().items, keys.kept("key", "request")) == ([], None)
-        with one_transaction(store.engine):
-            store.save_plan(plan, LABELS)
-            with one_transaction(store.engine):
-                keys.keep("key", "request", self.answer)
-        assert len(store.list_plans().items) == 1
-        assert keys.kept("key", "request") == self.answer
-
     def test_a_write_that_fails_inside_leaves_the_others(
         self, keys: IdempotencyStore, store: SqlStore, plan: Plan
     ) -> None:

@@ -18,7 +18,6 @@ from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import JOB, LAYOUT
-from tests.stand_ins.ageing import age
 from tests.stand_ins.records import NOW, task_record
 
 
@@ -60,16 +59,6 @@ class TestTasks:
         assert store.events("plan-001", after=3) == ()
         with pytest.raises(NotFoundError):
             store.add_event(task(3), {}, NOW)
-
-    def test_who_lost_the_lease_adds_no_event(self, store: SqlTaskStore) -> None:
-        store.add([task(1)])
-        first = store.claim(lease("a"))
-        age(store.engine, 31)
-        second = store.take_over(first, lease("b"), crashed=False)
-        with pytest.raises(ConflictError, match="owned by b: the lease of a was lost"):
-            store.add_event(first, {"message": "late"}, NOW)
-        assert store.events("plan-001") == ()
-        assert store.add_event(second, {}, NOW).number == 1
 
 
 def sweep() -> SweepRecord:

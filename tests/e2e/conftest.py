@@ -1,8 +1,9 @@
 """What tests of this ring share: planning processes that start at once, and light probes."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,15 +15,23 @@ from planner.probes.launch import LaunchSettings
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_wait import SlurmPace
 from tests import zygote
+from tests.conftest import Cli
 from tests.served import in_process
 from tests.slurm_cluster import SlurmCluster
 from tests.stand_ins import light_python, worker
 
+Say = Callable[..., str]
 # of `surroundings`, for a probe with the real program under the real torchrun
 REAL_PROBE = {
     "PLANNER_PROBE_PROGRAM": "planner.probes.worker",
     "PLANNER_PROBE_PYTHON": sys.executable,
 }
+
+
+def write(folder: Path, name: str, value: object) -> Path:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,18 @@ def client(sqlite_url: str) -> Iterator[TestClient]:
     """A service without workers over a new database."""
     with in_process(sqlite_url, probe_workers=0, task_workers=0) as made:
         yield made
+
+
+@pytest.fixture
+def say(cli: Cli) -> Say:
+    """What a command prints, which ends with 0."""
+
+    def run(*words: object) -> str:
+        done = cli(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

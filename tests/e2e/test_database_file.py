@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from planner.api.settings import Settings
 from planner.api.storage import engine as engines
 from planner.api.storage.backup import back_up, faults_in
 from planner.api.wiring import Wiring, wire
@@ -21,11 +20,6 @@ from tests.served import in_process
 from tests.stand_ins.records import plan_labels
 
 CAPBSET_DROP, DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
-
-
-@pytest.fixture
-def wiring(sqlite_url: str) -> Wiring:
-    return wire(Settings(database_url=sqlite_url, probe_workers=0))
 
 
 def save(wiring: Wiring, plan: Plan, *names: str) -> None:

@@ -26,13 +26,10 @@ from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement, question_hash
 from planner.specs.sweep import SweepSpec
-from tests.conftest import EACH_DATABASE
+from tests.conftest import EACH_DATABASE, job_values
 from tests.stand_ins.records import probe_record, task_record
 
-JOB: dict[str, Any] = {
-    "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 8},
-}  # fmt: skip
+JOB = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 8)
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp_shard": 8, "ac": "full"},
     {"dp_shard": 8, "ac": "selective-op"},

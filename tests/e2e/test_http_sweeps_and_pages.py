@@ -2,7 +2,6 @@
 on the real app.
 """
 
-import json
 import re
 from datetime import UTC, datetime, timedelta
 from itertools import chain, zip_longest
@@ -14,10 +13,11 @@ from fastapi.testclient import TestClient
 
 from planner.api.jobs.leases import new_lease
 from planner.api.storage.job_records import TaskEnd
+from planner.api.storage.paging import encoded
 from planner.api.storage.records import CalibrationRecord
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT, api_keys, job_values
-from tests.served import in_process, wiring_of
+from tests.served import events_of, in_process, wiring_of
 from tests.stand_ins.records import task_record
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 8)
@@ -62,7 +62,8 @@ def test_a_repeated_pause_does_not_undo_what_came_after_it(client: TestClient, w
 
 def test_the_newest_run_is_followed_to_its_end(client: TestClient, where: str) -> None:
     sweep, tasks = where.split("/")[-1], wiring_of(client).tasks
-    assert events(client, where) == [("done", {"id": sweep, "status": None})]
+    quiet = client.get(f"{where}/events").text
+    assert events_of(quiet) == [("done", {"id": sweep, "status": None})]
     run = client.post(f"{where}/run").json()["id"]
     held = tasks.claim(new_lease())
     standing = {
@@ -73,18 +74,11 @@ def test_the_newest_run_is_followed_to_its_end(client: TestClient, where: str) -
     tasks.stand(held, standing)
     assert client.get(where).json()["runs"][0]["standing"] == standing
     tasks.finish(held, TaskEnd(state="done", message="1 of 3 layouts measured"))
-    (kind, change), done = events(client, where)
+    (kind, change), done = events_of(client.get(f"{where}/events").text)
     assert kind == "sweep"
     assert change.items() >= {"run": run, "state": "done", "standing": standing}.items()
     assert done == ("done", {"id": sweep, "status": "done"})
     assert client.get("/sweeps/sweep-nope/events").status_code == 404
-
-
-def events(client: TestClient, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a sweep's stream says, until it ends."""
-    blocks = client.get(f"{where}/events").text.split("\n\n")
-    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks if block]
-    return [(one["event"], json.loads(one["data"])) for one in fields]
 
 
 def test_a_host_that_is_kept_out_is_listed_and_let_in(client: TestClient) -> None:
@@ -170,9 +164,11 @@ def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> No
     found = pages(client, f"/catalog/{kind}", 5)
     assert [*chain(*found)] == whole["items"]
     assert {len(page) for page in found[:-1]} <= {5}
+    assert pages(client, f"/catalog/{kind}", len(whole["items"])) == [whole["items"]]
     name = whole["items"][0]["name"]
     assert client.get(f"/catalog/{kind}/{name}").json()["name"] == name
-    assert client.get(f"/catalog/{kind}", params={"cursor": "zz"}).status_code == 422
+    for cursor in ("zz", encoded("nobody")):
+        assert client.get(f"/catalog/{kind}", params={"cursor": cursor}).status_code == 422
 
 
 def test_calibrations_are_read_page_by_page(client: TestClient) -> None:

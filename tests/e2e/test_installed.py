@@ -15,12 +15,9 @@ from sqlalchemy import create_engine
 
 from planner.api.storage.migrate import HEAD, current_revision
 from planner.version import VERSION
-from tests.conftest import ROOT, needed, ran
+from tests.conftest import ROOT, job_values, needed, ran
 
-TINY = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4}, "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+TINY = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LEFT_OUT = (
     ".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache",

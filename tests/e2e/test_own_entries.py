@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import EACH_DATABASE, Cli, api_keys
+from tests.e2e.conftest import Say, write
 from tests.served import in_process
 
 TINY = {
@@ -139,23 +140,17 @@ def test_a_name_is_its_owner_s(sqlite_url: str) -> None:
         assert app.get("/catalog/models/own/ours", **bob).json()["asked_by"] == "ann"
 
 
-def test_the_command_line_has_them(cli: Cli, tmp_path: Path) -> None:
-    tiny = tmp_path / "tiny.yaml"
-    tiny.write_text(json.dumps(TINY))
+def test_the_command_line_has_them(cli: Cli, say: Say, tmp_path: Path) -> None:
+    tiny = write(tmp_path, "tiny.yaml", TINY)
 
-    def run(*arguments: str | Path) -> str:
-        done = cli(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "own/ours@1" in run("catalog", "models", "ours", "--add", tiny)
-    assert "own/ours@1" in run("catalog", "models", "--own")
-    assert "num_hidden_layers: 4" in run("catalog", "models", "own/ours")
+    assert "own/ours@1" in say("catalog", "models", "ours", "--add", tiny)
+    assert "own/ours@1" in say("catalog", "models", "--own")
+    assert "num_hidden_layers: 4" in say("catalog", "models", "own/ours")
     asked = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "512")
-    plan = run("recommend", "--model", "own/ours", *asked, "--global-batch-size", "16", "--json")
+    plan = say("recommend", "--model", "own/ours", *asked, "--global-batch-size", "16", "--json")
     assert json.loads(plan)["job"]["model"]["name"] == "own/ours@1"
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-05, **TINY}))
-    assert "own/config@1" in run("catalog", "models", "config", "--add", config)
+    llama = {"model_type": "llama", "rms_norm_eps": 1e-05, **TINY}
+    config = write(tmp_path, "config.json", llama)
+    assert "own/config@1" in say("catalog", "models", "config", "--add", config)
     assert cli("catalog", "models", "own/none").returncode == 2
     assert cli("catalog", "defaults", "x", "--add", tiny).returncode == 2

@@ -11,25 +11,19 @@ from optuna.trial import TrialState
 
 from planner.study.samplers import layout_of
 from tests.conftest import Cli
+from tests.e2e.conftest import Say
 
-JOB = ("--model", "llama3.2-1b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
-       "--global-batch-size", "64", "--fix", "precision=bf16", "--fix", "pp=1")  # fmt: skip
 # a pipeline that recomputes a part of each stage: splits and recomputation are sampled together
 SAMPLED = ("--model", "llama3-8b", "--gpu", "l40s", "--num-gpus", "8", "--seq-len", "8192",
            "--global-batch-size", "64", "--trainer", "megatron",
            "--fix", "cpu_offload=false", "--fix", "pp=8")  # fmt: skip
 
 
-def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
-    def said(*words: str | Path) -> str:
-        done = cli(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    made = said("recommend", *SAMPLED, "--top-k", "3", "--sampler", "random", "--json")
+def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, say: Say, tmp_path: Path) -> None:
+    made = say("recommend", *SAMPLED, "--top-k", "3", "--sampler", "random", "--json")
     plan, journal = json.loads(made), tmp_path / "study.log"
     name = plan["id"]
-    first, then = said("study", name[:-3], "--journal", journal).splitlines()
+    first, then = say("study", name[:-3], "--journal", journal).splitlines()
     assert first.startswith(f"{name}: ")
     assert then == f"optuna-dashboard {journal}"
 
@@ -46,29 +40,12 @@ def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == f"error: a study {name} is there already; --overwrite replaces it\n"
     count = len(study.trials)
-    told = json.loads(said("study", name, "--journal", journal, "--overwrite", "--json"))
+    told = json.loads(say("study", name, "--journal", journal, "--overwrite", "--json"))
     assert (told["study"], told["storage"]) == (name, str(journal))
     assert sum(told["trials"].values()) == count
 
     database = f"sqlite:///{tmp_path / 'study.db'}"
-    said("study", name, "--storage", database, "--values", "time-memory")
+    say("study", name, "--storage", database, "--values", "time-memory")
     loaded = optuna.load_study(study_name=f"{name}-time-memory", storage=database)
     ours = {point["step_seconds"] for point in plan["pareto"]}
     assert ours <= {trial.values[0] for trial in loaded.best_trials}
-
-
-@pytest.mark.slow
-def test_what_cannot_be_written_is_one_line(cli: Cli, sqlite_url: str) -> None:
-    name = json.loads(cli("recommend", *JOB, "--top-k", "1", "--json").stdout)["id"]
-    for arguments, message in (
-        (("study", name), "exactly one of --storage and --journal is needed"),
-        (("study", name, "--storage", sqlite_url), "holds another program's tables"),
-        (("study", name, "--journal", "x.log", "--values", "measured"), "that spent probes"),
-        (("study", "plan-nope", "--journal", "x.log"), "plan-nope"),
-        (("recommend", *JOB, "--sampler", "cmaes"),
-         "use one of cost-model, tpe, gp, nsga2, cma-es, random, brute-force"),
-    ):  # fmt: skip
-        done = cli(*arguments)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert done.stderr.count("\n") == 1
-        assert message in done.stderr

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 from sqlalchemy.orm import Session
 
 from planner.api.jobs.leases import new_lease
@@ -183,20 +181,12 @@ def test_a_plan_is_shown_by_its_address(page: Page, address: str) -> None:
     assert "train.toml" in page.text("#files")
 
 
-def test_the_words_are_those_of_the_command_line(page: Page) -> None:
-    from planner.api.render.plan import plan_view
-
+def test_the_energy_of_a_token_is_shown_to_who_wants_little(page: Page) -> None:
     asked = {**JOB, "search": {"objective": "energy"}}
-    frugal = httpx.post(f"{page.site.url}/plan", json=asked).json()
-    for plan, columns in ((page.site.plan, (1, 2, 4, 5)), (frugal, (1, 2, 4, 5, 7))):
-        console = Console(width=200, file=StringIO(), record=True)
-        console.print(plan_view(Plan.model_validate(plan), 200, letters=True))
-        shown = console.export_text()
-        page.go(f"plan/{plan['id']}")
-        for row in page.cells("#ranked"):
-            assert all(row[column] in shown for column in columns)
-    frugal_joules = frugal["ranked"][0]["run"]["joules_per_token"]
-    assert page.cells("#ranked")[0][7] == f"{frugal_joules:.3g}"
+    frugal = httpx.post(f"{page.site.url}/plan", json=asked, timeout=300.0).json()
+    page.go(f"plan/{frugal['id']}")
+    joules = [f"{entry['run']['joules_per_token']:.3g}" for entry in frugal["ranked"]]
+    assert [row[7] for row in page.cells("#ranked")] == joules
 
 
 NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?: ?(?:%|[TGMK]iB|ms|us|GPUs|kWh|MWh|kg|[sdhtB]\b))?")
@@ -476,14 +466,6 @@ def test_nothing_is_asked_of_another_host_and_no_script_fails(page: Page) -> Non
     assert page.messages == [], "neither an exception nor a breach of the policy"
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-def test_no_view_scrolls_sideways(page: Page, width: int) -> None:
-    page.look(width=width)
-    for route in page.everywhere():
-        wide = page.value("document.documentElement.scrollWidth")
-        assert wide <= width, f"{route} is {wide} wide"
-
-
 LUMINANCE = """(() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
@@ -502,19 +484,6 @@ LUMINANCE = """(() => {
 })()"""
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_is_read_in_both_schemes(page: Page, dark: bool) -> None:
-    """Contrast of at least 4.5:1. Source: WCAG 2.2, success criterion 1.4.3."""
-    page.look(dark=dark)
-    for route in page.everywhere():
-        assert page.value(LUMINANCE) == [], route
-    page.go(f"plan/{page.site.plan['id']}")
-    ground = page.value("getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") is not dark
-    ink = page.value("getComputedStyle(document.querySelector('.role-axis-label text')).fill")
-    assert (max(map(int, re.findall(r"\d+", ink))) > 128) is dark
-
-
 # how many of a page's elements there are that a screen reader cannot name
 UNNAMED = {
     "input, select, textarea": "!e.labels.length",
@@ -524,8 +493,17 @@ UNNAMED = {
 }
 
 
-def test_headings_labels_and_tables_are_there_for_a_screen_reader(page: Page) -> None:
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_view_is_read_at_any_width_in_both_schemes_and_by_a_screen_reader(
+    page: Page, width: int, dark: bool
+) -> None:
+    """Contrast of at least 4.5:1. Source: WCAG 2.2, success criterion 1.4.3."""
+    page.look(width=width, dark=dark)
     for route in page.everywhere():
+        wide = page.value("document.documentElement.scrollWidth")
+        assert wide <= width, f"{route} is {wide} wide and scrolls sideways"
+        assert page.value(LUMINANCE) == [], route
         levels = [int(name[1]) for name in page.texts("h1, h2, h3", "tagName")]
         assert levels.count(1) == 1, route
         assert all(after - before <= 1 for before, after in pairwise(levels))
@@ -534,3 +512,8 @@ def test_headings_labels_and_tables_are_there_for_a_screen_reader(page: Page) ->
             assert page.value(f"{every}.filter(e => {lacks}).length") == 0, (route, chosen)
         assert page.value("document.activeElement.tagName") in ("MAIN", "BODY")
         assert len(page.texts("nav [aria-current]")) == 1, route
+    page.go(f"plan/{page.site.plan['id']}")
+    ground = page.value("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") is not dark
+    ink = page.value("getComputedStyle(document.querySelector('.role-axis-label text')).fill")
+    assert (max(map(int, re.findall(r"\d+", ink))) > 128) is dark

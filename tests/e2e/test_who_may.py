@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from planner.api.settings import Settings, parse_quotas
 from planner.api.storage.backup import faults_in
 from planner.api.storage.job_records import ProbeEnd, ProbeRecord
 from planner.api.storage.probes import SqlProbeStore
-from planner.api.wiring import Wiring, wire
+from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY
 from tests.conftest import EACH_DATABASE, Cli, api_keys, job_values, side_by_side
@@ -84,14 +85,8 @@ def lose_worker(wiring: Wiring) -> None:
 
 
 @pytest.fixture
-def local(sqlite_url: str) -> Wiring:
-    """What the command line of the same database finds."""
-    return wire(Settings(database_url=sqlite_url))
-
-
-@pytest.fixture
-def queued(local: Wiring) -> ProbeRecord:
-    return enqueue(local, probe_of_job(probe(), allow_files=False), max_attempts=1)[0]
+def queued(wiring: Wiring) -> ProbeRecord:
+    return enqueue(wiring, probe_of_job(probe(), allow_files=False), max_attempts=1)[0]
 
 
 # ---- whose it is ---------------------------------------------------------------------------------
@@ -141,11 +136,14 @@ def test_plans_a_day(client: TestClient) -> None:
     assert ask(client, "bob", "POST", "/plan", paper).status_code == 200
 
 
-def test_queued_probes_at_once(client: TestClient) -> None:
+def test_queued_probes_at_once(client: TestClient, probes: SqlProbeStore) -> None:
     ids = [ask(client, "ann", "POST", "/probes", probe(1.0)).json()["id"] for _ in range(3)]
-    refused(ask(client, "ann", "POST", "/probes", probe(1.0)), "queued_probes")
-    ask(client, "ann", "DELETE", f"/probes/{ids[0]}")
-    assert ask(client, "ann", "POST", "/probes", probe(1.0)).status_code == 202
+    assert ask(client, "bob", "POST", "/probes", probe(1.0)).status_code == 202
+    cancel, run = partial(ask, client, "ann", "DELETE", f"/probes/{ids[0]}"), probes.claim
+    for leave_the_queue in (cancel, partial(run, new_lease(), job_id=ids[1])):
+        refused(ask(client, "ann", "POST", "/probes", probe(1.0)), "queued_probes")
+        leave_the_queue()
+        assert ask(client, "ann", "POST", "/probes", probe(1.0)).status_code == 202
 
 
 @EACH_DATABASE
@@ -264,10 +262,10 @@ def test_what_was_given_up_is_listed_and_queued_again_by_a_person(client: TestCl
     assert ask(client, "ann", "POST", "/queue/probe-nope/retry").status_code == 404
 
 
-def test_the_command_line_does_the_same(cli: Cli, local: Wiring, queued: ProbeRecord) -> None:
+def test_the_command_line_does_the_same(cli: Cli, wiring: Wiring, queued: ProbeRecord) -> None:
     assert queued.id in cli("queue", "list").stdout
-    lose_worker(local)
-    recover(local)
+    lose_worker(wiring)
+    recover(wiring)
     (failed,) = json.loads(cli("queue", "list", "--failed", "--json").stdout)
     assert (failed["id"], failed["failure"]) == (queued.id, "interrupted")
     assert "probe queued" in cli("queue", "retry", queued.id).stdout
@@ -309,9 +307,9 @@ def test_postgres_is_told_its_own_command(cli: Cli, postgres_url: str, tmp_path:
 
 
 def test_what_does_not_fit_together_is_said(
-    cli: Cli, local: Wiring, queued: ProbeRecord, tmp_path: Path
+    cli: Cli, wiring: Wiring, queued: ProbeRecord, tmp_path: Path
 ) -> None:
-    assert faults_in(local.engine) == []
+    assert faults_in(wiring.engine) == []
     with closing(sqlite3.connect(tmp_path / "planner.db")) as connection, connection:
         connection.execute("UPDATE probes SET state = 'done', measurement_id = 'gone'")
     said = cli("db", "check")

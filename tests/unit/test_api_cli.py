@@ -19,7 +19,7 @@ from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore
 from planner.api.wiring import wire
 from planner.errors import SpecError, StoreError
-from tests.conftest import job_values
+from tests.conftest import MAIN_JOB, job_values
 from tests.unit.conftest import Say
 
 
@@ -41,12 +41,13 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         "1}\nsearch: {fix: {tp: 1, cp: 2}}\n"
     )
     own = {"training": {"seq_len": 2, "trainer": None}, "search": {"seed": 0}, "fix": ["tp=8"]}
+    own["allow"] = ["ac=full,none"]
     job = written(tmp_path / "job.yaml", text)
     assert flags(job=str(job), model="b", num_gpus="16", **own) == {
         "model": "b",
         "cluster": {"gpu": "x", "num_gpus": 16, "power_limit": "500 W"},
         "training": {"seq_len": 2},
-        "search": {"fix": {"tp": 8, "cp": 2}, "seed": 0},
+        "search": {"fix": {"tp": 8, "cp": 2}, "seed": 0, "allow": {"ac": ["full", "none"]}},
     }
 
 
@@ -72,25 +73,29 @@ def test_what_a_whole_run_costs_has_flags() -> None:
     assert parse_checkpoint("20") == {"interval_steps": 20}
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("tp=8", 8), ("compile=true", True), ("ac=none", "none"), ("pp_schedule=1F1B", "1F1B"),
-    ("ac=memory-budget-0.5", "memory-budget-0.5"), ("layers_per_stage=[4, 4]", [4, 4]),
+PAIR = partial(parse_pair, flag="--fix")
+
+
+@pytest.mark.parametrize(("read", "text", "value"), [
+    *((PAIR, f"{name}={text}", (name, value)) for name, text, value in (
+        ("tp", "8", 8), ("compile", "true", True), ("ac", "none", "none"),
+        ("pp_schedule", "1F1B", "1F1B"), ("ac", "memory-budget-0.5", "memory-budget-0.5"),
+        ("layers_per_stage", "[4, 4]", [4, 4]),
+    )),
+    (parse_choices, "precision=bf16,float8-rowwise", ("precision", ["bf16", "float8-rowwise"])),
+    (parse_choices, "layers_per_stage=[1,2],[2,1]", ("layers_per_stage", [[1, 2], [2, 1]])),
+    (parse_count, "256", 256), (parse_count, "64..1024", "64..1024"),
+    (parse_count, "64,96", [64, 96]), (parse_count, "[8, 16]", [8, 16]),
 ])  # fmt: skip
-def test_values_of_fix_are_yaml(text: str, value: object) -> None:
-    assert parse_pair(text, "--fix") == (text.partition("=")[0], value)
-
-
-def test_values_of_allow_are_a_list() -> None:
-    found = parse_choices("precision=bf16,float8-rowwise")
-    assert found == ("precision", ["bf16", "float8-rowwise"])
-    assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
+def test_values_of_flags_are_yaml(read: Callable[[str], object], text: str, value: object) -> None:
+    assert read(text) == value
 
 
 @pytest.mark.parametrize(
     ("read", "texts"),
     [
         (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
-        (partial(parse_pair, flag="--fix"), ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+        (PAIR, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
         (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
     ],
     ids=["checkpoint", "fix", "allow"],
@@ -99,20 +104,6 @@ def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str])
     for text in texts:
         with pytest.raises(SpecError, match="STEPS:MODE" if read is parse_checkpoint else "."):
             read(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("256", 256), ("64..1024", "64..1024"), ("64,96", [64, 96]), ("[8, 16]", [8, 16])],
-)
-def test_counts(text: str, value: object) -> None:
-    assert parse_count(text) == value
-
-
-MAIN_JOB = [
-    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
-    "--global-batch-size", "64",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [
@@ -190,6 +181,8 @@ def test_home_is_expanded_in_what_is_to_be_pasted(
     monkeypatch.setenv("COLUMNS", "120")  # test processes have few, and long folders
     told = say("recommend", *MAIN_JOB, "--top-k", "1", "--save-dir", "~/plan")
     assert f"cd {tmp_path}/plan/rank-01" in told.out
+    names = {path.name for path in (tmp_path / "plan").iterdir()}
+    assert names == {".planner", "plan.json", "plan.txt", "rank-01"}
 
 
 @pytest.mark.parametrize("columns", ["40", "60"])
@@ -281,15 +274,6 @@ measure: {top_k: 0, anchors: [{ac: none}]}
 """  # noqa: E501
 
 
-def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(tmp_path: Path, say: Say) -> None:
-    path = written(tmp_path / "sweep.yaml", SWEEP)
-    name = say("sweep", "schedule", path, "--json").json["id"]
-    for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
-        assert say("sweep", command, name, "--json").json["state"] == state
-    refused = say("sweep", "run", name, "--json", code=2)
-    assert "was cancelled" in refused.json["error"]["message"]
-
-
 def test_a_sweep_that_could_measure_nothing_is_exit_4_and_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
@@ -357,15 +341,6 @@ def test_a_plan_that_nobody_reads_is_stored(monkeypatch: pytest.MonkeyPatch, say
         patched.setattr("planner.api.cli.root._drop_output", lambda: None)
         say("recommend", *MAIN_JOB, "--top-k", "1")
     assert say("plans", "--json").json["items"][0]["model"] == "llama3-8b"
-
-
-def test_a_database_that_cannot_be_opened_is_said_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, say: Say
-) -> None:
-    url = f"sqlite:///{written(tmp_path / 'file', '')}/plans.db"
-    monkeypatch.setenv("PLANNER_DATABASE_URL", url)
-    monkeypatch.setattr("planner.api.cli.recommend.answer_on_paper", None)
-    say("recommend", *MAIN_JOB, code=4)
 
 
 def test_the_table_of_commands_has_each_commands_own_line_of_help(say: Say) -> None:

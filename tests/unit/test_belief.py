@@ -1,6 +1,5 @@
 """Rows far from what is predicted are asked about, and a row is its owner's."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from planner.api.calibration.read import learned
 from planner.api.calibration.update import update_from_measurements
 from planner.api.input.belief import believe
 from planner.api.input.measurements import Stored, of_rows, store_new
-from planner.api.settings import Settings
-from planner.api.wiring import Wiring, wire
+from planner.api.wiring import Wiring
 from planner.errors import ConflictError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -19,11 +17,6 @@ from tests.conftest import job_values
 GPU = "h100-pcie-80gb"
 VALUES = job_values("llama3-8b", GPU, 8, 8192, 16, layout={"dp_shard": 8, "ac": "full"})
 JOB = read_job(VALUES)
-
-
-@pytest.fixture
-def wiring(tmp_path: Path) -> Wiring:
-    return wire(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
 
 
 def seconds_of(wiring: Wiring, owner: str = "") -> float:

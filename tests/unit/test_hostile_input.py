@@ -55,7 +55,8 @@ def test_lines_of_csv_may_end_in_any_way() -> None:
     (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
     ('a\n"unclosed', "is not CSV"),
     ('a\n"closed"and more\n', "is not CSV"),
-    ("a,b\n1\n", "has other columns"),
+    ("a,b\n1\n", "has other columns than the header"),
+    ("a,b\n1,2,3\n", "has other columns than the header"),
 ])  # fmt: skip
 def test_csv_that_is_none_says_where(text: str, rule: str) -> None:
     with pytest.raises(SpecError) as raised:

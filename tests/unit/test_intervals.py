@@ -11,7 +11,6 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER, basis, memory_basis, seen, widening
 from planner.calibration.classes import PRIOR_UNITS, Misses, class_of, factor_of, interval_score
 from planner.calibration.conformal import MEMORY_FLOOR
-from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import memory_deviation, oom_probability, spread, time_spread
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, LayoutBatch
@@ -98,18 +97,6 @@ def test_what_the_directions_leave_out_is_each_layouts_own() -> None:
     assert rest > 0.1 * p.calibration.run_sd**2, "it shows"
     own = time_spread(p, batch(), p.price(batch())).own_sd / widening(batch(), p, p.calibration)
     assert own == pytest.approx(np.sqrt(rest + p.calibration.run_sd**2), rel=1e-4)
-
-
-def test_errors_of_layouts_share_what_the_posterior_moves_and_are_as_alike_as_they_are() -> None:
-    p = pricer()
-    found = time_spread(p, batch(), p.price(batch()))
-    errors = CorrelatedErrors.of(batch(), found, p.training.global_batch_size)
-    together = errors.between(np.arange(len(batch())), np.arange(len(batch())))
-    shared = found.loadings.T @ found.loadings
-    assert np.sqrt(np.diag(together)) == pytest.approx(found.sd)
-    assert (together >= shared - 1e-12).all(), "own errors are never against each other"
-    assert (together - shared <= found.own_sd[:, None] * found.own_sd[None, :] * (1 + 1e-9)).all()
-    assert found.take([2, 0]).sd == pytest.approx(found.sd[[2, 0]])
 
 
 def test_a_gpu_never_measured_is_less_sure() -> None:

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from planner.api.calibration.update import (
 )
 from planner.api.input.belief import believe
 from planner.api.input.measurements import Stored, store_new
-from planner.api.settings import Settings
 from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord
 from planner.api.storage.records import CalibrationRecord, Subject
 from planner.api.wiring import Wiring, wire
@@ -45,11 +42,6 @@ OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
 SHAPES = [KernelShape.of("gemm", m=8192, n=n, k=4096) for n in (4096, 14336)]
 SLOWER, SHIPPED = 1.3, shipped_calibration()
-
-
-@pytest.fixture
-def wiring(tmp_path: Path) -> Wiring:
-    return wire(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
 
 
 def seconds_of(job: Job, wiring: Wiring) -> float:
@@ -188,12 +180,6 @@ def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) 
     assert update_from_probes(wiring, [wiring.probes.get(lost.id)]) == []
 
 
-def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:
-    silent = replace(timed(wiring, 1), results=({"gpu_seconds": 1.0, "outcome": {"timings": []}},))
-    assert update_from_probes(wiring, [silent]) == []
-    assert learned(wiring, JOB) is None
-
-
 FAST = read_job({**BARE, "layout": {"ac": "full", "micro_batch_size": 2}})
 IMPOSSIBLE = Measured(rung="probed", step_seconds=1e-6)
 
@@ -208,22 +194,12 @@ def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool 
     return kept
 
 
-def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_no_plans(wiring: Wiring) -> None:
-    before = seconds_of(JOB, wiring)
-    kept = stored(wiring, *(in_no_time(f"m-{i}", FAST) for i in range(36)))
-    assert len(kept.refused) == 36
-    found = wiring.measurements.get("m-0")
-    assert found.asked_by == "ann"
-    assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
-    assert learned(wiring, JOB) is None
-    assert seconds_of(JOB, wiring) == before
-    assert wiring.measurements.matching(found.key().job_hash, SUBJECT) == ((), None)
-
-
 def test_a_row_of_before_the_check_is_refused_when_it_is_first_read(wiring: Wiring) -> None:
     wiring.measurements.add([in_no_time("m-1", JOB)])
     assert update_from(wiring, "m-1") == []
-    assert wiring.measurements.get("m-1").refused is not None
+    found = wiring.measurements.get("m-1")
+    assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
+    assert wiring.measurements.matching(found.key().job_hash, SUBJECT) == ((), None)
 
 
 def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
@@ -245,22 +221,6 @@ def test_an_owners_last_run_is_forgotten_too(wiring: Wiring) -> None:
     assert learned(wiring, JOB, "ann") is not None
     update_about(wiring, [wiring.measurements.delete("m-1")])
     assert learned(wiring, JOB, "ann") is None
-
-
-def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -> None:
-    stored(wiring, run("m-1", 1.3, VERSIONS), owner="ann", shared=False)
-    assert learned(wiring, JOB) is None
-    assert learned(wiring, JOB, "bob") is None
-    mine = learned(wiring, JOB, "ann")
-    assert wiring.calibrations.get(mine.id).owner == "ann"
-    stored(wiring, run("m-2", 1.0, VERSIONS, OTHER), owner="root")
-    everyones, anns = learned(wiring, JOB), learned(wiring, JOB, "ann")
-    runs = [wiring.calibrations.get(one.id).num_runs for one in (everyones, anns)]
-    assert runs == [1, 2], "shared runs count for everyone, one's own besides"
-    (found,) = wiring.measurements.share(asked_by="ann")
-    update_from(wiring, found)
-    shared = learned(wiring, JOB, "bob")
-    assert wiring.calibrations.get(shared.id).num_runs == 2
 
 
 def test_a_calibration_is_undone_with_those_after_it(wiring: Wiring) -> None:

@@ -219,7 +219,7 @@ def test_a_machine_that_lacks_tools_gets_one_line(tmp_path: Path) -> None:
 
 def test_the_base_alone_plans(tmp_path: Path) -> None:
     """Nothing that plans imports what an extra brings; what needs one names it, in one line."""
-    apart = {"fastapi", "starlette", "uvicorn", "prometheus_client", "cronsim"}
+    apart = {"fastapi", "starlette", "uvicorn", "prometheus_client", "cronsim", "torch"}
     program = (
         f"import sys\nsys.modules |= dict.fromkeys({apart!r})\n"
         "from planner.api.cli.root import run\nsys.exit(run(sys.argv[1:]))\n"
@@ -227,7 +227,7 @@ def test_the_base_alone_plans(tmp_path: Path) -> None:
     env = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
     job = tmp_path / "job.json"
     job.write_text(json.dumps({**JOB, "layout": LAYOUT}))
-    done = ran(sys.executable, "-c", program, "estimate", "--job", job, env=env)
+    done = ran(sys.executable, "-c", program, "recommend", "--job", job, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     refused = ran(sys.executable, "-c", program, "serve", env=env)
     line = "error: no fastapi here; pip install '.[server]' in planner's checkout\n"

@@ -100,21 +100,23 @@ def few(count: int) -> Candidates:
     return replace(chosen, prior=replace(chosen.prior, oom_probability=np.full(count, 0.01)))
 
 
-@pytest.mark.parametrize("missing", [("torch",), ("scipy",), ("torch", "scipy")])
-def test_gp_says_what_it_needs_and_what_is_missing(
-    missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+GP_LACKS = "needs torch and scipy; not installed: {}; install the probe extra"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "words"),
+    [
+        *(("gp", one, GP_LACKS.format(", ".join(one))) for one in (*zip(GP.needs), GP.needs)),
+        ("cma-es", ("cmaes",), "not installed: cmaes; install the package cmaes"),
+    ],
+)
+def test_a_sampler_says_what_it_needs_and_what_is_missing(
+    name: str, missing: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"torch": object(), "scipy": object()} | dict.fromkeys(missing)
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
-    words = f"needs torch and scipy; not installed: {', '.join(missing)}; install the probe extra"
     with pytest.raises(SpecError, match=words):
-        make_sampler("gp", Knowledge(small()), seed=0)
-
-
-def test_cma_es_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SpecError, match="not installed: cmaes; install the package cmaes"):
-        make_sampler("cma-es", Knowledge(small()), seed=0)
+        make_sampler(name, Knowledge(small()), seed=0)
 
 
 def test_the_probe_extra_brings_what_gp_needs() -> None:

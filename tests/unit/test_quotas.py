@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from planner.api.asker import Asker, asker
 from planner.api.errors import ForbiddenError, QuotaError
 from planner.api.settings import Quota
-from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd
+from planner.api.storage.job_records import Lease, TaskEnd
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.tasks import SqlTaskStore
@@ -18,16 +18,6 @@ from tests.stand_ins.records import probe_record, task_record
 LEASE = Lease(owner="us", seconds=60.0)
 QUOTA = Quota(plans_per_day=2, queued_probes=2, gpu_seconds_per_day=100.0)
 ANN = Asker("ann", admin=False, quota=QUOTA)
-
-
-@pytest.fixture
-def engine(memory: Engine) -> Engine:
-    return memory
-
-
-def probe(number: int, **fields: Any) -> ProbeRecord:
-    ours = {"asked_by": "ann", "gpu_seconds": 40.0, "request": {"time_limit_seconds": 40.0}}
-    return probe_record(number, **{**ours, **fields})
 
 
 def may(engine: Engine, who: Asker = ANN, **more: Any) -> str | None:
@@ -46,27 +36,15 @@ def seconds_left(engine: Engine, seconds: float) -> bool:
     return may(engine, gpu_seconds=seconds) is None and more == "gpu_seconds_per_day"
 
 
-def test_probes_count_while_they_wait(engine: Engine) -> None:
-    probes = SqlProbeStore(engine)
-    probes.add([probe(1), probe(2, asked_by="bob")])
-    assert may(engine, probes=1) is None
-    assert may(engine, probes=2) == "queued_probes"
-    probes.claim(LEASE, job_id="probe-001")
-    assert may(engine, probes=2) is None
-
-
-def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
-    tasks, probes = SqlTaskStore(engine), SqlProbeStore(engine)
+def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(memory: Engine) -> None:
+    tasks, probes = SqlTaskStore(memory), SqlProbeStore(memory)
     tasks.add([task_record(asked_by="ann", gpu_seconds=70.0)])
-    probes.add([probe(1, plan_id="plan-1")])
-    assert seconds_left(engine, 30.0)
-    assert (may(engine, plans=1), may(engine, plans=2)) == (None, "plans_per_day")
+    probes.add([probe_record(plan_id="plan-1", asked_by="ann", gpu_seconds=40.0)])
+    assert seconds_left(memory, 30.0)
+    assert (may(memory, plans=1), may(memory, plans=2)) == (None, "plans_per_day")
     tasks.finish(tasks.claim(LEASE), TaskEnd(state="done", gpu_seconds=40.0))
-    assert seconds_left(engine, 60.0)
-
-
-def test_who_has_no_quota_is_not_limited(engine: Engine) -> None:
-    assert may(engine, Asker("boss", admin=True), gpu_seconds=1e12, plans=10**6) is None
+    assert seconds_left(memory, 60.0)
+    assert may(memory, Asker("boss", admin=True), gpu_seconds=1e12, plans=10**6) is None
 
 
 def test_a_key_changes_its_own_and_an_admin_everything() -> None:

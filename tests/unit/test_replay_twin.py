@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.pipeline.event_simulation import replay
-from planner.cost.pipeline.simulate import compile_order, compiled
+from planner.cost.pipeline.simulate import compiled
 from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
-from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, from_csv, leaves
+from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 from tests.conftest import needed
@@ -141,18 +141,6 @@ def test_sends_queue_on_links(
     how = torch.transport("ZB-1p", None, overlap=False) if seen_through else IDEAL
     assert how.exposed == ("send" if seen_through else "none")
     check(entry, shape, how, costs, plain_programs(entry, shape, costs, seen_through=seen_through))
-
-
-def test_two_sends_on_one_link_follow_each_other() -> None:
-    """Rank 0 sends three activations of 2 s each, one a second: they arrive at 3, 5 and 7."""
-    one = np.ones((1, 2))
-    names = ("forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS")
-    each = dict.fromkeys(names, one)
-    costs = StageCosts(**each, send_seconds_CS=2 * one, saved_bytes_CS=one)
-    order = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
-    line = replay(compile_order(order), costs, num_microbatches=3, times=True).timeline
-    starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
-    assert [starts["1F0"], starts["1F1"], starts["1F2"]] == [3.0, 5.0, 7.0]
 
 
 def megatron_1f1b(

@@ -131,11 +131,13 @@ def test_upload_longer_than_the_interval_delays_the_next_save() -> None:
     assert answer(slow).checkpoint.delay_seconds == 0.0
 
 
-def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() -> None:
+def test_without_checkpoints_and_tokens_the_best_async_interval_and_a_trillion_are_said() -> None:
     found = answer()
     assert (found.checkpoint.given, found.checkpoint.mode) == (False, "async")
     assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
     assert any("no training.checkpoint given" in line for line in found.assumptions)
+    assert any("no training.total_tokens" in line for line in found.assumptions)
+    assert (found.total_tokens, found.tokens) == (None, 1e12)
     stated = answer(training=saving(100, "sync"))
     kept = stated.checkpoint
     assert (kept.given, kept.mode, kept.interval_steps) == (True, "sync", 100)
@@ -156,6 +158,7 @@ def test_a_job_that_fails_faster_than_it_saves_stays_finite() -> None:
     assert np.isfinite(found.time_to_train_seconds)
     assert np.isfinite(found.co2_grams)
     assert any("interruption every" in line for line in found.warnings)
+    assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
 TRAININGS = st.just(AS_IT_IS) | st.builds(saving, st.integers(1, 5000), st.sampled_from(MODES))
@@ -259,12 +262,6 @@ def test_time_price_and_energy_follow_from_tokens() -> None:
         assert getattr(two, name) == pytest.approx(2 * getattr(one, name)), name
 
 
-def test_without_total_tokens_figures_are_for_a_trillion() -> None:
-    found = answer()
-    assert (found.total_tokens, found.tokens) == (None, 1e12)
-    assert any("no training.total_tokens" in line for line in found.assumptions)
-
-
 def test_price_carbon_and_power_limit_count() -> None:
     base = answer()
     assert answer({"price_per_gpu_hour": 5.0}).cost == pytest.approx(2 * base.cost)
@@ -282,11 +279,6 @@ def test_columns_equal_single_rows() -> None:
     for row, (batch, step) in enumerate(((second, 7.0), (second, 7.0), (first, 5.0))):
         alone = whole_run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
         assert whole_run.run_estimate(pricer, both, row) == whole_run.run_estimate(pricer, alone, 0)
-
-
-def test_answer_survives_json() -> None:
-    found = answer({"mtbf_gpu_hours": 1e-6})
-    assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
 def regret_of(scores: list[float], errors: np.ndarray, objective: str) -> Regret | None:

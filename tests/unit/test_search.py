@@ -285,17 +285,6 @@ def test_fix_and_allow_hold_for_everything_shown() -> None:
         assert layout.micro_batch_size in (1, 2)
 
 
-def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
-    winner = shown.ranked[0]
-    values = winner.layout.model_dump(mode="json")
-    fix = {name: value for name, value in values.items() if value is not None}
-    again = plan_of(search={"fix": fix, "top_k": 1}).ranked[0]
-    split = {"layers_per_stage": winner.layout.layers_per_stage}
-    assert again.layout.model_copy(update=split) == winner.layout
-    seconds = again.estimate.step_seconds
-    assert seconds == pytest.approx(winner.estimate.step_seconds, rel=1e-9)
-
-
 def test_offload_is_tried_before_giving_up() -> None:
     plan = plan_of(
         cluster={"gpu": "rtx-4090", "num_gpus": 4, "host_memory": "1 TiB"},

@@ -42,18 +42,6 @@ def test_sizes_side_by_side_make_the_same_plan(copies: list[int]) -> None:
     assert in_turns == at_once
 
 
-def test_work_in_a_copy_changes_nothing_here() -> None:
-    seen: list[int] = []
-
-    def work() -> int:
-        seen.append(os.getpid())
-        return seen[0]
-
-    here, there = both()(os.getpid, work)
-    assert (here, seen) == (os.getpid(), [])
-    assert there != here
-
-
 def test_what_a_copy_cannot_do_is_done_here() -> None:
     parent = os.getpid()
 

@@ -17,7 +17,7 @@ from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.search.variations import split_moves
 from planner.search.variations.split_moves import balanced, holders_of, possible, sloped
-from planner.search.variations.splits import Climb, Tried
+from planner.search.variations.splits import Climb
 from planner.specs.layout import Layout
 from tests.conftest import job_values, one_fast
 
@@ -139,15 +139,6 @@ def test_inner_stages_keep_a_layer() -> None:
     assert split_moves.even(7, 3) == (3, 2, 2)
     assert len(split_moves.all_pairs((1,) * 12)) == 12 * 11
     assert len(split_moves.all_pairs((2, 3, 1, *(2,) * 12))) == 4 * 3
-
-
-def test_distinct_splits_are_listed_once() -> None:
-    splits = [(1, 2), (2, 1), (1, 2)]
-    tried = Tried.of(np.arange(3), splits, np.array([5, 6, 7]))
-    assert tried.splits == ((1, 2), (2, 1))
-    assert [tried.splits[place] for place in tried.split] == splits
-    last = tried.take(np.array([2]))
-    assert (last.owner[0], last.splits[last.split[0]], last.budget[0]) == (2, (1, 2), 7)
 
 
 GPU, PLAIN = "h100-sxm-80gb", {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}

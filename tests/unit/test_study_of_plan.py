@@ -187,8 +187,13 @@ def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(
     plan: Plan, study: optuna.Study
 ) -> None:
     values = plan.model_dump(mode="json")
-    del values["considered"]
-    older = planner.study_of(Plan.model_validate(values))
+    for name in ("considered", "sizes", "regret"):
+        del values[name]
+    for entry in values["ranked"]:
+        del entry["run"]
+    stored = Plan.model_validate(values)
+    assert (stored.sizes, stored.regret, stored.ranked[0].run) == ([], None, None)
+    older = planner.study_of(stored)
     for old, new in zip(older.trials[: len(plan.ranked)], study.trials, strict=False):
         assert (layout_in(older, old), old.value) == (layout_in(study, new), new.value)
     complete = layouts_of(older, TrialState.COMPLETE)

@@ -82,21 +82,6 @@ def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     assert sum(importances.values()) == pytest.approx(1.0)
 
 
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_optunas_plot_of_the_front_is_the_plans(plan: Plan, tmp_path: Path) -> None:
-    needed("plotly")
-    from optuna import visualization
-
-    path = tmp_path / "front.log"
-    write_study(planner.study_of(plan, "time-memory"), open_storage(None, path), overwrite=False)
-    loaded = optuna.load_study(study_name=None, storage=open_storage(None, path))
-    figure = visualization.plot_pareto_front(loaded)
-    best = figure.data[-1]  # infeasible trials, those that another beats, the front
-    shown = {float(step) for step in best.x}
-    assert shown == {trial.values[0] for trial in loaded.best_trials}
-    assert {point.step_seconds for point in plan.pareto} <= shown
-
-
 @IN_A_JOURNAL
 def test_optuna_dashboard_answers_with_it(few: Plan, written: Written) -> None:
     dashboard = needed("optuna_dashboard")

@@ -190,14 +190,6 @@ def test_the_fastest_are_sought_among_all(
     assert simple.simple.all()
 
 
-def test_a_simple_layout_may_be_among_either() -> None:
-    limits = StepLimits(every=4.0, simple=9.0)
-    assert limits.of(np.array([True, False])).tolist() == [9.0, 4.0]
-    seconds, simple = np.array([1.0, 5.0, 3.0, 2.0]), np.array([True, True, False, False])
-    assert limits.lowered(seconds, simple, 2) == StepLimits(every=2.0, simple=5.0)
-    assert limits.lowered(seconds, simple, 4) == limits, "fewer are known, or none is faster"
-
-
 FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
 
 
