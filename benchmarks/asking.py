@@ -20,7 +20,6 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.kernel_timings import StudyKernels
-from planner.study.measured_search import emulation
 from planner.study.study import Budget, MicroResult, ProbeStudy, Proposal, StudySettings
 
 JOB = {
@@ -63,12 +62,7 @@ def main() -> None:
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
     study = ProbeStudy(
         candidates,
-        StudySettings(
-            budget=budget,
-            micro_probes=micro_probes,
-            fidelities=(emulation(candidates),),
-            tolerance=0.0,
-        ),
+        StudySettings(budget=budget, micro_probes=micro_probes, emulates=True, tolerance=0.0),
     )
     truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(
         len(candidates)

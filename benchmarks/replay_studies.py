@@ -28,7 +28,7 @@ from planner.calibration.basis import unmeasured
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measurement
 from planner.study.ask_tell import Event, StudyResult, run
-from planner.study.fidelity_options import ProbeCost
+from planner.study.evaluations import ProbeCost
 from planner.study.isolating import isolating
 from planner.study.measured_search import listed
 from planner.study.study import Budget, Proposal, StudySettings

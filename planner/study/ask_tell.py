@@ -17,7 +17,7 @@ import optuna
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.posterior import FULL_FIDELITY, Record, claimed_error
+from planner.study.posterior import FULL_FIDELITY, Record
 from planner.study.regret import ExpectedRegret
 from planner.study.study import (
     NO_COUNTS,
@@ -239,14 +239,8 @@ def _result_message(result: Result) -> str:
 
 
 def _fidelity_note(measured: Measured) -> str:
-    """The error that a low-fidelity result claims, as a note.
-
-    Empty for a run of the layout itself.
-    """
-    if measured.rung in FULL_FIDELITY:
-        return ""
-    said, error = str(measured.rung), claimed_error(measured, "step_seconds")
-    return f" ({said}, ± {error:.0%})" if error is not None else f" ({said})"
+    """The fidelity of a result, as a note; empty for a run of the layout itself."""
+    return "" if measured.rung in FULL_FIDELITY else f" ({measured.rung})"
 
 
 def _event(

@@ -26,7 +26,7 @@ from planner.columns import FloatColumn
 from planner.cost.price import Pricer
 from planner.search.fit import OOM_LIMIT
 from planner.study.candidates import Candidates
-from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
+from planner.study.micro_probes import KernelEffect, MicroProbe, ObservedEffect
 from planner.trainers.registry import code_of
 
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement

@@ -10,7 +10,6 @@ import numpy as np
 from planner.calibration.basis import rests_on, used_in
 from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
-from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.size_candidates import OneSize
 from planner.search.space.enumerate import build_space
@@ -20,17 +19,13 @@ from planner.specs.measurement import Measurement
 from planner.specs.plan import LEAST_MOVED, RankedLayout
 from planner.study.ask_tell import Event, Measure, Ranked, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.fidelity import MicroProbe, ObservedEffect
-from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
+from planner.study.evaluations import ProbeCost
 from planner.study.isolating import Isolating, isolating, measures
 from planner.study.kernel_timings import StudyKernels
+from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.samplers import layout_of
 from planner.study.study import Budget, MicroResult, Proposal, StudySettings
 
-# error of an emulated rank's step besides run-to-run noise: its communication
-# is predicted; judgement
-EMULATED_SD = 0.06
-EMULATED_STAGES = 3
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
 # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until
 # the first results
@@ -69,7 +64,7 @@ class Probing:
 
     measure: runs and stores them.
     known, resumed, reasons, as_probes: see `planner.study.ask_tell.run`.
-    num_devices: of the pool; larger layouts get only low-fidelity evaluations.
+    num_devices: of the pool; larger layouts are only emulated.
     emulates: whether the pool can run one rank of a layout by itself on a GPU.
     micro: kernel timings as another fidelity.
     parallel: whole layouts at once.
@@ -129,7 +124,7 @@ def probe_size(
             start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps
         ),
         whole=probing.num_devices >= pricer.cluster.num_gpus,
-        fidelities=_fidelities(pricer, candidates, probing),
+        emulates=probing.emulates and pricer.cluster.num_gpus > 1,
         micro_probes=micro_probes,
         observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
@@ -228,36 +223,6 @@ def unsupported_candidates(
 WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules check whether there is such an axis
 # and do not check these
 SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")
-
-
-def _fidelities(
-    pricer: Pricer, candidates: Candidates, probing: Probing
-) -> tuple[LowFidelity, ...]:
-    if pricer.cluster.num_gpus == 1 or not probing.emulates:
-        return ()
-    return (emulation(candidates),)
-
-
-def emulation(candidates: Candidates) -> LowFidelity:
-    """Emulated ranks of a layout, one after the other on one GPU.
-
-    They are a rank of the first, the middle and the last stage.
-    """
-    seconds, ranks = (
-        np.exp(candidates.prior.log_seconds),
-        np.minimum(candidates.batch.pp, EMULATED_STAGES),
-    )
-
-    def options(row: int) -> tuple[FidelityOption]:
-        return (
-            FidelityOption(
-                num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD
-            ),
-        )
-
-    return LowFidelity(
-        name="emulated", options=options, least_gpus=ranks.astype(np.float64), shows_memory=True
-    )
 
 
 def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:

@@ -14,7 +14,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import BLAMELESS, Measured
 from planner.study import normal, pruning
-from planner.study.candidates import MEMORY_KINDS, Candidates
+from planner.study.candidates import Candidates
 from planner.study.regret import ExpectedRegret, expected_regret
 from planner.study.surrogate import ErrorPosterior, Observation, condition
 
@@ -22,10 +22,12 @@ from planner.study.surrogate import ErrorPosterior, Observation, condition
 # the spread of its steps comes on top
 RUN_SD = 0.01
 FULL_FIDELITY = ("probed", "published")  # the layout itself ran, in full
-PROXY = "imitated"  # other layers or GPUs ran: out of memory says nothing of the layout
+EMULATED = "emulated"  # single ranks of it ran
+# error of an emulated rank's step besides run-to-run noise: its communication is predicted;
+# judgement
+EMULATED_SD = 0.06
 MEMORY_RUN_SD = 0.002
-MOST_CLAIMED = 10.0  # a relative error above it is a mistake
-TRUSTED_SD = 0.1  # judgement: a low-fidelity result with a larger error makes no winner
+TRUSTED_SD = 0.1  # judgement: an emulated result with a larger error makes no winner
 # Judgements. Deviations of its prediction beyond which one run is not believed alone; share by
 # which a run is slower than another of the same layout where something disturbed it.
 FAR, DISTURBED = 4.0, 0.15
@@ -45,7 +47,7 @@ class Record:
     mean_log_seconds: over its runs, weighted by their precision.
     runs: number of probes that gave a time.
     margin: measured (or attempted) over usable memory, less 1; None when unknown.
-    fidelity: `probed` if the layout itself ran, else the name of the low fidelity.
+    fidelity: `probed` if the layout itself ran, else `emulated`.
     """
 
     row: int
@@ -89,15 +91,12 @@ class Record:
         )
 
 
-def noise_variance(measured: Measured, fidelity_sd: float = 0.0) -> float:
+def noise_variance(measured: Measured) -> float:
     """Variance of a measured log step time around the layout's own.
 
-    The sum of run-to-run noise, the noise of the median of its steps, and the fidelity's error. An
-    extrapolated measurement states its whole error itself.
+    The sum of run-to-run noise, the noise of the median of its steps, and the error of emulation.
     """
-    own = claimed_error(measured, "step_seconds")
-    if own is not None:
-        return max(own, RUN_SD) ** 2
+    fidelity_sd = 0.0 if measured.rung in FULL_FIDELITY else EMULATED_SD
     variance = RUN_SD**2 + fidelity_sd**2
     if measured.step_seconds and measured.step_seconds_sd is not None:
         steps = max(measured.steps or 1, 1)
@@ -107,93 +106,77 @@ def noise_variance(measured: Measured, fidelity_sd: float = 0.0) -> float:
     return float(variance)
 
 
-def claimed_error(measured: Measured, quantity: str) -> float | None:
-    """The relative standard error that an extrapolated measurement states; None for any other."""
-    errors = (measured.model_extra or {}).get("relative_error")
-    error = errors.get(quantity) if isinstance(errors, Mapping) else None
-    if (
-        not isinstance(error, int | float)
-        or isinstance(error, bool)
-        or not 0.0 <= error < MOST_CLAIMED
-    ):
-        return None
-    return float(error)
-
-
 def trusted(record: Record) -> bool:
-    """Whether a low-fidelity result is accurate enough to make a winner."""
+    """Whether an emulated result is accurate enough to make a winner."""
     return record.variance is not None and record.variance <= TRUSTED_SD**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowFidelityResult:
-    """What a low fidelity measured of a candidate.
+class EmulatedResult:
+    """What emulated ranks measured of a candidate.
 
-    log_seconds, variance: of the layout's own step, as the measurement claims.
+    log_seconds, variance: of the layout's own step.
     memory: as an observation of the memory model's error; None if none was measured.
     """
 
-    fidelity: str
     log_seconds: float
     variance: float
     memory: Observation | None
     margin: float | None
 
 
-class LowFidelityResults:
-    """Results of candidates that did not run themselves, the most accurate of each fidelity."""
+class EmulatedResults:
+    """Results of candidates that did not run themselves, the most accurate of each."""
 
     def __init__(self) -> None:
-        self.results: dict[int, dict[str, LowFidelityResult]] = {}
+        self.results: dict[int, EmulatedResult] = {}
         self.squared_residuals: list[float] = []
 
-    def add(self, row: int, result: LowFidelityResult) -> None:
-        """Takes in one; repeats of a fidelity share the same error."""
-        known = self.results.setdefault(row, {})
-        if result.fidelity not in known or known[result.fidelity].variance > result.variance:
-            known[result.fidelity] = result
+    def add(self, row: int, result: EmulatedResult) -> None:
+        """Takes in one; repeats share the same error."""
+        if row not in self.results or self.results[row].variance > result.variance:
+            self.results[row] = result
 
     def outrun(self, row: int, log_seconds: float, variance: float) -> None:
-        """The layout itself ran: its results go, and show how far they were off."""
-        for result in self.results.pop(row, {}).values():
+        """The layout itself ran: its result goes, and shows how far it was off."""
+        result = self.results.pop(row, None)
+        if result is not None:
             self.note(result.log_seconds - log_seconds, result.variance + variance)
 
     def note(self, difference: float, variance: float) -> None:
         self.squared_residuals.append(difference**2 / variance)
 
     def variance_inflation(self) -> float:
-        """Factor on the variances that low-fidelity results claim, at least 1.
+        """Factor on the variances of emulated results, at least 1.
 
-        The mean squared residual of those whose layout ran later, over the claimed variance. One
+        The mean squared residual of those whose layout ran later, over their variance. One
         accurate result counts in advance.
         """
         return max((1.0 + sum(self.squared_residuals)) / (1.0 + len(self.squared_residuals)), 1.0)
 
     def records(self) -> Iterator[Record]:
-        """The best of each candidate's results as its record."""
-        for row, results in self.results.items():
-            best = min(results.values(), key=lambda result: result.variance)
+        """Each result as its candidate's record."""
+        inflation = self.variance_inflation()
+        for row, result in self.results.items():
             yield Record(
                 row=row,
                 status="ok",
-                log_seconds=best.log_seconds,
-                variance=best.variance * self.variance_inflation(),
-                runs=len(results),
-                margin=best.margin,
-                fidelity=best.fidelity,
+                log_seconds=result.log_seconds,
+                variance=result.variance * inflation,
+                runs=1,
+                margin=result.margin,
+                fidelity=EMULATED,
             )
 
     def times(self, prior: FloatColumn) -> Iterator[Observation]:
         """As observations of the time model's error; prior (N,): log seconds that it predicts."""
         inflation = self.variance_inflation()
-        for row, results in self.results.items():
-            for one in results.values():
-                off = one.log_seconds - float(prior[row])
-                yield Observation(row=row, value=off, variance=one.variance * inflation)
+        for row, one in self.results.items():
+            off = one.log_seconds - float(prior[row])
+            yield Observation(row=row, value=off, variance=one.variance * inflation)
 
     def memories(self) -> Iterator[Observation]:
-        every = (one.memory for results in self.results.values() for one in results.values())
-        return (one for one in every if one is not None)
+        return (one.memory for one in self.results.values() if one.memory is not None)
 
 
 class Knowledge:
@@ -212,13 +195,13 @@ class Knowledge:
         self.records: dict[int, Record] = {}
         self.times: list[Observation] = []
         self.memories: list[Observation] = []
-        self.low_fidelity = LowFidelityResults()
+        self.emulated = EmulatedResults()
         self.excluded: dict[int, str] = {}
         self.fits: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.barred: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.affordable: BoolColumn = np.ones(count, dtype=np.bool_)
         self.whole_affordable: BoolColumn = self.affordable
-        self.closed: BoolColumn = np.zeros(count, dtype=np.bool_)
+        self.refused: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.pending: list[int] = []
         self.first: int | None = None  # to be measured before all others: the answer without probes
         self.first_measures = ""  # what that measures for the first time, as a clause
@@ -235,29 +218,20 @@ class Knowledge:
             self.pending.remove(row)
         self._touch()
 
-    def close(self, row: int) -> None:
-        """Stops proposing a candidate that no affordable evaluation is left for."""
-        self.closed[row] = True
-        self._touch()
-
-    def observe(
-        self, row: int, measured: Measured, *, fidelity_sd: float = 0.0, counts: bool = True
-    ) -> list[int]:
+    def observe(self, row: int, measured: Measured, *, counts: bool = True) -> list[int]:
         """Updates with one result; returns the rows that it rules out.
 
-        fidelity_sd: error of a low fidelity's time beyond noise, for a result that states none.
         counts: whether a failure is final, because the layout itself cannot be run.
         """
         self.forget(row)
         full = measured.rung in FULL_FIDELITY
-        if measured.status == "oom" and measured.rung != PROXY:
+        if measured.status == "oom":
             return self._ran_out(row, measured)
         if measured.status != "ok":
             return self._failed(row, measured, excludes=full) if full or counts else []
         residual = self.candidates.memory_residual(row, measured)
         if not full:
-            variance = noise_variance(measured, fidelity_sd)
-            self._observe_low_fidelity(row, measured, variance, residual)
+            self._observe_emulated(row, measured, residual)
             return []
         if residual is not None:
             self.memories.append(Observation(row=row, value=residual, variance=MEMORY_RUN_SD**2))
@@ -282,46 +256,41 @@ class Knowledge:
         value = float(np.log(measured.step_seconds or 1.0))
         off = value - float(self.candidates.prior.log_seconds[row])
         self.times.append(Observation(row=row, value=off, variance=variance))
-        self.low_fidelity.outrun(row, value, variance)
+        self.emulated.outrun(row, value, variance)
         known = self.records.get(row)
         record = Record(row=row, status="ok", log_seconds=value, variance=variance, runs=1)
         if known is not None and known.measured:
             record = known.with_run(value, variance)
         margin = self._margin_of(row, residual)
         self.records[row] = replace(record, margin=margin, fidelity=measured.rung)
-        self._update_low_fidelity()
+        self._update_emulated()
 
-    def _observe_low_fidelity(
-        self, row: int, measured: Measured, variance: float, residual: float | None
-    ) -> None:
-        """Stores the most accurate result of each fidelity: repeats share the same error."""
-        error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
-        noise = MEMORY_RUN_SD**2 + error**2
+    def _observe_emulated(self, row: int, measured: Measured, residual: float | None) -> None:
+        noise = MEMORY_RUN_SD**2
         memory = None if residual is None else Observation(row=row, value=residual, variance=noise)
         before = self.records.get(row)
         if not measured.step_seconds:
             self.memories += [memory] if memory is not None and before is None else []
             self._touch()
             return
-        value = float(np.log(measured.step_seconds))
+        value, variance = float(np.log(measured.step_seconds)), noise_variance(measured)
         if before is not None and before.fidelity in FULL_FIDELITY:
             if before.log_seconds is not None and before.variance is not None:
-                self.low_fidelity.note(value - before.log_seconds, variance + before.variance)
-                self._update_low_fidelity()
+                self.emulated.note(value - before.log_seconds, variance + before.variance)
+                self._update_emulated()
             return
-        result = LowFidelityResult(
-            fidelity=measured.rung,
+        result = EmulatedResult(
             log_seconds=value,
             variance=variance,
             memory=memory,
             margin=self._margin_of(row, residual),
         )
-        self.low_fidelity.add(row, result)
-        self._update_low_fidelity()
+        self.emulated.add(row, result)
+        self._update_emulated()
 
-    def _update_low_fidelity(self) -> None:
-        """Sets the records of candidates that have only low-fidelity results."""
-        self.records.update((one.row, one) for one in self.low_fidelity.records())
+    def _update_emulated(self) -> None:
+        """Sets the records of candidates that have only emulated results."""
+        self.records.update((one.row, one) for one in self.emulated.records())
         self._touch()
 
     def _margin_of(self, row: int, residual: float | None) -> float | None:
@@ -343,17 +312,17 @@ class Knowledge:
         return slow if len(slow) == 1 else {}
 
     def time_observations(self) -> list[Observation]:
-        """All observations of times: runs, directions, low-fidelity results."""
+        """All observations of times: runs, directions, emulated results."""
         prior = self.candidates.prior.log_seconds
-        return [*_believed(self.times, self.odd()), *self.low_fidelity.times(prior)]
+        return [*_believed(self.times, self.odd()), *self.emulated.times(prior)]
 
     def memory_observations(self) -> list[Observation]:
-        """All observations of memory: runs and low-fidelity results."""
-        return [*self.memories, *self.low_fidelity.memories()]
+        """All observations of memory: runs and emulated results."""
+        return [*self.memories, *self.emulated.memories()]
 
     def _ran_out(self, row: int, measured: Measured) -> list[int]:
         margin = _excess(measured, self.candidates.size.usable_bytes)
-        self.low_fidelity.results.pop(row, None)
+        self.emulated.results.pop(row, None)
         posterior = condition(self.memory, self.memory_observations())
         beyond = float(np.log1p(margin) - self.log_share[row])
         self.memories.append(_censored(posterior, row, beyond))
@@ -376,14 +345,14 @@ class Knowledge:
     def _failed(self, row: int, measured: Measured, *, excludes: bool) -> list[int]:
         """Excludes the candidate if the layout itself failed.
 
-        A low-fidelity evaluation that failed, or a failure of the machine, does not exclude it and
+        An emulation that failed, or a failure of the machine, does not exclude it and
         does not replace an earlier result.
         """
         kind = measured.failure or "crash"
         excludes = excludes and kind not in BLAMELESS
         if not excludes and row in self.records:
             return []
-        self.low_fidelity.results.pop(row, None)
+        self.emulated.results.pop(row, None)
         self.records[row] = Record(
             row=row,
             status="failed",
@@ -410,7 +379,7 @@ class Knowledge:
         return self._posterior
 
     def timed(self) -> list[Record]:
-        """Candidates timed by a believed run or low-fidelity result, fastest first."""
+        """Candidates timed by a believed run or emulated result, fastest first."""
         odd = self.odd()
         found = [
             one
@@ -427,8 +396,8 @@ class Knowledge:
         return record if record is not None and record.measured and row not in self.odd() else None
 
     def untried(self) -> BoolColumn:
-        """Candidates that have not run themselves and are affordable at some fidelity, (N,)."""
-        free = self.affordable & ~self.barred & ~self.closed
+        """Candidates that have not run themselves and have an affordable evaluation, (N,)."""
+        free = self.affordable & ~self.barred & ~self.refused
         known = [
             row
             for row, record in self.records.items()

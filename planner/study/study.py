@@ -14,37 +14,26 @@ import optuna
 from optuna.trial import TrialState
 
 from planner.calibration import student
-from planner.columns import BoolColumn, FloatColumn
+from planner.columns import BoolColumn
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.fidelity import (
-    Evaluation,
-    FidelityChoice,
-    MicroProbe,
-    ObservedEffect,
-    Prospect,
-    choose_evaluation,
-    choose_without_full,
-    direct,
-    knowledge_gradient,
-)
-from planner.study.fidelity_options import MOST_FAILURES, Fidelities, LowFidelity, ProbeCost
-from planner.study.posterior import FULL_FIDELITY, RUN_SD, Knowledge
+from planner.study.evaluations import FULL, MOST_FAILURES, Evaluations, ProbeCost
+from planner.study.fidelity import FidelityChoice, Prospect, choose_evaluation, direct
+from planner.study.micro_probes import MicroProbe, ObservedEffect, evaluation_rate, most_valuable
+from planner.study.posterior import EMULATED, FULL_FIDELITY, Knowledge
 from planner.study.regret import TOLERANCE, ExpectedRegret
 from planner.study.samplers import Pick, make_sampler
 from planner.study.trials import Trials
 from planner.units import counted
 
-FULL, MICRO = "probed", "micro"
+MICRO = "micro"
 # judgement: expected gain (share of a step) below which a low-fidelity evaluation before the
 # winner's own run is not worth a launch
 LEAST_LOW_FIDELITY_GAIN = 2e-3
 # judgement: low-fidelity evaluations per probe; each costs little but is a launch to wait for
 LOW_FIDELITY_PER_PROBE = 4
-# candidates without an affordable evaluation, before a question is given up
-MOST_PASSED_OVER = 300
 INTERRUPTED = "interrupted"
 BROKEN = "environment"  # no probe can run in this place; independent of the layout
 UNABLE = "unable"  # the pool cannot make this evaluation, and knows before it starts
@@ -73,8 +62,9 @@ class StudySettings:
     tolerance: expected regret at which it stops.
     parallel: probes that run at once.
     risk_limit: largest probability of running out of memory, while anything safer is left.
-    whole: whether the pool can run the layouts themselves; otherwise there are only low-fidelity
-        evaluations, and they count as probes.
+    whole: whether the pool can run the layouts themselves; otherwise there are only emulated
+        ranks, and they count as probes.
+    emulates: whether it can emulate ranks.
     refused (N,): candidates that the probe program cannot run.
     observed: effects of earlier kernel timings.
     gpu_seconds_before: spent on timing kernels before this study was resumed.
@@ -91,7 +81,7 @@ class StudySettings:
     risk_limit: float = OOM_LIMIT
     cost: ProbeCost = field(default_factory=ProbeCost)
     whole: bool = True
-    fidelities: tuple[LowFidelity, ...] = ()
+    emulates: bool = False
     refused: BoolColumn | None = None
     micro_probes: tuple[MicroProbe, ...] = ()
     observed: tuple[ObservedEffect, ...] = ()
@@ -106,7 +96,7 @@ class Proposal:
     """An evaluation to run.
 
     row, layout: the candidate; None for a micro-probe, which `micro` describes.
-    fidelity: `probed` for the layout itself, the name of a low fidelity, or `micro`.
+    fidelity: `probed` for the layout itself, `emulated` for ranks of it, or `micro`.
     num_gpus: used at once.
     counts: whether it counts against the budget of probes: a run of the layout, or the last
         possible evaluation of it.
@@ -176,8 +166,10 @@ class ProbeStudy:
         self._running: dict[int, Proposal] = {}
         self._open: dict[int, optuna.Trial] = {}
         if settings.refused is not None:
-            self.knowledge.closed |= settings.refused
-        self.fidelities = Fidelities(settings.fidelities, settings.cost)
+            self.knowledge.refused |= settings.refused
+        self.evaluations = Evaluations(
+            self.knowledge, settings.cost, whole=settings.whole, emulates=settings.emulates
+        )
         self._micro_done: set[str] = set()
         self._next = 0
         self._stale = False
@@ -219,15 +211,15 @@ class ProbeStudy:
         for measurement in measurements:
             measured, layout = measurement.measured, measurement.job.layout
             row = None if layout is None else self.candidates.find(layout)
-            fidelity = self.fidelities.named(measured.rung)
-            if row is None or (fidelity is None and measured.rung not in FULL_FIDELITY):
+            emulated = measured.rung == EMULATED and self.settings.emulates
+            if row is None or not (emulated or measured.rung in FULL_FIDELITY):
                 self.ignored.append(measurement.id)
                 continue
-            counts = fidelity is None or (
+            counts = not emulated or (
                 spent and as_probes.get(measurement.id, not self._payable(row))
             )
             if measured.failure != INTERRUPTED:
-                self._observe(row, measured, fidelity, counts=counts)
+                self._observe(row, measured, emulated=emulated, counts=counts)
                 notes = {
                     "measurement": measurement.id,
                     "rung": measured.rung,
@@ -236,13 +228,11 @@ class ProbeStudy:
                 record = self.knowledge.records.get(row)
                 if record is None:
                     nothing.append((row, {**notes, "message": _nothing(measured)}))
-                elif fidelity is None or record.fidelity not in FULL_FIDELITY:
+                elif not emulated or record.fidelity not in FULL_FIDELITY:
                     self.trials.notes[row] = notes
-                self._close_where_done(row)
             if spent:
-                self._pay(
-                    measured, row, fidelity, counts=counts and measured.failure != INTERRUPTED
-                )
+                counts = counts and measured.failure != INTERRUPTED
+                self._pay(measured, row, emulated=emulated, counts=counts)
         for row, attributes in nothing:
             self.trials.note(row, attributes)
         self.trials.rebuild(self.knowledge.records.values())
@@ -271,9 +261,10 @@ class ProbeStudy:
                 f"{counted(spent.failures_in_a_row, 'probe')} in a row failed, the last with: "
                 f"{self._last_failure()}"
             )
-        if self._affordable()[1].any():
+        share = self._share_left()
+        if self.evaluations.runnable(share).any() or self.evaluations.emulable(share).any():
             return None
-        if not self.settings.whole and not self.fidelities.any_possible():
+        if not self.settings.whole and not self.evaluations.emulation_works():
             return (
                 f"the pool is smaller than {counted(self.candidates.size.num_gpus, 'GPU')}, and "
                 "no scaled-down run on it could stand for a layout"
@@ -285,7 +276,9 @@ class ProbeStudy:
         """The next evaluation; None when the budget is used up or nothing is left to evaluate."""
         self._settle()
         under_way = sum(proposal.counts for proposal in self._running.values())
-        self.knowledge.whole_affordable, self.knowledge.affordable = self._affordable()
+        runnable = self.evaluations.runnable(self._share_left())
+        self.knowledge.whole_affordable = runnable
+        self.knowledge.affordable = runnable | self._emulable()
         if self.spent.probes + under_way >= self.settings.budget.probes:
             return None
         if (self.knowledge.records or self._running) and self._isolates():
@@ -307,21 +300,11 @@ class ProbeStudy:
             return self._rerun(
                 leader, "it leads by a low-fidelity evaluation, and has not run itself"
             )
-        for _ in range(MOST_PASSED_OVER):
-            if not self.trials.sampler.has_more():
-                return None
-            trial = self.trials.ask()
-            pick = self.trials.sampler.picks[trial.number]
-            choice = self._choice(pick.row, repeat=pick.repeat)
-            if choice is not None:
-                return self._open_trial(trial, pick, choice)
-            self.knowledge.close(pick.row)
-            self.trials.close(
-                trial,
-                TrialState.PRUNED,
-                {"reason": "no evaluation of it fits the pool and the budget"},
-            )
-        return None
+        if not self.trials.sampler.has_more():
+            return None
+        trial = self.trials.ask()
+        pick = self.trials.sampler.picks[trial.number]
+        return self._open_trial(trial, pick, self._choice(pick.row, repeat=pick.repeat))
 
     def ask_many(self) -> list[Proposal]:
         """As many evaluations as may run at once now."""
@@ -338,21 +321,21 @@ class ProbeStudy:
             return self._tell_micro(proposal, result)
         row = proposal.row
         assert row is not None, "only a micro-probe has no candidate"
-        measured, fidelity = result.measured, self.fidelities.named(proposal.fidelity)
+        measured, emulated = result.measured, proposal.fidelity == EMULATED
         failure = measured.failure
         if failure is not None and failure in (INTERRUPTED, BROKEN):
             if failure == BROKEN:
                 self.broken = measured.message or failure
-            self._pay(measured, row, fidelity, counts=False)
+            self._pay(measured, row, emulated=emulated, counts=False)
             self.give_up(proposal, failure=failure)
             return []
         del self._running[proposal.number]
         if failure == UNABLE:
             return self._tell_unable(proposal, measured)
-        self._pay(measured, row, fidelity, counts=proposal.counts)
+        self._pay(measured, row, emulated=emulated, counts=proposal.counts)
         trial = self._open.pop(proposal.number)
-        known_before = self.fidelities.evaluated(row) or row in self.knowledge.records
-        ruled_out = self._observe(row, measured, fidelity, counts=proposal.counts)
+        known_before = self.evaluations.emulated[row] or row in self.knowledge.records
+        ruled_out = self._observe(row, measured, emulated=emulated, counts=proposal.counts)
         record = self.knowledge.records.get(row)
         notes = {"measurement": result.id, "rung": proposal.fidelity}
         if record is not None:
@@ -360,7 +343,6 @@ class ProbeStudy:
         else:
             self.trials.close(trial, TrialState.FAIL, {**notes, "message": _nothing(measured)})
         self._stale |= known_before
-        self._close_where_done(row)
         return ruled_out
 
     def _tell_micro(self, proposal: Proposal, result: MicroResult) -> list[int]:
@@ -373,23 +355,15 @@ class ProbeStudy:
 
     def _tell_unable(self, proposal: Proposal, measured: Measured) -> list[int]:
         """The pool cannot make this evaluation: nothing is learnt, and it is not proposed again."""
-        assert proposal.row is not None, "a low-fidelity evaluation is of a candidate"
+        assert proposal.row is not None, "an emulated rank is of a candidate"
         self.knowledge.forget(proposal.row)
-        self.fidelities.observe_unable(proposal.row, proposal.fidelity)
+        self.evaluations.observe_unable(proposal.row)
         self.trials.close(
             self._open.pop(proposal.number),
             TrialState.PRUNED,
             {"rung": proposal.fidelity, "reason": measured.message or UNABLE},
         )
-        self._close_where_done(proposal.row)
         return []
-
-    def _close_where_done(self, row: int) -> None:
-        """Closes a candidate that cannot be run and that every possible fidelity has evaluated."""
-        left = self.settings.budget.gpu_seconds - self.spent.gpu_seconds
-        runnable = self.settings.whole and self._costs()[row] <= left
-        if not runnable and not self._fidelities_left(row):
-            self.knowledge.close(row)
 
     def give_up(self, proposal: Proposal, *, failure: str = INTERRUPTED) -> None:
         """Withdraws a proposal that will get no result, as if it had not been made."""
@@ -449,7 +423,7 @@ class ProbeStudy:
             layout=self.candidates.batch.row(row),
             fidelity=evaluation.name,
             num_gpus=evaluation.num_gpus,
-            reason=f"{pick.reason}; {choice.reason(self._full(row))}",
+            reason=f"{pick.reason}; {choice.reason(self.evaluations.full(row))}",
             counts=evaluation.name == FULL or choice.full_probability is None,
             expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
             gpu_seconds=evaluation.gpu_seconds,
@@ -489,7 +463,7 @@ class ProbeStudy:
         assert self.settings.isolating is not None, "only what isolates is asked"
         row, reason = self.settings.isolating
         pick = Pick(row=row, reason=reason)
-        choice = direct(self._prospect(row), self._full(row))
+        choice = direct(self._prospect(row), self.evaluations.full(row))
         return self._open_trial(self.trials.ask(pick), pick, choice)
 
     def _low_fidelity_pays(self, *, beside: int) -> bool:
@@ -504,9 +478,12 @@ class ProbeStudy:
         if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
             return False
         choice = self._choice(rows[0], repeat=False)
-        if choice is None or choice.evaluation.name == FULL:
+        if choice.evaluation.name == FULL:
             return False
-        return choice.evaluation.gpu_seconds + self._full(beside).gpu_seconds <= self._share_left()
+        return (
+            choice.evaluation.gpu_seconds + self.evaluations.full(beside).gpu_seconds
+            <= self._share_left()
+        )
 
     def _odd(self) -> tuple[int, float] | None:
         """A layout whose run is not believed alone, and may run again; with how far it was off."""
@@ -516,51 +493,27 @@ class ProbeStudy:
         return None
 
     def _rerun(self, row: int, reason: str) -> Proposal:
-        choice = direct(self._prospect(row), self._full(row))
+        choice = direct(self._prospect(row), self.evaluations.full(row))
         pick = Pick(row=row, reason=reason, repeat=True)
         return self._open_trial(self.trials.ask(pick), pick, choice)
 
-    def _choice(self, row: int, *, repeat: bool) -> FidelityChoice | None:
-        """The evaluation of this candidate that pays best; None if none is affordable."""
-        full, prospect, payable = self._full(row), self._prospect(row), self._payable(row)
-        if payable and (repeat or not self.knowledge.posterior().measured):
+    def _choice(self, row: int, *, repeat: bool) -> FidelityChoice:
+        """The affordable evaluation of this candidate that pays best."""
+        full, prospect = self.evaluations.full(row), self._prospect(row)
+        payable = self._payable(row)
+        if repeat or not self._emulable()[row]:
             return direct(prospect, full)
-        if repeat:
-            return None
+        if payable and not self.knowledge.posterior().measured:
+            return direct(prospect, full)
+        emulation = self.evaluations.emulation(row)
+        return choose_evaluation(prospect, emulation, full if payable else None)
 
-        def judged(cheaper: Sequence[Evaluation]) -> FidelityChoice:
-            return (
-                choose_evaluation(prospect, cheaper, full)
-                if payable
-                else choose_without_full(prospect, cheaper)
-            )
-
-        best = direct(prospect, full) if payable else None
-        for fidelity in self._fidelities_left(row):
-            if (
-                best is not None
-                and judged([self.fidelities.ideal(fidelity, row)]).rate <= best.rate
-            ):
-                continue
-            affordable = [
-                one
-                for one in self._evaluations(fidelity, row)
-                if one.gpu_seconds <= self._share_left()
-            ]
-            found = judged(affordable) if affordable else None
-            if found is not None and (best is None or found.rate > best.rate):
-                best = found
-        return best
-
-    def _fidelities_left(self, row: int) -> list[LowFidelity]:
-        """The fidelities that can still evaluate this candidate, while the study's quota lasts."""
+    def _emulable(self) -> BoolColumn:
+        """Candidates that may be emulated now: affordable, and not tried before, (N,)."""
         under_way = sum(one.row is not None and not one.counts for one in self._running.values())
         quota = LOW_FIDELITY_PER_PROBE * self.settings.budget.probes
-        return [] if self.spent.low_fidelity + under_way >= quota else self.fidelities.left(row)
-
-    def _evaluations(self, fidelity: LowFidelity, row: int) -> list[Evaluation]:
-        error = float(self.knowledge.posterior().time.mean[row])
-        return self.fidelities.evaluations(fidelity, row, log_error=error)
+        left = self.spent.low_fidelity + under_way < quota
+        return self.evaluations.emulable(self._share_left()) & ~self.evaluations.emulated & left
 
     def _prospect(self, row: int) -> Prospect:
         posterior = self.knowledge.posterior()
@@ -571,35 +524,9 @@ class ProbeStudy:
             fits=1.0 - float(posterior.risk(rows)[0]),
         )
 
-    def _full(self, row: int) -> Evaluation:
-        return Evaluation(
-            name=FULL,
-            num_gpus=self.candidates.size.num_gpus,
-            gpu_seconds=float(self._costs()[row]),
-            sd=0.0,
-            shows_memory=True,
-        )
-
     def _payable(self, row: int) -> bool:
         """Whether the layout itself can be run within the remaining budget."""
-        return self.settings.whole and bool(self._costs()[row] <= self._share_left())
-
-    def _costs(self) -> FloatColumn:
-        """Expected GPU-seconds of a probe of every candidate, (N,)."""
-        seconds = np.asarray(
-            self.fidelities.start_seconds()
-            + self.settings.cost.steps * np.exp(self.knowledge.posterior().log_seconds)
-        )
-        return self.candidates.size.num_gpus * seconds
-
-    def _affordable(self) -> tuple[BoolColumn, BoolColumn]:
-        """Which candidates are affordable, (N,) each: by a run; by a run or a cheaper evaluation.
-
-        The second is an upper bound, because options are priced only when a candidate is proposed.
-        """
-        share = self._share_left()
-        whole = np.asarray(self._costs() <= share) & self.settings.whole
-        return whole, np.logical_or.reduce([whole, *self.fidelities.affordable(share)])
+        return bool(self.evaluations.runnable(self._share_left())[row])
 
     # ---- micro-probes --------------------------------------------------------------------------
 
@@ -615,9 +542,7 @@ class ProbeStudy:
         ]
         if not affordable:
             return None
-        rates = [self._micro_rate(probe) for probe in affordable]
-        place = int(np.argmax(rates))
-        best, rate = affordable[place], rates[place]
+        best, rate = most_valuable(affordable, self.knowledge.posterior())
         gain = rate * best.gpu_seconds
         candidate = self.knowledge.posterior().promising(
             self.knowledge.untried(), 1, risk_limit=self.settings.risk_limit
@@ -640,46 +565,10 @@ class ProbeStudy:
             f"{rate:.2e} a GPU-second",
         )
 
-    def _micro_rate(self, probe: MicroProbe) -> float:
-        """Gain per GPU-second of its most informative effect, a lower bound of all together."""
-        posterior = self.knowledge.posterior()
-        if not probe.effects:
-            return 0.0
-        covariances, variances = posterior.time.along_each(
-            [effect.loading for effect in probe.effects]
-        )
-        values = [
-            knowledge_gradient(posterior.log_seconds, covariance, float(variance), effect.sd)
-            for effect, covariance, variance in zip(
-                probe.effects, covariances, variances, strict=True
-            )
-        ]
-        return max(values) / probe.gpu_seconds
-
     def _candidate_rate(self, row: int) -> float:
-        """Gain per GPU-second of evaluating this candidate, by what it shows about all others.
-
-        Of a probe if it can be run, else of its best low-fidelity evaluation.
-        """
-        posterior = self.knowledge.posterior()
-        covariance = posterior.time.with_row(row)
-        possible = (
-            [self._full(row)]
-            if self._payable(row)
-            else [
-                one
-                for fidelity in self._fidelities_left(row)
-                for one in self._evaluations(fidelity, row)
-            ]
-        )
-        rates = [
-            knowledge_gradient(
-                posterior.log_seconds, covariance, float(covariance[row]), RUN_SD + one.sd
-            )
-            / one.gpu_seconds
-            for one in possible
-        ]
-        return max(rates, default=0.0)
+        """Gain per GPU-second of a run of this candidate, or of its emulation if it cannot run."""
+        evaluated = self.evaluations.full if self._payable(row) else self.evaluations.emulation
+        return evaluation_rate(evaluated(row), row, self.knowledge.posterior())
 
     # ---- results -------------------------------------------------------------------------------
 
@@ -687,37 +576,27 @@ class ProbeStudy:
         for one in found:
             self.knowledge.observe_direction(one.effect.loading, *one.along_loading)
 
-    def _observe(
-        self, row: int, measured: Measured, fidelity: LowFidelity | None, *, counts: bool
-    ) -> list[int]:
-        if fidelity is None:
-            return self.knowledge.observe(row, measured)
-        self.fidelities.observe(row, fidelity.name, failed=measured.status == "failed")
-        return self.knowledge.observe(row, measured, fidelity_sd=fidelity.sd(row), counts=counts)
+    def _observe(self, row: int, measured: Measured, *, emulated: bool, counts: bool) -> list[int]:
+        if emulated:
+            self.evaluations.observe_emulated(row, failed=measured.status == "failed")
+        return self.knowledge.observe(row, measured, counts=counts or not emulated)
 
-    def _pay(
-        self, measured: Measured, row: int, fidelity: LowFidelity | None, *, counts: bool
-    ) -> None:
+    def _pay(self, measured: Measured, row: int, *, emulated: bool, counts: bool) -> None:
         """Adds a result to what is spent.
 
         counts: whether it counts against the budget of probes.
         """
-        cost = (
-            measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
-        )
+        cost = measured.gpu_seconds
+        if cost is None:
+            cost = float(self.evaluations.full_costs()[row])
         self._spent_on[row] = self._spent_on.get(row, 0.0) + cost
         interrupted = measured.failure == INTERRUPTED
         if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
-            self.fidelities.observe_start(
-                measured,
-                measured.gpu_seconds,
-                num_gpus=self.candidates.size.num_gpus,
-                low_fidelity=fidelity is not None,
-            )
+            self.evaluations.observe_start(measured, measured.gpu_seconds, emulated=emulated)
         failures = self.spent.failures_in_a_row
         if counts:
             failures = failures + 1 if measured.status == "failed" else 0
-        extra = fidelity is not None and not counts and not interrupted and self.broken is None
+        extra = emulated and not counts and not interrupted and self.broken is None
         self.spent = Spent(
             probes=self.spent.probes + counts,
             low_fidelity=self.spent.low_fidelity + extra,

@@ -1,10 +1,10 @@
 """Optuna's side of a study: an in-memory study with one trial per candidate.
 
 It is written from our records and can be rebuilt from them at any time. States of a trial:
-- complete: it ran, or a low fidelity evaluated it; its value is the step seconds of
+- complete: it ran, or was emulated; its value is the step seconds of
     its fastest run;
 - pruned with a positive constraint: it ran out of memory;
-- pruned without a constraint: no fidelity could evaluate it;
+- pruned without a constraint: the pool could not emulate it;
 - failed: it gave no numbers; the failure class is an attribute.
 
 The constraint is memory over usable memory, less 1.

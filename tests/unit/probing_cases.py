@@ -131,8 +131,5 @@ def play(
     return run(small(), settings(**changes), one_at_a_time(measure), **more), asked
 
 
-def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> Measured:
-    claims = {} if error is None else {"relative_error": {"step_seconds": error}}
-    return Measured.model_validate(
-        {"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0, **claims}
-    )
+def told_of(row: int, rung: str, seconds: float) -> Measured:
+    return Measured.model_validate({"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0})

@@ -5,24 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.study.fidelity import (
-    Evaluation,
-    KernelEffect,
-    ObservedEffect,
-    Prospect,
-    choose_evaluation,
-    choose_without_full,
-    direct,
-    knowledge_gradient,
-)
+from planner.study.fidelity import Evaluation, Prospect, choose_evaluation, direct
+from planner.study.micro_probes import KernelEffect, ObservedEffect, knowledge_gradient
 from planner.study.normal import expected_excess
 
-FULL = Evaluation(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
-EMULATED = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)
+FULL = Evaluation(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0)
+EMULATED = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06)
 
 
 BLIND, DEAR = replace(EMULATED, sd=10.0), replace(EMULATED, gpu_seconds=5000.0, sd=0.01)
-EQUALS = [replace(EMULATED, gpu_seconds=cost, sd=0.05) for cost in (900.0, 60.0)]
 
 
 def test_direct_is_expected_improvement_over_cost() -> None:
@@ -33,19 +24,19 @@ def test_direct_is_expected_improvement_over_cost() -> None:
 
 
 LOOKS = [
-    pytest.param((0.0, 0.05, 0.3), [EMULATED], EMULATED, id="cheaply where memory is in doubt"),
-    pytest.param((0.0, 0.05, 1.0), [BLIND], FULL, id="not by a rung that says nothing new"),
-    pytest.param((0.0, 0.2, 0.2), [DEAR], FULL, id="not by a rung as dear as the layout"),
-    pytest.param((0.02, 0.15, 0.7), EQUALS, EQUALS[1], id="by the cheaper of equals"),
+    pytest.param((0.0, 0.05, 0.3), EMULATED, EMULATED, id="cheaply where memory is in doubt"),
+    pytest.param((0.0, 0.05, 1.0), BLIND, FULL, id="not by ranks that say nothing new"),
+    pytest.param((0.0, 0.2, 0.2), DEAR, FULL, id="not by ranks as dear as the layout"),
+    pytest.param((0.02, 0.0, 0.0), EMULATED, FULL, id="not where nothing can be gained"),
 ]
 
 
-@pytest.mark.parametrize(("belief", "rungs", "chosen"), LOOKS)
+@pytest.mark.parametrize(("belief", "emulation", "chosen"), LOOKS)
 def test_a_layout_is_looked_at_first(
-    belief: tuple[float, float, float], rungs: list[Evaluation], chosen: Evaluation
+    belief: tuple[float, float, float], emulation: Evaluation, chosen: Evaluation
 ) -> None:
-    gap, sd, fits = belief
-    assert choose_evaluation(Prospect(gap=gap, sd=sd, fits=fits), rungs, FULL).evaluation == chosen
+    prospect = Prospect(**dict(zip(("gap", "sd", "fits"), belief, strict=True)))
+    assert choose_evaluation(prospect, emulation, FULL).evaluation == chosen
 
 
 @pytest.mark.parametrize(
@@ -54,7 +45,7 @@ def test_a_layout_is_looked_at_first(
 def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, fits: float) -> None:
     """Draws the truth, the rung's word on it and the decision; mean gain over mean cost."""
     belief = Prospect(gap=gap, sd=sd, fits=fits)
-    choice = choose_evaluation(belief, [EMULATED], FULL)
+    choice = choose_evaluation(belief, EMULATED, FULL)
     assert choice.evaluation is EMULATED
     rng = np.random.default_rng(0)
     truth = belief.gap + belief.sd * rng.standard_normal(400_000)
@@ -73,27 +64,23 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
 def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
     """Where the layout itself cannot be run, the choice by the look's word gains this much."""
     belief = Prospect(gap=0.04, sd=0.15, fits=0.8)
-    coarse = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
-    fine = Evaluation(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)
     rng = np.random.default_rng(0)
     truth = belief.gap + belief.sd * rng.standard_normal(400_000)
-    for rung in (coarse, fine):
-        choice = choose_without_full(belief, [rung])
-        heard = truth + rung.sd * rng.standard_normal(len(truth))
-        after = belief.gap + belief.sd**2 / (belief.sd**2 + rung.sd**2) * (heard - belief.gap)
+    for sd in (0.3, 0.02):
+        look = replace(EMULATED, sd=sd)
+        choice = choose_evaluation(belief, look, None)
+        heard = truth + sd * rng.standard_normal(len(truth))
+        after = belief.gap + belief.sd**2 / (belief.sd**2 + sd**2) * (heard - belief.gap)
         gain = belief.fits * np.where(after < 0.0, -truth, 0.0).mean()
-        assert choice.rate == pytest.approx(gain / rung.gpu_seconds, rel=0.03)
+        assert choice.rate == pytest.approx(gain / look.gpu_seconds, rel=0.03)
         assert choice.full_probability is None
-        assert f"{rung.name} alone" in choice.reason(FULL)
-    rates = [choose_without_full(belief, [rung]).rate for rung in (coarse, fine)]
-    better = (coarse, fine)[int(np.argmax(rates))]
-    assert choose_without_full(belief, [coarse, fine]).evaluation is better
+        assert "emulated alone" in choice.reason(FULL)
 
 
 def test_the_threshold_is_the_best_one() -> None:
     """No other rule of going on has a better ratio of gain to cost."""
     belief = Prospect(gap=0.03, sd=0.12, fits=0.8)
-    best = choose_evaluation(belief, [EMULATED], FULL).rate
+    best = choose_evaluation(belief, EMULATED, FULL).rate
     nodes = np.linspace(-6.0, 6.0, 2001)
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
@@ -107,7 +94,7 @@ def test_the_threshold_is_the_best_one() -> None:
 
 
 def test_nothing_to_gain_is_worth_nothing() -> None:
-    choice = choose_evaluation(Prospect(gap=0.5, sd=0.0, fits=1.0), [EMULATED], FULL)
+    choice = choose_evaluation(Prospect(gap=0.5, sd=0.0, fits=1.0), EMULATED, FULL)
     assert choice.rate == 0.0
 
 

@@ -11,8 +11,8 @@ from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.fidelity import ObservedEffect
 from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
+from planner.study.micro_probes import ObservedEffect
 from planner.study.posterior import StudyPosterior
 from planner.study.study import MicroResult, ProbeStudy, StudySettings
 from tests.unit.priced_cases import priced_space

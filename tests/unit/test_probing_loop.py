@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, one_at_a_time, run
-from planner.study.fidelity_options import ProbeCost
+from planner.study.evaluations import ProbeCost
 from planner.study.study import ProbeStudy, Proposal
 from tests.conftest import one_fast
 from tests.unit import probing_cases

@@ -13,7 +13,7 @@ from planner.study import pruning
 from planner.study.ask_tell import Ranked, outcome
 from planner.study.fidelity import direct
 from planner.study.measured_search import with_measurement
-from planner.study.posterior import RUN_SD, Knowledge, noise_variance
+from planner.study.posterior import EMULATED_SD, RUN_SD, Knowledge, noise_variance
 from planner.study.samplers import Pick
 from planner.study.study import BROKEN, ProbeStudy, Proposal
 from planner.study.trials import MEMORY_CONSTRAINT
@@ -127,7 +127,7 @@ def test_a_repeat_counts_by_its_faster_run_in_one_trial(study: ProbeStudy) -> No
     asked = study.ask()
     study.tell(asked, measurement(asked, first))
     pick = Pick(row=asked.row, reason="again", repeat=True)
-    choice = direct(study._prospect(asked.row), study._full(asked.row))
+    choice = direct(study._prospect(asked.row), study.evaluations.full(asked.row))
     again = study._open_trial(study.trials.ask(pick), pick, choice)
     study.tell(again, measurement(again, second))
     record = study.knowledge.records[asked.row]
@@ -223,7 +223,8 @@ def test_noise_has_its_parts() -> None:
     assert noise_variance(Measured(step_seconds=2.0)) == pytest.approx(RUN_SD**2)
     steps = noise_variance(Measured(step_seconds=2.0, step_seconds_sd=0.2, steps=40))
     assert steps == pytest.approx(RUN_SD**2 + np.pi / 2.0 * 0.01 / 40.0)
-    assert noise_variance(Measured(step_seconds=2.0), 0.1) == pytest.approx(RUN_SD**2 + 0.01)
+    one_rank = noise_variance(Measured(rung="emulated", step_seconds=2.0))
+    assert one_rank == pytest.approx(RUN_SD**2 + EMULATED_SD**2)
 
 
 def test_what_was_not_measured_is_ranked_again_by_what_was() -> None:

@@ -4,13 +4,13 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_798,
-    "code lines": 71_722,
+    "lines": 100_579,
+    "code lines": 71_545,
     "files over 400 lines": 10,
     "classes over 250 lines": 8,
     "p95 of function lines": 32,
     "longest function": 147,
-    "public classes": 695,
+    "public classes": 693,
     "functions that import inside": 50,
 }
 TEST_LINES = 59_446
