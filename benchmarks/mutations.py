@@ -50,6 +50,7 @@ INDIRECT = {
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
     "planner/calibration/own_runs": ("tests/unit/test_learn.py",),
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
+    "probes/reference/": ("tests/unit/test_reference_program.py",),
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/http/security": ("tests/e2e/test_who_may.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
