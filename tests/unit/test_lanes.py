@@ -40,10 +40,6 @@ def line(lane: Callable[..., Lane]) -> Lane:
     return lane()
 
 
-def pid_of(_: str = "") -> int:
-    return os.getpid()
-
-
 def stamp(path: Path, name: str) -> None:
     with path.open("a") as file:
         file.write(f"{name}\n")
@@ -53,33 +49,13 @@ def note_that_it_is_warm() -> None:
     os.environ["WARM"] = "yes"
 
 
-def is_warm() -> bool:
-    return "WARM" in os.environ
-
-
 def long_sleep(path: Path) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(600)
 
 
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def niceness() -> int:
-    return os.nice(0)
-
-
 def refuse() -> None:
     raise InfeasibleError("nothing fits", remedy="take more GPUs", nearest_miss={"tp": 8})
-
-
-def die() -> None:
-    os._exit(9)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -128,7 +104,7 @@ def test_a_line_has_an_end(
                 group.start_soon(line.run, key, long_sleep, tmp_path / "pid")
                 await anyio.sleep(0)
             with pytest.raises(TooManyRequestsError, match=whose) as raised:
-                await line.run(keys[-1], pid_of)
+                await line.run(keys[-1], os.getpid)
             assert raised.value.retry_after_seconds > 0
             group.cancel_scope.cancel()
 
@@ -141,11 +117,11 @@ def test_what_was_let_in_may_wait_for_its_next_part(lane: Any) -> None:
     found: list[int] = []
 
     async def part() -> None:
-        found.append(await line.run("a", pid_of, admitted=True))
+        found.append(await line.run("a", os.getpid, admitted=True))
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(line.run, "a", niceness)
+            group.start_soon(line.run, "a", os.getpid)
             await anyio.sleep(0)
             group.start_soon(part)
 
@@ -162,8 +138,8 @@ def test_cancelling_ends_the_process_and_hands_the_place_on(line: Lane, tmp_path
             await until(lambda: path.exists() and bool(path.read_text()))
             group.cancel_scope.cancel()
         pid = int(path.read_text())
-        await until(lambda: not is_there(pid))
-        assert await line.run("b", pid_of) != pid
+        await until(lambda: not Path(f"/proc/{pid}").exists())
+        assert await line.run("b", os.getpid) != pid
 
     running(test)
     assert (line.running, line.waiting) == (0, 0)
@@ -183,8 +159,8 @@ def test_work_has_a_time(lane: Any, tmp_path: Path) -> None:
 def test_a_process_that_dies_is_said_and_replaced(line: Lane) -> None:
     async def test() -> None:
         with pytest.raises(PlanningError, match="memory"):
-            await line.run("a", die)
-        assert await line.run("a", niceness) == NICENESS, "it leaves the core to the answers"
+            await line.run("a", os._exit, 9)
+        assert await line.run("a", os.nice, 0) == NICENESS, "it leaves the core to the answers"
 
     running(test)
 
@@ -193,9 +169,9 @@ def test_a_lane_warms_up_in_the_process_that_answers_first(lane: Any) -> None:
     line = lane(warm_up=note_that_it_is_warm)
 
     async def test() -> None:
-        assert not await line.run("a", is_warm)
+        assert await line.run("a", os.getenv, "WARM") is None
         await line.warm()
-        assert await line.run("a", is_warm)
+        assert await line.run("a", os.getenv, "WARM") == "yes"
 
     running(test)
 
