@@ -29,9 +29,7 @@ def test_a_plan_from_the_words_of_a_job() -> None:
     assert alone.step_seconds == pytest.approx(first.estimate.step_seconds)
 
 
-def test_many_are_estimated_in_order_and_share_what_they_have_in_common(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_are_estimated_in_order_and_share_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mappings, and jobs read one by one, are priced together: 40 of them build as much as one."""
     built, build = [], Pricer.build
     monkeypatch.setattr(
