@@ -100,8 +100,8 @@ def said(done: "subprocess.CompletedProcess[str]") -> Any:
     return json.loads(done.stdout)
 
 
-def items(cli: Cli) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = said(cli("measurements", "list", "--json"))["items"]
+def items(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = said(cli("measurements", "list", *arguments, "--json"))["items"]
     return found
 
 

@@ -10,8 +10,7 @@ import pytest
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.probes import enqueue, probe_of_job, run_probe
 from planner.api.jobs.study_probes import StudyProbes
-from planner.api.settings import Settings
-from planner.api.wiring import wire
+from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -268,9 +267,8 @@ def test_a_request_that_an_older_release_stored_is_read() -> None:
 
 
 def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layout(
-    sqlite_url: str,
+    wiring: Wiring,
 ) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
     asked = probe_of_job({"job": EIGHT}, allow_files=False)
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
     older = replace(record, request={**record.request, PROXY_GPUS: 4})
@@ -280,8 +278,7 @@ def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layou
     assert "proxy runs are made no more" in (ended.message or "")
 
 
-def test_what_an_older_release_extrapolated_teaches_a_study_nothing(sqlite_url: str) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
+def test_what_an_older_release_extrapolated_teaches_a_study_nothing(wiring: Wiring) -> None:
     own = read_job(EIGHT)
     numbers = Measured(status="ok", rung="imitated", step_seconds=4.0, gpu_seconds=9.0)
     made = "2026-01-01T00:00:00+00:00"
