@@ -138,8 +138,6 @@ ABORTED = (
     "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : "
     "-6 (pid: 100)\n"
 )
-
-
 TORCH = "/v/torch/distributed/"
 PIPELINING = f"{TORCH}pipelining/schedules.py"
 
@@ -278,8 +276,6 @@ class TestOutOfMemory:
 
 TEXTS = [json.loads(line) for line in recorded("texts.jsonl").splitlines()]
 OTHERS = [json.loads(line) for line in recorded("others.jsonl").splitlines()]
-
-
 PROGRAMS = ["reference", "torchtitan"]
 
 
@@ -355,11 +351,9 @@ class TestEndsFromOutside:
         error = raised(0, "ZeroDivisionError: division by zero")
         assert told(error, reason=reason, exit_code=None)[0] == FailureKind.CRASH
 
-    def test_a_killed_launcher(self) -> None:
+    def test_a_killed_launcher_and_no_word_at_all(self) -> None:
         ended = "the launcher was ended by signal 9 (SIGKILL)"
         assert told(exit_code=-9) == (FailureKind.KILLED, None, ended)
-
-    def test_no_word_at_all(self) -> None:
         nothing = "the program ended with exit code 1 and without its result: it left no output"
         assert failed().message == nothing
         log = "usage: worker TASK\n====\n"

@@ -27,7 +27,7 @@ from planner.intake.measurements import read_measurement
 from planner.probes.pools import nvidia
 from planner.probes.protocol import Failed
 from planner.specs.job import Job
-from tests.conftest import ROOT, needed
+from tests.conftest import ROOT, needed, ran
 from tests.unit.test_local_pool import H100
 
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
@@ -182,8 +182,7 @@ def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
+    return ran(sys.executable, ROOT / "benchmarks" / "gpu_survey.py", *arguments, timeout=400)
 
 
 def test_a_probe_that_hangs_is_left_for_the_next_call(tmp_path: Path) -> None:

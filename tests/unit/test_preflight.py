@@ -198,8 +198,6 @@ def on_gpus(gpu: str, **more: Any) -> Need:
 
 FLAGS = ["--compiles", "--several-gpus"]
 BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
-
-
 FLOAT8 = {**BF16, "precision": "float8-rowwise"}
 
 
