@@ -43,8 +43,6 @@ from tests.stand_ins.records import plan_labels, task_record
 
 SECONDS = 0.5  # that an engine of these tests waits
 MOST_SECONDS = 100.0  # on however busy a machine, and far below waiting for ever
-
-
 ON_POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import pytest
 
 from planner.probes import guardian
-from tests.conftest import ROOT, Cli, clean_environment, job_values, needed
+from tests.conftest import PLANNER, ROOT, Cli, clean_environment, job_values, needed
 from tests.e2e.conftest import REAL_PROBE
 from tests.e2e.probe_jobs import TINY, working
+from tests.e2e.test_closed_loop import items, said, written
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -30,25 +30,10 @@ def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
     """Runs `probe --job` on a job with these notes for the stand-in."""
 
     def run(notes: str = "", *arguments: str, job: Any = JOB, env: Any = None) -> Any:
-        path = tmp_path / "job.json"
-        path.write_text(json.dumps({**job, "notes": notes} if notes or job is JOB else job))
+        path = written(tmp_path, {**job, "notes": notes} if notes or job is JOB else job)
         return cli("probe", "--job", path, *arguments, env={**surroundings, **(env or {})})
 
     return run
-
-
-def stored(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(
-        cli("measurements", "list", *arguments, "--json").stdout
-    )["items"]
-    return rows
-
-
-def probes_of(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
-    """What a command that went well says of its probes."""
-    assert done.returncode == 0, done.stderr
-    probes: list[dict[str, Any]] = json.loads(done.stdout)["probes"]
-    return probes
 
 
 @pytest.mark.torch
@@ -60,7 +45,7 @@ def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, 
     assert "predicted / measured" in done.stdout
     assert "probed, 3 timed steps" in done.stdout
     assert "on cpu from 1 measurement" in done.stderr, "what was measured is learnt from"
-    (row,) = stored(cli)
+    (row,) = items(cli)
     measured = row["measured"]
     assert row["model"]["name"] == "tiny"
     assert {name: row[name] for name in ("cluster", "layout")}.items() <= REAL_JOB.items()
@@ -73,7 +58,7 @@ def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, 
 
 
 def test_json_alone_on_stdout(probe: Probe) -> None:
-    (one,) = probes_of(probe("", "--json"))
+    (one,) = said(probe("", "--json"))["probes"]
     assert one["state"] == "done"
     assert one["measurement"]["measured"]["step_seconds"] == worker.STEP_SECONDS
     assert one["estimate"]["step_seconds"] > 0
@@ -85,7 +70,7 @@ def test_a_failure_is_told_by_its_own_first_cause_and_exit_4(probe: Probe, cli: 
     assert (done.returncode, done.stderr) == (4, "error: crash: rank 1: KeyError: 'rope'\n")
     assert "KeyError: 'rope'" in done.stdout
     assert "Connection closed" not in done.stdout
-    assert stored(cli) == []
+    assert items(cli) == []
     told = json.loads(probe("victims", "--json").stdout)
     assert (told["error"]["type"], told["probes"][0]["failure"]) == ("probe_failed", "crash")
 
@@ -95,7 +80,7 @@ def test_out_of_memory_is_a_measurement_and_exit_3(probe: Probe, cli: Cli) -> No
     assert done.returncode == 3
     assert "out of memory on rank 1" in done.stderr
     assert "shard more" in done.stderr
-    (row,) = stored(cli, "--status", "oom")
+    (row,) = items(cli, "--status", "oom")
     assert (row["measured"]["attempted_bytes"], row["measured"]["rank"]) == (2**31, 1)
 
 
@@ -138,7 +123,7 @@ def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
     layout = {"pp": 4, "dp_shard": 2, "ac": "none"}
     job = job_values("debug-tiny", "h100-sxm-80gb", 8, 64, 16, layout=layout)
     done = probe("", "--emulate", "--json", job=job, env={"CUDA_VISIBLE_DEVICES": ""})
-    (one,) = probes_of(done)
+    (one,) = said(done)["probes"]
     measured = one["measurement"]["measured"]
     assert [rank["rank"] for rank in measured["ranks"]] == [0, 4, 6]
     assert (measured["rung"], measured["peak_reserved_bytes"]) == ("emulated", 2**22)
@@ -148,14 +133,13 @@ def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
 
 @pytest.mark.slow
 def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps({key: JOB[key] for key in ("model", "cluster", "training")}))
+    path = written(tmp_path, {key: JOB[key] for key in ("model", "cluster", "training")})
     plan = json.loads(cli("recommend", "--job", path, "--top-k", "3", "--json").stdout)
 
     def best(count: int, plan_id: str = plan["id"]) -> Any:
         return cli("probe", "--plan", plan_id, "--top-k", str(count), "--json", env=surroundings)
 
-    probes = probes_of(best(2))
+    probes = said(best(2))["probes"]
     assert [(one["plan_id"], one["plan_rank"], one["state"]) for one in probes] == [
         (plan["id"], 1, "done"),
         (plan["id"], 2, "done"),
@@ -169,7 +153,7 @@ def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, st
 @pytest.mark.slow
 def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    (one,) = probes_of(probe("", "--json"))
+    (one,) = said(probe("", "--json"))["probes"]
     (whole,) = one["results"]
     whole["task"] |= {"job": ON_H100, "device": "cuda"}
     whole["environment"] |= {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
@@ -180,7 +164,7 @@ def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
         path.write_text(json.dumps({**whole, "outcome": outcome}))
         return probe("", "--pool", f"replay:{path}", "--json", job={**ON_H100, **changes})
 
-    (one,) = probes_of(recorded(whole["outcome"]))
+    (one,) = said(recorded(whole["outcome"]))["probes"]
     row = one["measurement"]["measured"]
     assert row["software"]["torch"] == "2.11.0"
     found = {"step_seconds": worker.STEP_SECONDS, "device_bytes": 5.0, "allocator_retries": 1}
@@ -193,10 +177,9 @@ def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
 def test_an_interruption_ends_the_probe_first(
     tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps({**JOB, "notes": "scatter 600"}))
+    path = written(tmp_path, {**JOB, "notes": "scatter 600"})
     process = subprocess.Popen(
-        [sys.executable, "-m", "planner.api.cli", "probe", "--job", str(path)],
+        [*PLANNER, "probe", "--job", str(path)],
         env={**clean_environment(), **surroundings, "PLANNER_DATABASE_URL": sqlite_url},
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -14,11 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from planner.api.http.app import create_app
-from planner.api.settings import Settings
 from planner.probes import guardian
 from tests.conftest import EACH_DATABASE, api_keys, needed
 from tests.e2e.probe_jobs import until, working
-from tests.stand_ins import light_python, worker
+from tests.e2e.test_closed_loop import settings_of
+from tests.served import wiring_of
+from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -28,20 +29,14 @@ Make = Callable[..., TestClient]
 
 
 @pytest.fixture
-def make(tmp_path: Path, sqlite_url: str) -> Iterator[Make]:
+def make(sqlite_url: str, surroundings: dict[str, str]) -> Iterator[Make]:
     """Services on one database; with `workers` that run probes."""
     with contextlib.ExitStack() as clients:
 
         def client(url: str = sqlite_url, workers: int = 1, **settings: Any) -> TestClient:
-            chosen = {
-                "probe_program": worker.__file__,
-                "probe_python": str(light_python.install(tmp_path)),
-                "probe_folder": tmp_path / "probes",
-                "lease_folder": tmp_path / "leases",
-                **settings,
-            }
-            app = create_app(Settings(database_url=url, probe_workers=workers, **chosen))
-            return clients.enter_context(TestClient(app, raise_server_exceptions=False))
+            chosen = settings_of(url, surroundings, probe_workers=workers, **settings)
+            app = TestClient(create_app(chosen), raise_server_exceptions=False)
+            return clients.enter_context(app)
 
         yield client
 
@@ -98,13 +93,6 @@ def test_a_probe_is_queued_run_and_found(make: Make, migrated_url: str) -> None:
     assert found["items"] == [row]
 
 
-def test_what_is_no_kernel_is_refused_at_once(idle: TestClient) -> None:
-    kernel = {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}
-    fault = problem(idle.post("/probes", json={"job": NO_LAYOUT, "kernels": [kernel]}), 422)
-    assert fault["field"] == "kernels.0"
-    assert "bytes, ranks, stride" in fault["message"]
-
-
 @pytest.mark.slow
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
@@ -159,7 +147,9 @@ def test_how_to_measure_is_said_by_the_job_unless_the_request_says_it(idle: Test
     assert how.items() <= idle.get(where).json()["request"].items()
 
 
+NO_KERNEL = {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}
 WRONG: tuple[tuple[Any, str], ...] = (
+    ({"job": NO_LAYOUT, "kernels": [NO_KERNEL]}, "kernels.0"),
     ([], "body"),
     ({}, "job"),
     ({"job": {**BARE, "layout": None}}, "layout"),
@@ -202,14 +192,18 @@ def test_a_service_that_stops_puts_its_probe_back(make: Make, tmp_path: Path) ->
 
 
 def test_who_may(make: Make) -> None:
-    client = make(workers=0, api_keys=api_keys({name: name for name in ("read", "probe", "plan")}))
+    keys = {**{name: name for name in ("read", "probe", "plan")}, "both": "plan+probe"}
+    client = make(workers=0, task_workers=0, api_keys=api_keys(keys))
+    bodies = {"/plan": {**NO_LAYOUT, "probe": {"max_probes": 1}}}
 
     def statuses(method: str, path: str, *keys: str | None) -> list[int]:
-        body = {"json": {"job": BARE}} if method == "POST" else {}
+        body = {"json": bodies.get(path, {"job": BARE})} if method == "POST" else {}
         headers = [{"authorization": f"Bearer {key}"} if key else {} for key in keys]
         return [client.request(method, path, headers=one, **body).status_code for one in headers]
 
     assert statuses("POST", "/probes", None, "read", "plan", "probe") == [401, 403, 403, 202]
+    assert statuses("POST", "/plan", None, "probe", "plan", "both") == [401, 403, 403, 202]
+    assert len(wiring_of(client).tasks.list().items) == 1
     assert statuses("GET", "/probes", None, "probe", "read") == [401, 403, 200]
     assert statuses("POST", "/measurements", None, "read", "probe") == [401, 403, 422]
     assert statuses("GET", "/measurements", None, "read") == [401, 200]

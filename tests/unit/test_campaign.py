@@ -10,8 +10,7 @@ import pytest
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.probes import enqueue, probe_of_job, run_probe
 from planner.api.jobs.study_probes import StudyProbes
-from planner.api.settings import Settings
-from planner.api.wiring import wire
+from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -150,9 +149,7 @@ class TestLongSteps:
         ask(self.JOB, pool)
         assert [(task.id, task.steps) for task in pool.tasks] == [("probe-1", 10)]
 
-    def test_a_step_that_fits_runs_whole_and_one_that_fits_less_often_is_repeated_less(
-        self,
-    ) -> None:
+    def test_a_step_that_fits_runs_whole_and_is_repeated_as_often_as_fits(self) -> None:
         few = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=65536)
         for values, limit, whole in ((self.JOB, 3000.0, True), (few, 900.0, False)):
             pool = FakePool(8, as_predicted())
@@ -267,10 +264,7 @@ def test_a_request_that_an_older_release_stored_is_read() -> None:
         ProbeRequest.from_user(values)
 
 
-def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layout(
-    sqlite_url: str,
-) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
+def test_a_proxy_run_that_an_older_release_queued_is_not_made_whole(wiring: Wiring) -> None:
     asked = probe_of_job({"job": EIGHT}, allow_files=False)
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
     older = replace(record, request={**record.request, PROXY_GPUS: 4})
@@ -280,8 +274,7 @@ def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layou
     assert "proxy runs are made no more" in (ended.message or "")
 
 
-def test_what_an_older_release_extrapolated_teaches_a_study_nothing(sqlite_url: str) -> None:
-    wiring = wire(Settings(database_url=sqlite_url))
+def test_what_an_older_release_extrapolated_teaches_a_study_nothing(wiring: Wiring) -> None:
     own = read_job(EIGHT)
     numbers = Measured(status="ok", rung="imitated", step_seconds=4.0, gpu_seconds=9.0)
     made = "2026-01-01T00:00:00+00:00"

@@ -13,14 +13,31 @@ import pytest
 
 import planner
 from planner import rules
+from planner.api.cli.typed import complete_pool
+from planner.api.jobs.probes import check_ready, enqueue, probe_of_job, run_all
+from planner.api.settings import Settings
+from planner.api.wiring import wire
+from planner.calibration import kernels as shapes
 from planner.columns import LayoutBatch
-from planner.errors import SpecError
+from planner.errors import ProbeError, SpecError
+from planner.intake.jobs import read_job
 from planner.precision import PRECISIONS, Precision, Recipe
+from planner.probes import pools, trainers
+from planner.probes.evidence import Evidence
+from planner.probes.launch import Launcher, LaunchSettings, Watch
+from planner.probes.pools.capacity import Capacity
+from planner.probes.pools.local import LocalPool, LocalSettings
+from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.preflight import Need
+from planner.probes.programs import Program
+from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
+from planner.probes.trainers.reference import ReferenceTrainer
 from planner.rules.base import Rule, under
 from planner.samplers import SAMPLERS
 from planner.samplers.base import Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
+from planner.specs import probe_trainers
 from planner.specs.cluster import ClusterSpec
 from planner.study.ask_tell import one_at_a_time, run
 from planner.study.study import Budget, ProbeStudy, StudySettings
@@ -35,8 +52,6 @@ PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac
 
 def measured(seconds: float, losses: list[float], norms: list[float], memory: list[Any]) -> Any:
     """What a probe of one step has found."""
-    from planner.probes.protocol import MeasuredRun
-
     return MeasuredRun(
         step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
         mfu=None, losses=losses, gradient_norms=norms, memory=memory,
@@ -46,12 +61,6 @@ def measured(seconds: float, losses: list[float], norms: list[float], memory: li
 @pytest.fixture
 def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pool of another kind, registered by one line. It answers every probe with 0.5 s a step."""
-    from planner.probes import pools
-    from planner.probes.launch import Watch
-    from planner.probes.pools.capacity import Capacity
-    from planner.probes.pools.protocol import PoolSettings, WithoutQueue
-    from planner.probes.preflight import Need
-    from planner.probes.protocol import Environment, ProbeResult, ProbeTask, RankMemory
 
     class RentedPool(WithoutQueue):
         name: ClassVar[str] = "rented"
@@ -84,15 +93,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_pool(rented_pool: str, tmp_path: Path) -> None:
-    from planner.api.cli.typed import complete_pool
-    from planner.api.jobs.probes import check_ready, enqueue, probe_of_job, run_all
-    from planner.api.settings import Settings
-    from planner.api.wiring import wire
-    from planner.errors import ProbeError, SpecError
-    from planner.probes.launch import Watch
-
-    settings = Settings(database_url=f"sqlite:///{tmp_path / 'planner.db'}")
-    wiring = wire(settings)
+    wiring = wire(Settings(database_url=f"sqlite:///{tmp_path / 'planner.db'}"))
     asked = probe_of_job({"job": PROBE_JOB, "pool": rented_pool}, allow_files=False)
     check_ready(wiring, asked)
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
@@ -102,20 +103,17 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
-    asked = {"job": PROBE_JOB, "pool": "rented", "emulate": True}
-    emulated = probe_of_job(asked, allow_files=False)
+    emulated = {"job": PROBE_JOB, "pool": "rented", "emulate": True}
     with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
-        check_ready(wiring, emulated)
+        check_ready(wiring, probe_of_job(emulated, allow_files=False))
 
 
 def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that chooses the largest of many, timed on the CPU as a probe times it."""
     torch = needed("torch")
-    from planner.calibration import kernels as shapes
     from planner.probes import kernels
     from planner.probes.kernels.base import Prepared
     from planner.probes.micro import KernelProgram
-    from planner.probes.protocol import ProbeTask
 
     def prepare(shape: shapes.KernelShape, device: Any) -> Prepared:
         x = torch.randn(shape["rows"], shape["width"], device=device)
@@ -135,16 +133,6 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trainer that says what to start and reads its own log, run under the real guardian."""
-    from planner.errors import SpecError
-    from planner.intake.jobs import read_job
-    from planner.probes import trainers
-    from planner.probes.evidence import Evidence
-    from planner.probes.launch import Launcher, LaunchSettings
-    from planner.probes.pools.local import LocalPool, LocalSettings
-    from planner.probes.programs import Program
-    from planner.probes.protocol import Environment, MeasuredRun, ProbeTask
-    from planner.probes.trainers.reference import ReferenceTrainer
-    from planner.specs import probe_trainers
 
     class Stopwatch(ReferenceTrainer):
         times_kernels: ClassVar[bool] = False
@@ -317,9 +305,6 @@ def job_of(trainer: str, version: str | None = None, **more: Any) -> dict[str, A
 def test_what_nobody_registered_is_an_error(job: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         (planner.estimate if "layout" in job else planner.recommend)(job)
-
-
-def test_a_study_knows_only_registered_samplers() -> None:
     with pytest.raises(SpecError, match="no sampler of this name"):
         ProbeStudy(small(), StudySettings(sampler="quasi-random"))
 

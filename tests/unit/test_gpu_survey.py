@@ -27,7 +27,7 @@ from planner.intake.measurements import read_measurement
 from planner.probes.pools import nvidia
 from planner.probes.protocol import Failed
 from planner.specs.job import Job
-from tests.conftest import ROOT, needed
+from tests.conftest import ROOT, needed, ran
 from tests.unit.test_local_pool import H100
 
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
@@ -182,13 +182,7 @@ def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
-
-
-def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
-    done = command("--out", tmp_path, "--list")
-    assert done.returncode == 0 or (done.returncode, done.stderr.count("\n")) == (1, 1)
+    return ran(sys.executable, ROOT / "benchmarks" / "gpu_survey.py", *arguments, timeout=400)
 
 
 def test_a_probe_that_hangs_is_left_for_the_next_call(tmp_path: Path) -> None:
@@ -337,14 +331,11 @@ def test_a_first_day_begins_with_the_machine_and_one_run(tmp_path: Path) -> None
         assert len(row["measured"]["steps_seconds"]) >= 5
 
 
-def test_a_first_day_is_in_the_order_of_its_parts() -> None:
-    parts = [int(case.id.partition("/")[0]) for case in first_day("h100-sxm-80gb", gpus=8)]
+def test_a_first_day_is_in_order_and_a_node_shows_each_way_to_communicate() -> None:
+    alone, node = (first_day("h100-sxm-80gb", gpus=gpus) for gpus in (1, 8))
+    parts = [int(case.id.partition("/")[0]) for case in node]
     assert list(dict.fromkeys(parts)) == list(range(1, 10))
     assert parts == sorted(parts)
-
-
-def test_a_node_shows_each_way_to_communicate_in_layouts_that_are_legal() -> None:
-    alone, node = (first_day("h100-sxm-80gb", gpus=gpus) for gpus in (1, 8))
     more = [case for case in node if case not in alone]
     assert len(more) == len(node) - len(alone) == 7
     jobs = [read_job(case.job) for case in more]

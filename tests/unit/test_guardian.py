@@ -56,11 +56,7 @@ class TestWhoBelongsToAProbe:
         assert found({11: TOKEN, 12: TOKEN}, {11: ME, 12: ME + 1}.__getitem__) == {11}
 
     def test_who_cannot_be_read_is_passed_over(self) -> None:
-        def environment(pid: int) -> bytes:
-            if pid == 10:
-                raise PermissionError
-            return TOKEN
-
+        environment = Mock(side_effect=[PermissionError, TOKEN])
         assert bearers("abc", [(10, 1), (11, 1)], environment, lambda _: ME) == {11}
 
     def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,15 +163,12 @@ class TestWhenToEnd:
             (tmp_path / "stop").touch()
         assert reasons == [None, None, "asked"]
 
-    def test_when_a_signal_asks(self, world: World) -> None:
-        one = world.guardian()
-        one.ask(15, None)
-        assert one.reason_to_end(7) == "asked"
-
-    def test_on_a_node_there_is_no_runner_to_watch(self, world: World) -> None:
+    def test_on_a_node_a_signal_asks_and_there_is_no_runner_to_watch(self, world: World) -> None:
         one = world.guardian(watch_runner=False)
         world.changes(**NEW_PARENT, **STOP)
         assert one.reason_to_end(7) is None
+        one.ask(15, None)
+        assert one.reason_to_end(7) == "asked"
 
 
 def test_a_rank_that_a_signal_stopped_is_seen() -> None:
@@ -264,8 +257,6 @@ class TestHowItEnds:
         new = f"4,2,99,-;{ours}\n SUBSYSTEM=pci\ngarbage\n4,3,99,-;{others}\n4,4,99,-;{killed}\n"
         run_it("/bin/sh", "-c", f"printf '%s' '{new}' >> {kmsg}", bus_ids=["0000:3b:00"])
         assert (tmp_path / "kernel.log").read_text() == f"{ours}\n{killed}"
-
-    def test_a_kernel_log_that_may_not_be_read_is_empty(self, tmp_path: Path) -> None:
         assert guardian.KernelLog(str(tmp_path / "nowhere")).read(["0000:3b:00"]) == ""
 
     def test_a_command_that_is_none(self, tmp_path: Path, run_it: Run) -> None:

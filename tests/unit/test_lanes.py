@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,6 @@ def line(lane: Callable[..., Lane]) -> Lane:
     return lane()
 
 
-def pid_of(_: str = "") -> int:
-    return os.getpid()
-
-
 def stamp(path: Path, name: str) -> None:
     with path.open("a") as file:
         file.write(f"{name}\n")
@@ -53,33 +50,13 @@ def note_that_it_is_warm() -> None:
     os.environ["WARM"] = "yes"
 
 
-def is_warm() -> bool:
-    return "WARM" in os.environ
-
-
 def long_sleep(path: Path) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(600)
 
 
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def niceness() -> int:
-    return os.nice(0)
-
-
 def refuse() -> None:
     raise InfeasibleError("nothing fits", remedy="take more GPUs", nearest_miss={"tp": 8})
-
-
-def die() -> None:
-    os._exit(9)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -87,24 +64,21 @@ async def until(holds: Callable[[], bool]) -> None:
         await anyio.sleep(0.01)
 
 
-def running(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
+def awaited(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    async def limited(given: dict[str, Any]) -> None:
         with anyio.fail_after(120):
-            await test()
+            await test(**given)
 
-    anyio.run(limited)
+    return wraps(test)(lambda **given: anyio.run(limited, given))
 
 
-def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Path) -> None:
+@awaited
+async def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Path) -> None:
     path, line = tmp_path / "order", lane(most_waiting_per_key=8)
-
-    async def test() -> None:
-        async with anyio.create_task_group() as group:
-            for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2"):
-                group.start_soon(line.run, name[0], stamp, path, name)
-                await anyio.sleep(0)  # they ask in this order
-
-    running(test)
+    async with anyio.create_task_group() as group:
+        for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2"):
+            group.start_soon(line.run, name[0], stamp, path, name)
+            await anyio.sleep(0)  # they ask in this order
     # a1 was first; then each key in turn, and in its own order
     assert path.read_text().split() == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
     assert (line.running, line.waiting) == (0, 0)
@@ -117,87 +91,73 @@ def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Path) -> None
         ({"most_waiting_per_key": 1}, "aaa", "1 request of key a"),
     ],
 )
-def test_a_line_has_an_end(
+@awaited
+async def test_a_line_has_an_end(
     lane: Any, limits: dict[str, int], keys: str, whose: str, tmp_path: Path
 ) -> None:
     line = lane(**limits)
-
-    async def test() -> None:
-        async with anyio.create_task_group() as group:
-            for key in keys[:-1]:
-                group.start_soon(line.run, key, long_sleep, tmp_path / "pid")
-                await anyio.sleep(0)
-            with pytest.raises(TooManyRequestsError, match=whose) as raised:
-                await line.run(keys[-1], pid_of)
-            assert raised.value.retry_after_seconds > 0
-            group.cancel_scope.cancel()
-
-    running(test)
+    async with anyio.create_task_group() as group:
+        for key in keys[:-1]:
+            group.start_soon(line.run, key, long_sleep, tmp_path / "pid")
+            await anyio.sleep(0)
+        with pytest.raises(TooManyRequestsError, match=whose) as raised:
+            await line.run(keys[-1], os.getpid)
+        assert raised.value.retry_after_seconds > 0
+        group.cancel_scope.cancel()
     assert (line.running, line.waiting) == (0, 0), "who was let in has left"
 
 
-def test_what_was_let_in_may_wait_for_its_next_part(lane: Any) -> None:
+@awaited
+async def test_what_was_let_in_may_wait_for_its_next_part(lane: Any) -> None:
     line = lane(most_waiting=0)
     found: list[int] = []
 
     async def part() -> None:
-        found.append(await line.run("a", pid_of, admitted=True))
+        found.append(await line.run("a", os.getpid, admitted=True))
 
-    async def test() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(line.run, "a", niceness)
-            await anyio.sleep(0)
-            group.start_soon(part)
-
-    running(test)
+    async with anyio.create_task_group() as group:
+        group.start_soon(line.run, "a", os.getpid)
+        await anyio.sleep(0)
+        group.start_soon(part)
     assert len(found) == 1
 
 
-def test_cancelling_ends_the_process_and_hands_the_place_on(line: Lane, tmp_path: Path) -> None:
+@awaited
+async def test_cancelling_ends_the_process_and_hands_the_place_on(
+    line: Lane, tmp_path: Path
+) -> None:
     path = tmp_path / "pid"
-
-    async def test() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(line.run, "a", long_sleep, path)
-            await until(lambda: path.exists() and bool(path.read_text()))
-            group.cancel_scope.cancel()
-        pid = int(path.read_text())
-        await until(lambda: not is_there(pid))
-        assert await line.run("b", pid_of) != pid
-
-    running(test)
+    async with anyio.create_task_group() as group:
+        group.start_soon(line.run, "a", long_sleep, path)
+        await until(lambda: path.exists() and bool(path.read_text()))
+        group.cancel_scope.cancel()
+    pid = int(path.read_text())
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    assert await line.run("b", os.getpid) != pid
     assert (line.running, line.waiting) == (0, 0)
 
 
-def test_work_has_a_time(lane: Any, tmp_path: Path) -> None:
+@awaited
+async def test_work_has_a_time(lane: Any, tmp_path: Path) -> None:
     line = lane(seconds=0.2)
-
-    async def test() -> None:
-        with pytest.raises(PlanningError, match="PLANNER_PLANNING_SECONDS"):
-            await line.run("a", long_sleep, tmp_path / "pid")
-
-    running(test)
+    with pytest.raises(PlanningError, match="PLANNER_PLANNING_SECONDS"):
+        await line.run("a", long_sleep, tmp_path / "pid")
     assert line.running == 0
 
 
-def test_a_process_that_dies_is_said_and_replaced(line: Lane) -> None:
-    async def test() -> None:
-        with pytest.raises(PlanningError, match="memory"):
-            await line.run("a", die)
-        assert await line.run("a", niceness) == NICENESS, "it leaves the core to the answers"
-
-    running(test)
+@awaited
+async def test_a_process_that_dies_is_said_and_replaced(line: Lane) -> None:
+    with pytest.raises(PlanningError, match="memory"):
+        await line.run("a", os._exit, 9)
+    assert await line.run("a", os.nice, 0) == NICENESS, "it leaves the core to the answers"
 
 
-def test_a_lane_warms_up_in_the_process_that_answers_first(lane: Any) -> None:
+@awaited
+async def test_a_lane_warms_up_in_the_process_that_answers_first(lane: Any) -> None:
     line = lane(warm_up=note_that_it_is_warm)
-
-    async def test() -> None:
-        assert not await line.run("a", is_warm)
-        await line.warm()
-        assert await line.run("a", is_warm)
-
-    running(test)
+    assert await line.run("a", os.getenv, "WARM") is None
+    await line.warm()
+    assert await line.run("a", os.getenv, "WARM") == "yes"
 
 
 @pytest.mark.parametrize("warm_up", [plan_once, price_once])
@@ -208,14 +168,12 @@ def test_what_lanes_warm_up_with_is_a_job_that_has_an_answer(warm_up: Callable[[
     gc.unfreeze()
 
 
-def test_refusals_cross_whole(line: Lane) -> None:
-    async def test() -> None:
-        with pytest.raises(InfeasibleError) as raised:
-            await line.run("a", refuse)
-        assert raised.value.as_dict()["nearest_miss"] == {"tp": 8}
-        assert raised.value.remedy == "take more GPUs"
-
-    running(test)
+@awaited
+async def test_refusals_cross_whole(line: Lane) -> None:
+    with pytest.raises(InfeasibleError) as raised:
+        await line.run("a", refuse)
+    assert raised.value.as_dict()["nearest_miss"] == {"tp": 8}
+    assert raised.value.remedy == "take more GPUs"
 
 
 FAULT = Fault("a", 1, "is wrong", "mend it")

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import re
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,26 +52,7 @@ def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     )  # fmt: skip
 
 
-def reason(folder: Path) -> str:
-    """Why the guardian of this folder ended, which has left nobody."""
-    assert guardian.bearers(f"token-of-{folder.name}") == set()
-    return str(json.loads((folder / END).read_text())["reason"])
-
-
 class TestSupervise:
-    def test_a_lost_lease_stops_the_work(self, tmp_path: Path) -> None:
-        """Who holds the lease sets `stop`; the command is over when `supervise` returns."""
-        watch = Watch()
-
-        def stop_when_it_runs() -> None:
-            while not (tmp_path / "runs").exists():
-                time.sleep(0.01)
-            watch.stop.set()
-
-        threading.Thread(target=stop_when_it_runs, daemon=True).start()
-        supervise(tmp_path, spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600"), (), watch)
-        assert reason(tmp_path) == "asked"
-
     def test_what_a_program_inherits_reaches_it_and_no_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -86,14 +65,6 @@ class TestSupervise:
         assert (tmp_path / SPEC).stat().st_mode & 0o777 == 0o600
         written = "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
         assert not {"hunter2", "swordfish"} & set(re.findall(r"\w+", written))
-
-    def test_an_interruption_ends_the_probe_before_it_goes_on(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(launch, "_wait", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            supervise(tmp_path, spec(tmp_path, "/bin/sleep", "600"), (), Watch())
-        assert reason(tmp_path) == "asked"
 
     def test_the_lease_is_held_by_the_guardian_too(self, tmp_path: Path) -> None:
         lock = os.open(tmp_path / "gpu-0.lock", os.O_RDWR | os.O_CREAT)

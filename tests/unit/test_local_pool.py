@@ -1,7 +1,5 @@
 """GPUs from recorded answers of nvidia-smi, and leases: never two probes, never beside others."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from planner.errors import ProbeError, SpecError
-from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.probes.launch import Launcher, LaunchSettings, Watch
 from planner.probes.pools.leases import LeaseLocks
@@ -30,7 +27,7 @@ from planner.probes.pools.nvidia import (
 )
 from planner.probes.protocol import ProbeResult, ProbeTask
 from planner.probes.variables import DeviceLease
-from tests.conftest import ROOT, clean_environment, job_values, side_by_side
+from tests.conftest import job_values, side_by_side
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
 GPUS = """\
@@ -83,11 +80,8 @@ class TestSmi:
         assert [gpu.sliced for gpu in seen.gpus] == [False, False, True, False]
         assert (seen.gpus[0].memory_bytes, seen.gpus[3].memory_bytes) == (81559 * 2**20, None)
         assert [gpu.bus_id for gpu in seen.gpus] == ["0000:3b:00", "0000:5e:00", "0000:86:00", ""]
-        assert seen.gpus[0].foreign() is None
-        assert (
-            seen.gpus[1].foreign()
-            == "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
-        )
+        users = "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
+        assert [gpu.foreign() for gpu in seen.gpus[:2]] == [None, users]
 
     def test_memory_without_a_process_is_somebody_too(self) -> None:
         assert survey(answer(GPUS)).gpus[1].foreign() == "an unseen process with 40,123 MiB"
@@ -165,12 +159,6 @@ def pool(
     return LocalPool(launcher, settings), launcher
 
 
-def stopped_at_once() -> Watch:
-    """Stops who waits as soon as it says so."""
-    stop = threading.Event()
-    return Watch(stop=stop, progress=lambda _: stop.set())
-
-
 def used(gpu: Gpu, name: str) -> Gpu:
     return replace(gpu, processes=(GpuProcess(pid=7, name=name, used_bytes=None),))
 
@@ -228,14 +216,12 @@ class TestLeases:
         with pytest.raises(ProbeError, match="needs 4 GPUs, this machine has 2"):
             here.run(task(4))
 
-    def test_slices_are_no_gpus(self, tmp_path: Path) -> None:
-        here, _ = pool(tmp_path, [replace(gpu, sliced=True) for gpu in IDLE])
-        assert here.capacity(read_job(task(1).job).cluster).num_devices == 0
-
-    def test_no_gpu_is_one_clear_line(self, tmp_path: Path) -> None:
-        said = r"^no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu[^\n]*$"
-        with pytest.raises(ProbeError, match=said):
-            pool(tmp_path, [])[0].run(task(1))
+    def test_no_gpu_is_one_clear_line_and_slices_are_none(self, tmp_path: Path) -> None:
+        sliced = [replace(gpu, sliced=True) for gpu in IDLE]
+        for gpus, why in (([], "it has none"), (sliced, "none is visible to us .*")):
+            said = rf"^no NVIDIA GPU to probe on: {why}; use --emulate .* gpu: cpu[^\n]*$"
+            with pytest.raises(ProbeError, match=said):
+                pool(tmp_path, gpus)[0].run(task(1))
 
     def test_another_gpu_than_the_job_names_is_refused(self, tmp_path: Path) -> None:
         here, _ = pool(tmp_path)
@@ -244,40 +230,26 @@ class TestLeases:
         known = load_gpu("h100-sxm-80gb").model_dump(exclude={"aliases", "sources"})
         here.run(task(1, gpu={**known, "name": "our-h100"}))
 
-    def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
-        holder = (
-            "import sys, time\nfrom pathlib import Path\n"
-            "from planner.probes.pools.leases import LeaseLocks\n"
-            "locks = LeaseLocks(Path(sys.argv[1]), machine=sys.argv[2])\n"
-            "print(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
-        )
-        command = [sys.executable, "-c", holder, str(tmp_path / "leases"), str(tmp_path)]
-        here, launcher = pool(tmp_path, IDLE[:1])
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "True\n"
-            with pytest.raises(ProbeError, match="stopped while waiting"):
-                here.run(task(1), stopped_at_once())
-            process.kill()
-        here.run(task(1))
-        assert len(launcher.spans) == 1
-
     def test_cpu_slots_are_shared_and_a_wide_probe_takes_them_all(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.05, cpu_slots=2)
         side_by_side(here.run, *((task(size, "cpu"),) for size in (1, 4, 1, 2)))
         assert sorted(len(lease.locks) for lease in launcher.leases) == [1, 1, 2, 2]
         assert launcher.most_locks == 2
 
-    def test_a_wait_can_be_ended(self, tmp_path: Path) -> None:
-        here, launcher = pool(tmp_path, cpu_slots=1)
+    @pytest.mark.parametrize(
+        ("asked", "lock"), [(task(1, "cpu"), "cpu-0"), (task(1), "gpu-GPU-0")], ids=["CPU", "GPU"]
+    )
+    def test_a_wait_can_be_ended(self, tmp_path: Path, asked: ProbeTask, lock: str) -> None:
+        here, launcher = pool(tmp_path, IDLE[:1], cpu_slots=1)
         busy = LeaseLocks(here.settings.leases, machine=here.settings.machine)
-        assert busy.lock("cpu-0")
+        assert busy.lock(lock)
+        stop = threading.Event()
         with pytest.raises(ProbeError, match="stopped while waiting"):
-            here.run(task(1, "cpu"), stopped_at_once())
+            here.run(asked, Watch(stop=stop, progress=lambda _: stop.set()))
         assert launcher.spans == []
         busy.release()
+        here.run(asked)
+        assert len(launcher.spans) == 1
 
     def test_a_folder_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "leases").write_text("a file")

@@ -198,8 +198,6 @@ def on_gpus(gpu: str, **more: Any) -> Need:
 
 FLAGS = ["--compiles", "--several-gpus"]
 BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
-
-
 FLOAT8 = {**BF16, "precision": "float8-rowwise"}
 
 
@@ -272,10 +270,6 @@ def lacks(**more: bool) -> str:
     asked = {"compiles": True, "several_gpus": True, **more}
     said = json.dumps(selfcheck.found("cuda", ["program.py"], **asked))
     return problem_in(subprocess.CompletedProcess([], 0, said, ""), "python") or "nothing"
-
-
-def test_a_machine_that_lacks_nothing(machine: Path) -> None:
-    assert lacks() == "nothing"
 
 
 def test_a_torch_that_no_probe_ran_on(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
