@@ -55,20 +55,6 @@ class Prior:
     memory_sd: FloatColumn
 
     @classmethod
-    def alike(
-        cls, step_seconds: FloatColumn, time_sd: float, oom: FloatColumn, memory_sd: float
-    ) -> "Prior":
-        """A prior with the same own error for all candidates and no shared error."""
-        count = len(step_seconds)
-        return cls(
-            log_seconds=np.log(step_seconds),
-            sd=np.full(count, time_sd),
-            factor=np.zeros((count, 0)),
-            oom_probability=oom,
-            memory_sd=np.full(count, memory_sd),
-        )
-
-    @classmethod
     def calibrated(
         cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn
     ) -> "Prior":

@@ -265,6 +265,7 @@ def refused(model: str, layout: Any, **training: Any) -> list[Violation]:
     ("partial", "0.15", DENSE, {"ac": "selective-attention"}, "ac", "activation recomputation"),
     # TorchTitan
     ("full", "0.2.2", DENSE, {}, "training.cuda_graphs", "no CUDA graphs of this kind"),
+    ("full", "0.16", DENSE, {"ac": "full"}, "", ""),  # is allowed
 ])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
     graphs: str, version: str, model: str, layout: Any, field: str, words: str
@@ -272,8 +273,8 @@ def test_what_graphs_exclude_is_one_error(
     trainer = "torchtitan" if version == "0.2.2" else "megatron"
     given = {"trainer": trainer, "trainer_version": version}
     found = refused(model, layout, cuda_graphs=graphs, **given)
-    assert [one.field for one in found] == [field]
-    assert words in found[0].rule
+    assert [one.field for one in found] == field.split()
+    assert all(words in one.rule for one in found)
     assert not refused(model, layout, cuda_graphs="none", **given)
 
 
@@ -283,14 +284,6 @@ def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
         check_supported([pricer.rules_context])
     remedy = "partial or none; or set training.trainer_version to 0.19; or use --trainer torchtitan"
     assert remedy in error.value.remedy
-
-
-@pytest.mark.parametrize(("graphs", "version", "model", "layout"), [
-    ("full", "0.18", MOE, {"ep": 8}),
-    ("full", "0.16", DENSE, {"ac": "full"}),
-])  # fmt: skip
-def test_what_graphs_allow(graphs: str, version: str, model: str, layout: Any) -> None:
-    assert not refused(model, layout, cuda_graphs=graphs, trainer_version=version)
 
 
 @pytest.mark.parametrize(("graphs", "version", "layout", "dispatcher"), [

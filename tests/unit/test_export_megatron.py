@@ -59,6 +59,8 @@ def test_python_of_the_experts_layers_means_the_models_layers() -> None:
 
 SPLIT = {"pp": 4, "tp": 8, "pp_schedule": "Interleaved1F1B"}
 DISPATCHER = "--moe-token-dispatcher-type"
+BACKENDS = {"flash": "auto", "flash2": "flash", "flash3": "flash", "cudnn": "fused",
+    "unfused": "unfused"}  # fmt: skip
 # model, job, layout, arguments that are said, and starts of those that are not
 SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("llama3-70b", {}, {"tp": 8, "pp": 4},
@@ -148,6 +150,10 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
         "--async-save --use-persistent-ckpt-worker", ""),  # without which it is switched off
     ("llama3-70b", {"optimizer": "adamw-bf16-states"}, {}, "--exp-avg-dtype bf16", ""),
     ("llama3-70b", {"max_grad_norm": None}, {}, "--clip-grad 0.0", ""),
+    *(
+        ("llama3-70b", {"attention_kernel": kernel}, {}, f"--attention-backend {word}", "")
+        for kernel, word in BACKENDS.items()
+    ),
     # what published config.json files ask for, beside the shapes
     ("llama3-8b", {}, {}, "--rotary-base 500000 --norm-epsilon 1e-05", "--use-rope-scaling"),
     ("llama3.2-1b", {}, {}, "--rotary-base 500000 --use-rope-scaling --rope-scaling-factor 32", ""),
@@ -177,6 +183,8 @@ def test_what_a_job_means_is_said_in_megatrons_arguments(
     assert made.blockers == ()
     assert parse_back(made) == layout(256, "megatron", **values)
     assert not {gap.fault.field for gap in made.gaps} & values.keys()
+    noted = any("flash-attn" in note for note in made.notes)
+    assert noted == (BACKENDS.get(job.get("attention_kernel", "")) == "flash")
 
 
 def test_stages_of_layers_are_a_string_and_what_a_fork_has_is_noted() -> None:
@@ -251,19 +259,6 @@ def test_muon_is_sharded_as_the_release_has_it(
     if release != "0.17":  # whose table we have not
         rows = {flag: argument(flag, release) for flag in flags}
         assert not [flag for flag, row in rows.items() if row is None or row.refusal(flags[flag])]
-
-
-@pytest.mark.parametrize(("kernel", "word"), [
-    ("flash", "auto"),
-    ("flash2", "flash"),
-    ("flash3", "flash"),
-    ("cudnn", "fused"),
-    ("unfused", "unfused"),
-])  # fmt: skip
-def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
-    made = make(job={"attention_kernel": kernel})
-    assert flags_of(made)["--attention-backend"] == [word]
-    assert any("flash-attn" in note for note in made.notes) == (word == "flash")
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])

@@ -151,11 +151,13 @@ def test_every_operand_decides_something(name: str, operand: str) -> None:
 
 
 @pytest.mark.parametrize("table", [torchao(), transformer_engine()])
-def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
+def test_recipes_save_no_more_than_16_bits_and_what_those_must_not_have(table: Recipes) -> None:
+    assert tuple(recipe.name for recipe in table) == tuple(PRECISIONS)
     for recipe in table:
         costs = [getattr(recipe, name) for name in BY_OPERAND]
         assert (costs != [NOTHING] * 7) == recipe.low, recipe.name
         widths = (recipe.saved_bytes, recipe.wire_bytes, recipe.tp_wire_bytes)
+        assert recipe.saved_bytes <= 2.0
         assert recipe.low or (*widths, recipe.experts) == (2.0, 2.0, 2.0, "")
 
 

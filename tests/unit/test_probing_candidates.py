@@ -1,7 +1,5 @@
 """Candidates: complete by brute force, priced as the planner prices, found by their layout."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from planner.intake.jobs import read_job
 from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measured
-from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
+from planner.study.candidates import RISKIEST, SLACK, enumerate_candidates
 from tests.unit.priced_cases import priced_space
 from tests.unit.probing_cases import REQUEST, searched, small
 
@@ -89,14 +87,6 @@ def test_memory_is_compared_with_the_same_kind() -> None:
     both = Measured(peak_reserved_bytes=1.1 * reserved, peak_allocated_bytes=1.0)
     assert found.memory_residual(4, both) == pytest.approx(np.log(1.1))
     assert found.memory_residual(4, Measured()) is None
-
-
-def test_a_prior_from_draws_has_their_covariance() -> None:
-    draws = np.random.default_rng(0).standard_normal((40, 5)) * np.array([0.1, 0.2, 0.05, 0.1, 0.3])
-    centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
-    prior = replace(Prior.alike(np.ones(5), 0.1, np.zeros(5), 0.05), factor=centred.T)
-    assert prior.factor @ prior.factor.T == pytest.approx(np.cov(draws.T, bias=True))
-    assert prior.take(np.array([3, 1])).factor == pytest.approx(centred.T[[3, 1]])
 
 
 def test_no_two_candidates_read_alike() -> None:

@@ -10,7 +10,6 @@ from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.rules import violations
-from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
@@ -156,16 +155,6 @@ def test_a_gpu_that_computes_in_bf16_is_not_replaced_by_one_that_does_not() -> N
 def test_a_fixed_field_that_stands_in_the_way_is_named_first() -> None:
     field, value = changes_of(search={"fix": {"dp_replicate": 8}})[0]
     assert (field, value != 8) == ("search.fix.dp_replicate", True)
-
-
-def test_a_sequence_too_long_is_shortened_to_the_longest_that_fits() -> None:
-    def training(length: int) -> dict[str, Any]:
-        return {"training": {"seq_len": length, "global_batch_size": 8}}
-
-    length = dict(changes_of(**training(2**20)))["training.seq_len"]
-    job, longer = job_of(**training(length)), job_of(**training(2 * length))
-    assert first_fitting(Request(job=job, cluster=job.cluster)) is not None
-    assert first_fitting(Request(job=longer, cluster=longer.cluster)) is None
 
 
 def test_sizes_that_are_no_doubling_are_found() -> None:
