@@ -8,12 +8,14 @@ import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding
+from planner.cost.machine.knobs import Calibration
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.pipeline.stage_costs import StageCosts
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.model import LayerKind, ModelSpec
@@ -31,12 +33,24 @@ def pricer(model: Any = "llama3-8b", num_gpus: int = 8, gpu: Any = H100, **train
     return Pricer.build(read_model(model), cluster, read_training(given))
 
 
-def pricer_of(job: Job) -> Pricer:
-    return Pricer.build(job.model, job.cluster, job.training)
+def pricer_of(job: Job, calibration: Calibration | None = None) -> Pricer:
+    return Pricer.build(job.model, job.cluster, job.training, calibration)
 
 
-def priced(job: Job) -> tuple[Pricer, LayoutBatch]:
-    return pricer_of(job), LayoutBatch.from_layouts([job.layout])
+def priced(job: Job, calibration: Calibration | None = None) -> tuple[Pricer, LayoutBatch]:
+    """Its pricer, and the layout that it names."""
+    return pricer_of(job, calibration), LayoutBatch.from_layouts([job.layout])
+
+
+def priced_space(job: Job, **kind: Any) -> tuple[Pricer, Space]:
+    """Its pricer, and every legal layout that it asks for."""
+    found = pricer_of(job)
+    return found, build_space(found.rules_context, job.search, **kind)
+
+
+def step_seconds(job: Job, calibration: Calibration | None = None) -> float:
+    found, batch = priced(job, calibration)
+    return float(found.price(batch).step_seconds[0])
 
 
 def with_profile(p: Pricer, **changes: float) -> Pricer:

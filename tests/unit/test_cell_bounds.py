@@ -21,7 +21,8 @@ from planner.search.space_search import screen
 from planner.search.variations.floors import with_budget
 from planner.work.checkpointing import FULL, NONE
 from tests.conftest import job_values
-from tests.unit.priced_cases import batch_of, priced_space, pricer_of
+from tests.pricing import priced_space, pricer_of
+from tests.pricing import rows as batch_of
 
 PRICER = pricer_of(read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)))
 LIMIT = float(PRICER.cluster.usable_memory_bytes)

@@ -25,7 +25,8 @@ from planner.intake.models import read_model
 from planner.specs.job import Job
 from planner.units import GIB
 from tests.conftest import job_values
-from tests.unit.priced_cases import batch_of, pricer_of
+from tests.pricing import pricer_of
+from tests.pricing import rows as batch_of
 
 HOPPER, TWO_SIDED_90 = "h100-sxm-80gb", intervals.TWO_SIDED_90
 

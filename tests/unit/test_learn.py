@@ -16,8 +16,8 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values
-from tests.unit.priced_cases import priced_layout, pricer_of
-from tests.unit.priced_cases import step_seconds as predicted
+from tests.pricing import priced, pricer_of
+from tests.pricing import step_seconds as predicted
 
 SLOWER = 1.25
 
@@ -31,7 +31,7 @@ def job(model: str = "llama3-8b", **layout: object) -> Job:
 
 
 def spread_of(asked: Job, calibration: Calibration) -> float:
-    pricer, batch = priced_layout(asked, calibration)
+    pricer, batch = priced(asked, calibration)
     return float(time_spread(pricer, batch, pricer.price(batch)).sd[0])
 
 

@@ -32,7 +32,7 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values, side_by_side
-from tests.unit.priced_cases import pricer_of, step_seconds
+from tests.pricing import pricer_of, step_seconds
 
 GPU = "mi300x-192gb"
 SUBJECT = Subject(trainer="torchtitan", gpu=GPU)

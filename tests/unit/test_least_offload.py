@@ -22,7 +22,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.units import GIB
 from tests.conftest import job_values
-from tests.unit.priced_cases import priced_space
+from tests.pricing import priced_space
 
 TIGHT: dict[str, Any] = job_values("llama2-13b", "a100-sxm-40gb", 8, 4096, 128, trainer="megatron")
 

@@ -15,7 +15,7 @@ from planner.search.space import domains
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
 from tests.conftest import job_values
-from tests.unit.priced_cases import pricer_of
+from tests.pricing import pricer_of
 
 NO_LIMIT = float("inf")
 LAYERS = 56

@@ -5,7 +5,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.search.choice.pareto import different, front
-from tests.unit.priced_cases import batch_of
+from tests.pricing import rows as batch_of
 
 GB = 1e9
 

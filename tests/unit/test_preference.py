@@ -19,7 +19,7 @@ from planner.search.choice import preference
 from planner.search.choice.preference import RISK, UNPROVEN, WORTH, Weighed, spread_within_stack
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, UNMEASURED_JOB, fixed_ports, job_values
-from tests.unit.priced_cases import batch_of
+from tests.pricing import rows as batch_of
 
 NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
 PLAIN = {"dp_shard": 8, "ac": "none"}

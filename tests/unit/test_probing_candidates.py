@@ -11,7 +11,7 @@ from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measured
 from planner.study.candidates import RISKIEST, SLACK, enumerate_candidates
-from tests.unit.priced_cases import priced_space
+from tests.pricing import priced_space
 from tests.unit.probing_cases import REQUEST, searched, small
 
 SPLIT = {

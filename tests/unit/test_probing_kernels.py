@@ -15,7 +15,7 @@ from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
 from planner.study.micro_probes import ObservedEffect
 from planner.study.posterior import StudyPosterior
 from planner.study.study import MicroResult, ProbeStudy, StudySettings
-from tests.unit.priced_cases import priced_space
+from tests.pricing import priced_space
 from tests.unit.probing_cases import REQUEST
 
 UNCOVERED = "mi300x-192gb"  # no training run on its family was measured

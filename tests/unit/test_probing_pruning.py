@@ -11,7 +11,7 @@ from planner.intake.jobs import read_job
 from planner.specs.layout import AC_KINDS
 from planner.study import pruning
 from tests.conftest import job_values
-from tests.unit.priced_cases import priced_space
+from tests.pricing import priced_space
 
 H100, BF16 = "h100-sxm-80gb", {"fix": {"precision": "bf16"}}
 NO_CP, SMALL = {"fix": {"precision": "bf16", "cp": 1}}, "llama3.1-8b"

@@ -17,7 +17,7 @@ from planner.plan.recommend import recommend
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
 from tests.conftest import fixed_ports, job_values
-from tests.unit.priced_cases import pricer_of
+from tests.pricing import pricer_of
 
 FRAGILE = {"mtbf_gpu_hours": 40}
 

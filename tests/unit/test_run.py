@@ -21,7 +21,7 @@ from planner.specs.job import SearchSpec
 from planner.specs.plan_comparisons import Regret
 from planner.specs.run import CheckpointMode, RunEstimate
 from tests.conftest import job_values
-from tests.unit.priced_cases import priced_layout
+from tests.pricing import priced
 
 MODES: tuple[CheckpointMode, ...] = ("sync", "async", "async-pinned")
 STEP = np.array([5.0])
@@ -36,7 +36,7 @@ def case(
     given = {"cluster": cluster, "training": training}
     values = {key: {**PLAIN[key], **more} for key, more in given.items()}
     job = read_job({**PLAIN, **values, "layout": layout or {"dp_shard": 64}})
-    return priced_layout(job)
+    return priced(job)
 
 
 def answer(cluster: Given = AS_IT_IS, training: Given = AS_IT_IS) -> RunEstimate:

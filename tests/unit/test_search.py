@@ -32,7 +32,7 @@ from planner.search.variations.splits import shifted
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 from tests.conftest import fixed_ports, job_values, one_fast, slow
-from tests.unit.priced_cases import priced_space, pricer_of
+from tests.pricing import priced_space, pricer_of
 
 NUM_JOBS, TOP = 20, 10
 GPUS = ("h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb", "b200-sxm-180gb")

@@ -28,7 +28,7 @@ from planner.search.variations import budgets
 from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
 from planner.specs.layout import Layout, parse_ac
 from tests.conftest import fixed_ports, job_values, one_fast
-from tests.unit.priced_cases import priced_space, pricer_of
+from tests.pricing import priced_space, pricer_of
 
 GPU = "h100-sxm-80gb"
 LONG_HEAD = job_values("llama3.1-8b", GPU, 8, 8192, 128)

@@ -16,7 +16,7 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values
-from tests.unit.priced_cases import priced_layout
+from tests.pricing import priced
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -26,7 +26,7 @@ def case(
 ) -> tuple[Pricer, LayoutBatch]:
     given = ("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 4 * num_gpus)
     job = read_job(job_values(*given, layout=layout or {"dp_shard": 16}, **(training or {})))
-    return priced_layout(job)
+    return priced(job)
 
 
 def on_fabric(pricer: Pricer) -> tuple[Any, ...]:
@@ -248,8 +248,8 @@ def test_owners_beyond_the_matrices_wait_for_the_largest_one() -> None:
 def test_early_releases_hide_nothing_of_muon(release: str, stage: int, hidden: bool) -> None:
     """training/arguments.py: "Muon optimizer does not support overlap grad reduce"."""
     jobs = [{**MUON, "trainer_version": release, "overlap": {"dp": dp}} for dp in (True, False)]
-    priced = [case(job, dp_shard=16, zero_stage=stage) for job in jobs]
-    may, switched_off = (pricer.price(batch).step_seconds[0] for pricer, batch in priced)
+    found = [case(job, dp_shard=16, zero_stage=stage) for job in jobs]
+    may, switched_off = (pricer.price(batch).step_seconds[0] for pricer, batch in found)
     assert (may < switched_off) == hidden
     assert may <= switched_off
 
