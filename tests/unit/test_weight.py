@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_579,
-    "code lines": 71_545,
+    "lines": 100_551,
+    "code lines": 71_442,
     "files over 400 lines": 10,
-    "classes over 250 lines": 8,
+    "classes over 250 lines": 1,
     "p95 of function lines": 32,
     "longest function": 147,
     "public classes": 693,
     "functions that import inside": 50,
 }
-TEST_LINES = 59_446
+TEST_LINES = 49_875
 
 
 def test_the_code_weighs_no_more() -> None:
