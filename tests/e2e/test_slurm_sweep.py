@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 LAYOUTS = [
     {"dp_shard": 2, "ac": "none"},
     {"dp_shard": 2, "ac": "full"},
+    {"dp_replicate": 2, "dp_shard": 1, "ac": "none"},
     {"dp_shard": 1, "tp": 2, "ac": "none"},
 ]
 SWEEP: dict[str, Any] = {
