@@ -61,11 +61,14 @@ def ensure_current(engine: Engine) -> None:
     if revision == HEAD:
         return
     if engine.dialect.name != "sqlite":
-        raise NotReadyError(
-            f"database {shown(engine)} is at revision {revision or 'none'}, not {HEAD}; run "
-            "`planner-cli db upgrade`"
-        )
+        raise NotReadyError(f"database {shown(engine)} {at_revision(revision)}")
     upgrade(engine)
+
+
+def at_revision(revision: str | None) -> str:
+    found, old = revision or "none", revision is None or revision < HEAD
+    remedy = "run `planner-cli db upgrade`" if old else "install the newest planner"
+    return f"is at revision {found}, not {HEAD}; {remedy}"
 
 
 def _create(engine: Engine) -> None:

@@ -43,8 +43,7 @@ TOKENS = (8192, 32768, 131072, 524288)
 # experts
 SHORT, FAR_EXPERTS = 4096, 4
 CUT = 8192  # tokens a rank below which a sequence is cut for room alone, not for its length
-# Sequences that are cut over ranks as a rule, measured here or not: Llama 3 (arXiv 2407.21783,
-# 3.3.2) and TorchTitan at 128K tokens, both by gathered keys and values.
+# from here on Llama 3 (arXiv 2407.21783, 3.3.2) and TorchTitan cut sequences as a rule
 GATHERED_FROM = 131072
 LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1, "modules": 1}

@@ -149,8 +149,7 @@ def test_sqlite_is_made_at_first_use_and_postgres_is_not(engine: Engine) -> None
         assert connection.scalar(text("PRAGMA foreign_keys")) == 1
 
 
-def test_a_database_from_the_future_is_refused(sqlite_url: str) -> None:
-    engine = engine_of(sqlite_url)
+def test_a_database_from_the_future_is_refused(engine: Engine) -> None:
     upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))

@@ -15,7 +15,7 @@ from planner.api.http.requests import Threads, in_thread, wiring_of
 from planner.api.http.routes.parameters import problems
 from planner.api.http.schemas import Health, Readiness, ReadinessPart
 from planner.api.storage.engine import is_memory
-from planner.api.storage.migrate import HEAD, current_revision
+from planner.api.storage.migrate import HEAD, at_revision, current_revision
 from planner.errors import StoreError
 from planner.units import format_bytes
 
@@ -72,9 +72,7 @@ def _database(request: Request) -> str | None:
     except StoreError as error:
         log.error("%s", error)
         return "cannot be reached; the log of the service says why"
-    if revision == HEAD:
-        return None
-    return f"is at revision {revision or 'none'}, not {HEAD}; run `planner-cli db upgrade`"
+    return None if revision == HEAD else at_revision(revision)
 
 
 def _free_bytes(folder: Path) -> int:
