@@ -251,7 +251,7 @@ def estimate_one(
 
 
 def keep_estimate(wiring: Wiring, job: object, answer: Answer) -> StoredEstimate:
-    """The answer to one job, stored and named. Raises what refused it, and StoreError."""
+    """Plans one job and stores the answer under an id. Raises its refusal, or StoreError."""
     if isinstance(answer, Refusal):
         raise answer.error
     kept = _to_keep(wiring, job if isinstance(job, dict) else {}, answer)
@@ -288,7 +288,7 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> Sto
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """Files and command that run a ranked layout of a stored plan.
+    """Exports a ranked layout of a stored plan: its files and the command that starts it.
 
     to: a format; None for that of the plan's trainer.
 

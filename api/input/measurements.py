@@ -289,7 +289,7 @@ def filter_of(
     job_hash: str | None = None,
     asked_by: str | None = None,
 ) -> MeasurementFilter:
-    """Which measurements to list; model and gpu by any name of the catalogue.
+    """Filter on measurements; model and gpu by any name of the catalogue.
 
     Raises SpecError for an unknown status or fidelity.
     """

@@ -78,7 +78,7 @@ class RequestedProbe:
 
 
 def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """How to measure, from a job's own `probe`: pool, trainer, steps."""
+    """Settings of measuring, from a job's own `probe`: pool, trainer, steps."""
     own = job.get("probe")
     if not isinstance(own, Mapping):
         return {}
@@ -269,7 +269,7 @@ def _doubt(measurement: Measurement) -> str | None:
 
 
 def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> ProbeEnd:
-    """How a probe with this answer ended. Out of memory is an answer: done, with its class.
+    """End of a probe with this answer. Out of memory is an answer: done, with its class.
 
     Numbers that cannot be true are stored as refused.
     """

@@ -1,4 +1,4 @@
-"""Webhooks: a signed POST says how a run of a sweep ended, and is repeated until it is taken.
+"""Webhooks: a signed POST reports the end of a sweep's run, and is repeated until it is taken.
 
 Only hosts that the operator lists are called, so that nobody can make this service call the hosts
 of its own network. Redirects are not followed. The signature is that of Standard Webhooks

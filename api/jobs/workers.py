@@ -91,7 +91,7 @@ class Workers(ABC, Generic[Record, End]):
         self._wake.set()
 
     def halt(self) -> None:
-        """Starts nothing more, and tells what runs to end."""
+        """Starts nothing more, and asks running jobs to end."""
         self._stop.set()
         self._wake.set()
         self._errands_due.set()
@@ -99,7 +99,7 @@ class Workers(ABC, Generic[Record, End]):
             stop.set()
 
     def stop(self) -> None:
-        """Ends what runs, puts it back into the queue, and waits until that is done."""
+        """Ends running jobs, puts them back into the queue, and waits until that is done."""
         self.halt()
         for ended in self._ended:
             ended.wait()
@@ -214,7 +214,7 @@ class Workers(ABC, Generic[Record, End]):
             self.queue.finish(record, self._failed(self.bug, message))
 
     def _release_the_given_up(self) -> None:
-        """Puts back what the database did not let us put back when it failed; no attempt counts."""
+        """Puts back the jobs that the database, when it failed, did not take; no attempt counts."""
         while self._unreleased:
             with contextlib.suppress(ConflictError):  # somebody else has it by now
                 self.queue.release(self._unreleased[-1])
@@ -256,7 +256,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         )
 
     def _prune_audit(self) -> None:
-        """Deletes what the audit trail holds for longer than it should, now and then."""
+        """Prunes the audit trail now and then."""
         now = time.monotonic()
         if now - self._pruned_at >= PRUNE_SECONDS:
             self._pruned_at = now

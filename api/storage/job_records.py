@@ -65,7 +65,7 @@ class JobRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
-    """How a job ended. gpu_seconds: what it used, where that is known."""
+    """End of a job. gpu_seconds: used by it, where that is known."""
 
     state: EndState
     failure: str | None = None
@@ -99,7 +99,7 @@ class ProbeRecord(JobRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEnd(JobEnd):
-    """How a probe ended.
+    """End of a probe.
 
     measurements: stored in the same transaction; the probe's own first, then those of smaller runs
         that it was extrapolated from.
@@ -111,7 +111,7 @@ class ProbeEnd(JobEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFilter:
-    """Which probes to list; None is any."""
+    """Filter on probes; None is any."""
 
     state: JobState | None = None
     failure: str | None = None
@@ -149,7 +149,7 @@ class TaskRecord(JobRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd(JobEnd):
-    """How a task ended. plan: of a study, stored in the same transaction."""
+    """End of a task. plan: of a study, stored in the same transaction."""
 
     result: Mapping[str, Any] | None = None
     plan: "tuple[Plan, PlanLabels] | None" = None
@@ -157,7 +157,7 @@ class TaskEnd(JobEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks to list; None is any."""
+    """Filter on tasks; None is any."""
 
     kind: TaskKind | None = None
     state: JobState | None = None

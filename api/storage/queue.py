@@ -49,7 +49,7 @@ Check = Callable[[Session], None]
 
 
 def delay_seconds(attempts: int, chance: float) -> float:
-    """How long a job waits after so many attempts: twice as long each time, spread by half.
+    """Seconds that a job waits after so many attempts: doubled each time, spread by half.
 
     chance: uniform in 0..1, so that jobs that failed together do not come back together.
     """
@@ -196,7 +196,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             return bool(self.fence.write(session, claimed, values, expired=True).cancel_requested)
 
     def finish(self, claimed: Record, end: End) -> Record:
-        """Ends it, and stores what came of it, all or nothing, while the lease lasts."""
+        """Ends the job and stores its result, all or nothing, while the lease lasts."""
         with writing(self.engine) as session:
             return self._finish(session, claimed, end)
 

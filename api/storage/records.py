@@ -106,7 +106,7 @@ class StoredEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFilter:
-    """Which measurements to list; None is any. The hashes are those of `MeasurementKey`."""
+    """Filter on measurements; None is any. Hashes as in `MeasurementKey`."""
 
     model: str | None = None
     gpu: str | None = None
@@ -247,7 +247,7 @@ class AuditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which events to list; None is any."""
+    """Filter on events; None is any."""
 
     asked_by: str | None = None
     action: str | None = None

@@ -33,7 +33,7 @@ class SqlStore:
         self._plans: RecentlyUsed[str, Plan] = RecentlyUsed(MOST_PLANS)
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
-        """Stores the plan under its id, as one of who asks.
+        """Stores the plan under its id, for the person who asks.
 
         Raises ConflictError when the id is taken, QuotaError for one plan too many.
         """

@@ -88,7 +88,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
             return self._record(row)
 
     def untold(self) -> int:
-        """How many ended runs have a webhook that is still to be called."""
+        """Number of ended runs whose webhook is still to be called."""
         query = select(func.count()).where(TaskRow.notify_at.is_not(None))
         with reading(self.engine) as session:
             return int(session.scalar(query) or 0)

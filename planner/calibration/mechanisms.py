@@ -70,7 +70,7 @@ CP_WORDS = {
 
 
 class Setting(Protocol):
-    """What all layouts of a job share."""
+    """Model, cluster and training of a job."""
 
     @property
     def model(self) -> ModelSpec: ...

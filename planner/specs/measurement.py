@@ -1,4 +1,4 @@
-"""A measurement: what one run of one layout really did.
+"""A measurement: the results of one run of one layout.
 
 Rows of `benchmarks/measured/` and results of probes are this object.
 """
@@ -115,7 +115,7 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementKey:
-    """What a measurement is found by.
+    """Key by which a measurement is found.
 
     job_hash: of the question (`question_hash`).
     layout_hash: of the layout that ran.

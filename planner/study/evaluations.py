@@ -37,7 +37,7 @@ class ProbeCost:
 
 
 class Evaluations:
-    """What each candidate's evaluations cost, and which are still possible. Mutable.
+    """Costs of each candidate's evaluations, and which are still possible. Mutable.
 
     Emulated ranks run one after the other on one GPU, each as slow as the layout.
 
@@ -129,9 +129,9 @@ class Evaluations:
         return self.emulates and self.failures < MOST_FAILURES and self._unable < MOST_UNABLE
 
     def runnable(self, gpu_seconds: float) -> BoolColumn:
-        """Which layouts can be run for this, (N,)."""
+        """Layouts that can be run for this, (N,)."""
         return np.asarray(self.full_costs() <= gpu_seconds) & self.whole
 
     def emulable(self, gpu_seconds: float) -> BoolColumn:
-        """Which layouts could be emulated for this, those tried before included, (N,)."""
+        """Layouts that could be emulated for this, also those tried before, (N,)."""
         return np.asarray(self.emulated_costs() <= gpu_seconds) & self.emulation_works()

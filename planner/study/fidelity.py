@@ -48,7 +48,7 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FidelityChoice:
-    """How to evaluate a candidate next.
+    """Next evaluation of a candidate.
 
     rate: expected gain per GPU-second, evaluations that follow included.
     full_probability: probability that the layout itself is probed next; None if it cannot be.

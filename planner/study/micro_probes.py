@@ -16,7 +16,7 @@ from planner.study.posterior import RUN_SD, StudyPosterior
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEffect:
-    """What timing one kind of kernel shows about the step times of candidates.
+    """Effect of one kind of kernel, timed alone, on the step times of candidates.
 
     loading (Q,): along the prior's shared directions, the columns of `Prior.factor`.
     sd: of the measured log ratio around what the directions predict.
@@ -104,7 +104,7 @@ def micro_rate(probe: MicroProbe, posterior: StudyPosterior) -> float:
 
 
 def evaluation_rate(evaluation: Evaluation, row: int, posterior: StudyPosterior) -> float:
-    """Gain per GPU-second of evaluating a candidate, by what it shows about all others."""
+    """Gain per GPU-second of evaluating a candidate, by its effect on all others."""
     covariance = posterior.time.with_row(row)
     gain = knowledge_gradient(
         posterior.log_seconds, covariance, float(covariance[row]), RUN_SD + evaluation.sd

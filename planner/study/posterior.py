@@ -1,4 +1,4 @@
-"""What a study knows: candidates, their measurements, and the posterior of the rest.
+"""Knowledge of a study: candidates, their measurements, and the posterior of the rest.
 
 Samplers read it; only the study writes it.
 Letters: N candidates, M rows.
@@ -39,7 +39,7 @@ CHUNK, FIRST = 8192, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is known of one measured candidate.
+    """Record of one measured candidate.
 
     log_seconds: of its fastest run. Disturbances (others on the network, clocks, a straggler) only
         slow a run, so a further run never raises it.
@@ -113,7 +113,7 @@ def trusted(record: Record) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedResult:
-    """What emulated ranks measured of a candidate.
+    """Measurement of a candidate by emulated ranks.
 
     log_seconds, variance: of the layout's own step.
     memory: as an observation of the memory model's error; None if none was measured.

@@ -45,7 +45,7 @@ LEAST_MICRO_GAIN = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a study may spend.
+    """Budget of a study.
 
     probes: runs of whole layouts.
     gpu_seconds: of everything, micro-probes and low-fidelity evaluations included.
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings:
-    """How a study spends its budget.
+    """Settings by which a study spends its budget.
 
     tolerance: expected regret at which it stops.
     parallel: probes that run at once.
@@ -133,7 +133,7 @@ class MicroResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a study has spent so far.
+    """Expenses of a study so far.
 
     low_fidelity: low-fidelity evaluations that do not count as probes.
     failures_in_a_row: probes without numbers since the last one with numbers.

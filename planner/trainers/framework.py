@@ -9,7 +9,7 @@ from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, Transport, Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """What the cost model and the rules ask of the code that computes.
+    """Facts of the code that computes, as the cost model and the rules need them.
 
     runtime: whose pipeline runtime plays a schedule.
     transports: how it moves activations between pipeline ranks; the first row that holds counts.
@@ -45,7 +45,7 @@ class Framework:
     source: str
 
     def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
-        """How a release moves what a schedule sends.
+        """Transport of a schedule's sends under a release.
 
         overlap: False where the run switched overlap of sends off.
         """

@@ -224,6 +224,16 @@ def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     assert min(interrupted) > 0, "and is paid for too"
 
 
+def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
+    recommend_it: Recommend,
+) -> None:
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    done = recommend_it(model="llama3-8b", cluster=cluster)
+    assert done.returncode == 2
+    assert "has no h100-sxm-80gb" in done.stderr
+    assert "gpu: cpu" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("changed", "failure", "words"),
     [

@@ -183,7 +183,7 @@ class Replay:
     # ---- the result ------------------------------------------------------------------------------
 
     def result(self) -> Drift:
-        """What was found, with intervals from all nights."""
+        """Findings, with intervals from all nights."""
         last = len(self.nights.runs) - 1
         noise = Noise.at(self.seconds, self.steps, self.starts, last) if last >= 0 else None
         if noise is None:
@@ -344,7 +344,7 @@ def _neighbours(levels: Sequence[Level], level: Level, end: int) -> tuple[int, i
 
 
 def _families(jobs: Sequence[str]) -> BoolTable:
-    """Which layouts are watched together, (F, A): each alone, each job's, and all."""
+    """Groups of layouts that are watched together, (F, A): each alone, each job's, and all."""
     count = len(jobs)
     rows = [tuple(index == own for index in range(count)) for own in range(count)]
     rows += [tuple(one == job for one in jobs) for job in dict.fromkeys(jobs)]

@@ -21,7 +21,7 @@ from planner.work import axes
 
 
 def transport_of(training: TrainingSpec, schedule: str) -> Transport:
-    """How this run moves what this schedule sends."""
+    """Transport of this schedule's sends in this run."""
     return TRAINERS[training.trainer].framework.transport(
         schedule, training.trainer_version, overlap=training.overlap.pp
     )
@@ -38,7 +38,7 @@ def alike_sends(training: TrainingSpec, codes: IntColumn) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends(Table):
-    """What the sends of N layouts depend on.
+    """Columns on which the sends of N layouts depend.
 
     payload_bytes (N,): activation that one rank holds at a stage boundary.
     fused (N,): whether kernels are fused, which decides how long a launch takes.

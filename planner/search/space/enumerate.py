@@ -127,7 +127,7 @@ class Space:
         return self.expanded(cells).batch()
 
     def expanded(self, cells: Column | slice) -> "Expanded":
-        """The same, before their columns are worked out."""
+        """The rows, before their columns are worked out."""
         chosen = np.arange(len(self.cells))[cells]
         sizes = self.cell_sizes[chosen]
         rest, places = _counted(sizes), []
