@@ -16,7 +16,7 @@ from planner.study.posterior import RUN_SD, StudyPosterior
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEffect:
-    """Effect of one kind of kernel, timed alone, on the step times of candidates.
+    """Effect of one isolated kind of kernel on the step times of candidates.
 
     loading (Q,): along the prior's shared directions, the columns of `Prior.factor`.
     sd: of the measured log ratio around what the directions predict.
