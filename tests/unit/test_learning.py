@@ -223,6 +223,18 @@ def test_an_owners_last_run_is_forgotten_too(wiring: Wiring) -> None:
     assert learned(wiring, JOB, "ann") is None
 
 
+def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS), shared=False)
+    assert (learned(wiring, JOB), learned(wiring, JOB, "bob")) == (None, None)
+    assert wiring.calibrations.get(learned(wiring, JOB, "ann").id).owner == "ann"
+    stored(wiring, run("m-2", 1.0, VERSIONS, OTHER), owner="root")
+    found = [learned(wiring, JOB, owner) for owner in ("", "ann")]
+    runs = [wiring.calibrations.get(one.id).num_runs for one in found]
+    assert runs == [1, 2], "shared runs count for everyone, one's own besides"
+    update_from(wiring, *wiring.measurements.share(asked_by="ann"))
+    assert wiring.calibrations.get(learned(wiring, JOB, "bob").id).num_runs == 2
+
+
 def test_a_calibration_is_undone_with_those_after_it(wiring: Wiring) -> None:
     stored(wiring, run("m-1", 1.2, VERSIONS))
     first = latest(wiring)
