@@ -70,6 +70,7 @@ HELP: dict[str, dict[str, str]] = {
         "checkpoint": "interval_steps, and mode: sync, async or async-pinned.",
         "vocab_parallel_loss": "The loss over a vocabulary split by tensor parallelism.",
         "moe_imbalance": "Load of the busiest expert rank over the mean.",
+        "moe_capacity_factor": "Rows of an expert over its mean share; the rest is dropped.",
         "expandable_segments": "PyTorch's allocator grows its segments.",
         "overlap": "Communication under compute that the run has switched off: dp, tp, pp, ep.",
     },

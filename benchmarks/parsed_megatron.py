@@ -37,6 +37,7 @@ from planner.specs.model import ModelSpec
 TRAININGS: tuple[dict[str, Any], ...] = (
     {}, {"cuda_graphs": "partial"}, {"cuda_graphs": "full"}, {"optimizer": "muon"},
     {"optimizer": "adamw-bf16-states"}, {"overlap": {"ep": True}},
+    *({"moe_capacity_factor": 1.25, "cuda_graphs": kind} for kind in ("none", "partial", "full")),
 )  # fmt: skip
 TAKEN = "taken"
 ENGINE, TRITON = "2.20", "3.4.0"

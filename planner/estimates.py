@@ -378,7 +378,8 @@ class _Columns:
 
     def _predicted_load(self, load: float | None) -> Iterator[str]:
         """What the numbers take for the busiest expert rank, where the job does not say."""
-        if load is not None and self.pricer.training.moe_imbalance is None:
+        training = self.pricer.training
+        if load is not None and training.moe_imbalance is training.moe_capacity_factor is None:
             yield (
                 f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
                 "gives; training.moe_imbalance states another"

@@ -17,7 +17,7 @@ from planner.export.bridge_precision import MixedPrecision, mixed_precision
 from planner.export.megatron import MUON
 from planner.export.megatron import export as to_megatron
 from planner.export.megatron_read import Words, exported_words
-from planner.export.megatron_settings import KEYS, TAKEN_BACK
+from planner.export.megatron_settings import CAPACITY, KEYS, PADDED, TAKEN_BACK
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -34,12 +34,6 @@ REDUCED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 _OVERLAPS = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_grad_reduce",
              "overlap_param_gather")  # fmt: skip
 _OVERLAP_CLASS = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
-# recipes/deepseek and others overlap shared experts, recipes/nemotronh drops tokens
-_OF_EXPERTS = {
-    "model.moe_shared_expert_overlap": False,
-    "model.moe_expert_capacity_factor": None,
-    "model.moe_pad_expert_input_to_capacity": False,
-}
 # Number formats of the optimizer's states, which recipes/deepseek and recipes/nemotronh lower.
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -172,7 +166,9 @@ def _taken_back(words: Words, model: ModelSpec, release: Release) -> dict[str, o
     if model.uses_mla and "qk_clip" not in words and release.since("0.16"):  # recipes/kimi has it
         found["model.qk_clip"] = False
     if model.is_moe:
-        found |= _OF_EXPERTS
+        found["model.moe_shared_expert_overlap"] = False  # recipes/deepseek and others have it
+    if model.is_moe and CAPACITY not in words:  # recipes/nemotronh drops tokens
+        found |= {KEYS[CAPACITY]: None, KEYS[PADDED]: False}
     found |= {f"optimizer.{name}": (words.get(name) or ["fp32"])[0] for name in _STATES}
     if release.before("0.17"):  # a text stays a text there (training/utils/omegaconf_utils.py)
         found |= {

@@ -46,9 +46,12 @@ def _step(draft: Draft, release: Release) -> Settings:
     if release.before("0.15"):
         return {"enable_cuda_graph": True, "cuda_graph_scope": WHOLE_STEP, **unchecked}
     if release.before("0.18"):
+        # arguments.py of 0.16 and 0.17 asserts it; a step that trains does not read it
+        padded = release.since("0.16") and draft.layout.ep > 1
+        unchecked |= {"moe_pad_experts_for_cuda_graph_inference": padded}
         return {"cuda_graph_impl": "local", "cuda_graph_scope": WHOLE_STEP, **unchecked}
     settings: Settings = {"cuda_graph_impl": WHOLE_STEP, **unchecked}
-    if not draft.model.is_moe:
+    if not draft.model.is_moe or draft.training.moe_capacity_factor is not None:
         return settings
     capacity = f"{draft.training.moe_imbalance or RANK_CAPACITY:g}"
     draft.notes.append(
@@ -64,21 +67,25 @@ def _step(draft: Draft, release: Release) -> Settings:
 
 
 def _layers(draft: Draft, release: Release) -> Settings:
-    """Graphs of layers: all of a dense one, and of one with experts what comes before them."""
+    """Graphs of layers: all of a dense one, and of one with experts what comes before them.
+
+    With a capacity experts are captured too.
+    """
     if draft.training.expandable_segments and release.before("0.16"):
         rule = f"excludes expandable segments of the allocator in core {release.number}"
         remedy = "set training.expandable_segments to false"
         draft.gap("training.cuda_graphs", rule, remedy, shown="partial")
     kinds = draft.model.layer_kinds()
+    drops = draft.training.moe_capacity_factor is not None
     experts = any(kind.moe for kind in kinds)
     dense = any(kind.feeds and not kind.moe for kind in kinds)
     scans = "mamba2" in draft.model.mixers
     engine: Settings = {"cuda_graph_impl": "transformer_engine"}
     if release.before("0.16"):
         by: Settings = {"external_cuda_graph": True} if release.before("0.15") else engine
-        return {**by, "cuda_graph_scope": "attn" if experts else "full"}
+        return {**by, "cuda_graph_scope": "attn" if experts and not drops else "full"}
     name = "cuda_graph_scope" if release.before("0.18") else "cuda_graph_modules"
-    routed = ["moe_router", "moe_preprocess"] * experts
+    routed = (["moe"] if drops else ["moe_router", "moe_preprocess"]) * experts
     return {**engine, name: ["attn", *["mamba"] * scans, *["mlp"] * dense, *routed]}
 
 

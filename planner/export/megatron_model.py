@@ -15,6 +15,7 @@ from planner.export.megatron_network import (
     rope_settings,
     router_settings,
 )
+from planner.export.megatron_settings import CAPACITY, PADDED
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron import MEGATRON
 from planner.trainers.megatron_models import adds_a_token, is_hybrid, lacking
@@ -127,8 +128,10 @@ def dispatcher_settings(draft: Draft, release: Release) -> Settings:
     if name not in able:
         rule = f"is not in Megatron-LM core {release.number}"
         draft.gap("moe_dispatcher", rule, f"use {', '.join(sorted(able))}")
-    old = release.before("0.16")
+    old, capacity = release.before("0.16"), draft.training.moe_capacity_factor
     return {
+        CAPACITY: capacity is not None and f"{capacity:g}",
+        PADDED: capacity is not None,
         "moe_token_dispatcher_type": "flex" if flexible else name if name in able else "alltoall",
         "moe_enable_deepep": flexible and old,
         "moe_flex_dispatcher_backend": flexible and not old and name,

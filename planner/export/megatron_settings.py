@@ -93,6 +93,8 @@ microbatch_group_size_per_virtual_pipeline_stage  stages                     mod
 decoder_first_pipeline_num_layers                 stages                     model            null
 decoder_last_pipeline_num_layers                  stages                     model            null
 qk_clip                                           job                        model            -
+moe_expert_capacity_factor                        job                        model            -
+moe_pad_expert_input_to_capacity                  job                        model            -
 fp8_format                                        precision                  mixed_precision  -
 fp4_format                                        precision                  mixed_precision  -
 accumulate_allreduce_grads_in_fp32                reduce_dtype               mixed_precision  -
@@ -118,6 +120,7 @@ class _MegatronSetting:
     absent: str
 
 
+CAPACITY, PADDED = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
 SETTINGS = tuple(_MegatronSetting(*line.split()) for line in _ROWS.strip().splitlines())
 GROUPS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     TOGETHER.get(sets, (sets,)): tuple(one.name for one in SETTINGS if one.sets == sets)

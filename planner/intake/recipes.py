@@ -42,22 +42,29 @@ def with_recipe(
 
 
 def _from_most(training: TrainingSpec, recipe: ExpertRecipe) -> tuple[TrainingSpec, ...]:
-    """Jobs to try in turn: the whole recipe, without its overlap, with only its dispatcher."""
-    return (
-        _filled(training, recipe.graphs, recipe.overlap),
-        _filled(training, recipe.graphs, False),
-        training,
-    )
+    """Jobs to try in turn: the whole recipe, without its overlap, with only its dispatcher.
+
+    Graphs of a recipe that drops tokens hold experts, so who writes that none is has other graphs.
+    """
+    said = "ep" in training.overlap.model_fields_set
+    chosen = "moe_capacity_factor" in training.model_fields_set
+    if chosen and recipe.drops and training.moe_capacity_factor is None:
+        return (training,)
+    capacity = 1.0 if recipe.drops and not chosen else training.moe_capacity_factor
+    overlaps = (training.overlap.ep,) if said else dict.fromkeys((recipe.overlap, False))
+    filled = (_filled(training, recipe.graphs, overlap, capacity) for overlap in overlaps)
+    return (*filled, training)
 
 
 @lru_cache(maxsize=256)  # jobs that share their training are priced together
-def _filled(training: TrainingSpec, graphs: str, overlap: bool) -> TrainingSpec:
-    given = training.overlap
-    said = "ep" in given.model_fields_set
+def _filled(
+    training: TrainingSpec, graphs: str, overlap: bool, capacity: float | None
+) -> TrainingSpec:
     return training.model_copy(
         update={
+            "moe_capacity_factor": capacity,
             "cuda_graphs": training.cuda_graphs or graphs,
-            "overlap": given if said else given.model_copy(update={"ep": overlap}),
+            "overlap": training.overlap.model_copy(update={"ep": overlap}),
         }
     )
 
@@ -74,6 +81,8 @@ def recipe_note(job: Job) -> str | None:
     taken = [f"moe_dispatcher {recipe.dispatcher}"]
     if not training.get("cuda_graphs") and job.training.cuda_graphs:
         taken.append(f"cuda_graphs {job.training.cuda_graphs}")
+    if "moe_capacity_factor" not in training and job.training.moe_capacity_factor:
+        taken.append(f"moe_capacity_factor {job.training.moe_capacity_factor:g}")
     if "ep" not in (training.get("overlap") or {}):
         taken.append(f"overlap.ep {str(job.training.overlap.ep).lower()}")
     return (

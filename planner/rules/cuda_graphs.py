@@ -67,14 +67,18 @@ def _by_itself(c: Context) -> set[int]:
 
 @lru_cache(maxsize=256)
 def _recipes(c: Context) -> Mapping[int, ExpertRecipe]:
-    """NVIDIA's recipe of the job's model for each precision's index; empty where it has none."""
+    """NVIDIA's recipe of the job's model for each precision's index; empty where it has none.
+
+    One that drops tokens captures experts too, which a job without a capacity cannot.
+    """
     if not c.model.is_moe:
         return {}
     found = {
         index: expert_recipe(c.model, c.cluster, c.training, name, newest=True)
         for index, name in enumerate(PRECISIONS)
     }
-    return {index: one for index, one in found.items() if one is not None}
+    drops = c.training.moe_capacity_factor is not None
+    return {index: one for index, one in found.items() if one and one.drops <= drops}
 
 
 def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
@@ -97,6 +101,8 @@ def _name(c: Context) -> str:
 
 def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
+    if c.training.moe_capacity_factor is not None:
+        return np.zeros(np.shape(x.ep), dtype=bool)
     waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
     return np.asarray((x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits)
 

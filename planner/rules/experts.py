@@ -105,7 +105,7 @@ def _cannot_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
 # neither trainer brings a configuration of its own. Releases before 1.2 lack 48 and 96.
 DEEPEP_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 DEEPEP_NODE = 8  # csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS
-ONE_COPY = frozenset({"deepep", "hybridep"})
+ONE_COPY, PADDING = frozenset({"deepep", "hybridep"}), frozenset({"alltoall", "hybridep"})
 _TITAN_02, _TITAN_03 = under("torchtitan", before="0.3"), under("torchtitan", since="0.3")
 # core 0.16 transformer_config.py: "Pipeline model parallel size must be larger than 1"
 _MTP_BEHIND = under("megatron", since="0.16", before="0.18")
@@ -219,6 +219,20 @@ EXPERT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: _one_copy(x) & (x.ep == 1),
         rule=lambda x, c: f"{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
         remedy=lambda x, c: "set moe_dispatcher to alltoall, or ep above 1",
+    ),
+    # drop_and_pad in Megatron-LM transformer/moe/token_dispatcher.py: core 0.14
+    # MoEAlltoAllTokenDispatcher, 0.16 _HybridEPManager; the others pad none, or refuse to
+    Rule(
+        key="the dispatcher pads no experts",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher"}),
+        applies=lambda c: c.model.is_moe and c.training.moe_capacity_factor is not None,
+        broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, PADDING),
+        rule=lambda x, c: (
+            f"{x.moe_dispatcher} does not fill each expert to its capacity "
+            "(training.moe_capacity_factor)"
+        ),
+        remedy=lambda x, c: "set moe_dispatcher to alltoall, or leave moe_capacity_factor out",
     ),
     Rule(
         key="DeepEP has no configuration for the group",

@@ -166,6 +166,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
         rule = "flash-attn does not give the largest scores, by which qk_clip scales"
         kernel = c.training.attention_kernel
         yield "training.attention_kernel", kernel, rule, "use cudnn, or leave qk_clip out"
+    yield from _capacity_faults(c, name)
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"
@@ -176,9 +177,29 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if graphs is not None and graphs not in trainer.cuda_graphs:
         rule = f"{name} has no CUDA graphs of this kind"
         yield "training.cuda_graphs", graphs, rule, f"use {choices(sorted(trainer.cuda_graphs))}"
-    elif graphs == "full" and c.model.is_moe and not trainer.captures_dropless:
+    elif (
+        graphs == "full"
+        and c.model.is_moe
+        and not trainer.captures_dropless
+        and c.training.moe_capacity_factor is None
+    ):
         rule = f"{name} captures no step in which the host reads how many rows each expert gets"
         yield "training.cuda_graphs", graphs, rule, "use partial or none"
+
+
+def _capacity_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
+    """What a job that drops tokens contradicts."""
+    capacity, load = c.training.moe_capacity_factor, c.training.moe_imbalance
+    field, remedy = "training.moe_capacity_factor", "leave moe_capacity_factor out"
+    if capacity is None:
+        return
+    if not c.model.is_moe:
+        yield field, capacity, f"{c.model.name} has no experts", remedy
+    elif not c.released.drops_tokens:
+        yield field, capacity, f"{name} drops no tokens of experts", remedy
+    elif load is not None:
+        rule = "experts that take just their capacity are loaded alike"
+        yield "training.moe_imbalance", load, rule, "leave moe_imbalance or moe_capacity_factor out"
 
 
 def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:

@@ -30,6 +30,7 @@ ADDED_LATER: Mapping[str, object] = {
     "fused_cross_entropy": None,
     "muon_tp_mode": None,
     "qk_clip": False,
+    "moe_capacity_factor": None,
     "moe_dispatcher": "alltoall",
     "optimizer_offload_fraction": 1.0,
     "activation_offload_layers": 0,

@@ -91,6 +91,10 @@ class TrainingSpec(BaseModel):
         does.
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None: the model
         predicts it.
+    moe_capacity_factor: each expert takes so many times its mean share of a rank's rows: what is
+        beyond is dropped, what lacks is padded, so that all sizes are known before routing
+        (Megatron-LM's --moe-expert-capacity-factor with --moe-pad-expert-input-to-capacity); None:
+        no token is dropped.
     expandable_segments: torch's allocator setting; None: as the trainer sets it.
     overlap: communication that the run has switched off.
     """
@@ -116,6 +120,7 @@ class TrainingSpec(BaseModel):
     checkpoint: Checkpointing | None = None
     vocab_parallel_loss: Annotated[bool, Field(strict=True)] | None = None
     moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    moe_capacity_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     expandable_segments: Annotated[bool, Field(strict=True)] | None = None
     overlap: Overlap = Overlap()
 

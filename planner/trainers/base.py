@@ -132,6 +132,7 @@ class TrainerRules:
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
     clips_qk: it can scale weights of queries and keys by a head's largest score.
+    drops_tokens: it can give each expert a fixed number of rows (`training.moe_capacity_factor`).
     fuses_experts: in graphs of a whole step, MXFP8 experts run as one kernel (`trainer_kernels`).
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned in
         any precision (TOKEN_GROUP_ALIGN_SIZE_M in 16 bits), or `Recipe.group_multiple` where that
@@ -235,6 +236,7 @@ class TrainerRules:
     scores_inside: bool = False
     overlaps_exchange: bool = False
     clips_qk: bool = False
+    drops_tokens: bool = False
     fuses_experts: bool = False
     gradient_dtype: str
     fused_sums: bool

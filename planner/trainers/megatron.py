@@ -126,6 +126,8 @@ MEGATRON = TrainerRules(
         Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
         # core 0.16 optimizer/qk_clip.py
         Change(releases=Releases(since="0.16"), fields={"clips_qk": True}),
+        # core 0.7 transformer_config.py (moe_pad_expert_input_to_capacity)
+        Change(releases=Releases(since="0.7"), fields={"drops_tokens": True}),
         # core 0.18 transformer_config.py (use_transformer_engine_op_fuser, which full graphs of
         # dropless experts need); cuDNN's kernel is for MXFP8 (NVTE_CUTEDSL_FUSED_GROUPED_MLP)
         Change(releases=Releases(since="0.18"), fields={"fuses_experts": True}),

@@ -1,12 +1,16 @@
-"""NVIDIA's recipes for models with experts: dispatcher, CUDA graphs and overlap of the exchange.
+"""NVIDIA's recipes for models with experts: dispatcher, graphs, overlap, and whether tokens drop.
 
 NeMo and Megatron-Bridge run them by default. They differ by release, machine and number format. A
-recipe is of a model with these experts: how many, and the hidden size.
+recipe is of a model with these experts: how many, the hidden size, and theirs.
 Source: Megatron-Bridge 0.2 to 0.5 scripts/performance/configs (moe_flex_dispatcher_backend,
 cuda_graph_impl, moe_a2a_overlap; of several variants the last), 0.6
-src/megatron/bridge/perf_recipes.
+src/megatron/bridge/perf_recipes. Until NeMo 25.09 recipes dropped tokens: NeMo 2.0 to 2.4
+nemo/collections/llm/recipes and scripts/performance (MegatronTokenDropCallback, cuda_graphs of
+recommended_model_configs), Megatron-Bridge 0.1 scripts/performance (apply_moe_token_drop); those
+from 25.11 on are "token-dropless" (docs/performance-summary.md).
 """
 
+import re
 from dataclasses import dataclass
 
 from planner.specs.cluster import ClusterSpec
@@ -16,58 +20,96 @@ from planner.trainers.megatron import NATIVE
 from planner.trainers.registry import TRAINERS, training_release
 from planner.trainers.release import named
 
+DROPLESS_SINCE = "2025-11"
+_PATCH = re.compile(r"\d\d\.\d\d(\.\d\d)")
 MODELS = {
-    (256, 7168): "deepseek-v3",
-    (128, 4096): "qwen3-235b",
-    (128, 2048): "qwen3-30b",
-    (512, 2048): "qwen3-next",
-    (384, 7168): "kimi-k2",
-    (128, 2880): "gpt-oss-120b",
+    (8, 4096, 14336): "mixtral-8x7b",
+    (8, 6144, 16384): "mixtral-8x22b",
+    (16, 5120, 8192): "llama4-scout",
+    (128, 5120, 8192): "llama4-maverick",
+    (256, 7168, 2048): "deepseek-v3",
+    (128, 4096, 1536): "qwen3-235b",
+    (128, 2048, 768): "qwen3-30b",
+    (512, 2048, 512): "qwen3-next",
+    (384, 7168, 2048): "kimi-k2",
+    (128, 2880, 2880): "gpt-oss-120b",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRecipe:
-    """One recipe's values; `since` is the month of the NeMo release that it came with."""
+    """One recipe's values.
+
+    since: the month of the NeMo release that it came with, and its patch ("2026-04.01").
+    drops: each expert takes its mean share of rows (`training.moe_capacity_factor` 1).
+    """
 
     since: str
     dispatcher: str
     graphs: CudaGraphs
     overlap: bool
+    drops: bool
 
 
 # model, machines (rack: GB200 and GB300; node: B200 and B300; hopper), formats ("": all), since,
-# dispatcher, graphs, whether the exchange is overlapped; a later row outranks an earlier one
+# dispatcher, graphs, whether the exchange is overlapped ("drops": tokens are dropped instead, which
+# no recipe does from 25.11 on); a later row outranks an earlier one
 _ROWS = """
-deepseek-v3   rack    -      2025-11  hybridep  partial  no
-deepseek-v3   rack    mxfp8  2026-06  hybridep  full     yes
-deepseek-v3   node    -      2026-02  hybridep  none     no
-deepseek-v3   node    mxfp8  2026-06  deepep    partial  yes
-deepseek-v3   hopper  -      2025-11  deepep    none     yes
-deepseek-v3   hopper  -      2026-02  hybridep  none     no
-qwen3-235b    rack    -      2025-11  hybridep  partial  no
-qwen3-235b    rack    mxfp8  2026-06  hybridep  full     yes
-qwen3-235b    node    -      2025-11  alltoall  none     yes
-qwen3-235b    node    -      2026-02  alltoall  none     no
-qwen3-235b    node    mxfp8  2026-08  hybridep  full     yes
-qwen3-235b    hopper  -      2025-11  alltoall  none     yes
-qwen3-30b     rack    -      2025-11  hybridep  partial  no
-qwen3-30b     rack    mxfp8  2026-06  hybridep  full     yes
-qwen3-30b     node    -      2025-11  alltoall  partial  no
-qwen3-30b     node    -      2026-04  hybridep  partial  no
-qwen3-30b     node    mxfp8  2026-08  hybridep  full     yes
-qwen3-30b     hopper  -      2025-11  alltoall  none     yes
-qwen3-30b     hopper  -      2026-02  deepep    none     yes
-qwen3-30b     hopper  -      2026-04  hybridep  none     no
-qwen3-30b     hopper  bf16   2026-04  hybridep  partial  no
-qwen3-next    rack    -      2026-04  hybridep  partial  no
-qwen3-next    node    -      2026-04  deepep    none     no
-kimi-k2       rack    -      2026-04  hybridep  partial  no
-gpt-oss-120b  rack    -      2026-04  hybridep  none     yes
-gpt-oss-120b  rack    bf16   2026-06  alltoall  none     yes
-gpt-oss-120b  rack    mxfp8  2026-06  hybridep  full     yes
-gpt-oss-120b  node    -      2026-04  hybridep  none     no
-gpt-oss-120b  node    -      2026-06  alltoall  none     no
+mixtral-8x7b     hopper  -      2024-09     alltoall  none     drops
+mixtral-8x7b     rack    -      2025-04     alltoall  partial  drops
+mixtral-8x7b     node    -      2025-04     alltoall  partial  drops
+mixtral-8x22b    hopper  -      2024-09     alltoall  none     drops
+mixtral-8x22b    node    -      2025-04     alltoall  none     drops
+llama4-scout     rack    -      2025-04     alltoall  none     drops
+llama4-scout     rack    -      2025-07     alltoall  partial  drops
+llama4-scout     node    -      2025-04     alltoall  none     drops
+llama4-scout     hopper  -      2025-04     alltoall  partial  drops
+llama4-maverick  rack    -      2025-04     alltoall  none     drops
+llama4-maverick  node    -      2025-04     alltoall  none     drops
+llama4-maverick  hopper  -      2025-04     alltoall  partial  drops
+deepseek-v3      rack    -      2025-04     alltoall  none     drops
+deepseek-v3      rack    -      2025-07     alltoall  partial  drops
+deepseek-v3      rack    -      2025-09     alltoall  none     drops
+deepseek-v3      node    -      2025-04     alltoall  none     drops
+deepseek-v3      hopper  -      2025-04     alltoall  none     drops
+deepseek-v3      hopper  -      2025-07     deepep    none     no
+deepseek-v3      hopper  -      2025-09     deepep    none     yes
+qwen3-235b       rack    -      2025-07     alltoall  partial  drops
+qwen3-235b       node    -      2025-07     alltoall  none     drops
+qwen3-235b       hopper  -      2025-07     alltoall  none     drops
+qwen3-30b        rack    -      2025-07     alltoall  partial  drops
+qwen3-30b        node    -      2025-07     alltoall  partial  drops
+qwen3-30b        hopper  -      2025-07     alltoall  none     drops
+deepseek-v3      rack    -      2025-11     hybridep  partial  no
+deepseek-v3      rack    mxfp8  2026-06     hybridep  full     yes
+deepseek-v3      node    -      2026-02     hybridep  none     no
+deepseek-v3      node    mxfp8  2026-04.01  deepep    partial  yes
+deepseek-v3      node    nvfp4  2026-04.01  deepep    none     yes
+deepseek-v3      hopper  -      2025-11     deepep    none     yes
+deepseek-v3      hopper  -      2026-02     hybridep  none     no
+qwen3-235b       rack    -      2025-11     hybridep  partial  no
+qwen3-235b       rack    mxfp8  2026-06     hybridep  full     yes
+qwen3-235b       node    -      2025-11     alltoall  none     yes
+qwen3-235b       node    -      2026-02     alltoall  none     no
+qwen3-235b       node    mxfp8  2026-08     hybridep  full     yes
+qwen3-235b       hopper  -      2025-11     alltoall  none     yes
+qwen3-30b        rack    -      2025-11     hybridep  partial  no
+qwen3-30b        rack    mxfp8  2026-06     hybridep  full     yes
+qwen3-30b        node    -      2025-11     alltoall  partial  no
+qwen3-30b        node    -      2026-04     hybridep  partial  no
+qwen3-30b        node    mxfp8  2026-08     hybridep  full     yes
+qwen3-30b        hopper  -      2025-11     alltoall  none     yes
+qwen3-30b        hopper  -      2026-02     deepep    none     yes
+qwen3-30b        hopper  -      2026-04     hybridep  none     no
+qwen3-30b        hopper  bf16   2026-04     hybridep  partial  no
+qwen3-next       rack    -      2026-04     hybridep  partial  no
+qwen3-next       node    -      2026-04     deepep    none     no
+kimi-k2          rack    -      2026-04     hybridep  partial  no
+gpt-oss-120b     rack    -      2026-04     hybridep  none     yes
+gpt-oss-120b     rack    -      2026-04.01  alltoall  none     yes
+gpt-oss-120b     rack    mxfp8  2026-06     hybridep  full     yes
+gpt-oss-120b     node    -      2026-04     hybridep  none     no
+gpt-oss-120b     node    -      2026-04.01  alltoall  none     no
 """
 RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 
@@ -86,10 +128,12 @@ def expert_recipe(
     """
     rules, release = TRAINERS[training.trainer], training_release(training)
     month = _month(training, newest)
-    name = MODELS.get((model.num_experts, model.hidden_size))
+    name = MODELS.get((model.num_experts, model.hidden_size, model.moe_intermediate_size))
     found = None
     for model_name, machine, formats, since, dispatcher, graphs, overlap in RECIPES:
         if (model_name, machine) != (name, _machine(cluster)) or since > month:
+            continue
+        if overlap == "drops" and month >= DROPLESS_SINCE:
             continue
         if formats in ("-", precision) and dispatcher in rules.at(release).moe_dispatchers:
             found = ExpertRecipe(
@@ -97,12 +141,15 @@ def expert_recipe(
                 dispatcher=dispatcher,
                 graphs=graphs,  # type: ignore[arg-type]  # a word of the table
                 overlap=overlap == "yes",
+                drops=overlap == "drops",
             )
     return found
 
 
 def _month(training: TrainingSpec, newest: bool) -> str:
-    """Month of the NeMo release, or that a release of Megatron-Bridge came with; "" for no recipe.
+    """Month and patch of the NeMo release, or that a release of Megatron-Bridge came with.
+
+    "" for no recipe.
 
     A job that names another release, or none, is of somebody who wrote the flags: a published run
     of Qwen3 30B-A3B under Megatron-Bridge (its issue 949) took 14.4 s without the recipe's values,
@@ -110,7 +157,8 @@ def _month(training: TrainingSpec, newest: bool) -> str:
     """
     rules, release = TRAINERS[training.trainer], training_release(training)
     if release.named.distribution == NATIVE:
-        return release.named.month
+        patch = _PATCH.search(release.named.text)
+        return release.named.month + (patch[1] if patch else "")
     if newest and rules.expert_recipes and training.trainer_version is None:
         return release.known.day
     number = named(training.trainer_version).number

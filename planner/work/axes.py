@@ -143,15 +143,17 @@ def _expert_sizes(
         "tokens_copied": np.where(copies, sent, 0.0),
         "tokens_unsorted": np.where(copies, sent if gathers else tokens * computing, 0.0),
         "tokens_regrouped": np.where((ep > 1) | (rules.expert_alignment > 0), routed, 0.0),
-        "tokens_grouped": routed + local * _padding_rows(batch, training, rules),
+        "tokens_grouped": routed + local * _padding_rows(batch, training, rules, routed / local),
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
         "tokens_of_mean_expert": apart * computing / local,
     }
 
 
-def _padding_rows(batch: LayoutBatch, training: TrainingSpec, rules: TrainerRules) -> FloatColumn:
-    """Rows that pad one expert's group, (U,).
+def _padding_rows(
+    batch: LayoutBatch, training: TrainingSpec, rules: TrainerRules, rows: FloatColumn
+) -> FloatColumn:
+    """Rows that pad one expert's group of this many, (U,).
 
     A trainer that pads in any precision allocates a whole multiple an expert, because the host does
     not read the counts (torchtitan models/moe/utils.py _permute). Another rounds each count up, by
@@ -161,16 +163,25 @@ def _padding_rows(batch: LayoutBatch, training: TrainingSpec, rules: TrainerRule
     multiple = column("group_multiple", expert_precision(batch, recipes), recipes)
     if rules.expert_alignment:
         return np.maximum(multiple, rules.expert_alignment)
+    if training.moe_capacity_factor is not None:
+        return np.asarray(-rows % multiple)
     return np.asarray((multiple - 1.0) / 2.0)
 
 
 def busiest_load(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec) -> FloatColumn:
-    """Load of the busiest expert rank over the mean, stated or expected, (U,)."""
+    """Load of the busiest expert rank over the mean, stated or expected, (U,).
+
+    With a capacity every expert takes the same rows of a rank, rounded up (Megatron-LM core 0.14
+    transformer/moe/moe_utils.py, get_capacity).
+    """
     if training.moe_imbalance is not None:
         return np.full(len(batch), training.moe_imbalance)
     shards = np.where(batch.sequence_parallel & (batch.etp == 1), batch.tp, 1) * batch.cp
-    own = batch.micro_batch_size * (training.seq_len / shards)
-    return expected_imbalance(own * model.num_computing_per_tok, batch.ep.astype(np.float64))
+    copies = batch.micro_batch_size * (training.seq_len / shards) * model.num_computing_per_tok
+    if training.moe_capacity_factor is not None:
+        share = copies / model.num_experts
+        return np.asarray(np.ceil(share * training.moe_capacity_factor) / share)
+    return expected_imbalance(copies, batch.ep.astype(np.float64))
 
 
 def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:

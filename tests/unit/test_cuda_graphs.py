@@ -159,6 +159,15 @@ def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int) -> None:
     assert wait == pytest.approx(0.0 if graphs == FULL else REFILL_LAUNCHES * LAUNCH)
 
 
+@pytest.mark.parametrize("graphs", [NONE, PARTIAL, FULL])
+def test_with_a_capacity_nothing_waits_and_graphs_hold_experts(graphs: int) -> None:
+    context = replace(eager(moe_capacity_factor=1.0), graphs=np.array([graphs]))
+    known, routed = {"forward_kernels": 20.0, "waits": 1.0}, {"forward_kernels": 30.0}
+    forward, _, _, wait, _ = added(context, known, routed, ops=(OPERATION, ROUTED))
+    assert forward == pytest.approx({NONE: 50.0, PARTIAL: 1.0, FULL: 0.0}[graphs] * LAUNCH)
+    assert wait == 0.0
+
+
 def test_before_0_16_graphs_of_layers_end_at_the_router() -> None:
     """The router, its 40 kernels and its module stay among the launches; 0.16 captures them."""
     slow = {"launch_seconds": 1.0, "fused_launch_seconds": 0.0}
@@ -296,7 +305,10 @@ def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
 def test_a_captured_step_dispatches_without_the_host(
     graphs: str, version: str, layout: Any, dispatcher: str
 ) -> None:
+    """Or with each expert filled to its capacity, by the dispatchers that pad."""
     _, batch = job_of("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
+    dropping = {"moe_capacity_factor": 1.0, "trainer_version": version}
+    assert not refused("qwen3-30b-a3b", layout, cuda_graphs=graphs, **dropping)
     assert batch.row(0).moe_dispatcher == dispatcher
     found = refused("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
     waits = graphs == "full" and dispatcher == "alltoall"  # for counts of one rank as well

@@ -92,6 +92,21 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("mixtral-8x7b", {"cuda_graphs": "full", "trainer_version": "0.18", "moe_imbalance": 1.25},
         {"ep": 8, "moe_dispatcher": "hybridep"},
         "--moe-expert-rank-capacity-factor 1.25 --moe-paged-stash", ""),
+    *(
+        ("mixtral-8x7b", {"trainer_version": version, "moe_capacity_factor": 1.25, **more},
+            {"ep": 8, "moe_dispatcher": "alltoall"},
+            f"--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity {said}",
+            "--moe-expert-rank-capacity-factor --moe-paged-stash")
+        for version, more, said in (
+            ("0.14", {}, ""),
+            ("0.14", {"cuda_graphs": "partial"}, "--cuda-graph-scope full"),
+            ("0.16", {"cuda_graphs": "partial"}, "--cuda-graph-scope attn moe"),
+            ("0.16", {"cuda_graphs": "full"}, "--cuda-graph-impl local "
+                "--cuda-graph-scope full_iteration --moe-pad-experts-for-cuda-graph-inference"),
+            ("0.18", {"cuda_graphs": "partial"}, "--cuda-graph-modules attn moe"),
+            ("0.18", {"cuda_graphs": "full"}, "--cuda-graph-impl full_iteration"),
+        )
+    ),
     ("qwen3-30b-a3b", {"overlap": {"ep": True}}, {"ep": 8},
         "--overlap-moe-expert-parallel-comm", ""),
     ("qwen3-30b-a3b", {}, {"ep": 8}, "", "--overlap-moe-expert-parallel-comm"),

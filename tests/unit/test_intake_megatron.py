@@ -248,6 +248,10 @@ SHARDED = " --use-distributed-optimizer"
             ("--cuda-graph-impl full_iteration", "full"),
         )
     ),
+    ("--sequence-parallel", "--sequence-parallel --moe-expert-capacity-factor 1.5",
+        {"moe_capacity_factor": None}, 1),  # drops tokens, and routing still sizes the rest
+    ("--sequence-parallel", "--sequence-parallel --moe-expert-capacity-factor 1.5 "
+        "--moe-pad-expert-input-to-capacity", {"moe_capacity_factor": 1.5}, 1),
     (SHARDED, " --optimizer dist_muon",
         {"optimizer": "muon", "muon_tp_mode": None}, 1),
     (SHARDED, f"{SHARDED} --optimizer muon --muon-tp-mode distributed",

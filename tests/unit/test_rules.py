@@ -106,6 +106,8 @@ CASES = [
         "qwen3-next-80b-a3b megatron num_gpus=64", "16 groups of heads"),
     case("gated DeltaNet under context parallelism came with a release", "cp=2", "cp=1",
         "qwen3-next-80b-a3b megatron 0.17", "has no gated DeltaNet with cp=2"),
+    case("the dispatcher pads no experts", "ep=8 moe_dispatcher=deepep", "ep=8",
+        "qwen3-30b-a3b megatron moe_capacity_factor=1", "does not fill each expert"),
     case("sparse attention over TP needs sequence parallelism", "tp=2 sequence_parallel=false",
         "tp=2", "glm5 megatron", "only beside it"),
     case("tp leaves heads that the sparse kernel does not pad", "tp=2", "tp=1",
@@ -516,7 +518,7 @@ def test_rules_read_what_they_say() -> None:
     jobs += [
         case.job
         for case in CASES
-        if {"cuda_graphs", "overlap", "optimizer"} & case.job.keys()
+        if {"cuda_graphs", "overlap", "optimizer", "moe_capacity_factor"} & case.job.keys()
         or "graph_trainer" in str(case.job)
         or case.job.get("gpu") == "cpu"
     ]

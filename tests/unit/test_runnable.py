@@ -89,6 +89,7 @@ def test_a_later_release_of_ones_own_trainer_is_the_first_remedy() -> None:
 
 
 MUON, CLIP, KERNEL = "muon_tp_mode", "qk_clip", "attention_kernel"
+CAPACITY, LOAD, EXPERTS = "moe_capacity_factor", "moe_imbalance", "mixtral-8x7b"
 
 
 @pytest.mark.parametrize(("training", "fields"), [
@@ -103,6 +104,13 @@ MUON, CLIP, KERNEL = "muon_tp_mode", "qk_clip", "attention_kernel"
     *(({"trainer": "megatron", CLIP: True, KERNEL: name}, []) for name in ("flash", "cudnn")),
     *(({"trainer": "megatron", CLIP: True, KERNEL: name}, [KERNEL])
         for name in ("flash2", "flash3")),
+    # who gives each expert just its capacity, which leaves no other load
+    *(({"trainer": "megatron", "model": EXPERTS, "trainer_version": version, CAPACITY: 1.25}, none)
+        for version, none in (("0.7", []), ("0.6", [CAPACITY]))),
+    *(({"trainer": name, "model": EXPERTS, CAPACITY: 1.25}, [CAPACITY])
+        for name in ("torchtitan", "fsdp", "megatron-deepspeed")),
+    ({"trainer": "megatron-bridge", "model": EXPERTS, CAPACITY: 1.0, LOAD: 1.5}, [LOAD]),
+    ({"trainer": "megatron", CAPACITY: 1.0}, [CAPACITY]),
 ])  # fmt: skip
 def test_what_only_some_trainers_and_kernels_have(training: dict, fields: list[str]) -> None:
     assert faulty(job(**training)) == [f"training.{field}" for field in fields]

@@ -178,6 +178,20 @@ def test_imbalance_scales_the_busiest_ranks_experts() -> None:
     assert many == pytest.approx(1.5 * few, rel=1e-9)
 
 
+def test_a_capacity_fills_every_expert_alike() -> None:
+    """Of 4,096 tokens to two of eight experts one rank sends each 1,024, or its capacity of them,
+    rounded up; quantised experts pad that to what their kernels take, 32 rows in MXFP8."""
+    for capacity, sent in ((1.0, 1024), (1.2501, 1281), (0.5, 512)):
+        p = pricer(
+            "mixtral-8x7b", 8, trainer="megatron", moe_imbalance=None, moe_capacity_factor=capacity
+        )
+        for precision, multiple in (("bf16", 1), ("mxfp8", 32)):
+            sizes = local_sizes(p, ep=8, precision=precision)
+            assert sizes["tokens_per_expert"] == pytest.approx([8 * sent])
+            padded = -(-8 * sent // multiple) * multiple
+            assert sizes["tokens_grouped"] == pytest.approx([padded])
+
+
 def local_sizes(p: Pricer, **layout: Any) -> dict[str, Any]:
     return axes.local_sizes(batch_of(p, **layout), p.model, p.training, p.rules)
 

@@ -12,10 +12,12 @@ CUDA_LAUNCH_BLOCKING=1 makes every launch wait for its kernel, so that nothing r
 CUDA graphs replay many kernels by one launch. `full` captures the forward and backward of a whole
 step, which can hold no host wait. `partial` captures of each layer what has sizes known in advance,
 as one graph in each direction. Experts' rows are known only after routing, so their launches and
-the host's wait for their number stay.
+the host's wait for their number stay, unless each expert takes just its capacity
+(`training.moe_capacity_factor`): then nothing waits, and graphs of layers hold experts too.
 Sources: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution" and "CUDA Graphs";
     Megatron-LM core 0.16 megatron/core/full_cuda_graph.py, transformer/cuda_graphs.py (scopes attn,
-    mlp, moe_router, moe_preprocess).
+    mlp, moe_router, moe_preprocess; moe for drop-padding alone), transformer/moe/
+    token_dispatcher.py (_maybe_dtoh_and_synchronize).
 Letters: O operations of the unit, U distinct layouts.
 """
 
@@ -67,10 +69,13 @@ def launches(
     single, module = context.device.profile.launch_seconds, _module_seconds(context)
     release = training_release(context.training)
     routers = context.rules.at(release).captures_routing
+    dropless = context.training.moe_capacity_factor is None
     by_layer = is_layer & (context.graphs == PARTIAL)
     captures = context.graphs != FULL
-    eager_OU = np.array([~by_layer | _stays_eager(op, routers) for op in ops]) & captures
-    refill = 0.0 if release.named.launches_block else REFILL_LAUNCHES * single * captures
+    eager = [~by_layer | (dropless and _stays_eager(op, routers)) for op in ops]
+    eager_OU = np.array(eager) & captures
+    refills = dropless and not release.named.launches_block
+    refill = REFILL_LAUNCHES * single * captures if refills else 0.0
     return Launches(
         forward_OU=eager_OU * [c.forward_kernels * module + c.singles * single for c in costs],
         waits_OU=np.array([c.waits for c in costs]) * refill,

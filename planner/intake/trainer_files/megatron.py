@@ -16,7 +16,7 @@ from planner.export.megatron import MUON
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import with_layers
 from planner.export.megatron_read import exported_words, read_arguments, whole, word
-from planner.export.megatron_settings import GRAPH_ARGUMENTS, GROUPS
+from planner.export.megatron_settings import CAPACITY, GRAPH_ARGUMENTS, GROUPS, PADDED
 from planner.intake.trainer_files import megatron_deepspeed
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, best_command, edit_flags
@@ -190,6 +190,9 @@ class StatedMegatron:
             "expandable_segments": self.expandable,
         }
         training |= {name: True for name, on in switches.items() if on}
+        capacity = float(word(words, CAPACITY) or -1.0)
+        if capacity > 0 and PADDED in words:
+            training["moe_capacity_factor"] = capacity
         graphs = read_graphs(words)
         if graphs is not None:
             training["cuda_graphs"] = graphs

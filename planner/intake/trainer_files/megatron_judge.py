@@ -15,6 +15,7 @@ from planner.errors import Fault
 from planner.export.commands import spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_read import Words, whole, word
+from planner.export.megatron_settings import CAPACITY, PADDED
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, release_of
@@ -207,6 +208,10 @@ def _experts(run: ScriptRun) -> Iterator[Broken]:
             yield exchange, "needs --expert-model-parallel-size above 1", OUT
         if run.granularity != "full" and "moe" in run.modules:
             yield exchange, "excludes recomputing moe", "take moe out of --recompute-modules"
+    if run.has(PADDED) and not run.has(CAPACITY):
+        yield PADDED, f"needs {spelled(CAPACITY)}", f"add {spelled(CAPACITY)} 1.0, or take it out"
+    if run.has(CAPACITY) and run.word("moe_router_load_balancing_type") == "sinkhorn":
+        yield CAPACITY, "excludes the load balancing sinkhorn", ONE_OUT
     if run.has("delay_wgrad_compute") and not run.has(exchange):
         yield "delay_wgrad_compute", "needs --overlap-moe-expert-parallel-comm", OUT
 

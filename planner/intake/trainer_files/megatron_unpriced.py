@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from planner.export.commands import spelled
 from planner.export.megatron_read import Words, word
+from planner.export.megatron_settings import CAPACITY, PADDED
 from planner.specs.layout import RECOMPUTE_MODULES
 
 FLAGS = frozenset(
@@ -19,9 +20,8 @@ FLAGS = frozenset(
         "fp8_output_proj", "freeze_all_layers", "heterogeneous_layers_config_path",
         "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
         "main_grads_dtype", "main_params_dtype", "mla_down_proj_fusion",
-        "moe_deepep_num_sms", "moe_expert_capacity_factor", "moe_flex_dispatcher_num_sms",
-        "moe_hybridep_num_sms",
-        "moe_pad_expert_input_to_capacity", "moe_permute_fusion", "moe_router_fusion",
+        "moe_deepep_num_sms", CAPACITY, "moe_flex_dispatcher_num_sms", "moe_hybridep_num_sms",
+        PADDED, "moe_permute_fusion", "moe_router_fusion",
         "moe_router_padding_for_fp8", "moe_router_padding_for_quantization",
         "moe_shared_expert_overlap", "muon_coefficient_type", "muon_fp32_matmul_prec",
         "muon_no_split_qkv", "muon_num_ns_steps", "muon_scalar_optimizer", "muon_use_syrk",
@@ -64,6 +64,7 @@ def unpriced(words: Words) -> Iterator[str]:
         if name in FLAGS - ({"no_rope_fusion"} if unfused else set())  # their kernels exclude it
         and not (values and set(values) <= USUAL.get(name, set()))
         and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
+        and not (name in (CAPACITY, PADDED) and {CAPACITY, PADDED} <= words.keys())
     ]
     if found:
         yield f"changes time or memory and is not priced: {', '.join(found)}"

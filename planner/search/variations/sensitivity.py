@@ -84,7 +84,8 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
 
 def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
     """What an even and a doubled load of the busiest expert rank do: no choice, but it decides."""
-    if layout.ep == 1 or not pricer.model.is_moe:
+    dropless = pricer.training.moe_capacity_factor is None
+    if layout.ep == 1 or not (pricer.model.is_moe and dropless):
         return
     one = LayoutBatch.from_layouts([layout])
     now = float(busiest_load(one, pricer.model, pricer.training)[0])
