@@ -14,6 +14,7 @@ input bytes: read and written for each input element to quantise it, in the same
 host: seconds that the host takes to launch them, where kernels are shorter.
 Both are fitted besides, here for the family and for each GPU, and are no part of the product.
 Attention: share of the bf16 peak and half context, forward (causal) and backward, heads of 128.
+Those of cuDNN from 9.17 on are in benchmarks/measured/cudnn.csv.
 """
 
 import argparse
@@ -33,7 +34,8 @@ from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS
 from planner.specs.kernel_families import kernel_family
 
-MICRO = pathlib.Path(__file__).parent / "measured" / "micro.csv"
+MEASURED = pathlib.Path(__file__).parent / "measured"
+MICRO, CUDNN = MEASURED / "micro.csv", MEASURED / "cudnn.csv"
 GPUS = {
     "A100-SXM-80GB": "a100-sxm-80gb", "A100-PCIe-80GB": "a100-pcie-80gb",
     "H100-SXM-80GB": "h100-sxm-80gb", "H100 (Meta)": "h100-sxm-80gb",
@@ -57,6 +59,8 @@ ATTENTION = {
     "attention fwd fp16 cuDNN": ("cudnn", "forward", 1.0),
     "attention fwd (TE/cuDNN)": ("cudnn", "forward", 0.5),
     "attention bwd (TE/cuDNN)": ("cudnn", "backward", 0.5),
+    "attention fwd (cuDNN from 9.17)": ("cudnn-9.17", "forward", 1.0),
+    "attention bwd (cuDNN from 9.17)": ("cudnn-9.17", "backward", 1.0),
 }
 # The kernel that an inference engine's prefill runs, by family; Blackwell's is TensorRT-LLM's own.
 PREFILL = {"ampere": "flash2", "hopper": "flash3", "blackwell": "cudnn"}
@@ -164,7 +168,7 @@ def gemms(path: pathlib.Path = MICRO) -> list[Gemms]:
 def attentions(path: pathlib.Path = MICRO) -> list[Attentions]:
     """Published attention kernels by GPU, generation and direction."""
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    for row in _rows(path):
+    for row in (*_rows(path), *_rows(CUDNN)):
         gpu, what, text = GPUS[row["gpu"]], row["what"], row["shape_message"]
         sizes = numbers(text)
         head = sizes.get("d", sizes.get("v_head_dim", 0))

@@ -28,6 +28,7 @@ from planner.specs.layout import AC_KINDS, Layout
 from planner.specs.mixers import MIXER_WORDS
 from planner.specs.model import ModelSpec
 from planner.specs.training import CUDA_GRAPHS, OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.trainers.attention import library
 from planner.trainers.registry import TRAINERS
 from planner.units import counted
 
@@ -165,9 +166,11 @@ def _attends_by(kernel: str) -> Callable[[Setting], bool]:
         == (
             s.training.attention_kernel
             if s.training.attention_kernel == "unfused"
-            else TRAINERS[s.training.trainer].fused_attention(
-                s.training, s.cluster.gpu, mla=s.model.uses_mla
-            )[0]
+            else library(
+                TRAINERS[s.training.trainer].fused_attention(
+                    s.training, s.cluster.gpu, mla=s.model.uses_mla
+                )[0]
+            )
         )
     )
 

@@ -16,7 +16,7 @@ from planner.specs.estimate import Violation
 from planner.specs.kernel_families import kernel_family
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.attention import AMD, TENSOR_CORES
+from planner.trainers.attention import AMD, TENSOR_CORES, library
 from planner.trainers.registry import TRAINERS
 
 OWN_CODE = "the model's own code under PyTorch FSDP2, for example Hugging Face transformers"
@@ -212,7 +212,7 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
     brought = c.released.fused_attention(
         c.training.model_copy(update={"attention_kernel": "flash"}), gpu, mla=c.model.uses_mla
     )
-    if kernel == "flash" or kernel in brought:
+    if kernel == "flash" or kernel in {library(one) for one in brought}:
         return
     field, remedy = "training.attention_kernel", "leave attention_kernel out"
     if (

@@ -13,6 +13,7 @@ from planner.specs.kernel_families import kernel_family
 from planner.specs.training import TrainingSpec
 from planner.trainers.release import Release, torch_release
 
+CUDNN = "cudnn"
 TENSOR_CORES = ("ampere", "ada", "hopper", "blackwell", "rtx-blackwell")
 DATACENTER = ("hopper", "blackwell")
 AMD = ("cdna", "cdna4")
@@ -24,7 +25,8 @@ class AttentionRow:
     """One kernel, and from when on a trainer uses it.
 
     kernel: `flash1` (FlashAttention-1, Triton's included), `flash2`, `flex` (FlexAttention), `ck`
-        (AMD's Composable Kernel under Transformer Engine), `flash3` or `cudnn`.
+        (AMD's Composable Kernel under Transformer Engine), `flash3`, `cudnn`, or `cudnn-9.17`, as
+        it is from that release on.
     families: rows of kernel curves (`specs.kernel_families`); empty for all.
     since: day or month of the first release that has it; "" for always.
     perhaps_since: the last release known not to have it. A commit dated in between may have either.
@@ -51,6 +53,14 @@ _FLASH2 = AttentionRow(
 TRANSFORMER_ENGINE = (
     AttentionRow(
         kernel="ck", families=AMD, source="ROCm/TransformerEngine README: fused attention by CK"
+    ),
+    AttentionRow(
+        kernel="cudnn-9.17",
+        families=DATACENTER,
+        since="2026-02",
+        perhaps_since="2025-11",
+        source="Megatron-Bridge docs/releases/software-versions.md: cuDNN 9.13 in NeMo 25.11, 9.18 "
+        "in 26.02",
     ),
     AttentionRow(
         kernel="cudnn", families=("blackwell",), source="Transformer Engine: as on Hopper"
@@ -125,15 +135,22 @@ def attention_kernels(
 
     release: the trainer's, as the job names it; its text may name the kernel ("flash-attn 2").
     """
-    if training.attention_kernel not in ("flash", "unfused"):
-        return (training.attention_kernel,)
+    asked = training.attention_kernel
+    if asked not in ("flash", "unfused", CUDNN):
+        return (asked,)
     said = _SAID.search(training.trainer_version or "")
-    if said:
+    if said and asked != CUDNN:
         return (f"flash{said[1]}",)
     family = kernel_family(gpu)
     fitting = [
-        row for row in rows if (not row.families or family in row.families) and (mla or not row.mla)
+        row
+        for row in rows
+        if (not row.families or family in row.families)
+        and (mla or not row.mla)
+        and (asked != CUDNN or library(row.kernel) == CUDNN)
     ]
+    if asked == CUDNN and not any(row.torch_since is None for row in fitting):
+        return (CUDNN,)
     if training.torch_version is not None:
         torch = torch_release(training.torch_version)
         of_torch = [row for row in fitting if row.torch_since and row.torch_since <= torch]
@@ -152,6 +169,11 @@ def attention_kernels(
     if not days:
         found = [row.kernel for row in fitting]
     return tuple(dict.fromkeys(found))
+
+
+def library(kernel: str) -> str:
+    """Name of a kernel in `training.attention_kernel`: "cudnn" of "cudnn-9.17"."""
+    return kernel.partition("-")[0]
 
 
 def _days(release: Release) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ MODELS = {
     (512, 2048, 512): "qwen3-next",
     (384, 7168, 2048): "kimi-k2",
     (128, 2880, 2880): "gpt-oss-120b",
+    (128, 2688, 1856): "nemotron-3-nano",
+    (512, 4096, 2688): "nemotron-3-super",
 }
 
 
@@ -55,61 +57,69 @@ class ExpertRecipe:
 # dispatcher, graphs, whether the exchange is overlapped ("drops": tokens are dropped instead, which
 # no recipe does from 25.11 on); a later row outranks an earlier one
 _ROWS = """
-mixtral-8x7b     hopper  -      2024-09     alltoall  none     drops
-mixtral-8x7b     rack    -      2025-04     alltoall  partial  drops
-mixtral-8x7b     node    -      2025-04     alltoall  partial  drops
-mixtral-8x22b    hopper  -      2024-09     alltoall  none     drops
-mixtral-8x22b    node    -      2025-04     alltoall  none     drops
-llama4-scout     rack    -      2025-04     alltoall  none     drops
-llama4-scout     rack    -      2025-07     alltoall  partial  drops
-llama4-scout     node    -      2025-04     alltoall  none     drops
-llama4-scout     hopper  -      2025-04     alltoall  partial  drops
-llama4-maverick  rack    -      2025-04     alltoall  none     drops
-llama4-maverick  node    -      2025-04     alltoall  none     drops
-llama4-maverick  hopper  -      2025-04     alltoall  partial  drops
-deepseek-v3      rack    -      2025-04     alltoall  none     drops
-deepseek-v3      rack    -      2025-07     alltoall  partial  drops
-deepseek-v3      rack    -      2025-09     alltoall  none     drops
-deepseek-v3      node    -      2025-04     alltoall  none     drops
-deepseek-v3      hopper  -      2025-04     alltoall  none     drops
-deepseek-v3      hopper  -      2025-07     deepep    none     no
-deepseek-v3      hopper  -      2025-09     deepep    none     yes
-qwen3-235b       rack    -      2025-07     alltoall  partial  drops
-qwen3-235b       node    -      2025-07     alltoall  none     drops
-qwen3-235b       hopper  -      2025-07     alltoall  none     drops
-qwen3-30b        rack    -      2025-07     alltoall  partial  drops
-qwen3-30b        node    -      2025-07     alltoall  partial  drops
-qwen3-30b        hopper  -      2025-07     alltoall  none     drops
-deepseek-v3      rack    -      2025-11     hybridep  partial  no
-deepseek-v3      rack    mxfp8  2026-06     hybridep  full     yes
-deepseek-v3      node    -      2026-02     hybridep  none     no
-deepseek-v3      node    mxfp8  2026-04.01  deepep    partial  yes
-deepseek-v3      node    nvfp4  2026-04.01  deepep    none     yes
-deepseek-v3      hopper  -      2025-11     deepep    none     yes
-deepseek-v3      hopper  -      2026-02     hybridep  none     no
-qwen3-235b       rack    -      2025-11     hybridep  partial  no
-qwen3-235b       rack    mxfp8  2026-06     hybridep  full     yes
-qwen3-235b       node    -      2025-11     alltoall  none     yes
-qwen3-235b       node    -      2026-02     alltoall  none     no
-qwen3-235b       node    mxfp8  2026-08     hybridep  full     yes
-qwen3-235b       hopper  -      2025-11     alltoall  none     yes
-qwen3-30b        rack    -      2025-11     hybridep  partial  no
-qwen3-30b        rack    mxfp8  2026-06     hybridep  full     yes
-qwen3-30b        node    -      2025-11     alltoall  partial  no
-qwen3-30b        node    -      2026-04     hybridep  partial  no
-qwen3-30b        node    mxfp8  2026-08     hybridep  full     yes
-qwen3-30b        hopper  -      2025-11     alltoall  none     yes
-qwen3-30b        hopper  -      2026-02     deepep    none     yes
-qwen3-30b        hopper  -      2026-04     hybridep  none     no
-qwen3-30b        hopper  bf16   2026-04     hybridep  partial  no
-qwen3-next       rack    -      2026-04     hybridep  partial  no
-qwen3-next       node    -      2026-04     deepep    none     no
-kimi-k2          rack    -      2026-04     hybridep  partial  no
-gpt-oss-120b     rack    -      2026-04     hybridep  none     yes
-gpt-oss-120b     rack    -      2026-04.01  alltoall  none     yes
-gpt-oss-120b     rack    mxfp8  2026-06     hybridep  full     yes
-gpt-oss-120b     node    -      2026-04     hybridep  none     no
-gpt-oss-120b     node    -      2026-04.01  alltoall  none     no
+mixtral-8x7b      hopper  -      2024-09     alltoall  none     drops
+mixtral-8x7b      rack    -      2025-04     alltoall  partial  drops
+mixtral-8x7b      node    -      2025-04     alltoall  partial  drops
+mixtral-8x22b     hopper  -      2024-09     alltoall  none     drops
+mixtral-8x22b     node    -      2025-04     alltoall  none     drops
+llama4-scout      rack    -      2025-04     alltoall  none     drops
+llama4-scout      rack    -      2025-07     alltoall  partial  drops
+llama4-scout      node    -      2025-04     alltoall  none     drops
+llama4-scout      hopper  -      2025-04     alltoall  partial  drops
+llama4-maverick   rack    -      2025-04     alltoall  none     drops
+llama4-maverick   node    -      2025-04     alltoall  none     drops
+llama4-maverick   hopper  -      2025-04     alltoall  partial  drops
+deepseek-v3       rack    -      2025-04     alltoall  none     drops
+deepseek-v3       rack    -      2025-07     alltoall  partial  drops
+deepseek-v3       rack    -      2025-09     alltoall  none     drops
+deepseek-v3       node    -      2025-04     alltoall  none     drops
+deepseek-v3       hopper  -      2025-04     alltoall  none     drops
+deepseek-v3       hopper  -      2025-07     deepep    none     no
+deepseek-v3       hopper  -      2025-09     deepep    none     yes
+qwen3-235b        rack    -      2025-07     alltoall  partial  drops
+qwen3-235b        node    -      2025-07     alltoall  none     drops
+qwen3-235b        hopper  -      2025-07     alltoall  none     drops
+qwen3-30b         rack    -      2025-07     alltoall  partial  drops
+qwen3-30b         node    -      2025-07     alltoall  partial  drops
+qwen3-30b         hopper  -      2025-07     alltoall  none     drops
+deepseek-v3       rack    -      2025-11     hybridep  partial  no
+deepseek-v3       rack    mxfp8  2026-06     hybridep  full     yes
+deepseek-v3       node    -      2026-02     hybridep  none     no
+deepseek-v3       node    mxfp8  2026-04.01  deepep    partial  yes
+deepseek-v3       node    nvfp4  2026-04.01  deepep    none     yes
+deepseek-v3       hopper  -      2025-11     deepep    none     yes
+deepseek-v3       hopper  -      2026-02     hybridep  none     no
+qwen3-235b        rack    -      2025-11     hybridep  partial  no
+qwen3-235b        rack    mxfp8  2026-06     hybridep  full     yes
+qwen3-235b        node    -      2025-11     alltoall  none     yes
+qwen3-235b        node    -      2026-02     alltoall  none     no
+qwen3-235b        node    mxfp8  2026-06.01  hybridep  full     yes
+qwen3-235b        hopper  -      2025-11     alltoall  none     yes
+qwen3-30b         rack    -      2025-11     hybridep  partial  no
+qwen3-30b         rack    mxfp8  2026-06     hybridep  full     yes
+qwen3-30b         node    -      2025-11     alltoall  partial  no
+qwen3-30b         node    -      2026-02.01  hybridep  partial  no
+qwen3-30b         node    mxfp8  2026-06.01  hybridep  full     yes
+qwen3-30b         hopper  -      2025-11     alltoall  none     yes
+qwen3-30b         hopper  bf16   2025-11     alltoall  partial  yes
+qwen3-30b         hopper  -      2026-02     deepep    none     yes
+qwen3-30b         hopper  bf16   2026-02     deepep    partial  yes
+qwen3-30b         hopper  -      2026-02.01  hybridep  none     no
+qwen3-30b         hopper  bf16   2026-02.01  hybridep  partial  no
+qwen3-next        rack    -      2026-04     hybridep  partial  no
+qwen3-next        node    -      2026-04     deepep    none     no
+kimi-k2           rack    -      2026-02.01  hybridep  partial  no
+gpt-oss-120b      rack    -      2026-04     hybridep  none     yes
+gpt-oss-120b      rack    -      2026-04.01  alltoall  none     yes
+gpt-oss-120b      rack    mxfp8  2026-06     hybridep  full     yes
+gpt-oss-120b      node    -      2026-04     hybridep  none     no
+gpt-oss-120b      node    -      2026-04.01  alltoall  none     no
+nemotron-3-nano   rack    -      2026-02.01  hybridep  partial  no
+nemotron-3-nano   node    -      2026-02.01  hybridep  partial  no
+nemotron-3-nano   hopper  -      2026-02.01  hybridep  partial  no
+nemotron-3-super  rack    -      2026-04     hybridep  partial  no
+nemotron-3-super  node    -      2026-04     hybridep  none     no
+nemotron-3-super  node    nvfp4  2026-04     hybridep  partial  no
 """
 RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 

@@ -33,6 +33,14 @@ def job(trainer: str, gpu: str = H100, model: str = "llama3-8b", **training: Any
     ("megatron", A100, "2022-11", ("flash1",)),
     ("megatron", H100, "2023-10", ("flash2", "cudnn")),
     ("megatron", B200, "NeMo 25.11", ("cudnn",)),
+    *(
+        ("megatron", gpu, {"attention_kernel": kernel, "trainer_version": version}, found)
+        for gpu in (H100, B200)
+        for kernel in ("flash", "cudnn")
+        for version, found in (("NeMo 26.02", ("cudnn-9.17",)),
+            ("2025-12", ("cudnn", "cudnn-9.17")), ("NeMo 25.11", ("cudnn",)))
+    ),
+    ("megatron", A100, {"attention_kernel": "cudnn"}, ("cudnn",)),
     ("megatron", MI300X, "0.14", ("ck",)),
     ("megatron", A100, "2023", ("flash2", "flash1")),
     ("torchtitan", H100, "torchtitan 2024-05..08", ("flash2",)),

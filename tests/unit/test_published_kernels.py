@@ -1,4 +1,4 @@
-"""Kernel curves against published timings (micro.csv), by family, format and generation."""
+"""Kernel curves against published timings (micro.csv, cudnn.csv), by family and generation."""
 
 from dataclasses import replace
 
@@ -34,6 +34,8 @@ ATTENTION_LIMITS = {
     ("hopper", "flash3"): 0.13,
     ("hopper", "cudnn"): 0.03,
     ("blackwell", "cudnn"): 0.17,
+    ("hopper", "cudnn-9.17"): 0.03,
+    ("blackwell", "cudnn-9.17"): 0.05,
 }
 
 

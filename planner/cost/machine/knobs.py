@@ -45,7 +45,7 @@ UNKNOWN_FAMILY_SD: Mapping[str, float] = {
 RATES = frozenset({"gemm", "flash2", "vendor"})
 # Generations of fused attention that the knob `vendor` moves: those that use what its GPU has over
 # the one before (Hopper's asynchronous copies and matrix units). `flash2` moves the others.
-VENDOR_ATTENTION = frozenset({"flash3", "cudnn", "ck"})
+VENDOR_ATTENTION = frozenset({"flash3", "cudnn", "cudnn-9.17", "ck"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

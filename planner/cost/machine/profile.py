@@ -160,12 +160,13 @@ KERNELS: Mapping[str, KernelProfile] = {
             "flex": _curve(0.38, 0.30, 500, 0.18),
             "flash3": _curve(0.66, 0.52, 1000, 0.36),
             "cudnn": _curve(0.60, 0.50, 450, 0.48),
+            "cudnn-9.17": _curve(0.73, 0.61, 1000, 0.48),
         },
         memory=0.82,
         **_power("hopper"),
         source="micro.csv H100, H200: GEMM bfloat16, fp8 and fp8_block, FlashAttention-2 and -3, "
-        "cuDNN 9.1 (0.56 causal; 9.15 is faster: judgement); rowwise: 0.9 to 1.0 of tensorwise "
-        "for most shapes, down to 0.5 (pytorch issue 147971); backward of "
+        "cuDNN 9.1 (0.56 causal; 9.15 is faster: judgement), 9.19 in cudnn.csv; rowwise: 0.9 to "
+        "1.0 of tensorwise for most shapes, down to 0.5 (pytorch issue 147971); backward of "
         "FlashAttention-3 and cuDNN: Shah et al. 2024, figure 6; FlashAttention-1: 1.7 times "
         "slower than -2 (Dao 2023, figure 7); FlexAttention: pytorch.org/blog/flexattention",
     ),
@@ -191,12 +192,13 @@ KERNELS: Mapping[str, KernelProfile] = {
             "flash2": _curve(0.21, 0.18, 700, 0.18),
             "flex": _curve(0.24, 0.20, 900, 0.18),
             "cudnn": _curve(0.60, 0.56, 2000, 0.72),
+            "cudnn-9.17": _curve(0.74, 0.61, 1500, 0.72),
         },
         memory=0.70,
         **_power("blackwell"),
         source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), fp8, fp8_block, nvfp4, cuDNN "
-        "attention forward and backward; mxfp8: 0.93 of fp8, whose kernels take 144, 61 "
-        "and 53 us where mxfp8's take 152, 52 and 51 "
+        "attention forward and backward, from 9.17 on in cudnn.csv; mxfp8: 0.93 of fp8, whose "
+        "kernels take 144, 61 and 53 us where mxfp8's take 152, 52 and 51 "
         "(pytorch/ao issue 1768), 5 to 9% more on large products (AMD Primus-Turbo pull "
         "request 390); FlashAttention-2: 12,211 tokens/s with cuDNN were 10,902 with it "
         "(torchtitan pull request 1196); rowwise, FlashAttention-1, FlexAttention: judgement; "
