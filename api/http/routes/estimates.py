@@ -8,7 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import learned_by_gpu
 from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import (
     answer_once,
@@ -19,6 +19,7 @@ from planner.api.http.requests import (
     wiring_of,
 )
 from planner.api.http.routes.parameters import problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
 from planner.api.service import (
@@ -135,7 +136,6 @@ def _prices(jobs: Sequence[object], learnt: Mapping[tuple[str, str], Any]) -> li
     response_model=None,
     responses={200: {"model": Estimate}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
 )
-async def get_estimate(request: Request, estimate_id: str, _: Reader) -> Response:
+def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
-    kept = await in_thread(request, lambda: wiring_of(request).store.get_estimate(estimate_id))
-    return etags.answer(request, kept.estimate.model_dump_json())
+    return etags.answer(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())
