@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from sqlalchemy import ColumnElement, Engine, Select, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from planner.api.storage.common import plain_text, record_of, row_of
+from planner.api.storage.common import plain_text, record_of, row_of, values_of
 from planner.api.storage.learning import read_inputs
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
@@ -34,7 +33,7 @@ class SqlCalibrationStore:
         with writing(self.engine) as session:
             try:
                 with session.begin_nested():
-                    session.add(CalibrationRow(**_values(record)))
+                    session.add(CalibrationRow(**values_of(record)))
             except IntegrityError:
                 pass
 
@@ -62,7 +61,7 @@ class SqlCalibrationStore:
                 .values(superseded_at=now)
             )
             if record is not None and kept is None:
-                session.add(table(**_values(record)))
+                session.add(table(**values_of(record)))
             elif record is not None and kept is not None:
                 kept.superseded_at, kept.built_from = None, record.built_from
         return True
@@ -142,7 +141,3 @@ def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
         table.gpu == plain_text(subject.gpu),
         table.owner == plain_text(subject.owner),
     )
-
-
-def _values(record: CalibrationRecord) -> dict[str, Any]:
-    return {**asdict(record), "software": dict(record.software), "document": dict(record.document)}
