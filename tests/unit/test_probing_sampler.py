@@ -20,9 +20,11 @@ from planner.samplers.tpe import TPE
 from planner.search.fit import OOM_LIMIT
 from planner.study import samplers
 from planner.study.candidates import Candidates
+from planner.study.evaluations import Proposal
+from planner.study.ledger import StudySettings
 from planner.study.posterior import Knowledge
 from planner.study.samplers import CostModelSampler, FieldSpace, layout_of, make_sampler
-from planner.study.study import ProbeStudy, Proposal, StudySettings
+from planner.study.study import ProbeStudy
 from tests.conftest import ROOT
 from tests.unit.probing_cases import MUCH, Machine, measurement, small, subset
 
