@@ -1,19 +1,18 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
-import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from planner.api.storage.common import plain_text, record_of, row_of, values_of
 from planner.api.storage.learning import read_inputs
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
+from planner.api.storage.room import take_turns
 from planner.api.storage.tables import CalibrationRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 
@@ -51,7 +50,7 @@ class SqlCalibrationStore:
         """
         table = CalibrationRow
         with writing(self.engine) as session:
-            self._lock(session, subject)
+            take_turns(session, f"{subject.owner}\n{subject.trainer}\n{subject.gpu}")
             if read_inputs(session, subject, self.basis).digest != inputs.digest:
                 return False
             kept = None if record is None else session.get(table, record.id)
@@ -65,13 +64,6 @@ class SqlCalibrationStore:
             elif record is not None and kept is not None:
                 kept.superseded_at, kept.built_from = None, record.built_from
         return True
-
-    def _lock(self, session: Session, subject: Subject) -> None:
-        """One writer of a subject at a time; SQLite has one writer anyway."""
-        if self.engine.dialect.name == "postgresql":
-            name = f"{subject.owner}\n{subject.trainer}\n{subject.gpu}".encode()
-            key = int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
-            session.execute(select(func.pg_advisory_xact_lock(key)))
 
     def get(self, calibration_id: str) -> CalibrationRecord:
         """The calibration of this id. Raises NotFoundError."""

@@ -24,9 +24,9 @@ from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
 from planner.api.service import (
     Answer,
+    Refusal,
     estimate_many,
     job_lines,
-    keep_estimate,
     keep_estimates,
     line_of,
     meant,
@@ -72,17 +72,17 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
     answers = await _priced(request, key, given)
 
     def keep() -> Response:
-        if not isinstance(jobs, list):
-            return _one(keep_estimate(wiring, jobs, answers[0]))
-        shown = keep_estimates(wiring, given, answers)
-        return Response("[" + ",".join(map(line_of, shown)) + "]", media_type=JSON)
+        if not isinstance(jobs, list) and isinstance(answers[0], Refusal):
+            raise answers[0].error
+        kept = keep_estimates(wiring, given, answers)
+        lines = [line_of(one if isinstance(one, Refusal) else one.estimate) for one in kept]
+        if isinstance(jobs, list):
+            return Response(f"[{','.join(lines)}]", media_type=JSON)
+        assert isinstance(kept[0], StoredEstimate), "its refusal was raised"
+        headers = {"location": f"/estimates/{kept[0].id}"}
+        return Response(lines[0], headers=headers, media_type=JSON)
 
     return await answer_once(request, key, keep)
-
-
-def _one(kept: StoredEstimate) -> Response:
-    headers = {"location": f"/estimates/{kept.id}"}
-    return Response(kept.estimate.model_dump_json(), headers=headers, media_type=JSON)
 
 
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
