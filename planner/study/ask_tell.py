@@ -19,7 +19,7 @@ from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
 from planner.study.evaluations import Proposal
 from planner.study.ledger import Spent, StudySettings
-from planner.study.posterior import FULL_FIDELITY, Record
+from planner.study.records import FULL_FIDELITY, Record
 from planner.study.regret import ExpectedRegret
 from planner.study.study import NOTHING_ASKED, AskedBefore, MicroResult, ProbeStudy
 from planner.units import format_seconds

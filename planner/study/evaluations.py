@@ -14,8 +14,9 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.study.fidelity import Evaluation
+from planner.study.knowledge import Knowledge
 from planner.study.micro_probes import MicroProbe
-from planner.study.posterior import EMULATED, EMULATED_SD, Knowledge
+from planner.study.records import EMULATED, EMULATED_SD
 
 FULL, MICRO = "probed", "micro"
 EMULATED_STAGES = 3  # a rank of the first, the middle and the last stage

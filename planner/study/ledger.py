@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 
 from planner.columns import BoolColumn
-from planner.search.fit import OOM_LIMIT
 from planner.study.evaluations import MOST_FAILURES, ProbeCost, Proposal
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.regret import TOLERANCE
@@ -45,7 +44,6 @@ class StudySettings:
 
     tolerance: expected regret at which it stops.
     parallel: probes that run at once.
-    risk_limit: largest probability of running out of memory, while anything safer is left.
     whole: whether the pool can run the layouts themselves; otherwise there are only emulated
         ranks, and they count as probes.
     emulates: whether it can emulate ranks.
@@ -62,7 +60,6 @@ class StudySettings:
     budget: Budget = field(default_factory=Budget)
     tolerance: float = TOLERANCE
     parallel: int = 1
-    risk_limit: float = OOM_LIMIT
     cost: ProbeCost = field(default_factory=ProbeCost)
     whole: bool = True
     emulates: bool = False

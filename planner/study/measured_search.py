@@ -56,7 +56,6 @@ class Probing:
     num_devices: of the pool; larger layouts are only emulated.
     emulates: whether the pool can run one rank of a layout by itself on a GPU.
     micro: kernel timings as another fidelity.
-    parallel: whole layouts at once.
     refuses: why the program that runs probes cannot run a layout; None if it can.
     """
 
@@ -70,7 +69,6 @@ class Probing:
     emulates: bool = False
     refuses: Callable[[Layout], str | None] | None = None
     micro: MicroPlan | None = None
-    parallel: int = 1
     steps: int = 13
 
 
@@ -107,7 +105,6 @@ def probe_size(
         budget=Budget(
             probes=job.probe.max_probes, gpu_seconds=job.probe.gpu_seconds(pricer.cluster.num_gpus)
         ),
-        parallel=probing.parallel,
         cost=ProbeCost(
             start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps
         ),

@@ -11,7 +11,8 @@ import numpy as np
 from planner.calibration.kernels import KernelShape, KernelTiming, within_reach
 from planner.columns import FloatColumn
 from planner.study.fidelity import NODES, WEIGHTS, Evaluation
-from planner.study.posterior import RUN_SD, StudyPosterior
+from planner.study.posterior import StudyPosterior
+from planner.study.records import RUN_SD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ It reads knowledge, evaluations and ledger, and changes none of them. Letters: N
 import numpy as np
 
 from planner.columns import BoolColumn
+from planner.search.fit import OOM_LIMIT
 from planner.study.evaluations import FULL, Evaluations
 from planner.study.fidelity import FidelityChoice, Prospect, choose_evaluation, direct
+from planner.study.knowledge import Knowledge
 from planner.study.ledger import Ledger, StudySettings
 from planner.study.micro_probes import MicroProbe, evaluation_rate, most_valuable
-from planner.study.posterior import FULL_FIDELITY, Knowledge
+from planner.study.records import FULL_FIDELITY
 from planner.study.regret import ExpectedRegret
 from planner.study.samplers import Pick
 from planner.units import counted
@@ -116,7 +118,7 @@ class Policy:
             row not in self.knowledge.records
             and bool(self.knowledge.untried()[row])
             and self.payable(row)
-            and float(posterior.risk(np.array([row]))[0]) <= self.settings.risk_limit
+            and float(posterior.risk(np.array([row]))[0]) <= OOM_LIMIT
         )
 
     def _odd(self) -> tuple[int, float] | None:
@@ -134,7 +136,7 @@ class Policy:
         posterior = self.knowledge.posterior()
         free = self.knowledge.untried()
         free[beside] = False
-        rows = posterior.promising(free, 1, risk_limit=self.settings.risk_limit)
+        rows = posterior.promising(free, 1, risk_limit=OOM_LIMIT)
         if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
             return False
         evaluation = self.choice(rows[0]).evaluation
@@ -190,9 +192,7 @@ class Policy:
         gain = rate * best.gpu_seconds
         if gain < LEAST_MICRO_GAIN:
             return None
-        for row in posterior.promising(
-            self.knowledge.untried(), 1, risk_limit=self.settings.risk_limit
-        ):
+        for row in posterior.promising(self.knowledge.untried(), 1, risk_limit=OOM_LIMIT):
             evaluated = self.evaluations.full if self.payable(row) else self.evaluations.emulation
             if evaluation_rate(evaluated(row), row, posterior) >= rate:
                 return None

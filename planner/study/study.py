@@ -15,10 +15,11 @@ from optuna.trial import TrialState
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
 from planner.study.evaluations import FULL, MICRO, Evaluations, Proposal
+from planner.study.knowledge import Knowledge
 from planner.study.ledger import Ledger, Spent, StudySettings
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.policy import Policy
-from planner.study.posterior import EMULATED, FULL_FIDELITY, Knowledge
+from planner.study.records import EMULATED, FULL_FIDELITY
 from planner.study.regret import ExpectedRegret
 from planner.study.samplers import Pick, make_sampler
 from planner.study.trials import Trials
@@ -68,9 +69,7 @@ class ProbeStudy:
             gpu_seconds_before=settings.gpu_seconds_before,
         )
         self.policy = Policy(settings, self.knowledge, self.evaluations, self.ledger)
-        sampler = make_sampler(
-            settings.sampler, self.knowledge, seed=settings.seed, risk_limit=settings.risk_limit
-        )
+        sampler = make_sampler(settings.sampler, self.knowledge, seed=settings.seed)
         self.trials = Trials(sampler, self._about)
         self.ignored: list[str] = []
         self.broken: str | None = None

@@ -19,7 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.search.left_out import MEMORY_CONSTRAINT
-from planner.study.posterior import Record
+from planner.study.records import Record
 from planner.study.samplers import FiniteSampler, Pick
 
 LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess

@@ -17,7 +17,7 @@ from planner.specs.plan import Plan
 from planner.study.ask_tell import Event, Ranked
 from planner.study.evaluations import Proposal
 from planner.study.measured_search import Probing, with_measurement
-from planner.study.posterior import Record
+from planner.study.records import Record
 from planner.study.study import BROKEN
 from planner.units import times_as_fast
 from tests.conftest import fixed_ports, job_values

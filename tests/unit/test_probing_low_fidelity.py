@@ -9,9 +9,10 @@ from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
 from planner.study.evaluations import ProbeCost, Proposal
+from planner.study.knowledge import Knowledge
 from planner.study.ledger import LOW_FIDELITY_PER_PROBE
 from planner.study.micro_probes import KernelEffect, MicroProbe, ObservedEffect
-from planner.study.posterior import EMULATED_SD, RUN_SD, Knowledge
+from planner.study.records import EMULATED_SD, RUN_SD
 from planner.study.study import UNABLE, MicroResult, ProbeStudy
 from tests.unit.probing_cases import Machine, measurement, play, settings, small, told_of
 
