@@ -29,7 +29,7 @@ class ThreadRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if not inspect.iscoroutinefunction(endpoint):
-            endpoint = _in_thread(endpoint, once="POST" in options.get("methods", ()))
+            endpoint = _in_thread(endpoint, once="POST" in (options.get("methods") or ()))
         super().__init__(path, endpoint, **options)
 
 
