@@ -1,6 +1,6 @@
 """The catalogue as plain mappings for the command line and the service."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -10,6 +10,9 @@ from planner.errors import UnknownNameError
 from planner.intake.machines import load_cluster, load_gpu
 from planner.intake.models import load_model
 from planner.schedules import SCHEDULES
+from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu import GpuSpec
+from planner.specs.model import ModelSpec
 from planner.trainers.registry import TRAINERS
 
 Entry = dict[str, Any]
@@ -19,7 +22,7 @@ Entry = dict[str, Any]
 class Kind:
     """One part of the catalogue: its names, one entry in full, and one line of a list."""
 
-    names: Callable[[], list[str]]
+    names: Callable[[], Iterable[str]]
     entry: Callable[[str], Entry]
     line: Callable[[str], Entry]
 
@@ -34,7 +37,7 @@ def kind_of(name: str) -> Kind:
 def catalog_list(kind: str) -> list[Entry]:
     """One line an entry, sorted by name. Raises UnknownNameError."""
     part = kind_of(kind)
-    return [part.line(name) for name in part.names()]
+    return [{"name": name, **part.line(name)} for name in part.names()]
 
 
 def catalog_entry(kind: str, name: str) -> Entry:
@@ -58,14 +61,8 @@ def gpu_name_of(text: str) -> str:
 # ---- models --------------------------------------------------------------------------------------
 
 
-def _model_names() -> list[str]:
-    return model_names()
-
-
-def _model_line(name: str) -> Entry:
-    model = load_model(name)
+def model_figures(model: ModelSpec) -> Entry:
     return {
-        "name": name,
         "parameters": model.total_parameters(),
         "active_parameters": model.active_parameters(),
         "num_hidden_layers": model.num_hidden_layers,
@@ -93,14 +90,8 @@ def _model_entry(name: str) -> Entry:
 # ---- GPUs and clusters ---------------------------------------------------------------------------
 
 
-def _gpu_names() -> list[str]:
-    return list(gpu_names())
-
-
-def _gpu_line(name: str) -> Entry:
-    gpu = load_gpu(name)
+def gpu_figures(gpu: GpuSpec) -> Entry:
     return {
-        "name": name,
         "memory_bytes": gpu.memory_bytes,
         "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
         "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"),
@@ -113,14 +104,8 @@ def _gpu_entry(name: str) -> Entry:
     return load_gpu(name, field="gpu").model_dump(mode="json")
 
 
-def _cluster_names() -> list[str]:
-    return list(cluster_names())
-
-
-def _cluster_line(name: str) -> Entry:
-    cluster = load_cluster(name)
+def cluster_figures(cluster: ClusterSpec) -> Entry:
     return {
-        "name": name,
         "gpu": cluster.gpu.name,
         "num_gpus": cluster.num_gpus,
         "gpus_per_node": cluster.gpus_per_node,
@@ -138,15 +123,10 @@ def _cluster_entry(name: str) -> Entry:
 # ---- schedules and defaults ----------------------------------------------------------------------
 
 
-def _schedule_names() -> list[str]:
-    return list(SCHEDULES)
-
-
 def _schedule_line(name: str) -> Entry:
     found = SCHEDULES.find(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
     return {
-        "name": name,
         "stages_per_rank": stages,
         "splits_backward": found.splits_backward,
         "about": _first_line(found),
@@ -158,6 +138,7 @@ def _schedule_entry(name: str) -> Entry:
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
     return {
+        "name": name,
         **_schedule_line(name),
         "v_shaped": found.v_shaped,
         "rules": rules,
@@ -167,10 +148,6 @@ def _schedule_entry(name: str) -> Entry:
 
 def _first_line(thing: object) -> str:
     return (type(thing).__doc__ or "").strip().partition("\n")[0]
-
-
-def _trainer_names() -> list[str]:
-    return list(TRAINERS)
 
 
 def _trainer_entry(name: str) -> Entry:
@@ -205,7 +182,6 @@ def _trainer_entry(name: str) -> Entry:
 def _trainer_line(name: str) -> Entry:
     entry = _trainer_entry(name)
     return {
-        "name": name,
         "zero_stage": entry["zero_stage"],
         "zero_stage_under_pp": entry["zero_stage_under_pp"],
         "ac": entry["ac"],
@@ -220,9 +196,11 @@ def _plain(value: object) -> object:
 
 
 KINDS: dict[str, Kind] = {
-    "models": Kind(_model_names, _model_entry, _model_line),
-    "gpus": Kind(_gpu_names, _gpu_entry, _gpu_line),
-    "clusters": Kind(_cluster_names, _cluster_entry, _cluster_line),
-    "schedules": Kind(_schedule_names, _schedule_entry, _schedule_line),
-    "defaults": Kind(_trainer_names, _trainer_entry, _trainer_line),
+    "models": Kind(model_names, _model_entry, lambda name: model_figures(load_model(name))),
+    "gpus": Kind(gpu_names, _gpu_entry, lambda name: gpu_figures(load_gpu(name))),
+    "clusters": Kind(
+        cluster_names, _cluster_entry, lambda name: cluster_figures(load_cluster(name))
+    ),
+    "schedules": Kind(lambda: SCHEDULES, _schedule_entry, _schedule_line),
+    "defaults": Kind(lambda: TRAINERS, _trainer_entry, _trainer_line),
 }

@@ -79,6 +79,7 @@ class Connection:
         self._kept: dict[str, tuple[str, str]] = {}
 
     def close(self) -> None:
+        """Closes its connections."""
         self._http.close()
 
     def pages(self, path: str, kind: type[Answer], **wanted: Any) -> Iterator[Answer]:

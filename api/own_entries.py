@@ -7,9 +7,10 @@ changes it.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.api.catalog import cluster_figures, gpu_figures, model_figures
 from planner.api.storage.own_entries import OwnEntry
 from planner.api.wiring import Wiring
 from planner.errors import SpecError, fault
@@ -138,36 +139,8 @@ def own_entry(entry: OwnEntry) -> dict[str, Any]:
     return {**own_line(entry), "spec": entry.spec}
 
 
-def _about_model(spec: dict[str, Any]) -> dict[str, Any]:
-    model = read_model(spec, allow_files=False)
-    return {
-        "parameters": model.total_parameters(),
-        "active_parameters": model.active_parameters(),
-        "num_hidden_layers": model.num_hidden_layers,
-        "hidden_size": model.hidden_size,
-        "num_experts": model.num_experts,
-        "vocab_size": model.vocab_size,
-    }
-
-
-def _about_gpu(spec: dict[str, Any]) -> dict[str, Any]:
-    gpu = read_gpu(spec)
-    return {
-        "memory_bytes": gpu.memory_bytes,
-        "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
-        "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"),
-        "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
-        "power_limit_watts": gpu.power_limit_watts,
-    }
-
-
-def _about_cluster(spec: dict[str, Any]) -> dict[str, Any]:
-    cluster = read_cluster(spec, allow_files=False)
-    return {
-        "gpu": cluster.gpu.name,
-        "num_gpus": cluster.num_gpus,
-        "gpus_per_node": cluster.gpus_per_node,
-    }
-
-
-_ABOUT = {"models": _about_model, "gpus": _about_gpu, "clusters": _about_cluster}
+_ABOUT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "models": lambda spec: model_figures(read_model(spec, allow_files=False)),
+    "gpus": lambda spec: gpu_figures(read_gpu(spec)),
+    "clusters": lambda spec: cluster_figures(read_cluster(spec, allow_files=False)),
+}

@@ -250,27 +250,18 @@ def estimate_one(
     return kept.id, kept.estimate
 
 
-def keep_estimate(wiring: Wiring, job: object, answer: Answer) -> StoredEstimate:
-    """Plans one job and stores the answer under an id. Raises its refusal, or StoreError."""
-    if isinstance(answer, Refusal):
-        raise answer.error
-    kept = _to_keep(wiring, job if isinstance(job, dict) else {}, answer)
-    wiring.store.save_estimates([kept])
-    return kept
-
-
 def keep_estimates(
     wiring: Wiring, jobs: Sequence[object], answers: Sequence[Answer]
-) -> list[Answer]:
+) -> list[StoredEstimate | Refusal]:
     """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
-    kept: list[StoredEstimate | Refusal] = [
+    kept = [
         answer
         if isinstance(answer, Refusal)
         else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
         for values, answer in zip(jobs, answers, strict=True)
     ]
     wiring.store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
-    return [entry.estimate if isinstance(entry, StoredEstimate) else entry for entry in kept]
+    return kept
 
 
 def line_of(answer: Answer) -> str:

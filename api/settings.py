@@ -122,11 +122,6 @@ def default_processes() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def default_lease_folder() -> Path:
-    """A folder of this user, see `planner.probes.folder`."""
-    return lease_folder()
-
-
 class Settings(BaseSettings):
     """Settings of an operator.
 
@@ -210,7 +205,7 @@ class Settings(BaseSettings):
     most_waiting_plans: int = Field(default=256, ge=0)
     most_waiting_plans_per_key: int = Field(default=64, ge=0)
     probe_folder: Path = Field(default_factory=default_probe_folder)
-    lease_folder: Path = Field(default_factory=default_lease_folder)
+    lease_folder: Path = Field(default_factory=lease_folder)
     probe_workers: int = Field(default=1, ge=0, le=64)
     task_workers: int = Field(default=1, ge=0, le=16)
     audit_days: int = Field(default=365, gt=0, le=36_500)

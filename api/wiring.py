@@ -1,8 +1,10 @@
 """The outside world of the planner: the system clock, random ids, SQL stores, pools."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -35,6 +37,7 @@ from planner.units import GIB
 from planner.version import MODEL_VERSION
 
 MOST_ANSWERED = 64
+Store = TypeVar("Store")
 Question = tuple[str, str]  # hash of the job, id of the calibration
 
 
@@ -43,6 +46,11 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+
+def _on_engine(make: Callable[[Engine], Store]) -> "cached_property[Store]":
+    """A store of a Wiring, on a database that is at the right revision. Raises StoreError."""
+    return cached_property(lambda wiring: make(wiring.current_engine))
 
 
 @dataclass
@@ -70,59 +78,23 @@ class Wiring:
         return make_engine(normalise_url(settings.database_url), limits)
 
     @cached_property
-    def store(self) -> SqlStore:
-        """The store, on a database that is at the right revision. Raises StoreError."""
-        return SqlStore(self.current_engine)
-
-    @cached_property
     def current_engine(self) -> Engine:
         """The engine, of a database that is at the right revision. Raises StoreError."""
         ensure_current(self.engine)
         return self.engine
 
-    @cached_property
-    def idempotency(self) -> IdempotencyStore:
-        return IdempotencyStore(self.store.engine)
-
-    @cached_property
-    def measurements(self) -> SqlMeasurementStore:
-        return SqlMeasurementStore(self.store.engine)
-
-    @cached_property
-    def probes(self) -> SqlProbeStore:
-        return SqlProbeStore(self.store.engine)
-
-    @cached_property
-    def tasks(self) -> SqlTaskStore:
-        return SqlTaskStore(self.store.engine)
-
-    @cached_property
-    def sweeps(self) -> SqlSweepStore:
-        return SqlSweepStore(self.store.engine)
-
-    @cached_property
-    def quarantine(self) -> SqlQuarantine:
-        return SqlQuarantine(self.store.engine)
-
-    @cached_property
-    def audit(self) -> SqlAuditTrail:
-        return SqlAuditTrail(self.store.engine)
-
-    @cached_property
-    def own_entries(self) -> SqlOwnEntries:
-        return SqlOwnEntries(self.store.engine)
-
-    @cached_property
-    def calibrations(self) -> SqlCalibrationStore:
-        return SqlCalibrationStore(self.store.engine, learning_basis())
-
-    @cached_property
-    def learning(self) -> SqlLearningStore:
-        return SqlLearningStore(self.store.engine, learning_basis())
-
-    @cached_property
-    def drift(self) -> SqlDriftStore:
-        return SqlDriftStore(self.store.engine)
+    store = _on_engine(SqlStore)
+    idempotency = _on_engine(IdempotencyStore)
+    measurements = _on_engine(SqlMeasurementStore)
+    probes = _on_engine(SqlProbeStore)
+    tasks = _on_engine(SqlTaskStore)
+    sweeps = _on_engine(SqlSweepStore)
+    quarantine = _on_engine(SqlQuarantine)
+    audit = _on_engine(SqlAuditTrail)
+    own_entries = _on_engine(SqlOwnEntries)
+    drift = _on_engine(SqlDriftStore)
+    calibrations = _on_engine(lambda engine: SqlCalibrationStore(engine, learning_basis()))
+    learning = _on_engine(lambda engine: SqlLearningStore(engine, learning_basis()))
 
     @cached_property
     def teaching(self) -> Turns:
@@ -142,20 +114,9 @@ class Wiring:
             tolerated_bytes=chosen.probe_tolerated_gib * GIB,
             inherit=tuple(filter(None, chosen.probe_environment.replace(",", " ").split())),
         )
-        slurm = SlurmOptions(
-            account=chosen.slurm_account or None,
-            qos=chosen.slurm_qos or None,
-            constraint=chosen.slurm_constraint or None,
-            exclude=chosen.slurm_exclude or None,
-            container_image=chosen.slurm_container_image or None,
-            gpus_by=chosen.slurm_gpus_by,
-            exclusive=chosen.slurm_exclusive,
-            cpus_per_gpu=chosen.slurm_cpus_per_gpu,
-            memory_gib_per_gpu=chosen.slurm_memory_gib_per_gpu,
-            gpus_at_once=chosen.slurm_gpus_at_once,
-            queue_seconds=chosen.slurm_queue_seconds,
-            restarts=chosen.slurm_restarts,
-        )
+        given = {one.name: getattr(chosen, f"slurm_{one.name}") for one in fields(SlurmOptions)}
+        unset: dict[str, Any] = {name: None if one == "" else one for name, one in given.items()}
+        slurm = SlurmOptions(**unset)
         settings = PoolSettings(launch=launch, leases=chosen.lease_folder, slurm=slurm)
         return open_pool(name, settings, files=files)
 

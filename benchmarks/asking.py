@@ -19,8 +19,10 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.evaluations import Proposal
 from planner.study.kernel_timings import StudyKernels
-from planner.study.study import Budget, MicroResult, ProbeStudy, Proposal, StudySettings
+from planner.study.ledger import Budget, StudySettings
+from planner.study.study import MicroResult, ProbeStudy
 
 JOB = {
     "model": "llama3.1-70b",

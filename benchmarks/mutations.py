@@ -43,6 +43,7 @@ INDIRECT = {
     "planner/cost/machine/device": ("tests/property/test_price_property.py",),
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
+    "planner/study/policy": ("tests/unit/test_probing_loop.py",),
     "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),
     "planner/work/gated_delta": ("tests/unit/test_mixers.py",),
     "planner/work/mamba2": ("tests/unit/test_mixers.py",),

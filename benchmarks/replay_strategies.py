@@ -19,9 +19,11 @@ from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.posterior import Knowledge, Record
+from planner.study.knowledge import Knowledge
+from planner.study.ledger import Budget, StudySettings
+from planner.study.records import Record
 from planner.study.samplers import FiniteSampler, SnappedSampler
-from planner.study.study import Budget, ProbeStudy, StudySettings
+from planner.study.study import ProbeStudy
 from planner.study.trials import Trials
 
 Ask = Generator[int, Measured, None]

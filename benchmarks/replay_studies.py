@@ -28,10 +28,10 @@ from planner.calibration.basis import unmeasured
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measurement
 from planner.study.ask_tell import Event, StudyResult, run
-from planner.study.evaluations import ProbeCost
+from planner.study.evaluations import ProbeCost, Proposal
 from planner.study.isolating import isolating
+from planner.study.ledger import Budget, StudySettings
 from planner.study.measured_search import listed
-from planner.study.study import Budget, Proposal, StudySettings
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)

@@ -3,7 +3,7 @@
     python -m benchmarks.sweep_scheduler [--layouts 10000] [--nodes 64] [--workers 2] [--kill]
         [--database sqlite|postgres|both] [--seed 1]
 
-Workers, each a process, run one sweep each on simulated nodes (`planner.probes.pools.simulated`):
+Workers, each a process, run one sweep each on simulated nodes (`benchmarks.simulated_pool`):
 a probe takes no time there, so the seconds are the scheduler's own. Steps are recordings made from
 the model's predictions; faults come at rates of real clusters, one node hangs and one is slow. With
 --kill one of the workers gets SIGKILL in the middle, and another is started. Exits 1 where a probe
@@ -31,6 +31,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from benchmarks.simulated_pool import FULL, LEDGER, Faults, SimulatedCluster
 from planner.api.jobs.probes import probes_of
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.jobs.workers import TaskWorkers
@@ -45,7 +46,6 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.probes import pools
-from planner.probes.pools.simulated import FULL, LEDGER, Faults, SimulatedCluster
 from planner.rules import violations
 from tests.conftest import ROOT, clean_environment, running_postgres
 
@@ -64,7 +64,7 @@ CHOICES = ((1, 2, 4, 8), (1, 2, 4), ("none", "full", "selective-op"), (False, Tr
 def register_simulated() -> None:
     """Lets this process open simulated pools by name."""
     if "simulated" not in pools.BACKENDS:
-        pools.register("simulated:FILE.json", "planner.probes.pools.simulated:SimulatedPool")
+        pools.register("simulated:FILE.json", "benchmarks.simulated_pool:SimulatedPool")
 
 
 @cache

@@ -2,11 +2,14 @@
 
 import json
 import re
+import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+from planner.probes import guardian
 from planner.probes.folder import read_whole
 
 # the prefix that --tee adds, and the one of torch's own excepthook
@@ -44,6 +47,27 @@ class RankError:
     @property
     def said(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> "RankError":
+        """The error that this process raises now."""
+        kind = type(error)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return cls(
+            rank=rank,
+            type=f"{module}{kind.__qualname__}",
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            time=time.time(),
+        )
+
+    def write(self, result: Path) -> None:
+        """Writes the error file of its rank beside a result file."""
+        guardian.write_json(error_path(result, self.rank), asdict(self))
+
+
+def error_path(result: Path, rank: int | None) -> Path:
+    return result.with_name(f"{result.name}.rank{rank}.error.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,11 +225,15 @@ class KernelLog:
 
 
 def write_json(path: Path, value: object) -> None:
+    write_whole(path, json.dumps(value))
+
+
+def write_whole(path: Path, text: str) -> None:
     """Writes a whole file that only we may read, or nothing."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with contextlib.suppress(FileNotFoundError):
         partial.unlink()
-    write_private(partial, json.dumps(value))
+    write_private(partial, text)
     os.replace(partial, path)
 
 

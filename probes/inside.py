@@ -14,11 +14,10 @@ import platform
 import runpy
 import signal
 import sys
-import time
-import traceback
 from importlib.metadata import distributions
 from pathlib import Path
 
+from planner.probes.evidence import RankError, error_path
 from planner.probes.folder import FOUND
 from planner.probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
 from planner.probes.programs import ALLOCATOR
@@ -50,8 +49,9 @@ def main() -> None:
         else:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
     except BaseException as error:
-        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            _write(Path(f"{result}.rank{rank}.error.json"), error)
+        ended = isinstance(error, SystemExit) and error.code in (None, 0)
+        if not ended and not error_path(result, rank).exists():  # the worker's own holds more
+            RankError.of(error, rank).write(result)
         raise
 
 
@@ -66,23 +66,6 @@ def versions() -> dict[str, str | None]:
         "nccl": nccl,
         "allocator": os.environ.get(ALLOCATOR[0]),
     }
-
-
-def _write(path: Path, error: BaseException) -> None:
-    if path.exists():  # the worker wrote its own error, which holds more
-        return
-    cls = type(error)
-    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
-    text = "".join(traceback.format_exception(error))
-    write_json(
-        path,
-        {
-            "type": f"{module}{cls.__qualname__}",
-            "message": str(error),
-            "traceback": text,
-            "time": time.time(),
-        },
-    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from planner.probes.folder import (
     TASK,
     read_whole,
 )
-from planner.probes.guardian import LOG_BYTES
+from planner.probes.guardian import LOG_BYTES, write_whole
 from planner.probes.protocol import (
     Environment,
     Failed,
@@ -204,10 +204,8 @@ def write_result(
         complete=outcome.status == "ok",
         notes=[*notes, *([others] if others else []), *begin.lost, *_notes(folder, outcome, end)],
     )
-    partial = folder / f".{RESULT}.partial"
     with suppress(OSError):  # what the program wrote stays
-        partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
-        os.replace(partial, folder / RESULT)
+        write_whole(folder / RESULT, result.model_dump_json(indent=1))
     return result
 
 

@@ -10,6 +10,7 @@ import platform
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from statistics import stdev
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -323,7 +324,4 @@ def _largest(values: Any) -> int | None:
 
 
 def _sd(values: list[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    mean = sum(values) / len(values)
-    return float((sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5)
+    return stdev(values) if len(values) > 1 else None

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_plot
-from planner.api.cli.simulate import write_text
+from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
 from planner.api.input.text import read_json
@@ -90,10 +89,10 @@ def command(
     compared, malformed = _computed(jobs, quiet=json) if anew else (_shipped(), 0)
     _check_some(compared.rows, wanted)
     if save is not None:
-        write_text(save, compared.as_document(), "--save")
+        write_file(save, compared.as_document(), "--save")
     result = report(compared, lambda row: _meets(row, wanted))
     if markdown is not None:
-        write_text(markdown, document(result), "--markdown")
+        write_file(markdown, document(result), "--markdown")
     if plot is not None:
         write_plot(plot, chart_of(result.rows, "Predicted against measured, left out by source"))
     if json:

@@ -14,13 +14,8 @@ from planner.api.storage.records import CalibrationRecord
 from planner.api.wiring import wire
 from planner.units import counted
 
-app = typer.Typer(help="Calibrations learned here: list, show, revert.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 CalibrationId = Annotated[str, typer.Argument(metavar="ID", help="As `calibrations list` shows.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Calibrations learned here: list, show, revert."""
 
 
 @app.command("list")

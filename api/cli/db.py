@@ -15,15 +15,7 @@ from planner.api.storage.migrate import upgrade as migrate
 from planner.api.wiring import wire
 from planner.units import MEGA
 
-app = typer.Typer(
-    help="The database: bring it to the revision that this version needs, back it up, check it.",
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
-def _group() -> None:
-    """The database: bring it to the revision that this version needs, back it up, check it."""
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command("upgrade")

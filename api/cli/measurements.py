@@ -9,7 +9,7 @@ import typer
 
 from planner.api.calibration.update import line_about, update_about, update_from_measurements
 from planner.api.cli.output import make_console, note, say, show, show_json
-from planner.api.cli.simulate import write_text
+from planner.api.cli.plotting import write_file
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from planner.api.cli.working import working
 from planner.api.identity import local_user
@@ -23,9 +23,7 @@ from planner.api.wiring import Wiring, wire
 from planner.errors import fault
 from planner.units import counted
 
-app = typer.Typer(
-    help="Measurements: import, export, list, delete, believe, share.", rich_markup_mode=None
-)
+app = typer.Typer(rich_markup_mode=None)
 SHOWN = 10  # measurements of an import, each with its prediction
 Model = Annotated[
     str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
@@ -33,11 +31,6 @@ Model = Annotated[
 Gpu = Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Only on this GPU.")]
 Status = Annotated[str | None, typer.Option(help="Only ok, oom or failed.")]
 Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated or published.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Measurements: import, export, list, delete, believe, share."""
 
 
 @app.command("import")
@@ -131,7 +124,7 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        write_text(output.expanduser(), text, "--output")
+        write_file(output, text, "--output")
     note(counted(len(found), "measurement"))
 
 

@@ -45,17 +45,21 @@ def check_plot(path: Path | None, *, text: bool = False) -> None:
 
 
 def write_plot(path: Path, chart: Chart) -> None:
-    """Writes the whole file or nothing. Raises SpecError when the place cannot be written."""
+    write_file(path, chart.drawn(path.suffix), FLAG)
+    note(f"drew {path}")
+
+
+def write_file(path: Path, content: str | bytes, flag: str) -> None:
+    """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
     target = path.expanduser()
     partial = target.with_name(f".{target.name}.partial")
     try:
-        partial.write_bytes(chart.drawn(target.suffix))
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, target)
     except OSError as error:
         partial.unlink(missing_ok=True)
         rule = f"cannot be written ({error.strerror})"
-        raise fault(FLAG, str(path), rule, "give a path in a folder that exists") from None
-    note(f"drew {path}")
+        raise fault(flag, str(path), rule, "give a path in a folder that exists") from None
 
 
 def plot_plan(path: Path | None, plan: Plan) -> None:

@@ -11,6 +11,7 @@ import typer
 from planner.api.calibration.update import line_about, update_from_probes
 from planner.api.cli.output import error_line, make_console, note, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
+from planner.api.cli.working import progress
 from planner.api.errors import codes_of, lines_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.probe_recovery import recover
@@ -115,18 +116,7 @@ def _asked(
 @contextmanager
 def _watched(records: Sequence[ProbeRecord]) -> Iterator[dict[str, Watch]]:
     """A line of progress a probe on stderr, where a person watches."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True
-    ) as shown:
+    with progress(hidden=not sys.stderr.isatty()) as shown:
         watches = {}
         for record in records:
             line = shown.add_task(record.layout, total=None, words="starting")

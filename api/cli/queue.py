@@ -13,16 +13,8 @@ from planner.api.render.queues import job_line
 from planner.api.storage.job_records import QueuedJob
 from planner.api.wiring import wire
 
-app = typer.Typer(
-    help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",
-    rich_markup_mode=None,
-)
+app = typer.Typer(rich_markup_mode=None)
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `queue list` shows it.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Probes, studies and runs of sweeps: what waits, what was given up, another try."""
 
 
 @app.command("list")

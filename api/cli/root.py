@@ -81,7 +81,8 @@ def tree(words: Sequence[str] | None = None) -> typer.Typer:
         if named not in (None, name):
             app.command(name, help=text)(_not_imported)
         elif name in GROUPS:
-            app.add_typer(import_module(f"planner.api.cli.{name}").app, name=name)
+            group = import_module(f"planner.api.cli.{name}").app
+            app.add_typer(group, name=name, help=text)
         else:
             module = import_module(f"planner.api.cli.{'plans' if name in IN_PLANS else name}")
             app.command(name)(getattr(module, IN_PLANS.get(name, "command")))

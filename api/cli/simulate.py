@@ -1,7 +1,6 @@
 """`planner-cli simulate`: a layout's pipeline played out, for Perfetto and for torch."""
 
 import json as encoder
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +8,13 @@ import typer
 
 from planner.api.cli.given import PlanOption, RankOption, layout_given
 from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_plot
+from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
 from planner.api.render.timeline import timeline_view
 from planner.api.wiring import wire
-from planner.errors import fault
 from planner.plan.timeline import timeline
 
 
@@ -50,7 +48,7 @@ def command(
         ("--csv", csv, played.csv),
     ):
         if path is not None and text is not None:
-            write_text(path, text, flag)
+            write_file(path, text, flag)
             note(f"wrote {path}")
     if json:
         body = {
@@ -62,19 +60,3 @@ def command(
         show_json(body)
         return
     show(timeline_view(played), make_console())
-
-
-def write_text(path: Path, text: str, flag: str) -> None:
-    """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise fault(
-            flag,
-            str(path),
-            f"cannot be written ({error.strerror})",
-            "give a path in a folder that exists",
-        ) from None

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from planner.api.cli.output import note
+from planner.api.cli.working import progress
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.standing import standing_line
 from planner.api.jobs.studies import ask_study, run_study
@@ -73,34 +74,8 @@ def bar(
 
     All on stderr.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-    from rich.table import Column
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn(unit),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        # takes what the others leave: long words are cut, the count never is
-        TextColumn(
-            "{task.fields[words]}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
-    )
     watched = sys.stderr.isatty()
-    with Progress(
-        *columns, console=Console(stderr=True), disable=not watched, transient=True, expand=True
-    ) as shown:
+    with progress(bar=True, hidden=not watched) as shown:
         line = shown.add_task(unit, total=None, words="planning on paper")
 
         def on_event(body: Mapping[str, Any]) -> None:

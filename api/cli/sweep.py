@@ -35,9 +35,7 @@ from planner.api.wiring import Wiring, wire
 from planner.errors import fault
 from planner.units import counted
 
-app = typer.Typer(
-    help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None
-)
+app = typer.Typer(rich_markup_mode=None)
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")
 ]
@@ -47,11 +45,6 @@ Id = Annotated[
         metavar="SWEEP_ID", autocompletion=complete_sweep, help="Its id, or the beginning of it."
     ),
 ]
-
-
-@app.callback()
-def _group() -> None:
-    """Known jobs measured now, or by workers on a schedule."""
 
 
 @app.command()

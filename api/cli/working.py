@@ -37,21 +37,36 @@ def working(words: str, *, total: int | None = None, quiet: bool = False) -> Ite
     if quiet or not sys.stderr.isatty():
         yield Working()
         return
+    with progress(bar=total is not None) as shown:
+        yield Working(shown, shown.add_task("", total=total, words=words))
+
+
+def progress(*, bar: bool = False, hidden: bool = False) -> "Progress":
+    """Lines on stderr: a spinner, a name, a bar, the seconds so far, and words.
+
+    They go away in the end.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
-        ProgressColumn,
         SpinnerColumn,
         TextColumn,
         TimeElapsedColumn,
     )
+    from rich.table import Column
 
-    bar: tuple[ProgressColumn, ...] = ()
-    if total is not None:
-        bar = (BarColumn(bar_width=20), MofNCompleteColumn())
-    said = TextColumn("{task.fields[words]}", markup=False)
-    columns = (SpinnerColumn(), *bar, TimeElapsedColumn(), said)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield Working(shown, shown.add_task("", total=total, words=words))
+    # takes what the others leave: long words are cut, the count never is
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        *((BarColumn(bar_width=20), MofNCompleteColumn()) if bar else ()),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False, table_column=rest),
+        console=Console(stderr=True),
+        disable=hidden,
+        transient=True,
+        expand=True,
+    )

@@ -1,18 +1,15 @@
 """Bodies of requests: FastAPI reads them through here, within a limit and as strict JSON."""
 
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import anyio
-from fastapi import Body, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import Body, Request
 from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect
 
 from planner.api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError
 from planner.api.http.schemas import JobBody
-from planner.api.http.security import require_key
 from planner.api.input.text import read_json
 from planner.errors import Fault, fault
 from planner.units import MEGA
@@ -76,32 +73,6 @@ class StrictRequest(Request):
                 Fault("body", None, f"is larger than {limit:,} bytes", "send fewer jobs at once")
             )
         return b"".join(chunks)
-
-
-def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[APIRoute]:
-    """The class of routes that read strict JSON. also: other media types that they take.
-
-    within: what the names of a body's keys begin with in an error.
-    """
-
-    class RouteRequest(StrictRequest):
-        media_types = (JSON, *also)
-
-    RouteRequest.within = within
-
-    class StrictRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-            if self.body_field is None:  # a POST that says all in its path: a body is not read
-                return handle
-
-            async def strict(request: Request) -> Response:
-                await require_key(request)
-                return await handle(RouteRequest(request.scope, request.receive))
-
-            return strict
-
-    return StrictRoute
 
 
 class CheckedByPlanner:

@@ -1,41 +1,65 @@
-"""Progress of a plan as server-sent events: its probes as they go, and the end."""
+"""Progress of a plan or a sweep as server-sent events: every change as it comes, and the end."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from planner.api.http.requests import Threads, in_thread
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEvent, TaskRecord
 
 MEDIA_TYPE = "text/event-stream"
+ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Server-sent events", "content": {MEDIA_TYPE: {}}}
+}
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 POLL_SECONDS = 1.0
 KEEP_ALIVE_POLLS = 15
+Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Snapshot:
-    """A plan at one moment.
+class Snapshot:
+    """What is followed, at one moment.
 
-    probes: all of the plan.
-    ended: the status with which it ended; None while it goes on.
     events: a study's, since the snapshot before.
+    states: by (name, id); each is an event where it is new or has changed.
+    done: the body of the last event; None while it goes on.
     """
 
-    probes: Sequence[ProbeRecord]
-    ended: str | None
     events: Sequence[TaskEvent] = ()
+    states: Mapping[tuple[str, str], Body] = field(default_factory=dict)
+    done: Body | None
 
 
-def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
-    """One event on the wire. number: a client that comes back sends it as `Last-Event-ID`.
+def of_plan(
+    plan_id: str, probes: Sequence[ProbeRecord], ended: str | None, events: Sequence[TaskEvent] = ()
+) -> Snapshot:
+    """A plan with all its probes. ended: the status with which it ended."""
+    ordered = sorted(probes, key=lambda record: record.id)
+    done = {"id": plan_id, "status": ended, "probes": len(probes)}
+    return Snapshot(
+        events=events,
+        states={("probe", one.id): described(one) for one in ordered},
+        done=None if ended is None else done,
+    )
 
-    Source: WHATWG HTML, section 9.2 (server-sent events).
-    """
-    head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n"
+
+def of_sweep(sweep_id: str, run: TaskRecord | None) -> Snapshot:
+    """A sweep with its newest run; one that never ran has ended."""
+    if run is None:
+        return Snapshot(done={"id": sweep_id, "status": None})
+    return Snapshot(
+        states={("sweep", sweep_id): described_run(run)},
+        done=None if run.state in OPEN else {"id": sweep_id, "status": run.state},
+    )
 
 
-def described(record: ProbeRecord) -> dict[str, Any]:
+def described(record: ProbeRecord) -> Body:
     """The body of a `probe` event."""
     return {
         "id": record.id,
@@ -48,84 +72,7 @@ def described(record: ProbeRecord) -> dict[str, Any]:
     }
 
 
-async def follow(
-    plan_id: str,
-    status: str,
-    read: Callable[[], Awaitable[list[ProbeRecord]]],
-    wait: Callable[[float], Awaitable[None]],
-    stopping: Callable[[], bool] = bool,
-) -> AsyncIterator[str]:
-    """A `probe` event for every probe of the plan and every change of one, then `done`.
-
-    Where none is queued or running, `done` comes at once. A client that comes back is sent the
-    state of every probe again, so nothing is lost between two connections.
-
-    read: gives the plan's probes.
-    """
-
-    async def snapshot() -> _Snapshot:
-        records = await read()
-        ended = not any(record.state in OPEN for record in records)
-        return _Snapshot(probes=records, ended=status if ended else None)
-
-    async for event in _changes(plan_id, snapshot, wait, stopping):
-        yield event
-
-
-async def follow_study(
-    plan_id: str,
-    read: Callable[[], Awaitable[list[ProbeRecord]]],
-    study: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
-    wait: Callable[[float], Awaitable[None]],
-    after: int = 0,
-    stopping: Callable[[], bool] = bool,
-) -> AsyncIterator[str]:
-    """`study` and `probe` events of a plan that spends probes, then `done` with its end.
-
-    study: gives the study's state, and its events (asked, told, stopped) after a number.
-    after: the last event that the client has received. The state of the probes is sent again.
-    """
-
-    async def snapshot() -> _Snapshot:
-        nonlocal after
-        state, events = await study(after)
-        after = events[-1].number if events else after
-        return _Snapshot(probes=await read(), ended=None if state in OPEN else state, events=events)
-
-    async for event in _changes(plan_id, snapshot, wait, stopping):
-        yield event
-
-
-async def follow_run(
-    sweep_id: str,
-    read: Callable[[], Awaitable[TaskRecord | None]],
-    wait: Callable[[float], Awaitable[None]],
-    stopping: Callable[[], bool] = bool,
-) -> AsyncIterator[str]:
-    """A `sweep` event for every change of a sweep's newest run, then `done` with its end.
-
-    Of a sweep that never ran `done` comes at once. read: gives its newest run.
-    """
-    sent: dict[str, Any] = {}
-    silent = 0
-    while True:
-        run = await read()
-        now = {} if run is None else described_run(run)
-        if now != sent:
-            sent, silent = now, 0
-            yield encoded("sweep", now)
-        if run is None or run.state not in OPEN:
-            yield encoded("done", {"id": sweep_id, "status": now.get("state")})
-            return
-        silent += 1
-        if silent % KEEP_ALIVE_POLLS == 0:
-            yield ": still here\n\n"
-        if stopping():
-            return
-        await wait(POLL_SECONDS)
-
-
-def described_run(run: TaskRecord) -> dict[str, Any]:
+def described_run(run: TaskRecord) -> Body:
     """The body of a `sweep` event."""
     return {
         "run": run.id,
@@ -136,17 +83,27 @@ def described_run(run: TaskRecord) -> dict[str, Any]:
     }
 
 
-async def _changes(
-    plan_id: str,
-    snapshot: Callable[[], Awaitable[_Snapshot]],
+def stream(request: Request, read: Callable[[], Snapshot]) -> Response:
+    """The answer that follows the snapshots of `read`, which runs in a thread."""
+
+    async def snapshot() -> Snapshot:
+        return await in_thread(request, read, Threads.EVENTS)
+
+    followed = follow(snapshot, anyio.sleep, request.app.state.stopping.is_set)
+    return StreamingResponse(followed, media_type=MEDIA_TYPE, headers=HEADERS)
+
+
+async def follow(
+    snapshot: Callable[[], Awaitable[Snapshot]],
     wait: Callable[[float], Awaitable[None]],
-    stopping: Callable[[], bool],
+    stopping: Callable[[], bool] = bool,
 ) -> AsyncIterator[str]:
     """Changes from snapshot to snapshot, until one shows the end or the service stops.
 
+    A client that comes back is sent every state again, so nothing is lost between two connections.
     A comment is sent where nothing changes for long, because proxies close a silent connection.
     """
-    sent: dict[str, dict[str, Any]] = {}
+    sent: dict[tuple[str, str], Body] = {}
     silent = 0
     while True:
         now = await snapshot()
@@ -154,13 +111,12 @@ async def _changes(
             silent = 0
             body = {"number": event.number, "at": event.created_at.isoformat(), **event.body}
             yield encoded("study", body, event.number)
-        for record in sorted(now.probes, key=lambda record: record.id):
-            probe = described(record)
-            if sent.get(record.id) != probe:
-                sent[record.id], silent = probe, 0
-                yield encoded("probe", probe)
-        if now.ended is not None:
-            yield encoded("done", {"id": plan_id, "status": now.ended, "probes": len(now.probes)})
+        for key, state in now.states.items():
+            if sent.get(key) != state:
+                sent[key], silent = state, 0
+                yield encoded(key[0], state)
+        if now.done is not None:
+            yield encoded("done", now.done)
             return
         silent += 1
         if silent % KEEP_ALIVE_POLLS == 0:
@@ -168,3 +124,12 @@ async def _changes(
         if stopping():
             return  # the client comes back, and says which event it had
         await wait(POLL_SECONDS)
+
+
+def encoded(name: str, data: Body, number: int | None = None) -> str:
+    """One event on the wire. number: a client that comes back sends it as `Last-Event-ID`.
+
+    Source: WHATWG HTML, section 9.2 (server-sent events).
+    """
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -112,6 +112,8 @@ class ProbeLine(BaseModel):
     failure: "oom", "backend" or a class of failure, with its root cause in `message`.
     """
 
+    model_config = ConfigDict(from_attributes=True)
+
     id: str
     created_at: datetime
     state: Literal["queued", "running", "done", "failed", "cancelled"]

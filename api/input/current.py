@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.api.input.text import read_text, read_yaml
+from planner.api.input.text import mapping_in, read_text, read_yaml
 from planner.errors import SpecError, fault
 from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
@@ -108,13 +108,4 @@ def _log(name: str, text: str) -> dict[str, Any]:
 def _mapping(path: str, text: str, field: str) -> dict[str, Any]:
     if text.startswith("#!") or path.endswith((".sh", ".slurm", ".sbatch", ".py")):
         raise fault(field, path, UNREAD, REMEDY)
-    value = read_yaml(text, field, shown=path)
-    if not isinstance(value, dict):
-        shown = type(value).__name__ if value is not None else "nothing"
-        raise fault(
-            field,
-            path,
-            f"holds {shown}, not a mapping of keys to values",
-            "write keys such as model, cluster and training",
-        )
-    return value
+    return mapping_in(read_yaml(text, field, shown=path), path, field)

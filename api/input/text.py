@@ -281,12 +281,13 @@ def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]
         if path.endswith(".json")
         else read_yaml(text, field, shown=path, within=within)
     )
+    return mapping_in(value, path, field)
+
+
+def mapping_in(value: object, path: str, field: str) -> dict[str, Any]:
+    """The value of a file, which must be a mapping. Raises SpecError."""
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
-        raise fault(
-            field,
-            path,
-            f"holds {shown}, not a mapping of keys to values",
-            "write keys such as model, cluster and training",
-        )
+        rule = f"holds {shown}, not a mapping of keys to values"
+        raise fault(field, path, rule, "write keys such as model, cluster and training")
     return value

@@ -26,9 +26,9 @@ from planner.probes.trainers import trainer_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
-from planner.study.ask_tell import Event
-from planner.study.measured_search import MicroProbeTimings
-from planner.study.study import BROKEN, UNABLE, Proposal
+from planner.study.ask_tell import Event, Result
+from planner.study.evaluations import Proposal
+from planner.study.study import BROKEN, UNABLE, AskedBefore, MicroResult
 from planner.units import counted
 
 PROBE_SECONDS = 600.0
@@ -53,9 +53,7 @@ class StudyProbes:
     untaught: list[ProbeRecord] = field(default_factory=list)
     succeeded: set[str] = field(default_factory=set)
 
-    def measure(
-        self, asked: Sequence[Proposal]
-    ) -> Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]:
+    def measure(self, asked: Sequence[Proposal]) -> Iterable[tuple[Proposal, Result]]:
         """Each question with its measurement or timings, in order.
 
         Timings that were interrupted are left out.
@@ -77,8 +75,8 @@ class StudyProbes:
             if question.micro is not None:
                 if record.state != "cancelled":
                     update_from_probes(self.wiring, [record])
-                    timed = MicroProbeTimings(
-                        timings=timings_of(record),
+                    timed = MicroResult(
+                        observed=question.micro.observed(timings_of(record)),
                         gpu_seconds=gpu_seconds_of(record),
                         message=record.message or "",
                     )
@@ -258,16 +256,12 @@ class StudyProbes:
         }
         self.succeeded.update(one.id for one in found.values() if one.measured.failure is None)
         events = self.wiring.tasks.events(study_id)
-        asked = {
-            found[record.id].id: body
-            for record in records
-            if record.id in found and (body := _question_of(record, events)) is not None
-        }
         return _DoneBefore(
             measurements=list(found.values()),
-            reasons={key: str(body["message"]) for key, body in asked.items()},
-            as_probes={
-                key: bool(body["counts"]) for key, body in asked.items() if "counts" in body
+            asked={
+                found[record.id].id: (body["message"], body.get("counts"))
+                for record in records
+                if record.id in found and (body := _question_of(record, events)) is not None
             },
             micro_gpu_seconds=sum(
                 gpu_seconds_of(record) for record in records if record.request.get("kernels")
@@ -280,14 +274,11 @@ class _DoneBefore:
     """A study's own probes from before it was resumed.
 
     measurements: oldest first.
-    reasons: why each was asked, by its id.
-    as_probes: whether each counted as a probe, by its id.
     micro_gpu_seconds: spent on kernels.
     """
 
     measurements: Sequence[Measurement]
-    reasons: Mapping[str, str]
-    as_probes: Mapping[str, bool]
+    asked: AskedBefore
     micro_gpu_seconds: float
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import fields
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text, record_of
+from planner.api.storage.common import Store, plain_text, record_of
 from planner.api.storage.paging import check_limit, decoded, encoded, unknown_cursor
 from planner.api.storage.records import AuditEvent, AuditFilter, Page
 from planner.api.storage.tables import AuditRow
@@ -38,11 +38,8 @@ def note(
     )
 
 
-class SqlAuditTrail:
+class SqlAuditTrail(Store):
     """Reads and prunes the trail, and notes what no other store writes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def add(self, asked_by: str | None, action: str, subject: str, detail: str) -> None:
         with writing(self.engine) as session:

@@ -1,20 +1,18 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
-from planner.api.storage.common import plain_text, record_of, row_of
+from planner.api.storage.common import plain_text, record_of, row_of, values_of
 from planner.api.storage.learning import read_inputs
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
+from planner.api.storage.room import take_turns
 from planner.api.storage.tables import CalibrationRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 
@@ -34,7 +32,7 @@ class SqlCalibrationStore:
         with writing(self.engine) as session:
             try:
                 with session.begin_nested():
-                    session.add(CalibrationRow(**_values(record)))
+                    session.add(CalibrationRow(**values_of(record)))
             except IntegrityError:
                 pass
 
@@ -52,7 +50,7 @@ class SqlCalibrationStore:
         """
         table = CalibrationRow
         with writing(self.engine) as session:
-            self._lock(session, subject)
+            take_turns(session, f"{subject.owner}\n{subject.trainer}\n{subject.gpu}")
             if read_inputs(session, subject, self.basis).digest != inputs.digest:
                 return False
             kept = None if record is None else session.get(table, record.id)
@@ -62,17 +60,10 @@ class SqlCalibrationStore:
                 .values(superseded_at=now)
             )
             if record is not None and kept is None:
-                session.add(table(**_values(record)))
+                session.add(table(**values_of(record)))
             elif record is not None and kept is not None:
                 kept.superseded_at, kept.built_from = None, record.built_from
         return True
-
-    def _lock(self, session: Session, subject: Subject) -> None:
-        """One writer of a subject at a time; SQLite has one writer anyway."""
-        if self.engine.dialect.name == "postgresql":
-            name = f"{subject.owner}\n{subject.trainer}\n{subject.gpu}".encode()
-            key = int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
-            session.execute(select(func.pg_advisory_xact_lock(key)))
 
     def get(self, calibration_id: str) -> CalibrationRecord:
         """The calibration of this id. Raises NotFoundError."""
@@ -142,7 +133,3 @@ def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
         table.gpu == plain_text(subject.gpu),
         table.owner == plain_text(subject.owner),
     )
-
-
-def _values(record: CalibrationRecord) -> dict[str, Any]:
-    return {**asdict(record), "software": dict(record.software), "document": dict(record.document)}

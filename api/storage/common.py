@@ -1,7 +1,7 @@
 """Helpers of all stores: new rows, look-ups by id, and text that both databases hold."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar, cast
@@ -49,6 +49,26 @@ def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
     """The record of a row: a dataclass whose fields have the names of columns, but for `own`."""
     names = (field.name for field in fields(cast(Any, kind)) if field.name not in own)
     return kind(**own, **{name: getattr(row, name) for name in names})
+
+
+def values_of(record: Any) -> dict[str, Any]:
+    """Columns of a record that was made here, as the database takes them."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {
+        name: dict(value)
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in values.items()
+    }
+
+
+class Store:
+    """The part of every store: its database. All methods raise StoreError where that fails."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
 
 @contextmanager

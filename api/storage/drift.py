@@ -1,12 +1,11 @@
 """Histories of measured layouts in SQL, and the changes that were found in them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import delete, select
 
-from planner.api.storage.common import plain_text, record_of
+from planner.api.storage.common import Store, plain_text, record_of, values_of
 from planner.api.storage.learning import believed_by
 from planner.api.storage.records import DriftFinding, HistoryRow
 from planner.api.storage.tables import DriftRow, MeasurementRow, ProbeRow
@@ -15,11 +14,8 @@ from planner.api.storage.transactions import reading, writing
 MOST_READINGS = 50_000  # newest ones of the questions of a sweep
 
 
-class SqlDriftStore:
+class SqlDriftStore(Store):
     """Repeated measurements, and since when they are different."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def history(self, measured: Sequence[str], pool: str, owner: str) -> Sequence[HistoryRow]:
         """All runs of the questions that these measurements answer, on this pool, oldest first.
@@ -56,7 +52,7 @@ class SqlDriftStore:
         with writing(self.engine) as session:
             session.execute(delete(DriftRow).where(DriftRow.sweep_id == sweep_id))
             for one in found:
-                values = asdict(one)
+                values = values_of(one)
                 texts = ("trainer", "gpu", "owner", "statement")
                 plain = {name: plain_text(values[name]) for name in texts}
                 session.add(DriftRow(sweep_id=sweep_id, **{**values, **plain}))

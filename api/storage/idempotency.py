@@ -8,11 +8,12 @@ forgotten after KEEP_SECONDS.
 
 from dataclasses import dataclass
 
-from sqlalchemy import Engine, delete
+from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
+from planner.api.storage.common import Store
 from planner.api.storage.tables import IdempotencyRow
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
@@ -39,11 +40,8 @@ class AnsweredMeanwhile(Exception):
         self.answer = answer
 
 
-class IdempotencyStore:
+class IdempotencyStore(Store):
     """Keeps answers. All methods raise StoreError when the database fails."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def kept(self, key_hash: str, request_hash: str) -> KeptAnswer | None:
         """The kept answer; None where the work is to be done.

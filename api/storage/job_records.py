@@ -161,10 +161,8 @@ class TaskFilter:
 
     kind: TaskKind | None = None
     state: JobState | None = None
-    failure: str | None = None
     parent_id: str | None = None
     job_hash: str | None = None
-    asked_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

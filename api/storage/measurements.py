@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Engine, delete, select, tuple_, update
+from sqlalchemy import delete, select, tuple_, update
 
 from planner.api.asker import asker
 from planner.api.storage.audit import note
-from planner.api.storage.common import all_readable, flush_new, plain_text, readable, row_of
+from planner.api.storage.common import Store, all_readable, flush_new, plain_text, readable, row_of
 from planner.api.storage.learning import believed_by, without_stale
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import MeasurementFilter, Page, Subject
@@ -20,11 +20,8 @@ from planner.specs.measurement import Measurement
 REMEDY = "`planner-cli measurements list` shows the ids"
 
 
-class SqlMeasurementStore:
+class SqlMeasurementStore(Store):
     """Keeps measurements, one entry a run: a repeated measurement is a second entry."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def add(self, measurements: Sequence[Measurement]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""

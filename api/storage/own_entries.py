@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from planner.api.asker import asker
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import flush_new, plain_text, record_of
+from planner.api.storage.common import Store, flush_new, plain_text, record_of
 from planner.api.storage.tables import CatalogEntryRow
 from planner.api.storage.transactions import reading, writing
 
@@ -30,11 +30,8 @@ class OwnEntry:
     spec: dict[str, Any]
 
 
-class SqlOwnEntries:
+class SqlOwnEntries(Store):
     """Keeps the entries, each in versions 1, 2, ... All methods raise StoreError."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def add(self, kind: str, name: str, spec: dict[str, Any]) -> OwnEntry:
         """A new version, or the newest one where it says the same.

@@ -1,12 +1,11 @@
 """The queue of probes in SQL; see `planner.api.storage.queue` for leases and fencing."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from planner.api.storage.common import flush_new, plain_text
+from planner.api.storage.common import flush_new, plain_text, values_of
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from planner.api.storage.measurements import measurement_row
@@ -42,9 +41,9 @@ class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
     fence = Fence(ProbeRow, "probe", "GET /probes")
 
     def _values(self, record: ProbeRecord) -> dict[str, Any]:
-        values = asdict(record)
+        values = values_of(record)
         texts = {key: plain_text(values[key]) for key in ("model", "gpu", "layout", "pool")}
-        return {**values, **texts, "request": dict(record.request), "results": list(record.results)}
+        return {**values, **texts}
 
     def _end_values(self, session: Session, claimed: ProbeRecord, end: ProbeEnd) -> dict[str, Any]:
         session.add_all(measurement_row(measurement) for measurement in end.measurements)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import delete, select
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text, record_of
+from planner.api.storage.common import Store, plain_text, record_of
 from planner.api.storage.records import QuarantinedHost
 from planner.api.storage.tables import QuarantinedHostRow
 from planner.api.storage.transactions import reading, writing
@@ -15,11 +15,8 @@ from planner.errors import NotFoundError
 LONGEST_SENTENCE = 500
 
 
-class SqlQuarantine:
+class SqlQuarantine(Store):
     """The hosts that are kept out, by pool."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def add(
         self, pool: str, host: str, *, seconds: float, found_by: str, evidence: Sequence[str]

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of
+from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of, values_of
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -68,9 +68,9 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         self.engine = engine
         self.away_at = -math.inf  # on the monotonic clock, when the database last gave no answer
 
-    @abstractmethod
     def _values(self, record: Record) -> dict[str, Any]:
         """The columns of a new record."""
+        return values_of(record)
 
     @abstractmethod
     def _end_values(self, session: Session, claimed: Record, end: End) -> dict[str, Any]:

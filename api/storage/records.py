@@ -106,15 +106,13 @@ class StoredEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFilter:
-    """Filter on measurements; None is any. Hashes as in `MeasurementKey`."""
+    """Filter on measurements; None is any. job_hash: as in `MeasurementKey`."""
 
     model: str | None = None
     gpu: str | None = None
     status: str | None = None
     rung: str | None = None
     job_hash: str | None = None
-    layout_hash: str | None = None
-    software_hash: str | None = None
     asked_by: str | None = None
 
 

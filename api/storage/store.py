@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from planner.api.asker import asker
 from planner.api.identity import hash_of_job
 from planner.api.storage.audit import note
-from planner.api.storage.common import flush_new, plain_text, readable, record_of, row_of
+from planner.api.storage.common import flush_new, plain_text, readable, record_of, row_of, values_of
 from planner.api.storage.paging import read_page
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
@@ -106,14 +106,10 @@ def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
     return PlanRow(
         id=plan.id,
         created_at=datetime.fromisoformat(plan.created_at),
-        job_hash=labels.job_hash,
-        model=plain_text(labels.model),
-        gpu=plain_text(labels.gpu),
-        seq_len=labels.seq_len,
-        global_batch_size=labels.global_batch_size,
-        trainer=labels.trainer,
-        asked_by=None if labels.asked_by is None else plain_text(labels.asked_by),
-        status=labels.status,
+        **{
+            name: plain_text(value) if isinstance(value, str) else value
+            for name, value in values_of(labels).items()
+        },
         seed=plan.seed,
         model_version=plan.model_version,
         calibration_id=plan.calibration_id,

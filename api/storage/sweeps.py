@@ -1,22 +1,21 @@
 """Sweeps in SQL, for SQLite and PostgreSQL alike."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import flush_new, plain_text, record_of, row_of
+from planner.api.storage.common import Store, flush_new, plain_text, record_of, row_of, values_of
 from planner.api.storage.job_records import OPEN, JobState, TaskRecord
 from planner.api.storage.paging import read_page
 from planner.api.storage.queue import Check
 from planner.api.storage.records import Page, SweepRecord, SweepState
 from planner.api.storage.tables import SweepRow, TaskRow
-from planner.api.storage.tasks import cancel_runs, has_open_run, task_values
+from planner.api.storage.tasks import cancel_runs, has_open_run
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 from planner.specs.sweep import Overlap
@@ -29,15 +28,12 @@ ENDED_WITH: dict[SweepState, tuple[JobState, ...]] = {
 }
 
 
-class SqlSweepStore:
+class SqlSweepStore(Store):
     """Keeps sweeps, and turns a scheduled time that has come into one task, never two."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
     def add(self, record: SweepRecord) -> None:
         """Stores it. Raises ConflictError when the id is taken."""
-        values = {**asdict(record), "name": plain_text(record.name), "spec": dict(record.spec)}
+        values = {**values_of(record), "name": plain_text(record.name)}
         with writing(self.engine) as session:
             session.add(SweepRow(**values))
             flush_new(session, record.id)
@@ -102,7 +98,7 @@ class SqlSweepStore:
                 return False
             check(session)
             note(session, task.asked_by, "task.asked", task.id, gpu_seconds=task.gpu_seconds)
-            session.add(TaskRow(**task_values(task)))
+            session.add(TaskRow(**values_of(task)))
             flush_new(session, f"a run of {sweep.id} for {task.due_at}")
         return True
 

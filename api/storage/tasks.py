@@ -110,9 +110,6 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         take_turns(session, f"runs of {row.parent_id}")
         return bool(session.scalar(select(_runs_already(literal(row.parent_id)))))
 
-    def _values(self, record: TaskRecord) -> dict[str, Any]:
-        return task_values(record)
-
     def _end_values(self, session: Session, claimed: TaskRecord, end: TaskEnd) -> dict[str, Any]:
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
@@ -124,13 +121,6 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 
     def _used_gpu_seconds(self, record: TaskRecord, end: TaskEnd) -> float | None:
         return end.gpu_seconds
-
-
-def task_values(record: TaskRecord) -> dict[str, Any]:
-    result = None if record.result is None else dict(record.result)
-    standing = None if record.standing is None else dict(record.standing)
-    own = {"request": dict(record.request), "result": result, "standing": standing}
-    return {**asdict(record), **own}
 
 
 def _runs_already(parent_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Exists:

@@ -17,17 +17,11 @@ import optuna
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.posterior import FULL_FIDELITY, Record
+from planner.study.evaluations import Proposal
+from planner.study.ledger import Spent, StudySettings
+from planner.study.records import FULL_FIDELITY, Record
 from planner.study.regret import ExpectedRegret
-from planner.study.study import (
-    NO_COUNTS,
-    NO_REASONS,
-    MicroResult,
-    ProbeStudy,
-    Proposal,
-    Spent,
-    StudySettings,
-)
+from planner.study.study import NOTHING_ASKED, AskedBefore, MicroResult, ProbeStudy
 from planner.units import format_seconds
 
 SHOWN = 20
@@ -115,8 +109,7 @@ def run(
     *,
     known: Sequence[Measurement] = (),
     resumed: Sequence[Measurement] = (),
-    reasons: Mapping[str, str] = NO_REASONS,
-    as_probes: Mapping[str, bool] = NO_COUNTS,
+    asked_before: AskedBefore = NOTHING_ASKED,
     on_event: Callable[[Event], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> StudyResult:
@@ -124,15 +117,13 @@ def run(
 
     known: earlier measurements of this job, which inform the posterior but cost nothing.
     resumed: measurements of this very study, which also count against its budget.
-    reasons: why each resumed measurement was asked, by id.
-    as_probes: whether each counted as a probe, by id.
     should_stop: called between probes; if true, the best so far is returned.
 
     Exceptions of `measure` propagate. No result is lost, because `measure` stores it first.
     """
     study = ProbeStudy(candidates, settings)
     study.restore(known, spent=False)
-    study.restore(resumed, spent=True, reasons=reasons, as_probes=as_probes)
+    study.restore(resumed, spent=True, asked=asked_before)
     notify = on_event or (lambda _: None)
     while (stopped := _stopped(study, should_stop)) is None:
         asked = study.ask_many()

@@ -6,10 +6,12 @@ Letters: N candidates, Q directions of error that candidates share, C cells of t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from planner.calibration import similarity as likeness
+from planner.calibration import student
 from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.columns.table import Table
@@ -70,6 +72,17 @@ class Prior:
             oom_probability=oom,
             memory_sd=memory_sd,
         )
+
+    def predicted(self, row: int) -> dict[str, Any]:
+        """The prior of one candidate as attributes of its trial."""
+        seconds = float(np.exp(self.log_seconds[row]))
+        sd = float(np.sqrt(self.sd[row] ** 2 + (self.factor[row] ** 2).sum()))
+        width = float(np.exp(student.TWO_SIDED_90 * sd))
+        return {
+            "predicted_step_seconds": seconds,
+            "interval_seconds": [seconds / width, seconds * width],
+            "oom_probability": float(self.oom_probability[row]),
+        }
 
     def take(self, rows: IntColumn) -> "Prior":
         return Prior(

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
+from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.study.fidelity import Evaluation
-from planner.study.posterior import EMULATED, EMULATED_SD, Knowledge
+from planner.study.knowledge import Knowledge
+from planner.study.micro_probes import MicroProbe
+from planner.study.records import EMULATED, EMULATED_SD
 
-FULL = "probed"
+FULL, MICRO = "probed", "micro"
 EMULATED_STAGES = 3  # a rank of the first, the middle and the last stage
 # failures in a row; more of them mean that the machine or emulation is broken, not the layout
 MOST_FAILURES = 3
@@ -36,6 +39,34 @@ class ProbeCost:
     steps: int = 13
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """An evaluation to run.
+
+    row, layout: the candidate; None for a micro-probe, which `micro` describes.
+    fidelity: `probed` for the layout itself, `emulated` for ranks of it, or `micro`.
+    num_gpus: used at once.
+    counts: whether it counts against the budget of probes: a run of the layout, or the last
+        possible evaluation of it.
+    expected_seconds: of a step.
+    gpu_seconds: expected cost.
+    gpu_seconds_limit: most it may use; the runner's time limit follows from it.
+    """
+
+    number: int
+    row: int | None = None
+    layout: Layout | None = None
+    fidelity: str
+    num_gpus: int
+    counts: bool = False
+    reason: str
+    expected_seconds: float | None = None
+    gpu_seconds: float
+    gpu_seconds_limit: float = 0.0
+    repeat: bool = False
+    micro: MicroProbe | None = None
+
+
 class Evaluations:
     """Costs of each candidate's evaluations, and which are still possible. Mutable.
 
@@ -45,6 +76,7 @@ class Evaluations:
     emulates: whether it can emulate ranks.
     starts, emulated_starts: seconds besides the steps, of layouts' and of emulated runs.
     emulated (N,): candidates whose emulation was tried, whatever the result.
+    timed: names of the micro-probes that ran.
     """
 
     def __init__(
@@ -56,6 +88,7 @@ class Evaluations:
         self.starts: list[float] = []
         self.emulated_starts: list[float] = []
         self.emulated: BoolColumn = np.zeros(len(knowledge.candidates), dtype=np.bool_)
+        self.timed: set[str] = set()
         self.failures, self._unable = 0, 0
         self._ranks = np.minimum(knowledge.candidates.batch.pp, EMULATED_STAGES)
 

@@ -147,6 +147,7 @@ class StudyKernels:
                         effects=effects,
                         gpu_seconds=gpus * seconds,
                         kernels=tuple(gap.use.shape for gap in gaps),
+                        observed=self.observed,
                     )
                 )
         return tuple(made)

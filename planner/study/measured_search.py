@@ -1,7 +1,7 @@
 """The measured search at one size: candidates, the closed loop, and its outcome as candidates."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.evaluations import ProbeCost
 from planner.study.isolating import Isolating, isolating, measures
 from planner.study.kernel_timings import StudyKernels
+from planner.study.ledger import Budget, StudySettings
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.samplers import layout_of
-from planner.study.study import Budget, MicroResult, Proposal, StudySettings
+from planner.study.study import AskedBefore
 
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
 # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until
@@ -47,42 +48,27 @@ class MicroPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroProbeTimings:
-    """The timings of a micro-probe. message: the reason if there are none."""
-
-    timings: tuple[KernelTiming, ...]
-    gpu_seconds: float
-    message: str = ""
-
-
-Run = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
     """How to spend probes.
 
     measure: runs and stores them.
-    known, resumed, reasons, as_probes: see `planner.study.ask_tell.run`.
+    known, resumed, asked_before: see `planner.study.ask_tell.run`.
     num_devices: of the pool; larger layouts are only emulated.
     emulates: whether the pool can run one rank of a layout by itself on a GPU.
     micro: kernel timings as another fidelity.
-    parallel: whole layouts at once.
     refuses: why the program that runs probes cannot run a layout; None if it can.
     """
 
-    measure: Run
+    measure: Measure
     num_devices: int
     known: Sequence[Measurement] = ()
     resumed: Sequence[Measurement] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    as_probes: Mapping[str, bool] = field(default_factory=dict)
+    asked_before: AskedBefore = field(default_factory=dict)
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
     refuses: Callable[[Layout], str | None] | None = None
     micro: MicroPlan | None = None
-    parallel: int = 1
     steps: int = 13
 
 
@@ -110,21 +96,21 @@ def probe_size(
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
     kernels = StudyKernels.of(pricer, candidates) if probing.micro else None
     micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
-    refused = (
-        None if probing.refuses is None else unsupported_candidates(candidates, probing.refuses)
-    )
+    refused, reasons = None, dict[str, int]()
+    if probing.refuses is not None:
+        refused, reasons = unsupported_candidates(candidates, probing.refuses)
     settings = StudySettings(
         sampler=job.search.sampler,
         seed=job.search.seed,
         budget=Budget(
             probes=job.probe.max_probes, gpu_seconds=job.probe.gpu_seconds(pricer.cluster.num_gpus)
         ),
-        parallel=probing.parallel,
         cost=ProbeCost(
             start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps
         ),
         whole=probing.num_devices >= pricer.cluster.num_gpus,
         emulates=probing.emulates and pricer.cluster.num_gpus > 1,
+        refused=refused,
         micro_probes=micro_probes,
         observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
@@ -137,15 +123,14 @@ def probe_size(
     found = run(
         candidates,
         settings,
-        _reading(probing.measure, kernels),
+        probing.measure,
         known=probing.known,
         resumed=probing.resumed,
-        reasons=probing.reasons,
-        as_probes=probing.as_probes,
+        asked_before=probing.asked_before,
         on_event=probing.on_event,
         should_stop=probing.should_stop,
     )
-    return found if refused is None else replace(found, refused=refused.counts)
+    return replace(found, refused=reasons)
 
 
 def _in_rows(candidates: Candidates, isolated: Isolating | None) -> tuple[int, str] | None:
@@ -166,41 +151,13 @@ def _micro(
     return probes, kernels.observed(plan.timed)
 
 
-def _reading(measure: Run, kernels: StudyKernels | None) -> Measure:
-    """Wraps `measure` so that it compares timings with the predictions for these kernels."""
-
-    def run_all(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement | MicroResult]]:
-        for one, result in measure(asked):
-            if isinstance(result, MicroProbeTimings):
-                observed = kernels.observed(result.timings) if kernels is not None else ()
-                yield (
-                    one,
-                    MicroResult(
-                        observed=observed, gpu_seconds=result.gpu_seconds, message=result.message
-                    ),
-                )
-            else:
-                yield one, result
-
-    return run_all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsupported:
-    """What the program of the probes cannot run.
-
-    rows: mask (N,).
-    counts: candidates by reason.
-    """
-
-    rows: BoolColumn
-    counts: Mapping[str, int]
-
-
 def unsupported_candidates(
     candidates: Candidates, refuses: Callable[[Layout], str | None]
-) -> Unsupported:
-    """Asks `refuses` once for all candidates that differ only in their sizes."""
+) -> tuple[BoolColumn, dict[str, int]]:
+    """What the program of the probes cannot run: (mask (N,), candidates by reason).
+
+    `refuses` is asked once for all candidates that differ only in their sizes.
+    """
     batch = candidates.batch
     asked = [
         column > 1 if name in WIDTHS else column
@@ -217,7 +174,7 @@ def unsupported_candidates(
     for reason, size in zip(reasons, sizes, strict=True):
         if reason is not None:
             counts[reason] = counts.get(reason, 0) + int(size)
-    return Unsupported(rows=rows, counts=counts)
+    return rows, counts
 
 
 WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules check whether there is such an axis

@@ -3,15 +3,16 @@
 Letters: N candidates, Q shared directions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.kernels import KernelShape, within_reach
+from planner.calibration.kernels import KernelShape, KernelTiming, within_reach
 from planner.columns import FloatColumn
 from planner.study.fidelity import NODES, WEIGHTS, Evaluation
-from planner.study.posterior import RUN_SD, StudyPosterior
+from planner.study.posterior import StudyPosterior
+from planner.study.records import RUN_SD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,14 @@ class MicroProbe:
 
     kernels: their shapes, most valuable first.
     gpu_seconds: expected cost.
+    observed: reads timings of them as effects.
     """
 
     name: str
     effects: tuple[KernelEffect, ...]
     gpu_seconds: float
     kernels: tuple[KernelShape, ...] = ()
+    observed: Callable[[Sequence[KernelTiming]], "tuple[ObservedEffect, ...]"] = lambda _: ()
 
     @property
     def num_gpus(self) -> int:

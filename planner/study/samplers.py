@@ -22,7 +22,9 @@ from planner.search.choice import pareto
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, FLAGS, SHARES, Layout, format_ac
 from planner.study import normal
-from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior
+from planner.study.knowledge import Knowledge
+from planner.study.posterior import StudyPosterior
+from planner.study.records import RUN_SD
 
 TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
 WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS), *SHARES)
@@ -336,22 +338,19 @@ class SnappedSampler(FiniteSampler):
         self.inner.reseed_rng()
 
 
-def make_sampler(
-    name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT
-) -> FiniteSampler:
+def make_sampler(name: str, knowledge: Knowledge, *, seed: int) -> FiniteSampler:
     """The sampler of this name over the candidates of a study.
 
     Raises UnknownNameError for an unknown name, SpecError for a sampler whose modules are missing.
     """
     declared = SAMPLERS.find(name)
     if declared.by_posterior:
-        return CostModelSampler(knowledge, risk_limit=risk_limit)
+        return CostModelSampler(knowledge)
     return SnappedSampler(
         declared.optuna_sampler(seed, declared.warm_starts or STARTUP_TRIALS),
         name,
         knowledge,
         first=model_picks(knowledge, declared.warm_starts) if declared.warm_starts else (),
-        risk_limit=risk_limit,
     )
 
 
@@ -390,10 +389,8 @@ def _seconds(log_seconds: float) -> str:
 
 def _predicted(posterior: StudyPosterior, row: int) -> str:
     rows = np.array([row])
-    sd, fits = (
-        float(np.sqrt(posterior.time.variance(rows)[0])),
-        1.0 - float(posterior.risk(rows)[0]),
-    )
+    sd = float(np.sqrt(posterior.time.variance(rows)[0]))
+    fits = 1.0 - float(posterior.risk(rows)[0])
     return (
         f"{_seconds(float(posterior.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
         f"probability {fits:.2f}"

@@ -19,7 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.search.left_out import MEMORY_CONSTRAINT
-from planner.study.posterior import Record
+from planner.study.records import Record
 from planner.study.samplers import FiniteSampler, Pick
 
 LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess
@@ -30,6 +30,8 @@ class Trials:
 
     notes: by candidate, why it was asked and which measurement answered.
     about: what was predicted of a candidate and spent on it, as attributes.
+    open: trials under way, by the number of their proposal.
+    stale: whether a candidate may have several trials.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class Trials:
         self.about = about
         self.study = self._empty()
         self.notes: dict[int, dict[str, Any]] = {}
+        self.open: dict[int, optuna.Trial] = {}
+        self.stale = False
 
     def ask(self, pick: Pick | None = None) -> optuna.Trial:
         """A trial whose parameters are those of `pick`, or of the sampler's next candidate."""
@@ -75,6 +79,15 @@ class Trials:
                 user_attrs={**self.about(row), **attributes},
             )
         )
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """Merges repeats into one trial a candidate, unless trials are under way.
+
+        Trials under way would lose their study.
+        """
+        if self.stale and not self.open:
+            self.rebuild(records)
+            self.stale = False
 
     def rebuild(self, records: Iterable[Record]) -> None:
         """Builds the study anew, with one trial for all measurements of a candidate.

@@ -45,13 +45,13 @@ class Gpu:
     bus_id: PCI domain, bus and device, as the kernel log names it: 0000:3b:00.
     """
 
-    index: int
-    uuid: str
     name: str
-    memory_bytes: float | None
-    used_bytes: float | None
-    driver: str
-    sliced: bool
+    index: int = 0
+    uuid: str = ""
+    memory_bytes: float | None = None
+    used_bytes: float | None = None
+    driver: str = ""
+    sliced: bool = False
     bus_id: str = ""
     processes: tuple[GpuProcess, ...] = ()
 

@@ -352,16 +352,7 @@ def _checked(result: ProbeResult) -> ProbeResult:
     given_name, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
     if given_name is None or gpu.name == "cpu":
         return result
-    given = Gpu(
-        index=0,
-        uuid="",
-        name=given_name,
-        memory_bytes=None,
-        used_bytes=None,
-        driver="",
-        sliced=False,
-    )
-    if not is_same_gpu(gpu, given):
+    if not is_same_gpu(gpu, Gpu(name=given_name)):
         raise ProbeError(
             f"Slurm gave {given_name} and the job says {gpu.name}; name that GPU in the job, or "
             "another partition"

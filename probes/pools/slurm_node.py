@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planner.probes import guardian
+from planner.probes.evidence import RankError
 from planner.probes.folder import BEGIN, RESULT, STOP, TASK
 from planner.probes.launch import TORCHRUN_FLAGS, GuardianSpec
 from planner.probes.outcome import Begin
@@ -100,14 +101,14 @@ def own_gpus(
 
 def write_foreign(result: Path, rank: int, others: str) -> None:
     """Writes the error of this node's first rank: others have its GPUs."""
-    values = {
-        "type": "ForeignProcess",
-        "message": f"{others}; another process has the GPU",
-        "kind": FailureKind.FOREIGN.value,
-        "traceback": "",
-        "time": time.time(),
-    }
-    guardian.write_json(result.with_name(f"{result.name}.rank{rank}.error.json"), values)
+    RankError(
+        rank=rank,
+        type="ForeignProcess",
+        message=f"{others}; another process has the GPU",
+        kind=FailureKind.FOREIGN.value,
+        traceback="",
+        time=time.time(),
+    ).write(result)
 
 
 def shortage(

@@ -80,41 +80,30 @@ def hide_hooks(module: nn.Module) -> None:
     module.register_forward_hook(leave)
 
 
-class _Forward(_CachingTorchDispatchMode):
+class _InRegion:
+    """A selective mode of torch that runs inside a region."""
+
     region: Region
+    again: bool
 
     def __enter__(self) -> Any:
         self.before, _State.region = _State.region, self.region
-        self.region.again = False
-        return super().__enter__()
+        self.region.again = self.again
+        return super().__enter__()  # type: ignore[misc]
 
     def __exit__(self, *error: Any) -> None:
-        _State.region = self.before
-        super().__exit__(*error)
+        _State.region, _State.hidden = self.before, _State.hidden and not self.again
+        super().__exit__(*error)  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (
-            func(*args, **(kwargs or {}))
-            if _State.hidden
-            else super().__torch_dispatch__(func, types, args, kwargs)
-        )
+        if _State.hidden:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
 
 
-class _Again(_CachedTorchDispatchMode):
-    region: Region
+class _Forward(_InRegion, _CachingTorchDispatchMode):
+    again = False
 
-    def __enter__(self) -> Any:
-        self.before, _State.region = _State.region, self.region
-        self.region.again = True
-        return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        _State.region, _State.hidden = self.before, False
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (
-            func(*args, **(kwargs or {}))
-            if _State.hidden
-            else super().__torch_dispatch__(func, types, args, kwargs)
-        )
+class _Again(_InRegion, _CachedTorchDispatchMode):
+    again = True

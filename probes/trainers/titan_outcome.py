@@ -7,6 +7,7 @@ have a plausible norm.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from planner.estimates import model_flops_utilisation
 from planner.probes.evidence import Evidence
@@ -126,15 +127,11 @@ def _measured(
     asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> MeasuredRun:
     each = [max(seconds) for seconds in zip(*_seconds_by_rank(asked, log, scalars), strict=True)]
-    median = (
-        sorted(each)[len(each) // 2]
-        if len(each) % 2
-        else sum(sorted(each)[len(each) // 2 - 1 : len(each) // 2 + 1]) / 2
-    )
-    rate = asked.tokens_per_step_per_gpu / median
+    middle = median(each)
+    rate = asked.tokens_per_step_per_gpu / middle
     losses, norms = log.losses(), log.gradient_norms()
     return MeasuredRun(
-        step_seconds=median,
+        step_seconds=middle,
         step_seconds_each=each,
         tokens_per_second_per_gpu=rate,
         mfu=model_flops_utilisation(

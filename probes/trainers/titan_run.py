@@ -10,7 +10,6 @@ models/*/parallelize.py).
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any
@@ -64,15 +63,6 @@ NAMES = frozenset({"model", "gpu", "trainer_version"})
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """A field that the log mentions without giving its value."""
-
-    field: str
-    rule: str
-    example: str
-
-
 def check_log(text: str, source: str) -> None:
     """Raises SpecError for a text without any TorchTitan line, before asking about its job."""
     log, plain = read_log(text), ANSI.sub("", text)
@@ -91,7 +81,7 @@ def check_log(text: str, source: str) -> None:
     raise fault("steps", source, "holds no line of TorchTitan", remedy)
 
 
-def stated_by(text: str) -> tuple[Values, list[Doubt]]:
+def stated_by(text: str) -> tuple[Values, list[Fault]]:
     """Returns (what a log gives of its job, as nested keys of a job; the fields it leaves open)."""
     plain, log = ANSI.sub("", text), read_log(text)
     layout, doubts = _layout(plain)
@@ -117,7 +107,7 @@ def stated_by(text: str) -> tuple[Values, list[Doubt]]:
     return said | ({"model": model} if model is not None else {}), doubts
 
 
-def _layout(plain: str) -> tuple[Values, list[Doubt]]:
+def _layout(plain: str) -> tuple[Values, list[Fault]]:
     layout: Values = {}
     doubts = []
     mesh = MESH.search(plain)
@@ -134,23 +124,13 @@ def _layout(plain: str) -> tuple[Values, list[Doubt]]:
         layout["ac"] = "full"
     else:
         mode = checkpointing["mode"].replace("_", "-")
-        doubts.append(
-            Doubt(
-                field="layout.ac",
-                rule=f"the log says {mode}, not which",
-                example="ac: selective-op, or selective-layer-2",
-            )
-        )
+        rule, example = f"the log says {mode}, not which", "ac: selective-op, or selective-layer-2"
+        doubts.append(Fault("layout.ac", None, rule, _give(f"layout: {{{example}}}")))
     if COMPILED.search(plain):
         layout["compile"] = True
     if FLOAT8.search(plain):
-        doubts.append(
-            Doubt(
-                field="layout.precision",
-                rule="the log mentions float8, not which",
-                example="precision: float8-rowwise",
-            )
-        )
+        rule, remedy = "the log mentions float8, not which", "layout: {precision: float8-rowwise}"
+        doubts.append(Fault("layout.precision", None, rule, _give(remedy)))
     return layout, doubts
 
 
@@ -158,15 +138,7 @@ def _gpu(log: TitanLog) -> str | None:
     """The one catalogue GPU that the log's device may be; None if none or several may be."""
     if log.gpu_name is None or log.device_bytes is None:
         return None
-    device = Gpu(
-        index=0,
-        uuid="",
-        name=log.gpu_name,
-        memory_bytes=log.device_bytes,
-        used_bytes=None,
-        driver="",
-        sliced=False,
-    )
+    device = Gpu(name=log.gpu_name, memory_bytes=log.device_bytes)
     fitting = [name for name in gpu_names() if is_same_gpu(load_gpu(name), device)]
     return fitting[0] if len(fitting) == 1 else None
 
@@ -188,7 +160,7 @@ def _model(plain: str) -> str | None:
     return models[0].name if len(shapes) == 1 else None
 
 
-def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], source: str) -> Job:
+def completed(said: Values, doubts: Sequence[Fault], given: Mapping[str, Any], source: str) -> Job:
     """The job of a run. Raises SpecError that names every open field and every contradiction."""
     contradictions = [
         Fault(
@@ -203,17 +175,19 @@ def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], s
         raise SpecError(contradictions)
     job = _merged(said, given)
     missing = [
-        Fault(path, None, f"could not be read from {source}", f"give --job FILE with {example}")
+        Fault(path, None, f"could not be read from {source}", _give(example))
         for path, example in _missing(job)
     ]
     missing += [
-        Fault(doubt.field, None, doubt.rule, f"give --job FILE with layout: {{{doubt.example}}}")
-        for doubt in doubts
-        if doubt.field.split(".")[1] not in (given.get("layout") or {})
+        doubt for doubt in doubts if doubt.field.split(".")[1] not in (given.get("layout") or {})
     ]
     if missing:
         raise SpecError(missing)
     return read_job(job)
+
+
+def _give(example: str) -> str:
+    return f"give --job FILE with {example}"
 
 
 def _contradictions(

@@ -30,7 +30,6 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 
 OUTPUTS = "outputs"
-MODULE = "-m"
 # text for every data-parallel rank before it repeats; at least one sample
 DOCUMENT_TOKENS = 32768
 SUBCOMMAND = "activation-checkpoint:"
@@ -40,24 +39,6 @@ OFFLINE = {
     "HF_HOME": f"{OUTPUTS}/huggingface",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerCommand:
-    """A command to run in a folder that holds `files`.
-
-    argv: the whole command on one machine.
-    program: the part of it that torchrun starts, for a launcher with its own rendezvous.
-    single: one process, without torchrun.
-    env: variables to add to the environment.
-    """
-
-    argv: tuple[str, ...]
-    program: tuple[str, ...]
-    single: bool
-    files: Mapping[str, str]
-    env: Mapping[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +62,6 @@ class TitanTrainer:
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
         """None: the export reports what TorchTitan cannot run, when a task is made."""
         return None
-
-    def program(self, task: ProbeTask) -> Program | Failed:
-        command = self.command(task)
-        if isinstance(command, Failed):
-            return command
-        target, *arguments = (
-            command.program[1:] if command.program[0] == MODULE else command.program
-        )
-        return Program(
-            target=target,
-            arguments=tuple(arguments),
-            single=command.single,
-            files=command.files,
-            env=command.env,
-        )
 
     def outcome(
         self, task: ProbeTask, folder: Path, evidence: Evidence
@@ -130,8 +96,8 @@ class TitanTrainer:
             return _refusal(FailureKind.IMPORT, wrong)
         return _unsuited_job(job, on_gpus=device == "cuda")
 
-    def command(self, task: ProbeTask) -> TrainerCommand | Failed:
-        """The command of a task; a failure if TorchTitan cannot run the layout.
+    def program(self, task: ProbeTask) -> Program | Failed:
+        """TorchTitan's training of a task; a failure if it cannot run the layout.
 
         Also a failure if TorchTitan is missing or of another release line. Raises SpecError.
         """
@@ -148,7 +114,7 @@ class TitanTrainer:
                 FailureKind.INVALID_LAYOUT,
                 f"torchtitan {exported.version} cannot run this layout: {lines}",
             )
-        return _command(self.python, task, job, exported)
+        return _program(task, job, exported)
 
     def read(
         self,
@@ -238,7 +204,7 @@ def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:
     return export(layout, _model(job, task), job.cluster, training, line(version))
 
 
-def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> TrainerCommand:
+def _program(task: ProbeTask, job: Job, exported: Export) -> Program:
     assert job.layout is not None
     emulated = task.emulate_rank is not None
     files = {name: text for name, text in exported.files.items() if name.endswith((".toml", ".py"))}
@@ -252,7 +218,6 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
         len(exported.arguments),
     )
     arguments = (*exported.arguments[:cut], *flags, *exported.arguments[cut:])
-    program = ("-m", "torchtitan.train", *arguments)
     if emulated:
         world = str(job.layout.num_gpus)
         # 0.2 always runs rank 0; without a pipeline, rank 0 does and holds the same as
@@ -263,22 +228,8 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
             "RANK": str(task.emulate_rank),
             "LOCAL_RANK": "0",
         }
-        argv: tuple[str, ...] = (python, *program)
-    else:
-        elastic = (
-            "--standalone",
-            f"--nproc_per_node={task.num_processes()}",
-            "--role",
-            "rank",
-            "--tee",
-            "3",
-            "--log-dir",
-            "logs",
-        )
-        argv = (python, "-m", "torch.distributed.run", *elastic, *program)
-    notes = tuple(str(gap) for gap in exported.gaps if not gap.blocking)
-    return TrainerCommand(
-        argv=argv, program=program, single=emulated, files=files, env=env, notes=notes
+    return Program(
+        target="torchtitan.train", arguments=arguments, single=emulated, files=files, env=env
     )
 
 

@@ -76,14 +76,12 @@ class TestMeasurements:
     def test_filters_narrow_and_combine(self, store: SqlMeasurementStore) -> None:
         others = measurement(2, model="llama3-70b"), measurement(3, status="oom")
         store.add([measurement(1), *others, measurement(4, rung="emulated")])
-        key = measurement().key()
-        hashes = {"layout_hash": key.layout_hash, "software_hash": key.software_hash}
 
         def ids(**wanted: Any) -> str:
             page = store.list(MeasurementFilter(**wanted), None, 50)
             return "".join(item.id[-1] for item in page.items)
 
-        assert ids() == ids(**hashes) == "4321"
+        assert (ids(), ids(job_hash=measurement().key().job_hash)) == ("4321", "431")
         assert ids(model="llama3-70b") == "2"
         assert ids(gpu="h100-sxm-80gb", status="ok") == "421"
         assert ids(rung="emulated", model="llama3-8b") == "4"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated_pool import Faults, SimulatedCluster
 from benchmarks.sweep_scheduler import Bench, layouts
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.observer import Observer
@@ -26,7 +27,6 @@ from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
 from planner.probes.pools import BACKENDS
-from planner.probes.pools.simulated import Faults, SimulatedCluster
 from tests.conftest import EACH_DATABASE, side_by_side
 from tests.stand_ins.records import probe_record
 

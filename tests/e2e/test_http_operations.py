@@ -3,14 +3,15 @@ the real app.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.api.http.events import KEEP_ALIVE_POLLS, follow
+from planner.api.http.events import KEEP_ALIVE_POLLS, Snapshot, follow, of_plan
 from planner.api.jobs.leases import new_lease
-from planner.api.storage.job_records import ProbeRecord
+from planner.api.storage.job_records import OPEN, ProbeRecord
 from tests.served import events_of, in_process, wiring_of
 from tests.stand_ins.records import probe_record
 
@@ -127,15 +128,10 @@ def test_events_tell_every_change_once_and_then_the_end() -> None:
         (running, {}),
         ({"state": "done"}, {"state": "failed", "failure": "oom"}),
     ]
-    waited: list[float] = []
-
-    async def read() -> list[ProbeRecord]:
-        return [probe_record(n, **fields) for n, fields in enumerate(steps[len(waited)], start=1)]
-
-    async def wait(seconds: float) -> None:
-        waited.append(seconds)
-
-    told = events_of("".join(followed(read, wait)))
+    parts, waits = followed(
+        lambda waits: [probe_record(n, **fields) for n, fields in enumerate(steps[waits], start=1)]
+    )
+    told = events_of("".join(parts))
     assert [(name, data.get("id"), data.get("state")) for name, data in told] == [
         ("probe", "probe-001", "queued"),
         ("probe", "probe-002", "queued"),
@@ -144,23 +140,28 @@ def test_events_tell_every_change_once_and_then_the_end() -> None:
         ("probe", "probe-002", "failed"),
         ("done", "p", None),
     ]
-    assert len(waited) == 3
+    assert waits == 3
 
 
-def followed(read: Any, wait: Any) -> list[str]:
-    async def all_of() -> list[str]:
-        return [part async for part in follow("p", "done", read, wait)]
-
-    return asyncio.run(all_of())
-
-
-def test_a_silent_stream_is_kept_alive() -> None:
+def followed(read: Callable[[int], list[ProbeRecord]]) -> tuple[list[str], int]:
+    """(What is sent, number of waits). read: the probes after so many of them."""
     waited: list[float] = []
 
-    async def read() -> list[ProbeRecord]:
-        return [probe_record(state="running" if len(waited) <= KEEP_ALIVE_POLLS else "done")]
+    async def snapshot() -> Snapshot:
+        probes = read(len(waited))
+        return of_plan("p", probes, None if any(one.state in OPEN for one in probes) else "done")
 
     async def wait(seconds: float) -> None:
         waited.append(seconds)
 
-    assert ": still here\n\n" in followed(read, wait)
+    async def all_of() -> list[str]:
+        return [part async for part in follow(snapshot, wait)]
+
+    return asyncio.run(all_of()), len(waited)
+
+
+def test_a_silent_stream_is_kept_alive() -> None:
+    parts, _ = followed(
+        lambda waits: [probe_record(state="running" if waits <= KEEP_ALIVE_POLLS else "done")]
+    )
+    assert ": still here\n\n" in parts

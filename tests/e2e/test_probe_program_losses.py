@@ -18,7 +18,6 @@ from tests.e2e.probe_jobs import task, torchrun
 needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LOSS, NORM = 1e-6, 1e-5  # relative, fp32: sums are taken in another order
-NO_CLIP = {"max_grad_norm": None}
 IN_BACKWARD = {"optimizer_in_backward": True}
 V2 = {"virtual_stages": 2}
 Case = tuple[dict[str, Any], dict[str, Any]]  # layout, (model, training)

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from planner.estimates import estimate_job
+from planner.probes.evidence import error_path
+from planner.probes.guardian import write_whole
 from planner.probes.launch import free_port
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
-from planner.probes.worker import error_path, rank_error, write_atomically
+from planner.probes.worker import rank_error
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task, torchrun
 
@@ -221,12 +223,12 @@ def test_a_result_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "result.json"
-    write_atomically(path, "first")
+    write_whole(path, "first")
 
     def fail(*_: object) -> None:
         raise OSError("no space")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "second")
+        write_whole(path, "second")
     assert path.read_text() == "first"

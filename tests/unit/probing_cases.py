@@ -15,7 +15,8 @@ from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, StudyResult, one_at_a_time, run
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.study import Budget, Proposal, StudySettings
+from planner.study.evaluations import Proposal
+from planner.study.ledger import Budget, StudySettings
 from tests.conftest import job_values
 
 FIXED = {"fix": {"precision": "bf16", "cp": 1}}

@@ -11,9 +11,9 @@ import pytest
 from typer.main import get_command
 
 from planner.api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
+from planner.api.cli.plotting import write_file
 from planner.api.cli.root import COMMANDS, tree
 from planner.api.cli.saving import write_folder
-from planner.api.cli.simulate import write_text
 from planner.api.render.plan import short_path
 from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore
@@ -213,7 +213,7 @@ def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, say: Say)
 
 def test_a_file_that_cannot_be_written_is_named_by_its_flag(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"--trace=.*Is a directory"):
-        write_text(tmp_path, "{}", "--trace")
+        write_file(tmp_path, "{}", "--trace")
     assert list(tmp_path.parent.glob(f".{tmp_path.name}*")) == []
 
 

@@ -40,7 +40,8 @@ from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs import probe_trainers
 from planner.specs.cluster import ClusterSpec
 from planner.study.ask_tell import one_at_a_time, run
-from planner.study.study import Budget, ProbeStudy, StudySettings
+from planner.study.ledger import Budget, StudySettings
+from planner.study.study import ProbeStudy
 from planner.trainers.base import TrainerRules
 from planner.trainers.fsdp import FSDP
 from planner.trainers.registry import TRAINERS

@@ -15,9 +15,10 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan
 from planner.study.ask_tell import Event, Ranked
+from planner.study.evaluations import Proposal
 from planner.study.measured_search import Probing, with_measurement
-from planner.study.posterior import Record
-from planner.study.study import BROKEN, Proposal
+from planner.study.records import Record
+from planner.study.study import BROKEN
 from planner.units import times_as_fast
 from tests.conftest import fixed_ports, job_values
 from tests.e2e.probe_jobs import TINY
@@ -177,3 +178,12 @@ def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
     assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in planned().ranked]
     assert {entry.expected_step_seconds for entry in plan.ranked} == {None}
     assert (plan.probing["probes"], plan.probing["broken"]) == (0, "no driver")
+
+
+def test_what_the_program_cannot_run_is_counted_and_not_asked() -> None:
+    first, pool = planned().ranked[0].layout, Pool(0, noise_sd=0.0)
+    reasons = {first.ac: "its recomputation"}
+    plan = planned(measure=pool.measure, refuses=lambda layout: reasons.get(layout.ac))
+    assert first.ac not in {layout.ac for layout, _ in pool.told} != set()
+    (refused,) = (plan.probing or {})["refused"]
+    assert (refused["reason"], refused["layouts"] > 0) == ("its recomputation", True)

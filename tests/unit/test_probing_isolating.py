@@ -15,9 +15,9 @@ from planner.plan.recommend import recommend
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan, RankedLayout
+from planner.study.evaluations import Proposal
 from planner.study.isolating import isolating
 from planner.study.measured_search import Probing
-from planner.study.study import Proposal
 from planner.trainers.registry import resolve_layout
 from tests.conftest import UNMEASURED_JOB, fixed_ports
 

@@ -12,9 +12,10 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
+from planner.study.ledger import StudySettings
 from planner.study.micro_probes import ObservedEffect
 from planner.study.posterior import StudyPosterior
-from planner.study.study import MicroResult, ProbeStudy, StudySettings
+from planner.study.study import MicroResult, ProbeStudy
 from tests.pricing import priced_space
 from tests.unit.probing_cases import REQUEST
 

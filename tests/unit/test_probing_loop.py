@@ -8,8 +8,8 @@ from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, one_at_a_time, run
-from planner.study.evaluations import ProbeCost
-from planner.study.study import ProbeStudy, Proposal
+from planner.study.evaluations import ProbeCost, Proposal
+from planner.study.study import ProbeStudy
 from tests.conftest import one_fast
 from tests.unit import probing_cases
 from tests.unit.probing_cases import Machine, failed, measurement, play, settings, small
@@ -105,10 +105,9 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(candidates, settings(), one_at_a_time(dies))
-    reasons = {one.id: asked.reason for one, asked in zip(stored, machine.asked, strict=True)}
-    resumed = run(
-        candidates, settings(), one_at_a_time(machine.run), resumed=stored, reasons=reasons
-    )
+    told = zip(stored, machine.asked, strict=True)
+    before = {"resumed": stored, "asked_before": {one.id: (it.reason, None) for one, it in told}}
+    resumed = run(candidates, settings(), one_at_a_time(machine.run), **before)
     rows = [asked.row for asked in machine.asked]
     assert len(rows) == 6
     assert rows == [asked.row for asked in whole.asked]

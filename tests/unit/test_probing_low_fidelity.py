@@ -8,11 +8,12 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
-from planner.study import study as study_module
-from planner.study.evaluations import ProbeCost
+from planner.study.evaluations import ProbeCost, Proposal
+from planner.study.knowledge import Knowledge
+from planner.study.ledger import LOW_FIDELITY_PER_PROBE
 from planner.study.micro_probes import KernelEffect, MicroProbe, ObservedEffect
-from planner.study.posterior import EMULATED_SD, RUN_SD, Knowledge
-from planner.study.study import MicroResult, ProbeStudy, Proposal
+from planner.study.records import EMULATED_SD, RUN_SD
+from planner.study.study import UNABLE, MicroResult, ProbeStudy
 from tests.unit.probing_cases import Machine, measurement, play, settings, small, told_of
 
 Answer = Callable[[Proposal], Measurement]
@@ -223,7 +224,7 @@ def test_a_budget_that_pays_for_few_layouts_names_no_others(machine: Machine) ->
 def test_looks_are_launches_and_have_a_limit_too() -> None:
     machine = Machine.wrong_by(small(), 0.3)
     outcome, asked = play(looks(machine, 0.3), probes=2, **EMULATES)
-    most = 2 * study_module.LOW_FIDELITY_PER_PROBE
+    most = 2 * LOW_FIDELITY_PER_PROBE
     assert outcome.spent.low_fidelity == rungs_of(asked).count("emulated") == most
     assert outcome.spent.probes == 2
 
@@ -242,7 +243,7 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten(machine: Machine) -> N
         assert (spent.probes, spent.low_fidelity, spent.failures_in_a_row) == (1, 1, 0)
         used = sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
         assert spent.gpu_seconds == pytest.approx(used)
-        assert not heir._emulable()[look.row]
+        assert not heir.policy.emulable()[look.row]
         assert heir.evaluations.failures == failures
         assert len(heir.knowledge.time_observations()) == 2 - failures
         assert look.row not in heir.knowledge.excluded
@@ -258,7 +259,7 @@ def test_resumed_a_look_counts_as_it_was_asked(machine: Machine) -> None:
     stored = [run.model_copy(update={"id": "one"}), told]
     for counts, spent in ((False, (1, 1)), (True, (2, 0))):
         heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
-        heir.restore(stored, spent=True, as_probes={"one": True, told.id: counts})
+        heir.restore(stored, spent=True, asked={"one": ("", True), told.id: ("", counts)})
         assert (heir.spent.probes, heir.spent.low_fidelity) == spent
 
 
@@ -339,7 +340,7 @@ def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str
 
 
 def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure(machine: Machine) -> None:
-    said = {"failure": study_module.UNABLE, "message": "needs 512 GPUs"}
+    said = {"failure": UNABLE, "message": "needs 512 GPUs"}
 
     def unable(asked: Proposal) -> Measurement:
         return measurement(asked, Measured(status="failed", rung="emulated", **said))
@@ -354,13 +355,6 @@ def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure(machine: Ma
     spent = never.spent
     assert (spent.probes, spent.gpu_seconds, spent.failures_in_a_row) == (0, 0.0, 0)
     assert "no scaled-down run on it could stand for a layout" in never.stopped
-
-
-def test_what_the_program_cannot_run_is_not_asked(machine: Machine) -> None:
-    refused = np.arange(len(small())) % 3 != 1
-    _, asked = play(machine.run, refused=refused)
-    assert asked
-    assert not [one.row for one in asked if refused[one.row or 0]]
 
 
 def test_a_look_at_what_is_slower_than_predicted_costs_as_much_more() -> None:

@@ -20,9 +20,11 @@ from planner.samplers.tpe import TPE
 from planner.search.fit import OOM_LIMIT
 from planner.study import samplers
 from planner.study.candidates import Candidates
-from planner.study.posterior import Knowledge
+from planner.study.evaluations import Proposal
+from planner.study.knowledge import Knowledge
+from planner.study.ledger import StudySettings
 from planner.study.samplers import CostModelSampler, FieldSpace, layout_of, make_sampler
-from planner.study.study import ProbeStudy, Proposal, StudySettings
+from planner.study.study import ProbeStudy
 from tests.conftest import ROOT
 from tests.unit.probing_cases import MUCH, Machine, measurement, small, subset
 
@@ -132,7 +134,7 @@ def test_the_first_is_the_models_best_that_fits() -> None:
 
 
 def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting() -> None:
-    machine, study = Machine.wrong_by(small(), 0.15), study_of(risk_limit=1.0)
+    machine, study = Machine.wrong_by(small(), 0.15), study_of()
     for _ in range(6):
         probe(study, machine)
         posterior, untried = study.knowledge.posterior(), study.knowledge.untried()
@@ -164,13 +166,13 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
 
 def test_several_at_once_are_apart(machine: Machine) -> None:
     study = study_of(parallel=4)
-    knowledge, limit = study.knowledge, study.settings.risk_limit
+    knowledge = study.knowledge
     first = study.ask_many()
     known = {asked.row for asked in first}
     assert len(known) == 4
     for asked in first:
         study.tell(asked, machine.run(asked))
-    alone = knowledge.posterior().promising(knowledge.untried(), 1, risk_limit=limit)
+    alone = knowledge.posterior().promising(knowledge.untried(), 1, risk_limit=OOM_LIMIT)
     second = study.ask_many()
     rows = [asked.row for asked in second]
     assert rows[:1] == alone

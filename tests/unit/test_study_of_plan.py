@@ -18,10 +18,10 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.specs.plan import Plan
 from planner.study.ask_tell import one_at_a_time, run
+from planner.study.ledger import Budget, StudySettings
 from planner.study.measured_search import summary
 from planner.study.of_plan import VALUES
 from planner.study.samplers import layout_of
-from planner.study.study import Budget, StudySettings
 from tests.conftest import JOB, SHORT_OF_MEMORY
 from tests.unit.probing_cases import Machine, small
 from tests.unit.test_measured_plan import Pool

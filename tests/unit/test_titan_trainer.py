@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from planner.probes.evidence import Evidence
+from planner.probes.programs import Program
 from planner.probes.protocol import (
     Environment,
     Failed,
@@ -22,7 +23,7 @@ from planner.probes.protocol import (
 from planner.probes.trainers import torchtitan
 from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import read_log
-from planner.probes.trainers.torchtitan import TitanTrainer, TrainerCommand
+from planner.probes.trainers.torchtitan import TitanTrainer
 from planner.units import GIB
 from tests.conftest import job_values
 
@@ -43,8 +44,9 @@ def task(layout: dict | None = None, training: dict | None = None, **values: Any
     return ProbeTask.model_validate({"id": "p", "job": job, "trainer": "torchtitan", **values})
 
 
-def command(found: TrainerCommand | Failed) -> TrainerCommand:
-    assert isinstance(found, TrainerCommand), found
+def program(patch: pytest.MonkeyPatch, asked: ProbeTask, version: str = "0.2.2") -> Program:
+    found = trainer(patch, torchtitan=version).program(asked)
+    assert isinstance(found, Program), found
     return found
 
 
@@ -60,9 +62,9 @@ def failed(asked: ProbeTask, log: str, **given: Any) -> Failed:
     return found
 
 
-def flags(found: TrainerCommand) -> dict[str, str]:
+def flags(found: Program) -> dict[str, str]:
     """Last value of every flag, as a command line is read."""
-    items = [*found.program, "--"]
+    items = [*found.arguments, "--"]
     return {item: after for item, after in itertools.pairwise(items) if item.startswith("--")}
 
 
@@ -78,10 +80,10 @@ def test_a_command_for_every_version_of_both_lines(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     asked = task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)
-    found = command(trainer(monkeypatch, torchtitan=version).command(asked))
+    found = program(monkeypatch, asked, version)
     said = flags(found)
     assert (said["--training.steps"], said["--metrics.log_freq"]) == ("10", "1")
-    assert "--nproc_per_node=8" in found.argv
+    assert not found.single
     if version.startswith("0.2"):
         toml = tomllib.loads(found.files["train.toml"])
         mode = toml["activation_checkpoint"]["mode"]
@@ -90,7 +92,7 @@ def test_a_command_for_every_version_of_both_lines(
     else:
         assert said["--parallelism.tensor_parallel_degree"] == "2"
         assert said["--hf_assets_path"] == "assets"
-        assert found.program[-1] == "activation-checkpoint:full"
+        assert found.arguments[-1] == "activation-checkpoint:full"
 
 
 @pytest.mark.parametrize(("model", "routing", "even"), [
@@ -100,14 +102,12 @@ def test_a_command_for_every_version_of_both_lines(
 def test_experts_are_dealt_tokens_evenly(
     monkeypatch: pytest.MonkeyPatch, model: str, routing: str, even: bool
 ) -> None:
-    titan = trainer(monkeypatch, torchtitan="0.2.2")
-    found = command(titan.command(task(model=model, routing=routing)))
-    assert ("--debug.moe_force_load_balance" in found.program) is even
+    found = program(monkeypatch, task(model=model, routing=routing))
+    assert ("--debug.moe_force_load_balance" in found.arguments) is even
 
 
 def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = task({"tp": 2}, training={"seq_len": 65536})
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(asked))
+    found = program(monkeypatch, task({"tp": 2}, training={"seq_len": 65536}))
     lines = found.files["data/train.jsonl"].splitlines()
     rows = [json.loads(line)["text"].split() for line in lines]
     vocabulary = json.loads(found.files["assets/tokenizer.json"])["model"]["vocab"]
@@ -119,9 +119,8 @@ def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    titan = trainer(monkeypatch, torchtitan="0.2.2")
     asked = task(training={"checkpoint": {"interval_steps": 1}}, num_layers=4)
-    found = command(titan.command(asked))
+    found = program(monkeypatch, asked)
     assert found.env["HF_HUB_OFFLINE"] == found.env["HF_DATASETS_OFFLINE"] == "1"
     said = tomllib.loads(found.files["train.toml"])
     # fewer layers are registered as a model
@@ -130,13 +129,12 @@ def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.Mon
 
 
 def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    titan = trainer(monkeypatch, torchtitan="0.2.2")
-    env = command(titan.command(task())).env
+    env = program(monkeypatch, task()).env
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # torch from 2.9, and before
         assert env[name] == "expandable_segments:True"
     given = "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[256:1,512:2]"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
-    plain = command(titan.command(task(training={"expandable_segments": False}))).env
+    plain = program(monkeypatch, task(training={"expandable_segments": False})).env
     assert plain["PYTORCH_ALLOC_CONF"] == plain["PYTORCH_CUDA_ALLOC_CONF"]
     assert plain["PYTORCH_ALLOC_CONF"] == (
         "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:False"
@@ -148,9 +146,8 @@ def test_an_emulated_rank_is_one_process_of_the_whole_world(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     asked = task({"dp_shard": 32, "tp": 8}, gpus=256, model="llama3-70b", emulate_rank=3)
-    found = command(trainer(monkeypatch, torchtitan=version).command(asked))
-    assert found.single
-    assert found.argv[:3] == ("python", "-m", "torchtitan.train")
+    found = program(monkeypatch, asked, version)
+    assert (found.single, found.target) == (True, "torchtitan.train")
     assert flags(found)["--comm.mode"] == "fake_backend"
     world = {"NGPU": "256", "WORLD_SIZE": "256", "RANK": "3", "LOCAL_RANK": "0"}
     assert {name: found.env[name] for name in world} == world
@@ -181,11 +178,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     versions, asked, kind, said = REFUSED[name]
-    found = trainer(monkeypatch, **versions).command(task(**asked))  # type: ignore[arg-type]
+    found = trainer(monkeypatch, **versions).program(task(**asked))  # type: ignore[arg-type]
     assert isinstance(found, Failed)
-    assert found.kind == kind
+    assert (found.kind, "\n" in found.message) == (kind, False)
     assert said in found.message
-    assert "\n" not in found.message
 
 
 def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Path) -> None:

@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_537,
-    "code lines": 71_430,
-    "files over 400 lines": 10,
-    "classes over 250 lines": 1,
+    "lines": 99_860,
+    "code lines": 70_877,
+    "files over 400 lines": 8,
+    "classes over 250 lines": 0,
     "p95 of function lines": 32,
     "longest function": 147,
-    "public classes": 693,
-    "functions that import inside": 50,
+    "public classes": 690,
+    "functions that import inside": 48,
 }
-TEST_LINES = 49_897
+TEST_LINES = 49_895
 
 
 def test_the_code_weighs_no_more() -> None:

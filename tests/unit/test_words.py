@@ -17,27 +17,27 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 110,
+    "alone": 109,
     "apart": 42,
     "bare": 11,
     "docstrings that begin with a pronoun": 155,
-    "doubt": 19,
+    "doubt": 18,
     "floor": 22,
     "floors": 13,
-    "held": 93,
+    "held": 91,
     "holder": 9,
-    "kept": 141,
+    "kept": 137,
     "moment": 15,
-    "place": 278,
+    "place": 277,
     "rung": 20,
     "said": 61,
     "say": 43,
     "site": 7,
-    "tell": 19,
+    "tell": 18,
     "those of, that of, for who, to who": 129,
-    "told": 59,
+    "told": 58,
     "unfit": 10,
-    "what": 964,
+    "what": 957,
 }
 
 

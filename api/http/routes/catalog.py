@@ -10,11 +10,11 @@ from fastapi.responses import Response
 from planner.api.catalog import catalog_entry, catalog_list, kind_of
 from planner.api.errors import UnknownEntryError
 from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
 from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.paging import page_of
-from planner.api.http.requests import answer_once, in_thread, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import CatalogList, EntryBody
 from planner.api.http.security import Planner, Reader
 from planner.api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
@@ -26,20 +26,15 @@ EntryJson = Annotated[Any, CheckedByPlanner(EntryBody), Body()]
 
 
 @router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
-async def get_list(
-    request: Request, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
+def get_list(
+    wiring: Wired, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
 ) -> CatalogList:
     """One line an entry of models, gpus, clusters, schedules or defaults.
 
     Entries of your own come first, each in its newest version.
     """
-    wiring = wiring_of(request)
-
-    def work() -> list[dict[str, Any]]:
-        packaged = _found(catalog_list, kind)
-        return [*map(own_line, wiring.own_entries.list(kind)), *packaged]
-
-    lines = await in_thread(request, work)
+    packaged = _found(catalog_list, kind)
+    lines = [*map(own_line, wiring.own_entries.list(kind)), *packaged]
     items, next_cursor = page_of(lines, lambda line: str(line["name"]), cursor, limit)
     return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
@@ -49,18 +44,13 @@ async def get_list(
     response_model=None,
     responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404)},
 )
-async def get_entry(request: Request, kind: str, name: str, _: Reader) -> Response:
+def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too.
 
     `own/NAME` is the newest version of an entry of your own, `own/NAME@2` the second.
     """
-    wiring = wiring_of(request)
-
-    def work() -> dict[str, Any]:
-        own = named_entry(wiring, kind, name)
-        return _found(catalog_entry, kind, name) if own is None else own_entry(own)
-
-    entry = await in_thread(request, work)
+    own = named_entry(wiring, kind, name)
+    entry = _found(catalog_entry, kind, name) if own is None else own_entry(own)
     return etags.answer(request, json.dumps(entry, default=str))
 
 
@@ -71,28 +61,21 @@ async def get_entry(request: Request, kind: str, name: str, _: Reader) -> Respon
     responses={201: {"model": dict[str, Any]}, **problems(401, 403, 404, 409, 413, 415, 422, 503)},
     openapi_extra=REQUIRED,
 )
-async def post_entry(
-    request: Request, kind: str, key: Planner, entry: EntryJson = None
-) -> Response:
+def post_entry(wiring: Wired, kind: str, key: Planner, entry: EntryJson = None) -> Response:
     """Adds a model, GPU or cluster of your own, which jobs then mean as `own/NAME`.
 
     Another POST of the name is its next version, which the older ones and what was planned with
     them outlive; one that says the same is the version that is there. A name is its owner's.
     """
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        if kind not in KINDS:
-            kinds = ", ".join(KINDS)
-            raise UnknownEntryError(Fault("kind", kind, "takes no entries", f"use {kinds}"))
-        if not isinstance(entry, Mapping) or set(entry) != {"name", "spec"}:
-            rule, remedy = "must have name and spec, and nothing else", 'send {"name":, "spec":}'
-            raise fault("body", None, rule, remedy)
-        stored = add_entry(wiring, kind, entry["name"], entry["spec"])
-        headers = {"location": f"/catalog/{kind}/{full_name(stored)}"}
-        return Response(json.dumps(own_entry(stored)), 201, headers, media_type=JSON)
-
-    return await answer_once(request, key, work)
+    if kind not in KINDS:
+        kinds = ", ".join(KINDS)
+        raise UnknownEntryError(Fault("kind", kind, "takes no entries", f"use {kinds}"))
+    if not isinstance(entry, Mapping) or set(entry) != {"name", "spec"}:
+        rule, remedy = "must have name and spec, and nothing else", 'send {"name":, "spec":}'
+        raise fault("body", None, rule, remedy)
+    stored = add_entry(wiring, kind, entry["name"], entry["spec"])
+    headers = {"location": f"/catalog/{kind}/{full_name(stored)}"}
+    return Response(json.dumps(own_entry(stored)), 201, headers, media_type=JSON)
 
 
 def _found(read: Any, kind: str, *names: str) -> Any:

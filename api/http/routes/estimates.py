@@ -8,7 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import learned_by_gpu
 from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import (
     answer_once,
@@ -19,13 +19,14 @@ from planner.api.http.requests import (
     wiring_of,
 )
 from planner.api.http.routes.parameters import problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
 from planner.api.service import (
     Answer,
+    Refusal,
     estimate_many,
     job_lines,
-    keep_estimate,
     keep_estimates,
     line_of,
     meant,
@@ -71,17 +72,17 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
     answers = await _priced(request, key, given)
 
     def keep() -> Response:
-        if not isinstance(jobs, list):
-            return _one(keep_estimate(wiring, jobs, answers[0]))
-        shown = keep_estimates(wiring, given, answers)
-        return Response("[" + ",".join(map(line_of, shown)) + "]", media_type=JSON)
+        if not isinstance(jobs, list) and isinstance(answers[0], Refusal):
+            raise answers[0].error
+        kept = keep_estimates(wiring, given, answers)
+        lines = [line_of(one if isinstance(one, Refusal) else one.estimate) for one in kept]
+        if isinstance(jobs, list):
+            return Response(f"[{','.join(lines)}]", media_type=JSON)
+        assert isinstance(kept[0], StoredEstimate), "its refusal was raised"
+        headers = {"location": f"/estimates/{kept[0].id}"}
+        return Response(lines[0], headers=headers, media_type=JSON)
 
     return await answer_once(request, key, keep)
-
-
-def _one(kept: StoredEstimate) -> Response:
-    headers = {"location": f"/estimates/{kept.id}"}
-    return Response(kept.estimate.model_dump_json(), headers=headers, media_type=JSON)
 
 
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
@@ -135,7 +136,6 @@ def _prices(jobs: Sequence[object], learnt: Mapping[tuple[str, str], Any]) -> li
     response_model=None,
     responses={200: {"model": Estimate}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
 )
-async def get_estimate(request: Request, estimate_id: str, _: Reader) -> Response:
+def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
-    kept = await in_thread(request, lambda: wiring_of(request).store.get_estimate(estimate_id))
-    return etags.answer(request, kept.estimate.model_dump_json())
+    return etags.answer(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())

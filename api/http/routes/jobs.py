@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body
 from fastapi.responses import Response
 
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from planner.api.http.requests import answer_once
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
 from planner.api.http.routes.parameters import problems
+from planner.api.http.routing import strict_route
 from planner.api.http.schemas import TextBody
 from planner.api.http.security import Planner, Reader
 from planner.api.input.pasted import PastedJob, read_pasted
@@ -19,7 +19,7 @@ TextJson = Annotated[Any, CheckedByPlanner(TextBody), Body()]
 
 
 @router.get("/jobs/schema", responses=problems(401, 403))
-async def get_schema(_: Reader) -> dict[str, Any]:
+def get_schema(_: Reader) -> dict[str, Any]:
     """The JSON schema of a job, with a line of help for every field."""
     return job_schema()
 
@@ -30,7 +30,7 @@ async def get_schema(_: Reader) -> dict[str, Any]:
     responses={200: {"model": PastedJob}, **problems(401, 403, 413, 415, 422)},
     openapi_extra=REQUIRED,
 )
-async def read_text(request: Request, key: Planner, body: TextJson = None) -> Response:
+def read_text(key: Planner, body: TextJson = None) -> Response:
     """The job that a text means, and what it still lacks. Nothing is planned or kept.
 
     The text is a job in YAML or JSON, a config.json, a layout, a TorchTitan TOML, command or log,
@@ -41,8 +41,4 @@ async def read_text(request: Request, key: Planner, body: TextJson = None) -> Re
     name = body.get("name") or "pasted"
     if not isinstance(name, str) or len(name) > 400:
         raise fault("name", None, "must be a text of at most 400 characters", "shorten it")
-
-    def work() -> Response:
-        return Response(read_pasted(body["text"], name).model_dump_json(), media_type=JSON)
-
-    return await answer_once(request, key, work)
+    return Response(read_pasted(body["text"], name).model_dump_json(), media_type=JSON)

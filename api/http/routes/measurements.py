@@ -10,10 +10,11 @@ from starlette.background import BackgroundTask
 from planner.api.calibration.own_runs import OwnAccuracy, own_accuracy
 from planner.api.calibration.update import update_about, update_from_measurements
 from planner.api.http import etags
-from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
+from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import answer_once, in_thread, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from planner.api.http.security import Admin, Prober, Reader, require_scope
 from planner.api.input.belief import believe
@@ -37,8 +38,9 @@ RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
         **problems(401, 403, 422, 503),
     },
 )
-async def list_measurements(
+def list_measurements(
     request: Request,
+    wiring: Wired,
     _: Reader,
     model: Text = None,
     gpu: Text = None,
@@ -57,9 +59,7 @@ async def list_measurements(
     wanted = filter_of(
         model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash, asked_by=asked_by
     )
-    page = await in_thread(
-        request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit)
-    )
+    page = wiring.measurements.list(wanted, cursor, limit)
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         headers = {CURSOR: page.next_cursor} if page.next_cursor is not None else {}
         return Response(to_csv(page.items), media_type=CSV, headers=headers)
@@ -68,10 +68,9 @@ async def list_measurements(
 
 
 @router.get("/accuracy", responses=problems(401, 403, 422, 503))
-async def accuracy_here(request: Request, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
+def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
     """The newest measured runs beside what the calibration that ships predicts of them."""
-    wiring = wiring_of(request)
-    return await in_thread(request, lambda: own_accuracy(wiring, limit))
+    return own_accuracy(wiring, limit)
 
 
 @router.get(
@@ -79,9 +78,9 @@ async def accuracy_here(request: Request, _: Reader, limit: PageSize = MAX_PAGE)
     response_model=None,
     responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
 )
-async def get_measurement(request: Request, measurement_id: str, _: Reader) -> Response:
+def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
-    found = await in_thread(request, lambda: wiring_of(request).measurements.get(measurement_id))
+    found = wiring.measurements.get(measurement_id)
     return etags.answer(request, json.dumps(shown_row(found), default=str))
 
 
@@ -130,17 +129,12 @@ async def post_measurements(request: Request, key: Prober, rows: RowsJson = None
     response_class=Response,
     responses=problems(401, 403, 404, 503),
 )
-async def delete_measurement(request: Request, measurement_id: str, key: Prober) -> Response:
+def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Deletes one, and learns again without it. A key deletes its own, an admin's any."""
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        if wiring.measurements.asked_by(measurement_id) != key.name:
-            require_scope(key, "admin")
-        update_about(wiring, [wiring.measurements.delete(measurement_id)])
-        return Response(status_code=204)
-
-    return await in_thread(request, work)
+    if wiring.measurements.asked_by(measurement_id) != key.name:
+        require_scope(key, "admin")
+    update_about(wiring, [wiring.measurements.delete(measurement_id)])
+    return Response(status_code=204)
 
 
 @router.post(

@@ -5,13 +5,14 @@ from fastapi.responses import Response
 
 from planner.api.calibration.listing import calibration_page
 from planner.api.http.metrics import MEDIA_TYPE, Metrics
-from planner.api.http.requests import Threads, in_thread, wiring_of
+from planner.api.http.requests import Threads, in_thread
 from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.schemas import CalibrationLine
 from planner.api.http.security import Reader
 from planner.api.storage.records import Page
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=ThreadRoute)
 
 
 @router.get(
@@ -30,11 +31,11 @@ async def metrics(request: Request, _: Reader) -> Response:
 
 
 @router.get("/calibrations", responses=problems(401, 403, 422, 503))
-async def calibrations(
-    request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
+def calibrations(
+    wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> Page[CalibrationLine]:
     """The calibrations that estimates may name, the one in use first.
 
     Each has its knobs before and after the measured runs.
     """
-    return await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))
+    return calibration_page(wiring, cursor, limit)

@@ -2,18 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import anyio
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, JobJson, strict_route
+from planner.api.http.bodies import JSON, REQUIRED, JobJson
 from planner.api.http.etags import NOT_MODIFIED
-from planner.api.http.events import MEDIA_TYPE as EVENTS
-from planner.api.http.events import follow, follow_study
+from planner.api.http.events import ANSWER, Snapshot, of_plan, stream
 from planner.api.http.lanes import PLANNING
 from planner.api.http.requests import (
     Threads,
@@ -24,6 +22,7 @@ from planner.api.http.requests import (
     wiring_of,
 )
 from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import Explained, PlanAccepted, PlanState
 from planner.api.http.security import Planner, Reader, require_scope
 from planner.api.input.names import plan_id_of
@@ -40,7 +39,7 @@ from planner.api.service import (
     renamed,
 )
 from planner.api.settings import ApiKey
-from planner.api.storage.job_records import ProbeRecord, TaskEvent
+from planner.api.storage.job_records import OPEN
 from planner.api.storage.records import Page, PlanLine
 from planner.errors import NotFoundError, PlannerError, SpecError
 from planner.plan.explain import changed_fields, explain
@@ -124,8 +123,8 @@ async def _planned(
 
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
-async def list_plans(
-    request: Request,
+def list_plans(
+    wiring: Wired,
     _: Reader,
     open: Annotated[bool, Query(description="Only those that probes are still spent on.")] = False,
     cursor: Cursor = None,
@@ -133,7 +132,7 @@ async def list_plans(
 ) -> Page[PlanLine]:
     """Stored plans, and those that probes are still spent on, newest first."""
     read = open_plans if open else page_of_plans
-    return await in_thread(request, lambda: read(wiring_of(request), cursor, limit))
+    return read(wiring, cursor, limit)
 
 
 @router.get(
@@ -141,58 +140,47 @@ async def list_plans(
     response_model=None,
     responses={200: {"model": Plan}, **NOT_MODIFIED, **problems(401, 403, 404, 422, 503)},
 )
-async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
+def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
     Of a plan that still spends probes, or that came to nothing, how it stands.
     """
-    wiring = wiring_of(request)
-
-    def work() -> str:
-        name = plan_id_of(wiring, plan_id, "plan_id")
-        try:
-            return wiring.store.get_plan(name).model_dump_json()
-        except NotFoundError:
-            task = study_of(wiring, name)
-            if task is None:
-                raise
-            return json.dumps(state_of(task))
-
-    return etags.answer(request, await in_thread(request, work))
+    name = plan_id_of(wiring, plan_id, "plan_id")
+    try:
+        text = wiring.store.get_plan(name).model_dump_json()
+    except NotFoundError:
+        task = study_of(wiring, name)
+        if task is None:
+            raise
+        text = json.dumps(state_of(task))
+    return etags.answer(request, text)
 
 
 @router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))
-async def explain_plan(
-    request: Request,
+def explain_plan(
+    wiring: Wired,
     plan_id: str,
     _: Reader,
     rank: Annotated[int, Query()] = 1,
     versus: Annotated[int | None, Query()] = None,
 ) -> Explained:
     """Explains the layout of this rank, or compares it with the layout of rank `versus`."""
-    wiring = wiring_of(request)
-
-    def work() -> Explained:
-        plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
-        lines, changed = explain(plan, rank, versus), {}
-        if versus is not None:
-            pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
-            changed = {name: list(both) for name, both in changed_fields(*pair).items()}
-        return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
-
-    return await in_thread(request, work)
+    plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
+    lines, changed = explain(plan, rank, versus), {}
+    if versus is not None:
+        pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
+        changed = {name: list(both) for name, both in changed_fields(*pair).items()}
+    return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 
 @router.get(
     "/plans/{plan_id}/events",
     response_model=None,
-    responses={
-        200: {"description": "Server-sent events", "content": {EVENTS: {}}},
-        **problems(401, 403, 404, 503),
-    },
+    responses={**ANSWER, **problems(401, 403, 404, 503)},
 )
-async def get_events(
+def get_events(
     request: Request,
+    wiring: Wired,
     plan_id: str,
     _: Reader,
     last_event_id: Annotated[
@@ -205,49 +193,35 @@ async def get_events(
     `Last-Event-ID` they go on after it.
     """
     after = int(last_event_id) if last_event_id and NUMBER.fullmatch(last_event_id) else 0
-    wiring = wiring_of(request)
-    task = await in_thread(request, lambda: study_of(wiring, plan_id))
+    task = study_of(wiring, plan_id)
     if task is None:
-        await in_thread(request, lambda: wiring.store.get_plan(plan_id))
+        wiring.store.get_plan(plan_id)
 
-    async def read() -> list[ProbeRecord]:
-        return await in_thread(request, lambda: probes_of(wiring, plan_id), Threads.EVENTS)
+    def read() -> Snapshot:
+        nonlocal after
+        if task is None:
+            probes = probes_of(wiring, plan_id)
+            ended = not any(record.state in OPEN for record in probes)
+            return of_plan(plan_id, probes, DONE if ended else None)
+        state, events = wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)
+        after = events[-1].number if events else after
+        ended_as = None if state in OPEN else state
+        return of_plan(plan_id, probes_of(wiring, plan_id), ended_as, events)
 
-    async def study(after: int) -> tuple[str, Sequence[TaskEvent]]:
-        return await in_thread(
-            request,
-            lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)),
-            Threads.EVENTS,
-        )
-
-    stopping = request.app.state.stopping.is_set
-    stream = (
-        follow(plan_id, DONE, read, anyio.sleep, stopping)
-        if task is None
-        else follow_study(plan_id, read, study, anyio.sleep, after, stopping)
-    )
-    return StreamingResponse(
-        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-    )
+    return stream(request, read)
 
 
 @router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
-async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
+def cancel_plan(wiring: Wired, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes.
 
     A plan that was answered stays, and `message` says so. 403: another key asked for it, and this
     one is no `admin`.
     """
-    wiring = wiring_of(request)
-
-    def work() -> PlanState:
-        ended = end_plan(wiring, plan_id)
-        study = ended.study
-        return PlanState(
-            id=plan_id,
-            status=DONE if study is None else study.state,
-            cancelled_probes=[record.id for record in ended.probes],
-            message=ended.message,
-        )
-
-    return await in_thread(request, work)
+    ended = end_plan(wiring, plan_id)
+    return PlanState(
+        id=plan_id,
+        status=DONE if ended.study is None else ended.study.state,
+        cancelled_probes=[record.id for record in ended.probes],
+        message=ended.message,
+    )

@@ -4,16 +4,16 @@ The service's own workers run them, or others on the same database.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from planner.api.catalog import gpu_name_of, model_name_of
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
+from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
 from planner.api.http.security import Prober, Reader
 from planner.api.input.names import probe_id_of
@@ -28,7 +28,7 @@ from planner.api.jobs.probes import (
     probes_of_plan,
 )
 from planner.api.own_entries import with_own
-from planner.api.storage.job_records import ProbeFilter, ProbeRecord
+from planner.api.storage.job_records import ProbeFilter
 from planner.api.storage.records import Page
 from planner.api.wiring import Wiring
 from planner.errors import fault
@@ -87,8 +87,8 @@ def _whole(value: object) -> int:
 
 
 @router.get("/probes", responses=problems(401, 403, 422, 503))
-async def list_probes(
-    request: Request,
+def list_probes(
+    wiring: Wired,
     _: Reader,
     state: Annotated[
         Literal["queued", "running", "done", "failed", "cancelled"] | None, Query()
@@ -101,51 +101,27 @@ async def list_probes(
     limit: PageSize = 50,
 ) -> Page[ProbeLine]:
     """Probes, newest first. Workers end those whose runner crashed within seconds."""
-    wiring = wiring_of(request)
     names = {
         "model": None if model is None else model_name_of(model),
         "gpu": None if gpu is None else gpu_name_of(gpu),
     }
     wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
-
-    def work() -> Page[ProbeLine]:
-        page = wiring.probes.list(wanted, cursor, limit)
-        return Page[ProbeLine](
-            items=[ProbeLine(**_line(record)) for record in page.items],
-            next_cursor=page.next_cursor,
-        )
-
-    return await in_thread(request, work)
+    page = wiring.probes.list(wanted, cursor, limit)
+    lines = [ProbeLine.model_validate(record) for record in page.items]
+    return Page[ProbeLine](items=lines, next_cursor=page.next_cursor)
 
 
 @router.get("/probes/{probe_id}", responses=problems(401, 403, 404, 422, 503))
-async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
+def get_probe(wiring: Wired, probe_id: str, _: Reader) -> ProbeDetail:
     """One probe with the results of its runs."""
-    wiring = wiring_of(request)
-
-    def work() -> ProbeDetail:
-        return _detail(wiring.probes.get(probe_id_of(wiring, probe_id, "probe_id")))
-
-    return await in_thread(request, work)
+    name = probe_id_of(wiring, probe_id, "probe_id")
+    return ProbeDetail.model_validate(wiring.probes.get(name))
 
 
 @router.delete("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
-async def cancel_probe(request: Request, probe_id: str, _: Prober) -> ProbeDetail:
+def cancel_probe(wiring: Wired, probe_id: str, _: Prober) -> ProbeDetail:
     """Cancels a queued probe; a running one ends at its next heartbeat.
 
     403: another key asked for it, and this one is no `admin`.
     """
-    wiring = wiring_of(request)
-    return await in_thread(request, lambda: _detail(jobs.cancel_probe(wiring, probe_id)))
-
-
-def _line(record: ProbeRecord) -> dict[str, Any]:
-    return {name: value for name, value in asdict(record).items() if name in ProbeLine.model_fields}
-
-
-def _detail(record: ProbeRecord) -> ProbeDetail:
-    return ProbeDetail(
-        **_line(record),
-        request=dict(record.request),
-        results=[dict(result) for result in record.results],
-    )
+    return ProbeDetail.model_validate(jobs.cancel_probe(wiring, probe_id))

@@ -7,27 +7,27 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from planner.api.http.bodies import JSON
-from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.security import Admin, Prober, Reader
 from planner.api.jobs.queues import jobs_in, retry
 from planner.api.storage.job_records import QueuedJob
 from planner.api.storage.records import AuditEvent, AuditFilter, Page
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=ThreadRoute)
 JOB = TypeAdapter(QueuedJob)
 
 
 @router.get("/queue", responses=problems(401, 403, 422, 503))
-async def list_queue(
-    request: Request,
+def list_queue(
+    wiring: Wired,
     _: Reader,
     failed: Annotated[bool, Query(description="What was given up, not what is open.")] = False,
     limit: PageSize = 50,
 ) -> list[QueuedJob]:
     """Probes, studies and runs of sweeps that wait or run, newest first, and what they wait for."""
-    wiring = wiring_of(request)
-    return await in_thread(request, lambda: jobs_in(wiring, failed=failed)[:limit])
+    return jobs_in(wiring, failed=failed)[:limit]
 
 
 @router.post(
@@ -49,8 +49,8 @@ async def retry_job(request: Request, job_id: str, key: Prober) -> Response:
 
 
 @router.get("/audit", responses=problems(401, 403, 422, 503))
-async def audit(
-    request: Request,
+def audit(
+    wiring: Wired,
     _: Admin,
     asked_by: Text = None,
     action: Text = None,
@@ -63,4 +63,4 @@ async def audit(
     Newest first. It needs the scope `admin`.
     """
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
-    return await in_thread(request, lambda: wiring_of(request).audit.list(wanted, cursor, limit))
+    return wiring.audit.list(wanted, cursor, limit)

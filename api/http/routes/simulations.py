@@ -7,9 +7,10 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from planner.api.collectives import CollectiveRequest, ask_collective
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
+from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson
 from planner.api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
 from planner.api.http.routes.parameters import problems
+from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Planner
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
@@ -32,17 +33,10 @@ TRACE_SCHEMA = {
     responses={200: {"model": CollectiveAnswer}, **ERRORS},
     openapi_extra=REQUIRED,
 )
-async def post_collective(
-    request: Request, key: Planner, question: CollectiveJson = None
-) -> Response:
+def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        answer = ask_collective(with_own(wiring, question), allow_files=False)
-        return Response(answer.model_dump_json(), media_type=JSON)
-
-    return await answer_once(request, key, work)
+    answer = ask_collective(with_own(wiring, question), allow_files=False)
+    return Response(answer.model_dump_json(), media_type=JSON)
 
 
 @router.post(

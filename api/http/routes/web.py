@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from planner.api.errors import need
-from planner.api.http.requests import in_thread
 from planner.api.http.routes.parameters import problems
+from planner.api.http.routing import ThreadRoute
 from planner.charts.chart import javascript
 
 FOLDER = Path(__file__).parents[2] / "web"
@@ -25,7 +25,7 @@ STRICT = (
 # Swagger UI writes styles into its elements
 WITH_STYLES = STRICT.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 SWAGGER = "fastapi_offline"  # a package that carries its files
-router = APIRouter(tags=["web"])
+router = APIRouter(tags=["web"], route_class=ThreadRoute)
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -46,9 +46,9 @@ async def docs() -> HTMLResponse:
     response_class=Response,
     responses={200: {"content": {"text/javascript": {}}}, **problems(503)},
 )
-async def vega(request: Request) -> Response:
+def vega(request: Request) -> Response:
     """Vega, Vega-Lite and Vega-Embed, which draw the charts of the page."""
-    text, tag = await in_thread(request, _vega)
+    text, tag = _vega()
     headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)

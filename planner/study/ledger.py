@@ -1,0 +1,149 @@
+"""The ledger of a study: its budget, expenses and reservations."""
+
+from dataclasses import dataclass, field, replace
+
+from planner.columns import BoolColumn
+from planner.study.evaluations import MOST_FAILURES, ProbeCost, Proposal
+from planner.study.micro_probes import MicroProbe, ObservedEffect
+from planner.study.regret import TOLERANCE
+from planner.units import counted
+
+# judgement: low-fidelity evaluations per probe; each costs little but is a launch to wait for
+LOW_FIDELITY_PER_PROBE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Budget of a study.
+
+    probes: runs of whole layouts.
+    gpu_seconds: of everything, micro-probes and low-fidelity evaluations included.
+    """
+
+    probes: int = 5
+    gpu_seconds: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Expenses of a study so far.
+
+    low_fidelity: low-fidelity evaluations that do not count as probes.
+    failures_in_a_row: probes without numbers since the last one with numbers.
+    """
+
+    probes: int = 0
+    low_fidelity: int = 0
+    gpu_seconds: float = 0.0
+    failures_in_a_row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySettings:
+    """Settings by which a study spends its budget.
+
+    tolerance: expected regret at which it stops.
+    parallel: probes that run at once.
+    whole: whether the pool can run the layouts themselves; otherwise there are only emulated
+        ranks, and they count as probes.
+    emulates: whether it can emulate ranks.
+    refused (N,): candidates that the probe program cannot run.
+    observed: effects of earlier kernel timings.
+    gpu_seconds_before: spent on timing kernels before this study was resumed.
+    first: row of number 1 on paper, measured before all others.
+    first_measures: mechanisms that it measures for the first time, as a clause.
+    isolating: row to measure next, which with number 1 isolates an unmeasured mechanism, and why.
+    """
+
+    sampler: str = "cost-model"
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    tolerance: float = TOLERANCE
+    parallel: int = 1
+    cost: ProbeCost = field(default_factory=ProbeCost)
+    whole: bool = True
+    emulates: bool = False
+    refused: BoolColumn | None = None
+    micro_probes: tuple[MicroProbe, ...] = ()
+    observed: tuple[ObservedEffect, ...] = ()
+    gpu_seconds_before: float = 0.0
+    first: int | None = None
+    first_measures: str = ""
+    isolating: tuple[int, str] | None = None
+
+
+class Ledger:
+    """Spends a budget in shares. Mutable.
+
+    parallel: evaluations that run at once, each within its share.
+    reserved: evaluations under way, by number.
+    by_row: GPU-seconds spent on each candidate.
+    """
+
+    def __init__(self, budget: Budget, *, parallel: int, gpu_seconds_before: float = 0.0) -> None:
+        self.budget, self.parallel = budget, parallel
+        self.spent = Spent(gpu_seconds=gpu_seconds_before)
+        self.reserved: dict[int, Proposal] = {}
+        self.by_row: dict[int, float] = {}
+
+    def gpu_seconds_left(self) -> float:
+        """GPU-seconds neither spent nor reserved."""
+        reserved = sum(one.gpu_seconds_limit for one in self.reserved.values())
+        return self.budget.gpu_seconds - self.spent.gpu_seconds - reserved
+
+    def share(self) -> float:
+        """GPU-seconds for one more evaluation, so that all that may run at once stay in budget."""
+        return self.gpu_seconds_left() / max(self.parallel - len(self.reserved), 1)
+
+    def probes_left(self) -> int:
+        """Probes neither spent nor reserved."""
+        reserved = sum(one.counts for one in self.reserved.values())
+        return self.budget.probes - self.spent.probes - reserved
+
+    def low_fidelity_left(self) -> bool:
+        """Whether one more low-fidelity evaluation may run that does not count as a probe."""
+        reserved = sum(one.row is not None and not one.counts for one in self.reserved.values())
+        quota = LOW_FIDELITY_PER_PROBE * self.budget.probes
+        return self.spent.low_fidelity + reserved < quota
+
+    def reserve(self, proposal: Proposal) -> Proposal:
+        """Reserves a share for the evaluation, which is its limit."""
+        reserved = replace(proposal, gpu_seconds_limit=self.share())
+        self.reserved[reserved.number] = reserved
+        return reserved
+
+    def release(self, proposal: Proposal) -> None:
+        del self.reserved[proposal.number]
+
+    def pay(
+        self,
+        gpu_seconds: float,
+        *,
+        row: int | None = None,
+        probe: bool = False,
+        low_fidelity: bool = False,
+        failed: bool = False,
+    ) -> None:
+        """Adds an evaluation to the expenses.
+
+        row: the candidate; None for a micro-probe.
+        probe, low_fidelity: whether it counts as one.
+        """
+        if row is not None:
+            self.by_row[row] = self.by_row.get(row, 0.0) + gpu_seconds
+        failures = self.spent.failures_in_a_row
+        self.spent = Spent(
+            probes=self.spent.probes + probe,
+            low_fidelity=self.spent.low_fidelity + low_fidelity,
+            gpu_seconds=self.spent.gpu_seconds + gpu_seconds,
+            failures_in_a_row=(failures + 1 if failed else 0) if probe else failures,
+        )
+
+    def exhausted(self, last_failure: str) -> str | None:
+        """Why no probe may follow; None while the budget of probes lasts and they give numbers."""
+        if self.spent.probes >= self.budget.probes:
+            return f"the budget of {counted(self.budget.probes, 'probe')} is spent"
+        if self.spent.failures_in_a_row >= MOST_FAILURES:
+            failures = counted(self.spent.failures_in_a_row, "probe")
+            return f"{failures} in a row failed, the last with: {last_failure}"
+        return None

@@ -1,0 +1,202 @@
+"""The policy of a study: which candidate to evaluate next, at which fidelity, and when to stop.
+
+It reads knowledge, evaluations and ledger, and changes none of them. Letters: N candidates.
+"""
+
+import numpy as np
+
+from planner.columns import BoolColumn
+from planner.search.fit import OOM_LIMIT
+from planner.study.evaluations import FULL, Evaluations
+from planner.study.fidelity import FidelityChoice, Prospect, choose_evaluation, direct
+from planner.study.knowledge import Knowledge
+from planner.study.ledger import Ledger, StudySettings
+from planner.study.micro_probes import MicroProbe, evaluation_rate, most_valuable
+from planner.study.records import FULL_FIDELITY
+from planner.study.regret import ExpectedRegret
+from planner.study.samplers import Pick
+from planner.units import counted
+
+# judgement: expected gain (share of a step) below which a low-fidelity evaluation before the
+# winner's own run is not worth a launch
+LEAST_LOW_FIDELITY_GAIN = 2e-3
+# judgement: expected gain (share of a step) below which timing kernels is not worth a launch
+LEAST_MICRO_GAIN = 1e-3
+
+
+class Policy:
+    """Chooses the next evaluation by knowledge, costs and the remaining budget."""
+
+    def __init__(
+        self,
+        settings: StudySettings,
+        knowledge: Knowledge,
+        evaluations: Evaluations,
+        ledger: Ledger,
+    ) -> None:
+        self.settings, self.knowledge = settings, knowledge
+        self.evaluations, self.ledger = evaluations, ledger
+
+    def finished(self) -> str | None:
+        """Why the study should stop; None while another evaluation can pay and is affordable."""
+        spent, knowledge = self.ledger.spent, self.knowledge
+        if (
+            knowledge.timed()
+            and not knowledge.pending
+            and (spent.probes >= self.settings.budget.probes or self.unconfirmed() is None)
+            and not self._isolates()
+            and self._odd() is None
+        ):
+            regret = self.regret()
+            if regret.expected_share <= self.settings.tolerance:
+                return regret.statement(self.settings.tolerance)
+        failed = [record for record in knowledge.records.values() if record.status == "failed"]
+        exhausted = self.ledger.exhausted(failed[-1].message if failed else "no message")
+        if exhausted is not None:
+            return exhausted
+        share = self.ledger.share()
+        if self.evaluations.runnable(share).any() or self.evaluations.emulable(share).any():
+            return None
+        if not self.settings.whole and not self.evaluations.emulation_works():
+            return (
+                f"the pool is smaller than {counted(knowledge.candidates.size.num_gpus, 'GPU')}, "
+                "and no scaled-down run on it could stand for a layout"
+            )
+        left = max(self.ledger.gpu_seconds_left(), 0.0)
+        return f"the {left:.3g} GPU-seconds left do not pay for another probe"
+
+    def regret(self, of: int | None = None) -> ExpectedRegret:
+        """Expected regret of the winner, or of row `of`."""
+        return self.knowledge.posterior().regret(seed=self.settings.seed, of=of)
+
+    # ---- which candidate -----------------------------------------------------------------------
+
+    def required(self) -> Pick | None:
+        """The layout to run first: one that isolates a mechanism, or one whose run was odd."""
+        if (self.knowledge.records or self.ledger.reserved) and self._isolates():
+            assert self.settings.isolating is not None, "only what isolates is asked"
+            row, reason = self.settings.isolating
+            return Pick(row=row, reason=reason)
+        odd = self._odd()
+        if odd is None:
+            return None
+        row, factor = odd
+        return Pick(
+            row=row, reason=f"again: one run took {factor:.2f} times its prediction", repeat=True
+        )
+
+    def confirming(self) -> Pick | None:
+        """The leader, where it has not run itself and nothing pays before that."""
+        leader = self.unconfirmed()
+        if leader is None or (
+            self.regret(leader).expected_share > self.settings.tolerance
+            and self.ledger.probes_left() > 1
+            and self._low_fidelity_pays(beside=leader)
+        ):
+            return None
+        said = "it leads by a low-fidelity evaluation, and has not run itself"
+        return Pick(row=leader, reason=said, repeat=True)
+
+    def unconfirmed(self) -> int | None:
+        """The leader, if it has only low-fidelity results and can be run itself."""
+        leader = self.knowledge.posterior().leader
+        record = self.knowledge.records.get(leader)
+        unconfirmed = (
+            record is not None
+            and record.fidelity not in FULL_FIDELITY
+            and leader not in self.knowledge.pending
+        )
+        return leader if unconfirmed and self.payable(leader) else None
+
+    def _isolates(self) -> bool:
+        """Whether the layout that isolates an unmeasured mechanism can still be run."""
+        if self.settings.isolating is None:
+            return False
+        row, _ = self.settings.isolating
+        posterior = self.knowledge.posterior()
+        return (
+            row not in self.knowledge.records
+            and bool(self.knowledge.untried()[row])
+            and self.payable(row)
+            and float(posterior.risk(np.array([row]))[0]) <= OOM_LIMIT
+        )
+
+    def _odd(self) -> tuple[int, float] | None:
+        """A layout whose odd run may be repeated, and measured over predicted seconds."""
+        for row, factor in self.knowledge.odd().items():
+            if row not in self.knowledge.pending and self.payable(row):
+                return row, factor
+        return None
+
+    def _low_fidelity_pays(self, *, beside: int) -> bool:
+        """Whether the most promising candidate should get a low-fidelity evaluation first.
+
+        First means before the leader `beside` is run; enough must be left for that run.
+        """
+        posterior = self.knowledge.posterior()
+        free = self.knowledge.untried()
+        free[beside] = False
+        rows = posterior.promising(free, 1, risk_limit=OOM_LIMIT)
+        if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
+            return False
+        evaluation = self.choice(rows[0]).evaluation
+        after = evaluation.gpu_seconds + self.evaluations.full(beside).gpu_seconds
+        return evaluation.name != FULL and after <= self.ledger.share()
+
+    # ---- at which fidelity ---------------------------------------------------------------------
+
+    def choice(self, row: int, *, itself: bool = False) -> FidelityChoice:
+        """The affordable evaluation of this candidate that pays best.
+
+        itself: whether it is a run of the layout in any case.
+        """
+        full, prospect, payable = self.evaluations.full(row), self._prospect(row), self.payable(row)
+        first = payable and not self.knowledge.posterior().measured
+        if itself or first or not self.emulable()[row]:
+            return direct(prospect, full)
+        emulation = self.evaluations.emulation(row)
+        return choose_evaluation(prospect, emulation, full if payable else None)
+
+    def payable(self, row: int) -> bool:
+        """Whether the layout itself can be run within its share."""
+        return bool(self.evaluations.runnable(self.ledger.share())[row])
+
+    def emulable(self) -> BoolColumn:
+        """Candidates that may be emulated now: affordable, and not tried before, (N,)."""
+        affordable = self.evaluations.emulable(self.ledger.share())
+        return affordable & ~self.evaluations.emulated & self.ledger.low_fidelity_left()
+
+    def _prospect(self, row: int) -> Prospect:
+        posterior = self.knowledge.posterior()
+        rows = np.array([row])
+        return Prospect(
+            gap=float(posterior.log_seconds[row] - posterior.best),
+            sd=float(np.sqrt(posterior.time.variance(rows)[0])),
+            fits=1.0 - float(posterior.risk(rows)[0]),
+        )
+
+    def micro(self) -> tuple[MicroProbe, str] | None:
+        """The micro-probe with the most gain per GPU-second, and why.
+
+        None if the most promising candidate gains more. Both are judged by the knowledge gradient.
+        """
+        affordable = [
+            probe
+            for probe in self.settings.micro_probes
+            if probe.name not in self.evaluations.timed and probe.gpu_seconds <= self.ledger.share()
+        ]
+        if not affordable:
+            return None
+        posterior = self.knowledge.posterior()
+        best, rate = most_valuable(affordable, posterior)
+        gain = rate * best.gpu_seconds
+        if gain < LEAST_MICRO_GAIN:
+            return None
+        for row in posterior.promising(self.knowledge.untried(), 1, risk_limit=OOM_LIMIT):
+            evaluated = self.evaluations.full if self.payable(row) else self.evaluations.emulation
+            if evaluation_rate(evaluated(row), row, posterior) >= rate:
+                return None
+        return best, (
+            f"{best.name}: could change the winner, worth {gain:.2%} of a step or more, "
+            f"{rate:.2e} a GPU-second"
+        )
