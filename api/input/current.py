@@ -38,9 +38,10 @@ def _read(path: str, field: str) -> tuple[dict[str, Any] | None, dict[str, Any]]
     text = read_text(path, field, REMEDY).replace("\r\n", "\n")
     file = Path(path).expanduser()
     name = "standard input" if path == "-" else file.name
-    theirs = read_current_text(name, text, beside(file))
+    lookup = beside(file)
+    theirs = read_current_text(name, text, lookup)
     mapping = _mapping(path, text, field) if theirs is None else {}
-    return theirs or read_config(file.name, mapping, text), mapping
+    return theirs or read_config(file.name, mapping, text, lookup), mapping
 
 
 def read_current_text(

@@ -130,6 +130,8 @@ def named_files(name: str, text: str) -> tuple[str, ...]:
         given, _ = read_toml(text, name)
         module = given.get("experimental.custom_import")
         return (f"{module.replace('.', '/')}.py",) if isinstance(module, str) and module else ()
+    if kind == "megatron-arguments":
+        return tuple(megatron.named_by(text))
     return titan_command.named_by(text) if kind == "torchtitan-command" else ()
 
 

@@ -56,7 +56,10 @@ DDP = {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}
 
 @pytest.mark.parametrize(("values", "want"), [
     ({"zero_optimization": {"stage": 0}}, DDP),
-    ({"train_micro_batch_size_per_gpu": 2}, {**DDP, "micro_batch_size": 2}),
+    ({"train_micro_batch_size_per_gpu": 2},
+        {**DDP, "micro_batch_size": 2, "param_dtype": "float32"}),
+    ({"train_batch_size": 256, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}},
+        {"precision": "bf16", "param_dtype": "bfloat16"}),
     ({"distributed_type": "MULTI_GPU", "num_processes": 2}, DDP),
     ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, DDP),
     ({"distributed_type": "DEEPSPEED", "deepspeed_config": {}}, {"zero_stage": 2}),
@@ -71,8 +74,13 @@ def test_configurations_without_a_number_or_a_precision(values: dict, want: dict
 
 def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
     named = {"deepspeed_config_file": "ds.json"}
-    with pytest.raises(SpecError, match=r"'ds\.json': is not read; give it itself"):
-        read_config("x.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": named})
+    values = {"distributed_type": "DEEPSPEED", "deepspeed_config": named}
+    with pytest.raises(SpecError, match=r"'ds\.json': is not there, or is not DeepSpeed's JSON"):
+        read_config("x.yaml", values)
+    text = '{"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}'
+    found = read_config("x.yaml", values, lookup={"ds.json": text}.get)
+    layout = found["job"]["layout"]
+    assert (layout["zero_stage"], layout["precision"]) == (3, "fp16")
     with pytest.raises(SpecError, match="is a configuration of transformers' Trainer, which is"):
         read_config("x.yaml", {"model_name_or_path": "a/b", "per_device_train_batch_size": 4})
     (tmp_path / "x.sh").write_text("for a in b; do\n\trun: : a\ndone\n")
@@ -128,6 +136,7 @@ def test_adapters_are_refused() -> None:
 
 def test_a_layout_or_a_job_is_none_of_these() -> None:
     assert read_config("x.yaml", {"dp_shard": 8, "tp": 2}) is None
+    assert read_config("x.yaml", {"train_batch_size": 8, "train_files": "a"}) is None  # verl's
     assert read_config("x.yaml", {**GIVEN, "layout": {"tp": 2}}) is None
 
 

@@ -73,11 +73,18 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     )
     more = " dataset.seq_length=4096 train.global_batch_size=64 model.fp8=e4m3 model.num_layers=4"
     name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
-    current = {"name": "run.sh", "text": line.format(name) + more}
+    wide = " mixed_precision.fp8=hybrid mixed_precision.fp8_param_gather=false"
+    current = {"name": "run.sh", "text": line.format(name) + more + wide}
     run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
     assert run.refusals == ()
     assert f"of {name} only what the text overrides is read" in run.notes
-    assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
+    gathered = "mixed_precision.fp8_param_gather=False"
+    assert f"not read: model.fp8=e4m3, model.num_layers=4, {gathered}" in run.notes
+    text = "model: {tensor_model_parallel_size: 1}\nmixed_precision: {fp8_param_gather: false}"
+    yaml = {"name": "x.yaml", "text": text, "format": "megatron-bridge"}
+    run = own_run({"current": yaml}, model("llama3-8b"), 8)
+    assert "of its recipe only what the text overrides is read" in run.notes
+    assert not any("gather" in note for note in run.notes), "which changes nothing without fp8"
     with pytest.raises(SpecError, match=r"ddp\.data_parallel_sharding_strategy is not set, and"):
         job_of_text("run.sh", line.format(name) + more + " ddp.use_megatron_fsdp=true")
     with pytest.raises(SpecError, match="the recipe has it, which is not read"):

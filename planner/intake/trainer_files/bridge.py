@@ -26,7 +26,7 @@ from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
             "checkpoint")  # fmt: skip
-SHARDS = "data_parallel_sharding_strategy"
+SHARDS, GATHERS = "data_parallel_sharding_strategy", KEYS["fp8_param_gather"]
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
 # short option of run_recipe.py and its long one -> override
@@ -86,10 +86,9 @@ class StatedBridge(StatedMegatron):
             overlap = known.get("overlap")
             known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
         notes, refusals = [*found.notes], found.refusals
-        if self.recipe:
-            notes.append(f"of {self.recipe} only what the text overrides is read")
-            if "pipeline_model_parallel_layout" not in words:  # a recipe may have one for this pp
-                refusals = tuple(one for one in refusals if one.field != "--num-layers")
+        notes.append(f"of {self.recipe or 'its recipe'} only what the text overrides is read")
+        if self.recipe and "pipeline_model_parallel_layout" not in words:  # it may have one
+            refusals = tuple(one for one in refusals if one.field != "--num-layers")
         if self.unread:
             notes.append(f"not read: {', '.join(self.unread)}")
         return replace(found, training=known, notes=tuple(notes), refusals=refusals)
@@ -125,6 +124,8 @@ def _stated(
         words.pop("grad_reduce_in_bf16", None)
         words.update(_preset(str(preset)))
     known = {*KEYS.values(), "mixed_precision", "ddp.grad_reduce_in_fp32"}
+    if given.get(GATHERS) is False and "fp8_format" in words:  # priced as its presets have it
+        known -= {GATHERS}
     unread = [f"{key}={one}" for key, one in given.items() if key not in known]
     unread = [text for text in unread if text.startswith(("model.", "ddp.", "mixed_precision."))]
     machine = machine or Machine()

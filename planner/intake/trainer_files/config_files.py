@@ -14,6 +14,7 @@ from planner.errors import SpecError, fault
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
+Lookup = Callable[[str], str | None]
 # key of Axolotl -> field of a layout
 AXOLOTL = {
     "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
@@ -31,6 +32,7 @@ GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Ax
 class Read:
     """A job under construction: its parts, and the notes of its reader."""
 
+    lookup: Lookup
     layout: dict[str, object] = field(default_factory=dict)
     training: dict[str, object] = field(default_factory=dict)
     cluster: dict[str, object] = field(default_factory=dict)
@@ -42,10 +44,13 @@ class Read:
         return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
 
 
-def read_config(name: str, values: Values, text: str = "") -> dict[str, object] | None:
+def read_config(
+    name: str, values: Values, text: str = "", lookup: Lookup = lambda _: None
+) -> dict[str, object] | None:
     """A job's `current` for a trainer's configuration; None where the mapping is none.
 
     text: the file as it was written, into which another layout can be written.
+    lookup: the text of a file that it names.
 
     Raises SpecError naming what it is, for one that is not read.
     """
@@ -56,7 +61,7 @@ def read_config(name: str, values: Values, text: str = "") -> dict[str, object] 
         return {"name": name, "format": kind.format, "text": text or json.dumps(values)}
     if kind.reader is None:
         raise fault("current", name, f"is {kind.title}", kind.remedy)
-    found = Read()
+    found = Read(lookup=lookup)
     kind.reader(values, found)
     notes = [f"{name} is {kind.title}", *found.notes]
     configuration = {"name": name, "format": "configuration", "text": text}
@@ -79,18 +84,34 @@ def _accelerate(values: Values, found: Read) -> None:
     if kind == "DEEPSPEED":
         own = _part(values, "deepspeed_config")
         if named := own.get("deepspeed_config_file"):
-            raise fault("deepspeed_config_file", named, "is not read", "give it itself")
-        _zero({"zero_stage": 2, **own}, found)  # accelerate utils/dataclasses.py DeepSpeedPlugin
+            _deepspeed(_beside(str(named), found), found)
+        else:  # accelerate utils/dataclasses.py DeepSpeedPlugin
+            _zero({"zero_stage": 2, **own}, found)
     elif kind == "FSDP":
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", count, machines)
     else:
         found.layout |= {"zero_stage": 0} if kind == "MULTI_GPU" else {"dp_shard": 1}
-    _precision(str(values.get("mixed_precision", "no")), found)
+    if "precision" not in found.layout:
+        _precision(str(values.get("mixed_precision", "no")), found)
     dynamo = str(_part(values, "dynamo_config").get("dynamo_backend", "NO")).upper()
     found.layout["compile"] = dynamo != "NO"
     if kind == "FSDP" and found.layout["precision"] == "bf16" and "param_dtype" not in found.layout:
         found.layout["reduce_dtype"] = "bfloat16"  # Accelerate's policy has one dtype for both
     found.notes.append(UNSTATED)
+
+
+def _beside(name: str, found: Read) -> Values:
+    """DeepSpeed's JSON that a file names. Raises SpecError where it is not there, or is none."""
+    try:
+        values = json.loads(found.lookup(name) or "")
+    except ValueError:
+        values = None
+    if not isinstance(values, Mapping):
+        rule = "is not there, or is not DeepSpeed's JSON"
+        raise fault(
+            "deepspeed_config_file", name, rule, "put it beside the file, or give it itself"
+        )
+    return values
 
 
 def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
@@ -147,9 +168,11 @@ def _deepspeed(values: Values, found: Read) -> None:
         ranks = batch // (micro * passes)
         found.layout |= {"tp": tp, "sequence_parallel": False}
         found.cluster["num_gpus"] = ranks * tp
-    for key, name in (("bf16", "bf16"), ("fp16", "fp16")):
-        if _part(values, key).get("enabled") not in (None, False):
-            _precision(name, found)
+    stated = {key: _part(values, key).get("enabled") for key in ("bf16", "fp16")}
+    on = [key for wanted in (True, "auto") for key, one in stated.items() if one == wanted]
+    _precision(on[0] if on else "no", found)
+    if on and stated[on[0]] == "auto":
+        found.notes.append(f"its numbers are transformers' choice (auto): taken as {on[0]}")
     if _part(values, "bf16").get("bf16_master_weights_and_grads") is True:
         found.layout["master_dtype"] = "bfloat16"
     optimizer = str(_part(values, "optimizer").get("type", "AdamW"))
@@ -269,6 +292,13 @@ class ConfigKind:
     format: CurrentFormat | None = None
 
 
+def _is_deepspeed(values: Values) -> bool:
+    """Whether a key is DeepSpeed's own; others have a train_batch_size, too."""
+    sections = [isinstance(values.get(key), Mapping) for key in ("bf16", "fp16", "optimizer")]
+    own = not {"zero_optimization", DEEPSPEED[0]}.isdisjoint(values)
+    return own or (DEEPSPEED[1] in values and any(sections))
+
+
 def _has(*keys: str) -> Callable[[Values], bool]:
     return lambda values: all(key in values for key in keys)
 
@@ -286,7 +316,7 @@ KINDS = (
     ConfigKind(title="a LLaMA-Factory configuration",
                marks=_has("model_name_or_path", "stage"), reader=_llama_factory),
     ConfigKind(title="a DeepSpeed configuration", reader=_deepspeed,
-               marks=lambda values: not {"zero_optimization", *DEEPSPEED}.isdisjoint(values)),
+               marks=_is_deepspeed),
     ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: any(

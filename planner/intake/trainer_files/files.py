@@ -38,7 +38,7 @@ def beside(path: Path) -> Callable[[str], str | None]:
     """A lookup of named files: by the path as written, else in the folder of the file naming it."""
 
     def lookup(name: str) -> str | None:
-        for place in (Path(name), path.parent / name, path.parent / Path(name).name):
+        for place in (Path(name), path.parent / name.lstrip("/"), path.parent / Path(name).name):
             try:
                 text = (
                     place.read_text(encoding="utf-8")

@@ -63,11 +63,14 @@ def rewrite(
         )
     if isinstance(stated, megatron.StatedMegatron) and kind == "megatron-arguments":
         words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
-        files = {spec.name: megatron.edited_script(spec, words)}
         settings = {
             spelled(name): (_spelled(stated.words.get(name)), _spelled(new))
             for name, new in words.items()
         }
+        if spec.files:
+            rest = f"set the fields below in it or in {', '.join(spec.files)}"
+            return Rewritten(settings=settings, notes=(f"{spec.name} is not changed: {rest}",))
+        files = {spec.name: megatron.edited_script(spec, words)}
         return Rewritten(
             files=files,
             diff=_diffs({spec.name: spec.text}, files),

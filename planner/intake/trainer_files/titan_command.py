@@ -13,7 +13,7 @@ from planner.errors import fault
 from planner.export.base import Value
 from planner.export.titan_settings import AC_COMMAND, mode_words
 from planner.export.torchtitan import flag_words, read_titan_flags
-from planner.intake.trainer_files.flags import Command, best_command, edit_flags
+from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
@@ -49,7 +49,7 @@ def find_command(text: str) -> Command:
     Raises SpecError where there is none.
     """
     remedy = "give the script or the line that starts torchtitan.train"
-    return best_command(text, _rating, "TorchTitan", remedy)
+    return best_command(commands_of(text), _rating, "TorchTitan", remedy)
 
 
 def _rating(command: Command) -> int:
@@ -245,11 +245,7 @@ def _with_flags(
         if isinstance(value, bool) and other in held:
             words[other] = None
         words[name] = spelled[1:]
-    new = (
-        edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name)
-        if words
-        else text
-    )
+    new = edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name)
     if line == "0.3" and any(key.startswith(AC) for key in changes):
         now = {**found.given, **{key: value for key, value in changes.items() if value is not None}}
         mode = str(now.get(AC + "mode", "selective"))
