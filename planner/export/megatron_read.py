@@ -97,7 +97,7 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
 
 
 def _narrow(words: Words) -> bool:
-    """Whether gradients are in 16 bits; validate_args widens those of bf16 alone."""
+    """Whether gradients are in 16 bits, which validate_args widens under bf16."""
     asked = word(words, "megatron_fsdp_main_grads_dtype") == "bf16"
     plain = "fp16" in words and "accumulate_allreduce_grads_in_fp32" not in words
     return plain or asked or "grad_reduce_in_bf16" in words

@@ -75,12 +75,14 @@ def test_configurations_without_a_number_or_a_precision(values: dict, want: dict
 def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
     named = {"deepspeed_config_file": "ds.json"}
     values = {"distributed_type": "DEEPSPEED", "deepspeed_config": named}
-    with pytest.raises(SpecError, match=r"'ds\.json': is not there, or is not DeepSpeed's JSON"):
+    with pytest.raises(SpecError, match=r"'ds\.json': is not there, or is not JSON"):
         read_config("x.yaml", values)
     text = '{"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}'
-    found = read_config("x.yaml", values, lookup={"ds.json": text}.get)
-    layout = found["job"]["layout"]
-    assert (layout["zero_stage"], layout["precision"]) == (3, "fp16")
+    factory = {"model_name_or_path": "a/b", "stage": "pt", "finetuning_type": "full", "fp16": True}
+    for given in (values, {**factory, "deepspeed": "ds.json"}):
+        found = read_config("x.yaml", given, lookup={"ds.json": text}.get)
+        read = found["job"]["layout"]
+        assert (read["zero_stage"], read["precision"]) == (3, "fp16")
     with pytest.raises(SpecError, match="is a configuration of transformers' Trainer, which is"):
         read_config("x.yaml", {"model_name_or_path": "a/b", "per_device_train_batch_size": 4})
     (tmp_path / "x.sh").write_text("for a in b; do\n\trun: : a\ndone\n")

@@ -146,11 +146,9 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
 def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 4}')
-    arguments = [
-        "--model", "llama3-8b", *FEW, "--seq-len", "4096", "--global-batch-size", "32", "--current",
-        str(path), "--json",
-    ]  # fmt: skip
-    versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
+    asked = ("--model=llama3-8b", *FEW, "--seq-len=4096", "--global-batch-size=32", "--json")
+    answer = answered(capsys, "recommend", *asked, "--current", str(path))
+    versus = json.loads(answer)["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
 

@@ -59,10 +59,8 @@ def test_tp_and_cp_are_accelerates_and_nodes_are_slurms() -> None:
     assert made.command[:2] == ("accelerate", "launch")
     assert "  parallelism_config_cp_comm_strategy: allgather" in made.files[CONFIG].splitlines()
     many = exported(plain(16), 16)
-    assert (many.command, "num_machines: 2" in many.files[CONFIG]) == (
-        ("sbatch", "slurm.sbatch"),
-        True,
-    )
+    assert many.command == ("sbatch", "slurm.sbatch")
+    assert "num_machines: 2" in many.files[CONFIG]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

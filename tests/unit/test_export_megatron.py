@@ -311,8 +311,6 @@ def test_unknown_numbers_are_said() -> None:
 
 
 STEP = ["--no-check-for-nan-in-loss-and-grad", "--te-rng-tracker"]
-
-
 TE, LOCAL = "--cuda-graph-impl transformer_engine", "--cuda-graph-impl local"
 
 

@@ -43,29 +43,6 @@ def test_an_example_script() -> None:
     assert job.training.global_batch_size == 256
 
 
-@pytest.mark.parametrize(("arguments", "offload", "share"), [
-    ("", False, 1.0),
-    ("--optimizer-cpu-offload", True, 1.0),
-    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
-    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
-    ("--optimizer-offload-fraction 0.35", False, 1.0),
-])  # fmt: skip
-def test_the_share_of_the_optimizer_on_the_host(
-    arguments: str, offload: bool, share: float
-) -> None:
-    words = plain_names(read_flags(f"--micro-batch-size 1 {arguments}".split()))
-    found = read_arguments(words, 32, 8)
-    assert found["cpu_offload"] is offload
-    assert found.get("optimizer_offload_fraction", 1.0) == share
-
-
-@pytest.mark.parametrize("text", ["half", "1.5", "-0.1", "nan"])
-def test_a_share_that_is_none_is_refused(text: str) -> None:
-    words = {"micro_batch_size": ["1"], "optimizer_cpu_offload": []}
-    with pytest.raises(SpecError, match="no share from 0 to 1"):
-        read_arguments({**words, "optimizer_offload_fraction": [text]}, 32, 8)
-
-
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
@@ -93,6 +70,8 @@ LINE = (
     (LINE.replace("gpt", "bert"), r"pretrain_bert\.py'?: starts something else than the training"),
     (f"N=$3\n{LINE.replace('layers 24', 'layers $N')}", r"no --num-layers \(\$N is only known"),
     (f"{LINE} --global-batch-size $G", "--global-batch-size has no value that the text alone"),
+    *((f"{LINE} --optimizer-cpu-offload --optimizer-offload-fraction {share}",
+        "no share from 0 to 1") for share in ("half", "1.5", "-0.1", "nan")),
     (f"{LINE} --deepspeed", "--zero-stage is not in the command"),
     (f"{LINE} --rollout-batch-size 8", "'--rollout-batch-size': starts something else"),
     (LINE.replace("pretrain_gpt", "a/convert"), r"'a/convert\.py': starts something else"),
@@ -119,10 +98,8 @@ def test_a_script_that_cannot_be_priced_says_why(line: str, words: str) -> None:
     ("--num-experts 8 --moe-expert-parallel-size 4", {"ep": 4, "moe_dispatcher": "alltoall"}),
 ])  # fmt: skip
 def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
-    line = LINE.replace("size 2 ", "size 1 ").replace(
-        "torchrun --nproc_per_node", "deepspeed --num_gpus"
-    )
-    line = line.replace("--fp16", "" if "--bf16" in flags else "--fp16")
+    line = LINE.replace("size 2 ", "size 1 ").replace("--fp16", "" if "16" in flags else "--fp16")
+    line = line.replace("torchrun --nproc_per_node", "deepspeed --num_gpus")
     spec = CurrentSpec(name="t.sh", text=f"{line} --deepspeed --zero-stage 3 {flags}")
     job = job_of_text("t.sh", spec.text)
     assert job.training.trainer == "megatron-deepspeed"
@@ -159,8 +136,13 @@ def test_files_that_a_script_names_stand_beside_it(tmp_path: Path) -> None:
     ("--fp16 --accumulate-allreduce-grads-in-fp32", {"reduce_dtype": "float32"}),
     ("--bf16 --megatron-fsdp-main-grads-dtype bf16", {"reduce_dtype": "bfloat16"}),
     ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", {"zero_stage": 2}),
+    ("", {"cpu_offload": False}), ("--optimizer-offload-fraction 0.35", {"cpu_offload": False}),
+    ("--optimizer-cpu-offload", {"cpu_offload": True, "optimizer_offload_fraction": 1.0}),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35",
+        {"cpu_offload": True, "optimizer_offload_fraction": 0.35}),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", {"cpu_offload": False}),
 ])  # fmt: skip
-def test_how_gradients_are_summed_and_parameters_gathered(flags: str, want: dict) -> None:
+def test_words_mean_a_layout(flags: str, want: dict[str, object]) -> None:
     words = plain_names(read_flags(f"--micro-batch-size 1 {flags}".split()))
     found = read_arguments(words, 32, 8)
     assert {name: found[name] for name in want} == want

@@ -20,8 +20,6 @@ EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
 SLURM = (FOLDER / "train_slurm.sh").read_text(encoding="utf-8")
 SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTitan has no class for
 MODELS_03 = ("llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deepseek-v3", "kimi-k2")
-
-
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 RUN = "torchrun --nproc_per_node 8 -m torchtitan.train --module"
 PP2 = "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"

@@ -20,8 +20,6 @@ from planner.specs.layout import Layout
 from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
-
-
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 
 

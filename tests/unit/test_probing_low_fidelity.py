@@ -16,8 +16,6 @@ from planner.study.study import MicroResult, ProbeStudy, Proposal
 from tests.unit.probing_cases import Machine, measurement, play, settings, small, told_of
 
 Answer = Callable[[Proposal], Measurement]
-
-
 EMULATES = {"emulates": True}
 LOOKS_ALONE = {"whole": False, **EMULATES}
 

@@ -84,7 +84,11 @@ def _accelerate(values: Values, found: Read) -> None:
     if kind == "DEEPSPEED":
         own = _part(values, "deepspeed_config")
         if named := own.get("deepspeed_config_file"):
-            _deepspeed(_beside(str(named), found), found)
+            read = _beside(named, found)
+            if read is None:
+                rule, remedy = "is not there, or is not JSON", "put it beside the file"
+                raise fault("deepspeed_config_file", named, rule, remedy)
+            _deepspeed(read, found)
         else:  # accelerate utils/dataclasses.py DeepSpeedPlugin
             _zero({"zero_stage": 2, **own}, found)
     elif kind == "FSDP":
@@ -100,18 +104,23 @@ def _accelerate(values: Values, found: Read) -> None:
     found.notes.append(UNSTATED)
 
 
-def _beside(name: str, found: Read) -> Values:
-    """DeepSpeed's JSON that a file names. Raises SpecError where it is not there, or is none."""
+def _beside(name: object, found: Read) -> Values | None:
+    """DeepSpeed's JSON that a file names; None where it is not there, or is none."""
     try:
-        values = json.loads(found.lookup(name) or "")
+        values = json.loads(found.lookup(str(name)) or "")
     except ValueError:
-        values = None
-    if not isinstance(values, Mapping):
-        rule = "is not there, or is not DeepSpeed's JSON"
-        raise fault(
-            "deepspeed_config_file", name, rule, "put it beside the file, or give it itself"
-        )
-    return values
+        return None
+    return values if isinstance(values, Mapping) else None
+
+
+def _zero_beside(values: Values, found: Read) -> None:
+    """ZeRO of the JSON that Axolotl's and LLaMA-Factory's key names."""
+    named = values.get("deepspeed")
+    read = _beside(named, found) if named else None
+    if read is not None:
+        _zero(read, found)
+    elif named:
+        found.notes.append(f"deepspeed {named} is not there: put it beside the file")
 
 
 def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
@@ -178,10 +187,8 @@ def _deepspeed(values: Values, found: Read) -> None:
     optimizer = str(_part(values, "optimizer").get("type", "AdamW"))
     if optimizer not in ("Adam", "AdamW"):
         found.notes.append(f"optimizer {optimizer} is priced as AdamW")
-    reduces = {"fp32": "float32", "bf16": "bfloat16"}.get(
-        str(values.get("communication_data_type"))
-    )
-    if reduces:
+    dtypes = {"fp32": "float32", "bf16": "bfloat16"}
+    if reduces := dtypes.get(str(values.get("communication_data_type"))):
         found.layout["reduce_dtype"] = reduces
 
 
@@ -196,8 +203,7 @@ def _axolotl(values: Values, found: Read) -> None:
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
     _batch(values, found, _whole(values, "micro_batch_size"))
     _trained(values, found, "sequence_len", bool(values.get("gradient_checkpointing")))
-    if values.get("deepspeed"):
-        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
+    _zero_beside(values, found)
 
 
 def _llama_factory(values: Values, found: Read) -> None:
@@ -210,8 +216,7 @@ def _llama_factory(values: Values, found: Read) -> None:
     found.layout["micro_batch_size"] = micro
     _batch(values, found, micro)
     _trained(values, found, "cutoff_len", values.get("disable_gradient_checkpointing") is not True)
-    if values.get("deepspeed"):
-        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
+    _zero_beside(values, found)
 
 
 def _model(text: object, found: Read) -> object:

@@ -32,11 +32,8 @@ class Placed:
 
     @property
     def words(self) -> list[str]:
-        return (
-            [self.flag.text.partition("=")[2]]
-            if self.joined
-            else [value.text for value in self.values]
-        )
+        joined = [self.flag.text.partition("=")[2]]
+        return joined if self.joined else [value.text for value in self.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +192,8 @@ class _Edit:
         if indent.strip():
             return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
         previous = text[:line_start].rstrip("\n").rpartition("\n")[2]
-        continued = (
-            previous.rstrip().endswith("\\") or text[end:].partition("\n")[0].strip() == "\\"
-        )
+        after = text[end:].partition("\n")[0].strip()
+        continued = previous.rstrip().endswith("\\") or after == "\\"
         parting = f" \\\n{indent}" if continued else f"\n{indent}"
         return text[:end] + "".join(parting + flag for flag in new) + text[end:]
 
@@ -239,14 +235,10 @@ def _whole(text: str, placed: Placed) -> Span:
     """From the flag to the last value written after it; a variable's value is written elsewhere."""
     start, end = _written(text, placed.flag) or (0, 0)
     for value in placed.values:
-        for span in (value.outer, _written(text, value), value.reference):
-            if (
-                span is not None
-                and span[0] >= end
-                and not text[end : span[0]].replace("\\\n", "").strip()
-            ):
-                end = span[1]
-                break
+        spans = (value.outer, _written(text, value), value.reference)
+        after = [one for one in spans if one is not None and one[0] >= end]
+        near = [one for one in after if not text[end : one[0]].replace("\\\n", "").strip()]
+        end = near[0][1] if near else end
     return start, end
 
 
@@ -267,8 +259,7 @@ def _line_of(text: str, start: int, end: int) -> Span:
     it is the blanks before it.
     """
     line_start = text.rfind("\n", 0, start) + 1
-    line_end = text.find("\n", end)
-    line_end = len(text) if line_end < 0 else line_end
+    line_end = f"{text}\n".find("\n", end)
     before, after = text[line_start:start], text[end:line_end]
     if before.strip() or re.sub(r"\s*\\?\s*(#.*)?$", "", after):
         blanks = len(before) - len(before.rstrip(" \t"))

@@ -1,23 +1,11 @@
-"""Flags of Megatron-LM that change time or memory and that nothing here prices.
+"""Flags of Megatron-LM that change time or memory and that nothing here prices."""
 
-Source: planner/catalog/megatron_unpriced.tsv, whose head says where they are from.
-"""
+from collections.abc import Iterator, Sequence
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
-
+from planner.catalog.megatron_arguments import unpriced_flags
 from planner.export.commands import spelled
 from planner.export.megatron_read import Words, word
 from planner.specs.layout import RECOMPUTE_MODULES
-
-
-@cache
-def flags() -> Mapping[str, frozenset[str]]:
-    """Argument -> its values that are priced."""
-    text = files("planner").joinpath("catalog/megatron_unpriced.tsv").read_text("utf-8")
-    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    return {name: frozenset(priced.split(",")) for name, priced in rows}
 
 
 def fuses_cross_entropy(words: Words) -> bool:
@@ -30,12 +18,13 @@ def unpriced(words: Words) -> Iterator[str]:
     """Sentences on settings of a script that the figures leave out."""
     sparse = list(words.get("experimental_attention_variant", ())) == ["dsa"]
     unfused = sparse or ("multi_latent_attention" in words and word(words, "rope_type") == "rope")
+    flags = unpriced_flags()
     found = [
         _spelled(name, values)
         for name, values in words.items()
-        if name in flags()
+        if name in flags
         and not (unfused and name == "no_rope_fusion")  # their kernels exclude it
-        and not (values and set(values) <= flags()[name])
+        and not (values and set(values) <= flags[name])
         and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
     if found:

@@ -39,7 +39,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 _BREAKS = " \t\n;&|()<>"
 _RUN, _QUOTED_RUN = re.compile(r"[^ \t\n;&|()<>'\"\\$`]+"), re.compile(r"[^\"\\$`]+")
-_REDIRECTS = re.compile(r"\d?[<>]")
+_REDIRECTS, _VALUE = re.compile(r"\d?[<>]"), re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 
@@ -346,12 +346,8 @@ class _Words:
         self.here = end
         found = BRACED.fullmatch(self.text[start + 1 : end])
         if found is None or found[1] in "@*#?":
-            inner = NAME.match(self.text, start + 2)
-            return (
-                [Chars()]
-                if found is not None or inner is None
-                else self.lookup(inner[0], self.since(start))
-            )
+            inner = NAME.match(self.text, start + 2) if found is None else None
+            return [Chars()] if inner is None else self.lookup(inner[0], self.since(start))
         sign = found[3] or ""
         known = self.script.value(found[1])
         absent = known is None or (sign.startswith(":") and not known)
@@ -368,8 +364,7 @@ class _Words:
         """The value of the text after `:-`."""
         after, before = self.here, self.stop
         self.here = start + 1 + found.start(4)
-        end = start + 1 + found.end(4)
-        self.stop = end
+        self.stop = end = start + 1 + found.end(4)
         value = Chars()
         while self.here < end:
             for chars, _ in self.piece():
@@ -388,11 +383,7 @@ class _Words:
     def arithmetic(self, start: int) -> Chars:
         end = self.found("))", start)
         self.here = end + 2
-        words = re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?",
-            lambda found: self.script.value(found[1]) or "?",
-            self.text[start + 3 : end],
-        )
+        words = _VALUE.sub(lambda one: self.script.value(one[1]) or "?", self.text[start + 3 : end])
         number = _sum(words)
         return _made("" if number is None else str(number), self.since(start))
 

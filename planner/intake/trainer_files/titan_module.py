@@ -88,14 +88,11 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
     found = {
         ours: keys[theirs] for theirs, ours in ARGUMENTS.items() if keys.get(theirs) is not None
     }
-    width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
-    if (
-        family == "llama3"
-        and "intermediate_size" not in found
-        and isinstance(multiple, int)
-        and isinstance(keys["dim"], int)
-    ):
-        wide = int(2 * 4 * keys["dim"] / 3)
+    width, multiple, dim = (keys.get(name) for name in ("ffn_dim_multiplier", "multiple_of", "dim"))
+    multiple = 256 if multiple is None else multiple
+    open_width = family == "llama3" and "intermediate_size" not in found
+    if open_width and isinstance(multiple, int) and isinstance(dim, int):
+        wide = int(2 * 4 * dim / 3)
         wide = int(width * wide) if isinstance(width, int | float) else wide
         found["intermediate_size"] = multiple * -(-wide // multiple)
     found.setdefault("tie_word_embeddings", False)
