@@ -51,10 +51,8 @@ def test_the_answer_says_how_many_times_as_fast_and_saves_the_new_file_whole(
     today = shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
     assert "% faster" not in today
     assert re.search(r"precision +bf16 -> float8", shown)
-    new, changes = (
-        (tmp_path / "out" / "current" / name).read_text()
-        for name in ("llama3_8b.toml", "changes.diff")
-    )
+    written = tmp_path / "out" / "current"
+    new, changes = ((written / name).read_text() for name in ("llama3_8b.toml", "changes.diff"))
     assert "[validation]" in new
     assert "# lr scheduler warm up" in new
     assert changes.startswith("--- a/llama3_8b.toml\n")

@@ -47,10 +47,8 @@ def test_a_whole_file() -> None:
 
 def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
     job = fixture_job("llama3_70b_before_0.2.toml", cluster={**H100, "num_gpus": 64})
-    want = {
-        "tp": 8, "micro_batch_size": 8, "compile": True, "async_tp": True, "ac": "full",
-        "precision": "float8-tensorwise", "float8_all_gather": True,
-    }  # fmt: skip
+    want = {"tp": 8, "micro_batch_size": 8, "compile": True, "async_tp": True, "ac": "full"}
+    want |= {"precision": "float8-tensorwise", "float8_all_gather": True}
     assert job.layout == layout(64, **want)
     text = (FOLDER / "llama3_70b_before_0.2.toml").read_text(encoding="utf-8")
     winner = layout(64, **{**want, "tp": 4, "compile": False, "async_tp": False})
@@ -98,7 +96,6 @@ def test_what_neither_says_is_asked_for_by_name_at_once() -> None:
     fields = [fault.field for fault in caught.value.faults]
     assert fields == ["model", "cluster.gpu", "cluster.num_gpus"]
     assert "debugmodel" in str(caught.value)
-    assert "--gpu h100-sxm-80gb" in str(caught.value)
 
 
 def test_a_setting_of_the_wrong_kind_and_another_trainer_are_refused() -> None:

@@ -19,7 +19,12 @@ Lookup = Callable[[str], str | None]
 AXOLOTL = {
     "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
     "dp_replicate_size": "dp_replicate", "micro_batch_size": "micro_batch_size",
+    "expert_parallel_size": "ep",
 }  # fmt: skip
+# of Axolotl and of LLaMA-Factory: a loss without all logits at once
+CHUNKED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel")
+ADAMW = ("AdamW", "Adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+OWN_OPTIMIZERS = ("muon", "galore", "badam", "apollo", "adam_mini")  # LLaMA-Factory's use_...
 DEEPSPEED = ("train_micro_batch_size_per_gpu", "train_batch_size")
 UNSTATED = (
     "it states neither sequences a microbatch nor recomputation by transformers: one sequence, and "
@@ -113,14 +118,22 @@ def _beside(name: object, found: Read) -> Values | None:
     return values if isinstance(values, Mapping) else None
 
 
-def _zero_beside(values: Values, found: Read) -> None:
-    """ZeRO of the JSON that Axolotl's and LLaMA-Factory's key names."""
+def _sharding(values: Values, found: Read) -> None:
+    """ZeRO of the JSON that Axolotl's and LLaMA-Factory's key names; DDP where nothing shards."""
     named = values.get("deepspeed")
     read = _beside(named, found) if named else None
     if read is not None:
         _zero(read, found)
     elif named:
         found.notes.append(f"deepspeed {named} is not there: put it beside the file")
+    elif not (values.get("fsdp") or values.get("fsdp_config") or "dp_shard" in found.layout):
+        found.layout["zero_stage"] = 0
+        found.notes.append("it shards nothing, so it is DDP, unless its launcher's file shards")
+
+
+def _optimizer(name: object, found: Read) -> None:
+    if name and name not in ADAMW:
+        found.notes.append(f"optimizer {name} is priced as AdamW")
 
 
 def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
@@ -184,9 +197,7 @@ def _deepspeed(values: Values, found: Read) -> None:
         found.notes.append(f"its numbers are transformers' choice (auto): taken as {on[0]}")
     if _part(values, "bf16").get("bf16_master_weights_and_grads") is True:
         found.layout["master_dtype"] = "bfloat16"
-    optimizer = str(_part(values, "optimizer").get("type", "AdamW"))
-    if optimizer not in ("Adam", "AdamW"):
-        found.notes.append(f"optimizer {optimizer} is priced as AdamW")
+    _optimizer(_part(values, "optimizer").get("type"), found)
     dtypes = {"fp32": "float32", "bf16": "bfloat16"}
     if reduces := dtypes.get(str(values.get("communication_data_type"))):
         found.layout["reduce_dtype"] = reduces
@@ -203,10 +214,12 @@ def _axolotl(values: Values, found: Read) -> None:
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
     _batch(values, found, _whole(values, "micro_batch_size"))
     _trained(values, found, "sequence_len", bool(values.get("gradient_checkpointing")))
-    _zero_beside(values, found)
 
 
 def _llama_factory(values: Values, found: Read) -> None:
+    for key in values:
+        if str(key).endswith("_model_parallel_size"):
+            raise _unread(str(key), values[key], "give a layout in JSON: it starts Megatron")
     if values.get("finetuning_type", "lora") != "full":
         kind = values.get("finetuning_type", "lora")
         raise _unread("finetuning_type", kind, "use full: adapters are not priced")
@@ -216,7 +229,6 @@ def _llama_factory(values: Values, found: Read) -> None:
     found.layout["micro_batch_size"] = micro
     _batch(values, found, micro)
     _trained(values, found, "cutoff_len", values.get("disable_gradient_checkpointing") is not True)
-    _zero_beside(values, found)
 
 
 def _model(text: object, found: Read) -> object:
@@ -247,7 +259,16 @@ def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None
         found.training["seq_len"] = _whole(values, length)
     found.layout["ac"] = "full" if recomputes else "none"
     found.layout["compile"] = values.get("torch_compile") is True
-    _precision("bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "no", found)
+    formats = ("fp8", "bf16", "pure_bf16", "bfloat16", "fp16")
+    name = next((name for name in formats if values.get(name)), "no")
+    _precision(name.replace("bfloat16", "bf16"), found)
+    if name in ("pure_bf16", "bfloat16"):
+        found.layout["master_dtype"] = "bfloat16"
+    if any(values.get(key) for key in CHUNKED):
+        found.training["chunked_loss"] = True
+    own = [name for name in OWN_OPTIMIZERS if values.get(f"use_{name}")]
+    _optimizer(own[0] if own else values.get("optimizer") or values.get("optim"), found)
+    _sharding(values, found)
 
 
 _PRECISIONS = (("fp8", "float8-tensorwise"), ("bf16", "bf16"), ("fp16", "fp16"))

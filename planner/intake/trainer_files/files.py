@@ -40,15 +40,10 @@ def beside(path: Path) -> Callable[[str], str | None]:
     def lookup(name: str) -> str | None:
         for place in (Path(name), path.parent / name.lstrip("/"), path.parent / Path(name).name):
             try:
-                text = (
-                    place.read_text(encoding="utf-8")
-                    if place.is_file() and place.stat().st_size <= MAX_TEXT
-                    else None
-                )
+                if place.is_file() and place.stat().st_size <= MAX_TEXT:
+                    return place.read_text(encoding="utf-8")
             except (OSError, ValueError):
-                text = None
-            if text is not None:
-                return text
+                continue
         return None
 
     return lookup

@@ -213,7 +213,8 @@ class StatedMegatron:
         words = self.words
         method, layers = word(words, "recompute_method"), word(words, "recompute_num_layers")
         if self.skipped:
-            yield f"not read, since only running it tells: {'; '.join(self.skipped)}"
+            shown = "; ".join(text[:160] for text in self.skipped)
+            yield f"not read, since only running it tells: {shown}"
         if "vocab_size" not in words and self.tokens is not None and self.model.value is not None:
             yield f"its tokenizer is taken to have {self.tokens:,} tokens"
         if method == "uniform" and layers not in (None, "1"):
@@ -277,10 +278,8 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
     )
     flags, words = _given_flags(command), command.words()
     refuse_others(command)
-    unset, lost = (
-        _unset(spec.text, words),
-        [name for name in script.sourced if name not in spec.files],
-    )
+    unset = _unset(spec.text, words)
+    lost = [name for name in script.sourced if name not in spec.files]
     if lost and (hidden := [spelled(name) for name in unset if name in _RELEVANT]):
         rule = f"is read in, is not there, and {', '.join(hidden)} may come from it"
         raise fault("current", lost[0], rule, "put it beside the script")
