@@ -167,6 +167,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         raise fault("training.trainer", given, rule, remedy)
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
+    _raise_missing(spec.name, job, named)
     return job
 
 

@@ -149,6 +149,8 @@ def test_llama_factory(values: dict[str, Any], layout: dict[str, Any], note: str
 
 
 def test_a_layout_or_a_job_is_none_of_these() -> None:
+    found = read_config("x.yaml", {"train": {"global_batch_size": 8}})
+    assert found["format"] == "megatron-bridge"
     assert read_config("x.yaml", {"dp_shard": 8, "tp": 2}) is None
     assert read_config("x.yaml", {"train_batch_size": 8, "train_files": "a"}) is None  # verl's
     assert read_config("x.yaml", {**GIVEN, "layout": {"tp": 2}}) is None

@@ -177,9 +177,8 @@ def test_torch_runs_the_module(name: str, ran: dict[str, str]) -> None:
         assert said["units"] == 4 + 1
         assert said["reshard"][1:] == [chosen.zero_stage == 3] * 4
         assert not said["reshard"][0] or not losses, "the root stays gathered once it ran"
-        assert {str(mesh) for mesh in map(tuple, said["mesh"])} == {
-            "(2, 2)" if chosen.dp_replicate == 2 else "(4,)"
-        }
+        shape = "(2, 2)" if chosen.dp_replicate == 2 else "(4,)"
+        assert {str(mesh) for mesh in map(tuple, said["mesh"])} == {shape}
         assert set(said["dtypes"]) == {f"torch.{chosen.reduce_dtype}"}
     else:
         assert "DistributedDataParallel" in said["kinds"]

@@ -84,8 +84,13 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     run = own_run({"current": yaml}, model("llama3-8b"), 8)
     assert "of its recipe only what the text overrides is read" in run.notes
     assert not any("gather" in note for note in run.notes), "which changes nothing without fp8"
-    with pytest.raises(SpecError, match=r"ddp\.data_parallel_sharding_strategy is not set, and"):
-        job_of_text("run.sh", line.format(name) + more + " ddp.use_megatron_fsdp=true")
+    for words in (f"{name}{more} ddp.use_megatron_fsdp=true", f"llama3_8b_fsdp_sft_config{more}"):
+        with pytest.raises(SpecError, match="data_parallel_sharding_strategy is not set, and"):
+            job_of_text("run.sh", line.format(words))
+    with pytest.raises(SpecError, match="'llama3_8b_peft_config': trains adapters"):
+        job_of_text("run.sh", line.format("llama3_8b_peft_config") + more)
+    low = job_of_text("run.sh", line.format("llama3_8b_pretrain_mxfp8_config") + more)
+    assert low.layout.precision == "mxfp8"
     with pytest.raises(SpecError, match="the recipe has it, which is not read"):
         job_of_text("run.sh", line.format("glm_45v_sft_config") + more)  # GLM-4.5V is not GLM-4.5
 

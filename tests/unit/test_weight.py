@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_530,
-    "code lines": 71_383,
+    "lines": 100_529,
+    "code lines": 71_382,
     "files over 400 lines": 10,
     "classes over 250 lines": 1,
     "p95 of function lines": 32,

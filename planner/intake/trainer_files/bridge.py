@@ -20,12 +20,14 @@ from planner.export.megatron_settings import DEGREES, KEYS
 from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
+from planner.intake.trainer_files.megatron_judge import LAYOUT_TEXT
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
             "checkpoint")  # fmt: skip
+LOW = ("mxfp8", "nvfp4", "fp8_current", "fp8_subchannel", "fp8_delayed", "fp8")
 SHARDS, GATHERS = "data_parallel_sharding_strategy", KEYS["fp8_param_gather"]
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
@@ -74,7 +76,8 @@ class StatedBridge(StatedMegatron):
         """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
-        if "use_megatron_fsdp" in words and SHARDS not in words:
+        shards = "use_megatron_fsdp" in words or "_fsdp_" in self.recipe
+        if shards and SHARDS not in words:
             rule, remedy = "is not set, and recipes differ in it", "set it to optim_grads_params"
             raise fault(KEYS[SHARDS], None, rule, remedy)
         found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
@@ -87,8 +90,9 @@ class StatedBridge(StatedMegatron):
             known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
         notes, refusals = [*found.notes], found.refusals
         notes.append(f"of {self.recipe or 'its recipe'} only what the text overrides is read")
-        if self.recipe and "pipeline_model_parallel_layout" not in words:  # it may have one
-            refusals = tuple(one for one in refusals if one.field != "--num-layers")
+        if self.recipe:  # which may have a layout, and the FSDP that writes the format
+            its = {"--ckpt-format", "--num-layers" if LAYOUT_TEXT not in words else ""}
+            refusals = tuple(one for one in refusals if one.field not in its)
         if self.unread:
             notes.append(f"not read: {', '.join(self.unread)}")
         return replace(found, training=known, notes=tuple(notes), refusals=refusals)
@@ -108,8 +112,11 @@ def say(spec: CurrentSpec) -> StatedBridge:
         key, value = found.groups() if found else (SHORT.get(text, ""), after)
         if key:
             given[key] = yaml.safe_load(value)
-    recipe = next((after for flag, after in pairwise(texts) if flag == "--recipe"), "")
-    return _stated(given, recipe, machine_of(command))
+    named = command.words().get("recipe") or [""]
+    if "peft" in named[0] or "peft_scheme" in command.words():
+        rule = "trains adapters, which are not priced"
+        raise fault("--recipe", named[0], rule, "give a command of a pretrain or sft recipe")
+    return _stated(given, named[0], machine_of(command))
 
 
 def _stated(
@@ -120,6 +127,8 @@ def _stated(
     words = arguments_of(given)
     words.pop("fp8_param_gather", None)  # a precision of Bridge's decides it
     preset = given.get("mixed_precision")
+    if preset is None and (own := next((one for one in LOW if one in recipe), None)):
+        preset = f"bf16_with_{own}_mixed"  # as recipes are named after it
     if preset is not None:
         words.pop("grad_reduce_in_bf16", None)
         words.update(_preset(str(preset)))

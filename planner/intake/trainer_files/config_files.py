@@ -348,7 +348,7 @@ KINDS = (
         marks=lambda values: any(
             key.endswith("_model_parallel_size") or key.startswith("recompute_")
             for key in map(str, _part(values, "model"))
-        ),
+        ) or not {"global_batch_size", "micro_batch_size"}.isdisjoint(_part(values, "train")),
         format="megatron-bridge",
     ),
     ConfigKind(title="a Primus configuration, which is not read",

@@ -231,12 +231,8 @@ def _experts(run: ScriptRun) -> Iterator[Broken]:
 
 def _optimizer(run: ScriptRun) -> Iterator[Broken]:
     gather, with_step = "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
-    sharded = (
-        run.has("use_distributed_optimizer")
-        or run.has("use_megatron_fsdp")
-        or run.word("optimizer") == "dist_muon"
-    )
-    if run.has(gather) and not sharded:
+    sharded = not {"use_distributed_optimizer", "use_megatron_fsdp"}.isdisjoint(run.words)
+    if run.has(gather) and not sharded and run.word("optimizer") != "dist_muon":
         yield gather, "needs --use-distributed-optimizer", "add --use-distributed-optimizer"
     if run.has(gather) and not run.has("overlap_grad_reduce"):
         yield gather, "needs --overlap-grad-reduce", "add --overlap-grad-reduce"
