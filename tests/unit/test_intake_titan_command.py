@@ -86,11 +86,9 @@ def test_a_value_changes_where_it_is_written_and_new_ones_go_to_the_toml() -> No
     winner = layout(32, tp=4, ac="full", compile=False, micro_batch_size=4)
     files = edited(spec, winner, "llama3-8b", 64)
     assert sorted({*files["train_slurm.sh"].splitlines()} - {*SLURM.splitlines()}) == [
-        "  --compile.no_enable \\",
-        "  --parallelism.data_parallel_replicate_degree=1 \\",
-        "  --training.local_batch_size 4 \\",
-        "TP=4",
-    ]
+        "  --compile.no_enable \\", "  --parallelism.data_parallel_replicate_degree=1 \\",
+        "  --training.local_batch_size 4 \\", "TP=4",
+    ]  # fmt: skip
     assert 'mode = "full"' in files["llama3_8b.toml"]
     assert "global_batch_size = 64" in files["llama3_8b.toml"]
 

@@ -54,12 +54,9 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
     winner = layout(64, **{**want, "tp": 4, "compile": False, "async_tp": False})
     new = edited(text, winner, "llama3-70b")
     assert [line for line in unified("a", text, new).splitlines() if line[:1] in "+-"][2:] == [
-        "-tensor_parallel_degree = 8",
-        "-compile = true",
-        "+tensor_parallel_degree = 4",
-        "+compile = false",
-        "+global_batch_size = 512",
-    ]
+        "-tensor_parallel_degree = 8", "-compile = true", "+tensor_parallel_degree = 4",
+        "+compile = false", "+global_batch_size = 512",
+    ]  # fmt: skip
     assert "[parallelism]" not in new
 
 

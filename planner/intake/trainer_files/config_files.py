@@ -330,14 +330,10 @@ def _has(*keys: str) -> Callable[[Values], bool]:
 
 
 KINDS = (
-    ConfigKind(
-        title="a model of Hugging Face, not what trains it",
-        marks=_has("architectures", "model_type"),
-        remedy="give it to --model",
-    ),
-    ConfigKind(
-        title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
-    ),
+    ConfigKind(title="a model of Hugging Face, not what trains it", remedy="give it to --model",
+               marks=_has("architectures", "model_type")),
+    ConfigKind(title="an Accelerate configuration", marks=_has("distributed_type"),
+               reader=_accelerate),
     ConfigKind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
     ConfigKind(title="a LLaMA-Factory configuration",
                marks=_has("model_name_or_path", "stage"), reader=_llama_factory),
