@@ -9,7 +9,7 @@ from planner.errors import SpecError, fault
 from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
-from planner.intake.trainer_files.files import beside, gather
+from planner.intake.trainer_files.files import beside, gather, with_arguments
 from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
 from planner.specs.job import KEYS, LABELS
 from planner.specs.layout import Layout
@@ -37,11 +37,12 @@ def read_current_file(path: str) -> dict[str, Any]:
 
 def _read(path: str, field: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The `current` of a trainer's file, or None and the mapping in any other."""
+    path, arguments = with_arguments(path)
     text = read_text(path, field, REMEDY).replace("\r\n", "\n")
     file = Path(path).expanduser()
     name = "standard input" if path == "-" else file.name
     lookup = beside(file)
-    theirs = read_current_text(name, text, lookup)
+    theirs = read_current_text(name, text, lookup, arguments)
     mapping = _mapping(path, text, field) if theirs is None else {}
     theirs = theirs or read_config(file.name, mapping, text, lookup)
     others = [key for key in mapping if key not in (*KEYS, *LABELS, *Layout.model_fields)]
@@ -51,15 +52,16 @@ def _read(path: str, field: str) -> tuple[dict[str, Any] | None, dict[str, Any]]
 
 
 def read_current_text(
-    name: str, text: str, lookup: Callable[[str], str | None] = lambda _: None
+    name: str, text: str, lookup: Callable[[str], str | None] = lambda _: None, arguments: str = ""
 ) -> dict[str, Any] | None:
     """The job's `current` for a text; None where it is no trainer's. Raises SpecError.
 
     lookup: the text of a file that it names; unless given, no file is read.
+    arguments: parameters of a script.
     """
     if format_of(text, name) == "torchtitan-log":
         return _log(name, text)
-    return gather(name, text, lookup)
+    return gather(name, text, lookup, arguments)
 
 
 def _log(name: str, text: str) -> dict[str, Any]:

@@ -128,6 +128,17 @@ def test_files_that_a_script_names_stand_beside_it(tmp_path: Path) -> None:
     assert job.request["current"]["files"].keys() == {"/c/a.sh", "ds.json"}
 
 
+def test_a_script_is_read_with_its_parameters(tmp_path: Path) -> None:
+    (tmp_path / "t.sh").write_text(f"TP=$1\n{LINE.replace('size 2 --fp16', 'size $TP')}")
+    job = read_current(f"{tmp_path / 't.sh'} 4 /d", cluster={"gpu": "h100-sxm-80gb"})
+    assert (job.layout.tp, job.request["current"]["files"]) == (4, {"$@": "4 /d"})
+    spec = CurrentSpec.model_validate(job.request["current"])
+    assert "size $TP --sequence-parallel" in edited_script(spec, {"sequence_parallel": []})
+    assert edited_script(spec, {"tensor_model_parallel_size": ["8"]}).startswith("TP=8\n")
+    with pytest.raises(SpecError, match="has parameters that no shell reads"):
+        read_current(f"{tmp_path / 't.sh'} '4")
+
+
 @pytest.mark.parametrize(("flags", "want"), [
     ("--bf16", {"reduce_dtype": "float32"}), ("--fp16", {"reduce_dtype": "bfloat16"}),
     ("--fp16 --accumulate-allreduce-grads-in-fp32", {"reduce_dtype": "float32"}),

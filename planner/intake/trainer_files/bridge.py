@@ -103,7 +103,7 @@ def say(spec: CurrentSpec) -> StatedBridge:
     if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
         document = yaml.safe_load(spec.text)
         return _stated(document if isinstance(document, Mapping) else {})
-    commands = commands_of(spec.text)
+    commands = commands_of(spec.text, spec.files)
     command = max(commands, key=lambda one: sum("=" in text for text in one.texts))
     texts = command.texts
     given: dict[str, object] = {}

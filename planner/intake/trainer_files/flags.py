@@ -11,6 +11,7 @@ from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Field, Script, Span, read_script
 from planner.trainers.titan_defaults import AC
 
+_VARIABLE = re.compile(r"[ \t]+\$\{?\w+\}?")
 Changes = Mapping[str, Sequence[str] | None]
 # beginnings of torchrun's own flags
 LAUNCHER = ("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank",
@@ -238,7 +239,8 @@ def _whole(text: str, placed: Placed) -> Span:
         spans = (value.outer, _written(text, value), value.reference)
         after = [one for one in spans if one is not None and one[0] >= end]
         near = [one for one in after if not text[end : one[0]].replace("\\\n", "").strip()]
-        end = near[0][1] if near else end
+        hidden = _VARIABLE.match(text, end)  # one whose value another variable brings
+        end = near[0][1] if near else hidden.end() if hidden else end
     return start, end
 
 

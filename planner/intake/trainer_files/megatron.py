@@ -7,6 +7,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and deriv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import get_args
 
 from planner.errors import Fault, SpecError, fault
@@ -391,5 +392,5 @@ def _contrary(
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
     """The script with these arguments changed."""
     return edit_flags(
-        spec.text, find_command, changes, lambda name: spelled(name), _RELEVANT.__contains__
+        spec.text, partial(find_command, files=spec.files), changes, spelled, _RELEVANT.__contains__
     )

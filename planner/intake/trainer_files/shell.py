@@ -8,6 +8,7 @@ variable that nobody sets) reads as empty; the names of such variables are liste
 import ast
 import operator
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ PREFIXES = frozenset({"!", "time", "exec", "sudo", "nohup"})
 OPENING = frozenset({"if", "elif", "else", "then", "do", "{"})
 TESTS = frozenset({"[", "[[", "test"})
 SOURCING = frozenset({"source", "."})
+ARGUMENTS = "$@"  # name, among the files of a script, of the parameters that it is given
 PASSED_OVER = TESTS | {"for", "while", "until", "done", "function", "set", "cd", "echo"}
 _FLAGS = re.compile(r"(?:[ \t]+-\w+)*\s?")  # the -x and -a of `declare -x`
 _SHELL, _COMMAND_OF = re.compile(r"(?:.*/)?(?:ba|da|z)?sh"), re.compile(r"-\w*c")
@@ -155,6 +157,11 @@ def read_script(text: str, files: Mapping[str, str] | None = None) -> Script:
     counted = nodes is not None and nodes.isdigit()
     known = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES") if counted else (), nodes or "")
     known |= {f"SLURM_GPUS_{of}": gpus[1] for of in ("ON_NODE", "PER_NODE")} if gpus else {}
+    try:
+        given = shlex.split(script.files.get(ARGUMENTS, ""))
+    except ValueError as error:
+        raise _refused(f"has parameters that no shell reads ({error})") from None
+    known |= {str(number): value for number, value in enumerate(given, 1)}
     for name, value in known.items():
         script.variables[name] = [Field(_made(value), None)]
     try:
