@@ -11,9 +11,9 @@ from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.files import beside, gather, with_arguments
 from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
+from planner.probes.trainers.titan_run import check_log, log_numbers, stated_by
 from planner.specs.job import KEYS, LABELS
 from planner.specs.layout import Layout
-from planner.probes.trainers.titan_run import check_log, log_numbers, stated_by
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
 
