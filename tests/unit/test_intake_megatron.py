@@ -12,9 +12,10 @@ from planner.errors import SpecError
 from planner.export.commands import read_flags
 from planner.export.megatron import export
 from planner.export.megatron_read import plain_names, read_arguments, read_layout
-from planner.intake.current import read
+from planner.intake.current import read, read_again
 from planner.intake.trainer_files.files import read_current
 from planner.intake.trainer_files.megatron import edited_script, megatron_changes, say
+from planner.intake.trainer_files.rewrite import rewrite
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -129,12 +130,19 @@ def test_files_that_a_script_names_stand_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_script_is_read_with_its_parameters(tmp_path: Path) -> None:
-    (tmp_path / "t.sh").write_text(f"TP=$1\n{LINE.replace('size 2 --fp16', 'size $TP')}")
+    text = 'TP=$1\nARGS="--tensor-model-parallel-size $TP"\n'
+    text += LINE.replace("--tensor-model-parallel-size 2 --fp16", "$ARGS")
+    (tmp_path / "t.sh").write_text(text)
     job = read_current(f"{tmp_path / 't.sh'} 4 /d", cluster={"gpu": "h100-sxm-80gb"})
     assert (job.layout.tp, job.request["current"]["files"]) == (4, {"$@": "4 /d"})
     spec = CurrentSpec.model_validate(job.request["current"])
     assert "size $TP --sequence-parallel" in edited_script(spec, {"sequence_parallel": []})
     assert edited_script(spec, {"tensor_model_parallel_size": ["8"]}).startswith("TP=8\n")
+    given = {"name": "t.sh", "text": f". a.sh\n{text}", "files": {"a.sh": "set x", "$@": "4"}}
+    current = read_again({"current": given}, model("llama3-8b"), 8)
+    winner = layout(8, "megatron", tp=2)
+    new = rewrite(current, winner, exported(winner, "llama3-8b", "megatron", batch=16), 16)
+    assert (new.files, new.notes[0][:19]) == ({}, "t.sh is not changed")
     with pytest.raises(SpecError, match="has parameters that no shell reads"):
         read_current(f"{tmp_path / 't.sh'} '4")
 

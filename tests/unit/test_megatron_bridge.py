@@ -74,6 +74,7 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     more = " dataset.seq_length=4096 train.global_batch_size=64 model.fp8=e4m3 model.num_layers=4"
     name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
     wide = " mixed_precision.fp8=hybrid mixed_precision.fp8_param_gather=false"
+    wide += " checkpoint.ckpt_format=fsdp_dtensor"  # which a recipe may have FSDP for
     current = {"name": "run.sh", "text": line.format(name) + more + wide}
     run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
     assert run.refusals == ()
