@@ -9,9 +9,11 @@ from planner.errors import SpecError, fault
 from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
-from planner.intake.trainer_files.files import beside, gather
+from planner.intake.trainer_files.files import beside, gather, with_arguments
 from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
 from planner.probes.trainers.titan_run import check_log, log_numbers, stated_by
+from planner.specs.job import KEYS, LABELS
+from planner.specs.layout import Layout
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
 
@@ -35,24 +37,31 @@ def read_current_file(path: str) -> dict[str, Any]:
 
 def _read(path: str, field: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The `current` of a trainer's file, or None and the mapping in any other."""
+    path, arguments = with_arguments(path)
     text = read_text(path, field, REMEDY).replace("\r\n", "\n")
     file = Path(path).expanduser()
     name = "standard input" if path == "-" else file.name
-    theirs = read_current_text(name, text, beside(file))
+    lookup = beside(file)
+    theirs = read_current_text(name, text, lookup, arguments)
     mapping = _mapping(path, text, field) if theirs is None else {}
-    return theirs or read_config(file.name, mapping, text), mapping
+    theirs = theirs or read_config(file.name, mapping, text, lookup)
+    others = [key for key in mapping if key not in (*KEYS, *LABELS, *Layout.model_fields)]
+    if theirs is None and len(others) > max(3, len(mapping) // 2):  # one line, not one for each key
+        raise fault(field, path, UNREAD, REMEDY)
+    return theirs, mapping
 
 
 def read_current_text(
-    name: str, text: str, lookup: Callable[[str], str | None] = lambda _: None
+    name: str, text: str, lookup: Callable[[str], str | None] = lambda _: None, arguments: str = ""
 ) -> dict[str, Any] | None:
     """The job's `current` for a text; None where it is no trainer's. Raises SpecError.
 
     lookup: the text of a file that it names; unless given, no file is read.
+    arguments: parameters of a script.
     """
     if format_of(text, name) == "torchtitan-log":
         return _log(name, text)
-    return gather(name, text, lookup)
+    return gather(name, text, lookup, arguments)
 
 
 def _log(name: str, text: str) -> dict[str, Any]:
@@ -71,38 +80,21 @@ def _log(name: str, text: str) -> dict[str, Any]:
             stated["layout"] = {**stated["layout"], field: taken}
             notes += [] if taken == "bf16" else [f"{doubt.rule}: taken as {taken}"]
     if not stated["layout"]:
-        raise fault(
-            "current",
-            name,
-            "names no mesh of GPUs",
-            "give the log from its first line on, or the config itself",
-        )
+        remedy = "give the log from its first line on, or the config itself"
+        raise fault("current", name, "names no mesh of GPUs", remedy)
     # the numbers need neither the GPU nor the model
     stand_in = {"gpu": "h100-sxm-80gb", **stated["cluster"]}
-    measured = None
+    measured: Mapping[str, Any] = {}
     if "num_gpus" in stand_in and {"seq_len", "global_batch_size"} <= stated["training"].keys():
         try:
-            measured = log_numbers(
-                text,
-                read_job(
-                    {**stated, "cluster": stand_in, "model": stated.get("model") or "llama3-8b"}
-                ),
-                name,
-            )
+            model = stated.get("model") or "llama3-8b"
+            job = read_job({**stated, "cluster": stand_in, "model": model})
+            measured = log_numbers(text, job, name)
         except SpecError:
             notes.append("no step of it was timed")
-    kept = (
-        {key: measured[key] for key in MEASURED if measured.get(key) is not None}
-        if measured
-        else None
-    )
-    return {
-        "name": name,
-        "format": "torchtitan-log",
-        "job": stated,
-        **({"measured": kept} if kept else {}),
-        "notes": notes,
-    }
+    numbers = {key: measured[key] for key in MEASURED if measured.get(key) is not None}
+    head = {"name": name, "format": "torchtitan-log", "job": stated, "notes": notes}
+    return {**head, **({"measured": numbers} if numbers else {})}
 
 
 def _mapping(path: str, text: str, field: str) -> dict[str, Any]:

@@ -161,18 +161,14 @@ def _context(setting: Setting) -> Context:
 
 def _attends_by(kernel: str) -> Callable[[Setting], bool]:
     """Whether a job's attention runs by this kernel, the likeliest of what its release brings."""
-    return lambda s: (
-        kernel
-        == (
-            s.training.attention_kernel
-            if s.training.attention_kernel == "unfused"
-            else library(
-                TRAINERS[s.training.trainer].fused_attention(
-                    s.training, s.cluster.gpu, mla=s.model.uses_mla
-                )[0]
-            )
-        )
-    )
+
+    def attends(s: Setting) -> bool:
+        if s.training.attention_kernel == "unfused":
+            return kernel == "unfused"
+        trainer, latent = TRAINERS[s.training.trainer], s.model.uses_mla
+        return kernel == library(trainer.fused_attention(s.training, s.cluster.gpu, mla=latent)[0])
+
+    return attends
 
 
 def _captures(graphs: int) -> Mask:

@@ -1,6 +1,7 @@
 """The arguments of Megatron-LM by release, as its own parser declares them.
 
-Source: planner/catalog/megatron_arguments.tsv, whose head says how it was made.
+Sources: planner/catalog/megatron_arguments.tsv, whose head says how it was made, and
+    megatron_unpriced.tsv beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,18 +54,26 @@ class Argument:
         return True
 
 
+def _rows(name: str) -> list[list[str]]:
+    text = files("planner").joinpath(f"catalog/{name}.tsv").read_text("utf-8")
+    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+
+
 @cache
 def arguments() -> Mapping[str, tuple[Argument, ...]]:
     """Every flag of the file, with a row for each way in which releases declare it."""
-    text = files("planner").joinpath("catalog/megatron_arguments.tsv").read_text("utf-8")
     found: dict[str, tuple[Argument, ...]] = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            flag, since, until, values, kind, choices = line.split("\t")
-            allowed = () if choices == "-" else tuple(choices.split(","))
-            row = Argument(flag, since, until, values, kind, allowed)
-            found[flag] = (*found.get(flag, ()), row)
+    for flag, since, until, values, kind, choices in _rows("megatron_arguments"):
+        allowed = () if choices == "-" else tuple(choices.split(","))
+        row = Argument(flag, since, until, values, kind, allowed)
+        found[flag] = (*found.get(flag, ()), row)
     return found
+
+
+@cache
+def unpriced_flags() -> Mapping[str, frozenset[str]]:
+    """Argument, named with _, that changes time or memory -> its values that are priced."""
+    return {name: frozenset(priced.split(",")) for name, priced in _rows("megatron_unpriced")}
 
 
 def argument(flag: str, number: str) -> Argument | None:

@@ -1,11 +1,10 @@
 """Writes a layout as text to paste: TorchTitan's TOML or flags, Megatron-LM's arguments.
 
 Plain FSDP becomes an Accelerate configuration and a module that calls `fully_shard`, or DeepSpeed's
-JSON.
-
-The scripts that start the trainer come with them.
+JSON. The scripts that start the trainer come with them.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ def exports(
     from planner.columns import LayoutBatch
     from planner.rules import Context, violations_of
     from planner.rules.support import obstacles
-    from planner.trainers.registry import version_under
+    from planner.trainers.registry import TRAINERS, version_under
 
     if to not in FORMATS:
         raise UnknownNameError("format", to, FORMATS, "export format")
@@ -69,9 +68,13 @@ def exports(
     context = Context(model=model, cluster=cluster, training=target)
     of_job = obstacles(context)
     of_each = violations_of(layouts, LayoutBatch.from_layouts(layouts), context)
-    return [
+    made = [
         write(layout, model, cluster, training, version).refused(
             [Fault(one.field, one.value, one.rule, one.remedy) for one in (*of_job, *broken)]
         )
         for layout, broken in zip(layouts, of_each, strict=True)
     ]
+    priced = TRAINERS[training.trainer].title
+    note = f"Priced under {priced}, for which nothing is written: this is {TRAINERS[runs].title}'s."
+    unwritten = training.trainer not in (*FORMATS, "fsdp")
+    return [replace(one, notes=(note, *one.notes)) if unwritten else one for one in made]

@@ -67,33 +67,32 @@ def export(
 def _check(draft: Draft) -> None:
     """Notes values for which neither the configuration nor the Trainer has a setting."""
     layout, training = draft.layout, draft.training
-    for name in ("pp", "ep", "cp"):
-        if getattr(layout, name) > 1:
-            rule = "needs a script that is written for it; no setting of DeepSpeed's turns it on"
-            draft.gap(name, rule, "use 1, or trainer torchtitan or megatron")
-    if layout.dp_replicate > 1 and layout.dp_shard > 1:
-        rule = "is none of DeepSpeed's: ZeRO shards over all data-parallel ranks since MiCS went"
-        draft.gap("dp_replicate", rule, "set it to 1")
-    if layout.sequence_parallel and layout.tp > 1:
-        rule = "is not what AutoTP does, which keeps norms and residuals whole"
-        draft.gap("sequence_parallel", rule, "set it to false")
-    if layout.precision not in ("bf16", "fp16"):
-        rule = "needs a conversion of the model, for which DeepSpeed has no setting"
-        draft.gap("precision", rule, "use bf16, or --format accelerate")
-    if parse_ac(layout.ac)[0] not in ("none", "full"):
-        draft.gap("ac", "is no choice of the Trainer", "use none or full")
-    if layout.master_dtype == "bfloat16" and not layout.zero_stage:
-        rule = "is DeepSpeed's under ZeRO alone"
-        draft.gap("master_dtype", rule, "use float32")
-    if layout.optimizer_in_backward:
-        rule = "is not written: DeepSpeed has no setting for it"
-        draft.gap("optimizer_in_backward", rule, "set it to false")
-    if training.optimizer != "adamw":
-        rule = "is none that DeepSpeed builds; AdamW is written"
-        draft.gap("training.optimizer", rule, "pass yours", blocking=False)
-    if training.chunked_loss:
-        rule = "is your model's own matter: liger-kernel, for example, has such a loss"
-        draft.gap("training.chunked_loss", rule, "put it in", blocking=False)
+    script = "needs a script that is written for it; no setting of DeepSpeed's turns it on"
+    rows = (
+        *((getattr(layout, name) > 1, name, script, "use 1, or trainer torchtitan or megatron")
+          for name in ("pp", "ep", "cp")),
+        (layout.dp_replicate > 1 and layout.dp_shard > 1, "dp_replicate",
+         "is none of DeepSpeed's: ZeRO shards over all data-parallel ranks since MiCS went",
+         "set it to 1"),
+        (layout.sequence_parallel and layout.tp > 1, "sequence_parallel",
+         "is not what AutoTP does, which keeps norms and residuals whole", "set it to false"),
+        (layout.precision not in ("bf16", "fp16"), "precision",
+         "needs a conversion of the model, for which DeepSpeed has no setting",
+         "use bf16, or --format accelerate"),
+        (parse_ac(layout.ac)[0] not in ("none", "full"), "ac", "is no choice of the Trainer",
+         "use none or full"),
+        (layout.master_dtype == "bfloat16" and not layout.zero_stage, "master_dtype",
+         "is DeepSpeed's under ZeRO alone", "use float32"),
+        (layout.optimizer_in_backward, "optimizer_in_backward",
+         "is not written: DeepSpeed has no setting for it", "set it to false"),
+        (training.optimizer != "adamw", "training.optimizer",
+         "is none that DeepSpeed builds; AdamW is written", "pass yours"),
+        (bool(training.chunked_loss), "training.chunked_loss",
+         "is your model's own matter: liger-kernel, for example, has such a loss", "put it in"),
+    )  # fmt: skip
+    for lacks, name, rule, remedy in rows:
+        if lacks:
+            draft.gap(name, rule, remedy, blocking=not name.startswith("training."))
 
 
 def _config(draft: Draft) -> dict[str, object]:
@@ -125,6 +124,5 @@ def _config(draft: Draft) -> dict[str, object]:
 
 def _sixteen(layout: Layout) -> str:
     """DeepSpeed's and transformers' word for the 16-bit format; "" for fp32 throughout."""
-    return (
-        "" if layout.param_dtype == "float32" else "fp16" if layout.precision == "fp16" else "bf16"
-    )
+    name = "fp16" if layout.precision == "fp16" else "bf16"
+    return "" if layout.param_dtype == "float32" else name

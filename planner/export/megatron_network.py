@@ -123,9 +123,8 @@ def norm_settings(model: ModelSpec) -> Settings:
 def router_settings(draft: Draft) -> Settings:
     """How a token's experts are chosen and weighted, and the losses that balance them."""
     model = draft.model
-    sigmoid = (
-        model.scoring_func or ("sigmoid" if model.router_correction_bias else "softmax")
-    ) == "sigmoid"
+    usual = "sigmoid" if model.router_correction_bias else "softmax"
+    sigmoid = (model.scoring_func or usual) == "sigmoid"
     grouped = model.n_group > 1
     return {
         "moe_router_load_balancing_type": _balancing(model),
@@ -149,9 +148,8 @@ def _number(value: float | None) -> Value:
 
 
 def _balancing(model: ModelSpec) -> str:
-    if model.router_aux_loss_coef == 0 or (
-        model.router_correction_bias and not model.router_aux_loss_coef
-    ):
+    weight = model.router_aux_loss_coef
+    if weight == 0 or (model.router_correction_bias and not weight):
         return _NO_AUX_LOSS
     return "seq_aux_loss" if model.seq_aux else "aux_loss"
 

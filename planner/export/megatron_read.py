@@ -50,10 +50,11 @@ def whole(words: Words, name: str, default: int | None = None) -> int:
     if given is None and default is not None:
         return default
     text = given[0] if given else None
-    if text is None or not text.lstrip("-").isdigit():
+    try:
+        return int(text or "")  # as the parser's own, so that 2_000 is one
+    except ValueError:
         rule = "is not a whole number" if text else "has no value that the text alone tells"
-        raise fault(spelled(name), text, rule, "correct the arguments")
-    return int(text)
+        raise fault(spelled(name), text, rule, "correct the arguments") from None
 
 
 def word(words: Words, name: str) -> str | None:
@@ -84,7 +85,7 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         **_offload(words),
         "activation_offload_layers": whole(words, "cpu_offloading_num_layers", 0),
         "master_dtype": "float32",
-        "reduce_dtype": "bfloat16" if "grad_reduce_in_bf16" in words else "float32",
+        "reduce_dtype": "bfloat16" if _narrow(words) else "float32",
     }
     return {
         **values,
@@ -93,6 +94,13 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         **_recompute(words, num_layers),
         **_precision(words),
     }
+
+
+def _narrow(words: Words) -> bool:
+    """Whether gradients are in 16 bits, which validate_args widens under bf16."""
+    asked = word(words, "megatron_fsdp_main_grads_dtype") == "bf16"
+    plain = "fp16" in words and "accumulate_allreduce_grads_in_fp32" not in words
+    return plain or asked or "grad_reduce_in_bf16" in words
 
 
 def _offload(words: Words) -> dict[str, object]:
@@ -129,7 +137,8 @@ def _data_parallel(words: Words, ranks: int) -> dict[str, object]:
         (stage for stage, known in SHARDING.items() if known == strategy),
         int("use_distributed_optimizer" in words or word(words, "optimizer") == "dist_muon"),
     )
-    stage = 3 if "use_torch_fsdp2" in words else stage
+    if "use_torch_fsdp2" in words:
+        stage = 2 if "torch_fsdp2_no_reshard_after_forward" in words else 3
     if ranks == 1 and "num_distributed_optimizer_instances" not in words:
         stage = 0 if stage == 1 else stage  # a distributed optimizer of one rank
     return {"dp_replicate": replicas, "dp_shard": max(1, ranks // replicas), "zero_stage": stage}

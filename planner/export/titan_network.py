@@ -95,13 +95,13 @@ def _whole(value: float) -> float | int:
 
 
 def _llama3_02(scaling: RopeScaling) -> Source:
-    numbers = (
-        ("scaling_factor", scaling.factor),
-        ("low_freq_factor", scaling.low_freq_factor),
-        ("high_freq_factor", scaling.high_freq_factor),
-        ("original_max_position_embeddings", scaling.original_max_position_embeddings),
-    )
-    return Source(f"RoPEScalingArgs({', '.join(f'{name}={value!r}' for name, value in numbers)})")
+    numbers = ", ".join(f"{name}={value!r}" for name, value in _llama3(scaling))
+    return Source(f"RoPEScalingArgs({numbers})")
+
+
+def _llama3(scaling: RopeScaling) -> Pairs:
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return [("scaling_factor", scaling.factor), *((name, getattr(scaling, name)) for name in names)]
 
 
 def moe_args_02(model: ModelSpec, fields: Collection[str] = EVERYTHING) -> Pairs:
@@ -193,11 +193,8 @@ def adjusted_03(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHIN
 
     It sets every layer alike. Empty where there is nothing to set.
     """
-    blocks = (
-        [_loop("RMSNorm", [("eps", model.norm_eps)])]
-        if "norm_eps" in fields and model.norm_eps is not None
-        else []
-    )
+    eps = model.norm_eps if "norm_eps" in fields else None
+    blocks = [] if eps is None else [_loop("RMSNorm", [("eps", eps)])]
     rope: Pairs = [("theta", model.rope_theta or UNKNOWN_THETA)] if "rope_theta" in fields else []
     if "rope_scaling" in fields:
         rope += _scaling_03(model.rope_scaling)
@@ -227,13 +224,7 @@ def _scaling_03(scaling: RopeScaling | None) -> Pairs:
     if scaling is None:
         return [("scaling", "none")]
     if scaling.rope_type == "llama3":
-        return [
-            ("scaling", "llama"),
-            ("scaling_factor", scaling.factor),
-            ("low_freq_factor", scaling.low_freq_factor),
-            ("high_freq_factor", scaling.high_freq_factor),
-            ("original_max_position_embeddings", scaling.original_max_position_embeddings),
-        ]
+        return [("scaling", "llama"), *_llama3(scaling)]
     return [
         ("scaling", "yarn"),
         ("rope_factor", scaling.factor),
@@ -340,16 +331,10 @@ def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:
         "scoring_func": scores(draft.model),
         "norm_topk_prob": True,
     }
-    written = (
-        guesses[name]
-        if flavor is None
-        else shipped_facts(flavor.module, flavor.flavor).get(name, guesses[name])
-    )
-    owner = (
-        "is unknown"
-        if flavor is None
-        else f"is unknown; TorchTitan's {flavor.flavor} is taken for it"
-    )
+    written, owner = guesses[name], "is unknown"
+    if flavor is not None:
+        written = shipped_facts(flavor.module, flavor.flavor).get(name, written)
+        owner = f"is unknown; TorchTitan's {flavor.flavor} is taken for it"
     shown = f"{written:g}" if isinstance(written, float) else str(written)
     remedy = f"give {name} as in the model's config.json"
     draft.gap(f"model.{name}", f"{owner}: {shown} is used", remedy, blocking=False)

@@ -109,11 +109,9 @@ def read_stages(
         as_int(settings[P + f"pipeline_parallel_{end}_stage_less_layers"])
         for end in ("first", "last")
     )
-    stages = (
-        pp * default_stages(schedule)
-        if uniform is None
-        else -(-(num_layers + first + last) // as_int(uniform))
-    )
+    stages = pp * default_stages(schedule)
+    if uniform is not None:
+        stages = -(-(num_layers + first + last) // as_int(uniform))
     own = None if (first, last) == (1, 1) else even_split(num_layers, stages, first, last)
     return {"virtual_stages": max(1, stages // pp), "layers_per_stage": own}
 

@@ -130,6 +130,8 @@ def named_files(name: str, text: str) -> tuple[str, ...]:
         given, _ = read_toml(text, name)
         module = given.get("experimental.custom_import")
         return (f"{module.replace('.', '/')}.py",) if isinstance(module, str) and module else ()
+    if kind == "megatron-arguments":
+        return tuple(megatron.named_by(text))
     return titan_command.named_by(text) if kind == "torchtitan-command" else ()
 
 
@@ -165,6 +167,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         raise fault("training.trainer", given, rule, remedy)
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
+    _raise_missing(spec.name, job, named)
     return job
 
 

@@ -48,12 +48,8 @@ class JobReader:
     def read(self, values: object) -> Job:
         """The checked job; raises SpecError with the faults of every part."""
         if not isinstance(values, Mapping):
-            raise fault(
-                "job",
-                values,
-                "must be a mapping of keys to values",
-                f"known keys: {', '.join(KEYS)}",
-            )
+            rule, remedy = "must be a mapping of keys to values", f"known keys: {', '.join(KEYS)}"
+            raise fault("job", values, rule, remedy)
         faults = list(_unlike_a_job(values))
         model, named = self._part("model", values, faults, self._model) or (None, None)
         cluster, machine = self._part("cluster", values, faults, self._cluster) or (None, None)

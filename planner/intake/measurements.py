@@ -25,12 +25,8 @@ def read_measurement(
         raise fault("layout", None, "is required in a measurement", "add the layout that ran")
     measured = row.get("measured")
     if not isinstance(measured, Mapping):
-        raise fault(
-            "measured",
-            measured,
-            "is required in a measurement",
-            "add measured: {step_seconds: ...}",
-        )
+        rule, remedy = "is required in a measurement", "add measured: {step_seconds: ...}"
+        raise fault("measured", measured, rule, remedy)
     software = measured.get("software") or {}
     if not isinstance(software, Mapping):
         remedy = "write software: {torch: 2.11.0}"

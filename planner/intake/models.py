@@ -41,6 +41,7 @@ from planner.units import counted
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
+AS_PUBLISHED = "give a config.json as published on Hugging Face"
 MAX_CONFIG_BYTES = 10_000_000
 # keys that only a published config.json has
 PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})
@@ -107,14 +108,8 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
         if not _looks_like_path(text, allow_files):
             raise _unknown_name(field, text, _instead_of(text, allow_files)) from unknown
         if not allow_files:
-            raise SpecError(
-                Fault(
-                    field,
-                    text,
-                    "files are not read here",
-                    "send the keys of the config.json as a mapping",
-                )
-            ) from None
+            remedy = "send the keys of the config.json as a mapping"
+            raise SpecError(Fault(field, text, "files are not read here", remedy)) from None
         return _from_file(text, field)
     return build_model(keys, field=field, base_loader=loader)
 
@@ -179,12 +174,8 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
     """
     block = refusal(model_type, config) if isinstance(model_type, str) else ""
     if block:
-        return Fault(
-            f"{field}.model_type",
-            model_type,
-            f"{rule}: it has {block}; our operations have no such block",
-            REMEDY,
-        )
+        rule = f"{rule}: it has {block}; our operations have no such block"
+        return Fault(f"{field}.model_type", model_type, rule, REMEDY)
     stem = _stem(str(model_type))
     kin = sorted(name for name in FAMILIES if stem and _stem(name) == stem)
     close = difflib.get_close_matches(str(model_type)[:80].lower(), kin, n=1, cutoff=0.0)
@@ -193,12 +184,8 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
         f"{nearest}give model_type: TYPE where the layers are those of a type we read "
         f"({len(FAMILIES)}, such as llama, qwen3_moe)"
     )
-    return Fault(
-        f"{field}.model_type",
-        model_type,
-        rule,
-        f"{remedy}, or give the shapes inline without model_type",
-    )
+    remedy = f"{remedy}, or give the shapes inline without model_type"
+    return Fault(f"{field}.model_type", model_type, rule, remedy)
 
 
 def _stem(model_type: str) -> str:
@@ -215,20 +202,14 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
         if path.is_dir():
             path = path / "config.json"
             if not path.is_file():
-                raise fault(
-                    "this folder holds no config.json",
-                    "give a folder or file as downloaded from Hugging Face",
-                )
+                remedy = "give a folder or file as downloaded from Hugging Face"
+                raise fault("this folder holds no config.json", remedy)
         if not path.is_file():
-            raise fault(
-                "no such file",
-                with_near_file("give an existing config.json or a catalogue name", path),
-            )
+            remedy = "give an existing config.json or a catalogue name"
+            raise fault("no such file", with_near_file(remedy, path))
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise fault(
-                "this file is over 10 MB, too large for a config.json",
-                "give the config.json, not the weights or tokenizer",
-            )
+            rule = "this file is over 10 MB, too large for a config.json"
+            raise fault(rule, "give the config.json, not the weights or tokenizer")
         content = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise fault("this file is not text (UTF-8)", "give a config.json") from None
@@ -237,14 +218,9 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
     try:
         config = json.loads(content)  # with Infinity, as Python's json writes
     except (ValueError, RecursionError) as error:
-        raise fault(
-            f"this file is not valid JSON ({error})",
-            "give a config.json as published on Hugging Face",
-        ) from None
+        raise fault(f"this file is not valid JSON ({error})", AS_PUBLISHED) from None
     if not isinstance(config, dict):
-        raise fault(
-            "this file holds no JSON object", "give a config.json as published on Hugging Face"
-        )
+        raise fault("this file holds no JSON object", AS_PUBLISHED)
     return path, config
 
 
@@ -339,12 +315,8 @@ def build_model(
 
 
 def _pydantic_fault(loc: tuple[int | str, ...], value: object, message: str, field: str) -> Fault:
-    return Fault(
-        ".".join([field, *(str(part) for part in loc)]),
-        value,
-        message,
-        "see the catalogue's models for examples",
-    )
+    named = ".".join([field, *(str(part) for part in loc)])
+    return Fault(named, value, message, "see the catalogue's models for examples")
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:

@@ -26,10 +26,6 @@ def near_file(path: Path) -> str | None:
 def with_near_file(remedy: str, path: Path) -> str:
     """The remedy, after the suggestion where there is one."""
     near = near_file(path)
-    return (
-        remedy
-        if near is None
-        else f"{near} Or {remedy}"
-        if near.endswith("?")
-        else f"{near}; {remedy}"
-    )
+    if near is None:
+        return remedy
+    return f"{near} Or {remedy}" if near.endswith("?") else f"{near}; {remedy}"

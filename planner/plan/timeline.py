@@ -86,12 +86,12 @@ def timeline(job: Job) -> PipelineTimeline:
     batch = LayoutBatch.from_layouts([job.layout])
     count = int(num_microbatches(batch, job.training)[0])
     if 3 * count * job.layout.pp * job.layout.virtual_stages > MOST_ACTIONS:
-        raise fault(
+        field, rule = (
             "training.global_batch_size",
-            job.training.global_batch_size,
-            f"makes {counted(count, 'microbatch')}, too many to draw",
-            "use a smaller batch for the drawing; the pattern repeats",
+            f"makes {counted(count, 'microbatch')}, too many",
         )
+        remedy = "use a smaller batch for the drawing; the pattern repeats"
+        raise fault(field, job.training.global_batch_size, f"{rule} to draw", remedy)
     simulation = play(
         pricer,
         batch,

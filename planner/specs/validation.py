@@ -34,12 +34,8 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
     Raises SpecError with all faults; their fields are named from `field` down.
     """
     if not isinstance(values, Mapping):
-        raise fault(
-            field,
-            values,
-            "must be a mapping of keys to values",
-            f"known keys: {', '.join(spec.model_fields)}",
-        )
+        remedy = f"known keys: {', '.join(spec.model_fields)}"
+        raise fault(field, values, "must be a mapping of keys to values", remedy)
     try:
         return spec.model_validate(dict(values))
     except ValidationError as error:

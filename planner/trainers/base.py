@@ -113,8 +113,7 @@ class TrainerRules:
         before the next step begins. Otherwise every tensor is split.
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
         (Transformer Engine, flash-attn).
-    drops_residual: it trains with the dropout that a model states behind attention and feed-forward
-        (`ModelSpec.residual_dropout`); otherwise its models have none.
+    drops_residual: it trains with `ModelSpec.residual_dropout`; otherwise models have none.
     tf32: its products in fp32 run as TF32 where the GPU has it. torch's do not
         (torch.backends.cuda.matmul.allow_tf32 is off by default since 1.12), unless a trainer sets
         torch.set_float32_matmul_precision.
@@ -131,8 +130,7 @@ class TrainerRules:
     scores_inside: its experts multiply their activation by the scores of the router.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
-    clips_qk: it can scale weights of queries and keys by a head's largest score.
-    drops_tokens: it can give each expert a fixed number of rows (`training.moe_capacity_factor`).
+    clips_qk, drops_tokens: it can do what `training.qk_clip` and `moe_capacity_factor` ask for.
     fuses_experts: in graphs of a whole step, MXFP8 experts run as one kernel (`trainer_kernels`).
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned in
         any precision (TOKEN_GROUP_ALIGN_SIZE_M in 16 bits), or `Recipe.group_multiple` where that

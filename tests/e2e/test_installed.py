@@ -22,8 +22,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LEFT_OUT = (
     ".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache",
 )  # fmt: skip
-
-
 PIP = (sys.executable, "-m", "pip", "--quiet")
 
 

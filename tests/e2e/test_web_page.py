@@ -482,8 +482,6 @@ LUMINANCE = """(() => {
       return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; })
     .filter(([ratio]) => ratio < 4.5);
 })()"""
-
-
 # how many of a page's elements there are that a screen reader cannot name
 UNNAMED = {
     "input, select, textarea": "!e.labels.length",

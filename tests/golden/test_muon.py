@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
+from planner.catalog.megatron_arguments import unpriced_flags
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
-from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.training import MuonTpMode
 from tests.conftest import job_values
 
@@ -50,4 +50,4 @@ THREAD = {"duplicated": 0.632, "distributed": 0.356, "layer_sharded": 0.157}
 )
 def test_the_modes_of_a_thread_are_modes_here() -> None:
     assert set(get_args(MuonTpMode)) >= THREAD.keys()
-    assert "tensor_parallel_num_weight_shards" not in FLAGS
+    assert "tensor_parallel_num_weight_shards" not in unpriced_flags()

@@ -17,8 +17,6 @@ from planner.calibration.sweeps import rank_correlation
 from tests.golden.rows import ids, row, step_error
 
 Group = tuple[str, int, int]
-
-
 GROUPS: list[Group] = list(itertools.product(("gpt-1.5B", "gpt-6.2B"), (8,), (24, 32, 64)))
 
 

@@ -33,8 +33,6 @@ needs_torchtitan = [
 ABOUT_03 = "about torchtitan 0.3.x, under which test_real_torchtitan_03.py runs it"
 only_02 = pytest.mark.skipif(LINE == "0.3", reason="about torchtitan 0.2.x")
 only_03 = pytest.mark.skipif(LINE != "0.3", reason=ABOUT_03)
-
-
 # Imports what takes long once (argv), then runs every program that stdin names in a fork.
 _FORKS = """
 import importlib, json, os, signal, sys

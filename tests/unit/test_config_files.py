@@ -31,6 +31,7 @@ def job_of(name: str, **given: object) -> Job:
 @pytest.mark.parametrize(("name", "given", "trainer", "want", "shape"), [
     ("accelerate_fsdp.yaml", {}, "fsdp",
         {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}, (4096, 256)),
+    ("ds_z2.json", {}, "fsdp", {"zero_stage": 2, "cpu_offload": True}, (4096, 256)),
     ("axolotl.yaml", {"model": None, "training": None,
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}, "fsdp",
         {"dp_shard": 4, "tp": 2, "ac": "full", "micro_batch_size": 2}, (4096, 2 * 8 * 4)),
@@ -45,18 +46,15 @@ def test_a_configuration_is_a_job(
     assert job.model.name == "llama3.1-8b"
 
 
-def test_deepspeed() -> None:
-    current = read_job_file(str(CASE / "ds_z2.json"), "--job")["current"]
-    assert current["job"]["layout"] == {"zero_stage": 2, "cpu_offload": True, "precision": "bf16"}
-    assert any("ZeRO-2 of DeepSpeed is priced as FSDP2's" in note for note in current["notes"])
-
-
 DDP = {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}
 
 
 @pytest.mark.parametrize(("values", "want"), [
     ({"zero_optimization": {"stage": 0}}, DDP),
-    ({"train_micro_batch_size_per_gpu": 2}, {**DDP, "micro_batch_size": 2}),
+    ({"train_micro_batch_size_per_gpu": 2},
+        {**DDP, "micro_batch_size": 2, "param_dtype": "float32"}),
+    ({"train_batch_size": 256, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}},
+        {"precision": "bf16", "param_dtype": "bfloat16"}),
     ({"distributed_type": "MULTI_GPU", "num_processes": 2}, DDP),
     ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, DDP),
     ({"distributed_type": "DEEPSPEED", "deepspeed_config": {}}, {"zero_stage": 2}),
@@ -71,13 +69,21 @@ def test_configurations_without_a_number_or_a_precision(values: dict, want: dict
 
 def test_a_file_that_another_names_is_asked_for(tmp_path: Path) -> None:
     named = {"deepspeed_config_file": "ds.json"}
-    with pytest.raises(SpecError, match=r"'ds\.json': is not read; give it itself"):
-        read_config("x.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": named})
+    values = {"distributed_type": "DEEPSPEED", "deepspeed_config": named}
+    with pytest.raises(SpecError, match=r"'ds\.json': is not there, or is not JSON"):
+        read_config("x.yaml", values)
+    text = '{"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}'
+    for given in (values, {**FACTORY, "fp16": True, "deepspeed": "ds.json"}):
+        found = read_config("x.yaml", given, lookup={"ds.json": text}.get)
+        read = found["job"]["layout"]
+        assert (read["zero_stage"], read["precision"]) == (3, "fp16")
     with pytest.raises(SpecError, match="is a configuration of transformers' Trainer, which is"):
         read_config("x.yaml", {"model_name_or_path": "a/b", "per_device_train_batch_size": 4})
     (tmp_path / "x.sh").write_text("for a in b; do\n\trun: : a\ndone\n")
-    with pytest.raises(SpecError, match="is no trainer's configuration that can be read"):
-        read_job_file(str(tmp_path / "x.sh"), "--job")
+    (tmp_path / "x.yaml").write_text("model: {}\ngeneral: 1\ntokens: 2\noptimizer: 3\nlogging: 4")
+    for name in ("x.sh", "x.yaml"):
+        with pytest.raises(SpecError, match="is no trainer's configuration that can be read"):
+            read_job_file(str(tmp_path / name), "--job")
 
 
 @pytest.mark.parametrize(("to", "values", "field"), [
@@ -118,16 +124,35 @@ def test_adapters_are_refused() -> None:
     axolotl = yaml.safe_load((CASE / "axolotl.yaml").read_text("utf-8"))
     with pytest.raises(SpecError, match="adapter='lora': is not priced"):
         read_config("x.yaml", {**axolotl, "adapter": "lora"})
-    factory = {"model_name_or_path": "llama3-8b", "stage": "sft", "cutoff_len": 2048}
     with pytest.raises(SpecError, match="finetuning_type='lora'"):
-        read_config("x.yaml", factory)
-    found = read_config("x.yaml", {**factory, "finetuning_type": "full", "bf16": True})
-    assert found["job"]["layout"] == {
-        "micro_batch_size": 1, "ac": "full", "compile": False, "precision": "bf16"}  # fmt: skip
+        read_config("x.yaml", {**FACTORY, "finetuning_type": "lora"})
+    with pytest.raises(SpecError, match="pipeline_model_parallel_size=2: is not priced"):
+        read_config("x.yaml", {**FACTORY, "pipeline_model_parallel_size": 2})
+
+
+FACTORY = {"model_name_or_path": "llama3-8b", "stage": "sft", "finetuning_type": "full"}
+PLAIN = {"micro_batch_size": 1, "ac": "full", "compile": False}
+
+
+@pytest.mark.parametrize(("values", "layout", "note"), [
+    ({"bf16": True}, {**PLAIN, "precision": "bf16", "zero_stage": 0}, "it is DDP, unless"),
+    ({"pure_bf16": True, "fsdp": "full_shard", "optim": "adamw_8bit"},
+        {**PLAIN, "precision": "bf16", "master_dtype": "bfloat16"}, "adamw_8bit is priced as"),
+    ({"fp8": True, "enable_liger_kernel": True, "use_muon": True, "fsdp": "full_shard"},
+        {**PLAIN, "precision": "float8-tensorwise"}, "optimizer muon is priced as AdamW"),
+])  # fmt: skip
+def test_llama_factory(values: dict[str, Any], layout: dict[str, Any], note: str) -> None:
+    found = read_config("x.yaml", {**FACTORY, **values})
+    assert found["job"]["layout"] == layout
+    assert found["job"]["training"].get("chunked_loss", False) == ("enable_liger_kernel" in values)
+    assert note in "; ".join(found["notes"])
 
 
 def test_a_layout_or_a_job_is_none_of_these() -> None:
+    found = read_config("x.yaml", {"train": {"global_batch_size": 8}})
+    assert found["format"] == "megatron-bridge"
     assert read_config("x.yaml", {"dp_shard": 8, "tp": 2}) is None
+    assert read_config("x.yaml", {"train_batch_size": 8, "train_files": "a"}) is None  # verl's
     assert read_config("x.yaml", {**GIVEN, "layout": {"tp": 2}}) is None
 
 

@@ -51,10 +51,8 @@ def test_the_answer_says_how_many_times_as_fast_and_saves_the_new_file_whole(
     today = shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
     assert "% faster" not in today
     assert re.search(r"precision +bf16 -> float8", shown)
-    new, changes = (
-        (tmp_path / "out" / "current" / name).read_text()
-        for name in ("llama3_8b.toml", "changes.diff")
-    )
+    written = tmp_path / "out" / "current"
+    new, changes = ((written / name).read_text() for name in ("llama3_8b.toml", "changes.diff"))
     assert "[validation]" in new
     assert "# lr scheduler warm up" in new
     assert changes.startswith("--- a/llama3_8b.toml\n")
@@ -146,11 +144,9 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
 def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 4}')
-    arguments = [
-        "--model", "llama3-8b", *FEW, "--seq-len", "4096", "--global-batch-size", "32", "--current",
-        str(path), "--json",
-    ]  # fmt: skip
-    versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
+    asked = ("--model=llama3-8b", *FEW, "--seq-len=4096", "--global-batch-size=32", "--json")
+    answer = answered(capsys, "recommend", *asked, "--current", str(path))
+    versus = json.loads(answer)["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
 

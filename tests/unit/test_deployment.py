@@ -44,13 +44,9 @@ SETTINGS = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
 @pytest.mark.parametrize("name", SYSTEM)
 def test_a_unit_gives_no_more_than_is_needed(name: str) -> None:
     rights = {
-        "User": ["planner"],
-        "NoNewPrivileges": ["yes"],
-        "ProtectSystem": ["strict"],
-        "ProtectHome": ["yes"],
-        "CapabilityBoundingSet": [""],
-        "UMask": ["0077"],
-    }
+        "User": ["planner"], "NoNewPrivileges": ["yes"], "ProtectSystem": ["strict"],
+        "ProtectHome": ["yes"], "CapabilityBoundingSet": [""], "UMask": ["0077"],
+    }  # fmt: skip
     service = unit(name)
     assert {key: service.get(key) for key in rights} == rights
     assert "PrivateNetwork" not in service, "leases on GPUs are names of the host's network"

@@ -59,10 +59,8 @@ def test_tp_and_cp_are_accelerates_and_nodes_are_slurms() -> None:
     assert made.command[:2] == ("accelerate", "launch")
     assert "  parallelism_config_cp_comm_strategy: allgather" in made.files[CONFIG].splitlines()
     many = exported(plain(16), 16)
-    assert (many.command, "num_machines: 2" in many.files[CONFIG]) == (
-        ("sbatch", "slurm.sbatch"),
-        True,
-    )
+    assert many.command == ("sbatch", "slurm.sbatch")
+    assert "num_machines: 2" in many.files[CONFIG]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -179,9 +177,8 @@ def test_torch_runs_the_module(name: str, ran: dict[str, str]) -> None:
         assert said["units"] == 4 + 1
         assert said["reshard"][1:] == [chosen.zero_stage == 3] * 4
         assert not said["reshard"][0] or not losses, "the root stays gathered once it ran"
-        assert {str(mesh) for mesh in map(tuple, said["mesh"])} == {
-            "(2, 2)" if chosen.dp_replicate == 2 else "(4,)"
-        }
+        shape = "(2, 2)" if chosen.dp_replicate == 2 else "(4,)"
+        assert {str(mesh) for mesh in map(tuple, said["mesh"])} == {shape}
         assert set(said["dtypes"]) == {f"torch.{chosen.reduce_dtype}"}
     else:
         assert "DistributedDataParallel" in said["kinds"]

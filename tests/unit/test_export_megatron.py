@@ -303,6 +303,10 @@ def test_scripts_and_versions() -> None:
     assert (many.command, one.command) == (("sbatch", "slurm.sbatch"), ("bash", "launch.sh"))
     exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
     assert exported.version == "0.19"
+    job = training(trainer="megatron-deepspeed")  # which has no format of its own
+    other = export_to(layout(256, "megatron"), model(), cluster(256), job, to="megatron")
+    assert [*other.notes[1:]] == [*exported.notes]
+    assert other.notes[0].startswith("Priced under Megatron-DeepSpeed")
     older = export(layout(256), model(), cluster(256), training(), "0.1")
     assert any("Written for Megatron-LM core 0.14" in note for note in older.notes)
     assert not any("Written for" in note for note in one.notes)
@@ -326,8 +330,6 @@ def test_unknown_numbers_are_said() -> None:
 
 
 STEP = ["--no-check-for-nan-in-loss-and-grad", "--te-rng-tracker"]
-
-
 TE, LOCAL = "--cuda-graph-impl transformer_engine", "--cuda-graph-impl local"
 
 

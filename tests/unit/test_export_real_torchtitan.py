@@ -29,8 +29,6 @@ from planner.trainers.titan_models import FLAVORS, even_split, module_names, sha
 from planner.trainers.titan_networks import rope_numbers, shipped_facts
 
 pytestmark = needs_torchtitan
-
-
 # argv[1]: a JSON list of [name, folder, arguments]. Prints name -> its config; "converters": those
 # that 0.2 knows.
 PARSE = """
@@ -66,8 +64,6 @@ LAYOUTS: list[dict] = [
     {"tp": 8, "pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "full",
         "reduce_dtype": "bfloat16"},
 ]  # fmt: skip
-
-
 JOB = {"max_grad_norm": None, "checkpoint": {"interval_steps": 50}}
 LOW = ("float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8")
 CONVERTED = [(name, precision) for name in ("llama3-70b", "qwen3-30b-a3b") for precision in LOW]

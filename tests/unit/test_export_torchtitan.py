@@ -31,8 +31,6 @@ from planner.trainers.titan_models import (
 from tests.conftest import tiers
 
 VERSIONS = ("0.2.2", "0.3.0")
-
-
 # has gone in 0.3
 LOST_IN_03: dict[str, Any] = {"cp": 2, "cp_method": "alltoall", "precision": "float8-tensorwise"}
 LOST_IN_03 |= {"ac": "selective-layer-2", "optimizer_in_backward": True}
@@ -416,8 +414,6 @@ def test_the_release_and_the_format_are_the_jobs_unless_they_are_named() -> None
 
 
 text = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-
-
 anything = st.one_of(st.booleans(), st.integers(-9, 9), st.floats(), text, st.lists(text))
 
 

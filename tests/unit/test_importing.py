@@ -26,11 +26,7 @@ from tests.conftest import job_values
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "titan_logs"
 PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
-
-
 RUN = job_values("debug-tiny", "h100-sxm-80gb", 4, 256, 4, layout={"dp_shard": 2, "tp": 2})
-
-
 H100 = {"cluster": {"gpu": "h100-sxm-80gb"}}
 TP2, PP2 = "0.2.2-fsdp2-tp2.log", "0.2.2-fsdp2-pp2.log"
 

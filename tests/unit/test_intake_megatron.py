@@ -1,6 +1,7 @@
 """Megatron-LM's argument scripts read as a job, and edited into another layout."""
 
 import re
+from pathlib import Path
 
 import pytest
 from current_cases import EXAMPLES, exported, job_of_text, machine, runnable, same_run, unsaid
@@ -11,8 +12,10 @@ from planner.errors import SpecError
 from planner.export.commands import read_flags
 from planner.export.megatron import export
 from planner.export.megatron_read import plain_names, read_arguments, read_layout
-from planner.intake.current import read
+from planner.intake.current import read, read_again
+from planner.intake.trainer_files.files import read_current
 from planner.intake.trainer_files.megatron import edited_script, megatron_changes, say
+from planner.intake.trainer_files.rewrite import rewrite
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -30,45 +33,19 @@ def edited(text: str, winner: Layout, name: str, batch: int, **training: object)
 
 def test_an_example_script() -> None:
     job = job_of_text("pretrain_llama3_70b.sh", SCRIPT)
-    assert (job.model.name, job.cluster.num_gpus) == ("llama3-70b", 64)
-    assert job.cluster.gpus_per_node == 8
-    want = {
-        "tp": 8, "pp": 4, "virtual_stages": 4, "pp_schedule": "Interleaved1F1B", "ac": "full",
-        "cp_method": "alltoall",
-    }  # fmt: skip
+    nodes = job.cluster
+    assert (job.model.name, nodes.num_gpus, nodes.gpus_per_node) == ("llama3-70b", 64, 8)
+    want = {"tp": 8, "pp": 4, "virtual_stages": 4, "pp_schedule": "Interleaved1F1B"}
+    want |= {"ac": "full", "cp_method": "alltoall"}
     assert job.layout == layout(64, "megatron", **want)
     assert (job.training.trainer, job.training.seq_len) == ("megatron", 8192)
     assert job.training.global_batch_size == 256
 
 
-@pytest.mark.parametrize(("arguments", "offload", "share"), [
-    ("", False, 1.0),
-    ("--optimizer-cpu-offload", True, 1.0),
-    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
-    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
-    ("--optimizer-offload-fraction 0.35", False, 1.0),
-])  # fmt: skip
-def test_the_share_of_the_optimizer_on_the_host(
-    arguments: str, offload: bool, share: float
-) -> None:
-    words = plain_names(read_flags(f"--micro-batch-size 1 {arguments}".split()))
-    found = read_arguments(words, 32, 8)
-    assert found["cpu_offload"] is offload
-    assert found.get("optimizer_offload_fraction", 1.0) == share
-
-
-@pytest.mark.parametrize("text", ["half", "1.5", "-0.1", "nan"])
-def test_a_share_that_is_none_is_refused(text: str) -> None:
-    words = {"micro_batch_size": ["1"], "optimizer_cpu_offload": []}
-    with pytest.raises(SpecError, match="no share from 0 to 1"):
-        read_arguments({**words, "optimizer_offload_fraction": [text]}, 32, 8)
-
-
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
-    job = job_of_text("train.sh", text)
-    model = job.model
+    model = job_of_text("train.sh", text).model
     assert (model.num_hidden_layers, model.vocab_size, model.hidden_size) == (16, 50000, 8192)
 
 
@@ -91,7 +68,14 @@ LINE = (
     (LINE.replace("gpt", "bert"), r"pretrain_bert\.py'?: starts something else than the training"),
     (f"N=$3\n{LINE.replace('layers 24', 'layers $N')}", r"no --num-layers \(\$N is only known"),
     (f"{LINE} --global-batch-size $G", "--global-batch-size has no value that the text alone"),
+    *((f"{LINE} --optimizer-cpu-offload --optimizer-offload-fraction {share}",
+        "no share from 0 to 1") for share in ("half", "1.5", "-0.1", "nan")),
     (f"{LINE} --deepspeed", "--zero-stage is not in the command"),
+    (f"{LINE} --rollout-batch-size 8", "'--rollout-batch-size': starts something else"),
+    (LINE.replace("pretrain_gpt", "a/convert"), r"'a/convert\.py': starts something else"),
+    (f". c/a.sh\n{LINE.replace('size 2 ', 'size $TP ')}",
+        r"'c/a\.sh': is read in, is not there, and --tensor-model-parallel-size may come from it"),
+    (f". a.sh\n{LINE.replace('--num-layers 24', '$LAYERS')}", r"layers; a\.sh, which it reads in"),
     (f"{LINE} --deepspeed --zero-stage 1 --num-experts 8 16", "are different numbers of experts"),
 ])  # fmt: skip
 def test_a_script_that_cannot_be_priced_says_why(line: str, words: str) -> None:
@@ -100,29 +84,84 @@ def test_a_script_that_cannot_be_priced_says_why(line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(("flags", "want"), [
-    ("", {"zero_stage": 0}),
+    ("--zero-stage 0", {"zero_stage": 0}),
+    ("--zero-stage 0 --bf16", {"zero_stage": 1, "reduce_dtype": "bfloat16"}),
+    ('--zero-stage 0 <<E\n{"zero_optimization": {"stage": 2}}\nE', {"zero_stage": 2}),
+    ("--checkpoint-activations --checkpoint-num-layers 2 --use-flash-attn-v2", {"ac": "uniform-2"}),
+    ("--num-experts 8 --tensor-model-parallel-size 2 --enable-expert-tensor-parallelism "
+        "--enable-zbh1-pipeline", {"etp": 2}),
     ("--cpu-optimizer --checkpoint-activations", {"cpu_offload": True, "ac": "full"}),
     ("--ds-sequence-parallel-size 2", {"cp": 2, "cp_method": "ulysses", "dp_shard": 4, "tp": 1}),
     ("--glu-activation geglu --ffn-hidden-size 2730", {}),
     ("--num-experts 8 --moe-expert-parallel-size 4", {"ep": 4, "moe_dispatcher": "alltoall"}),
 ])  # fmt: skip
 def test_megatron_deepspeed(flags: str, want: dict[str, object]) -> None:
-    stage = want.get("zero_stage", 3)
-    line = LINE.replace("size 2 ", "size 1 ").replace(
-        "torchrun --nproc_per_node", "deepspeed --num_gpus"
-    )
-    spec = CurrentSpec(name="t.sh", text=f"{line} --deepspeed --zero-stage {stage} {flags}")
+    line = LINE.replace("size 2 ", "size 1 ").replace("--fp16", "" if "16" in flags else "--fp16")
+    line = line.replace("torchrun --nproc_per_node", "deepspeed --num_gpus")
+    spec = CurrentSpec(name="t.sh", text=f"{line} --deepspeed --zero-stage 3 {flags}")
     job = job_of_text("t.sh", spec.text)
     assert job.training.trainer == "megatron-deepspeed"
     assert job.model.mlp == ("swiglu" if "glu" in flags else "gelu")
-    given = {"zero_stage": stage, **want}
+    assert job.training.attention_kernel == ("flash" if "flash" in flags else "unfused")
+    given = {"zero_stage": 3, **want}
     assert {name: getattr(job.layout, name) for name in given} == given
     if job.model.is_moe:
         assert sum(kind.moe for kind in job.model.layer_kinds()) == 12
         assert job.model.num_experts_per_tok == 1
     run = read(spec).run(job.model, 8)
     assert not run.refusals
-    assert any("--deepspeed_config is not read" in note for note in run.notes)
+    notes = "\n".join(run.notes)
+    assert ("--deepspeed_config" in notes, "zbh1" in notes) == ("<<" not in flags, "zbh1" in flags)
+
+
+def test_files_that_a_script_names_stand_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.sh").write_text("TP=4\nZERO=1")
+    zero = '{"stage": STAGE, "offload_optimizer": {"device": "cpu"}}'
+    (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {zero}}}')
+    line = LINE.replace("size 2 ", "size $TP ")
+    (tmp_path / "t.sh").write_text(
+        f'D=$(pwd)\nsource "$D/c/a.sh"\nsed "s/STAGE/$ZERO/" ds.json > new.json\n'
+        f"{line} --deepspeed --deepspeed_config new.json"
+    )
+    job = read_current(tmp_path / "t.sh", cluster={"gpu": "h100-sxm-80gb"})
+    assert (job.layout.tp, job.layout.zero_stage, job.layout.cpu_offload) == (4, 1, True)
+    assert job.request["current"]["files"].keys() == {"/c/a.sh", "ds.json"}
+
+
+def test_a_script_is_read_with_its_parameters(tmp_path: Path) -> None:
+    text = 'TP=$1\nARGS="--tensor-model-parallel-size $TP"\n'
+    text += LINE.replace("--tensor-model-parallel-size 2 --fp16", "$ARGS")
+    (tmp_path / "t.sh").write_text(text)
+    job = read_current(f"{tmp_path / 't.sh'} 4 /d", cluster={"gpu": "h100-sxm-80gb"})
+    assert (job.layout.tp, job.request["current"]["files"]) == (4, {"$@": "4 /d"})
+    spec = CurrentSpec.model_validate(job.request["current"])
+    assert "size $TP --sequence-parallel" in edited_script(spec, {"sequence_parallel": []})
+    assert edited_script(spec, {"tensor_model_parallel_size": ["8"]}).startswith("TP=8\n")
+    given = {"name": "t.sh", "text": f". a.sh\n{text}", "files": {"a.sh": "set x", "$@": "4"}}
+    current = read_again({"current": given}, model("llama3-8b"), 8)
+    winner = layout(8, "megatron", tp=2)
+    new = rewrite(current, winner, exported(winner, "llama3-8b", "megatron", batch=16), 16)
+    assert (new.files, new.notes[0][:19]) == ({}, "t.sh is not changed")
+    with pytest.raises(SpecError, match="has parameters that no shell reads"):
+        read_current(f"{tmp_path / 't.sh'} '4")
+
+
+@pytest.mark.parametrize(("flags", "want"), [
+    ("--bf16", {"reduce_dtype": "float32"}), ("--fp16", {"reduce_dtype": "bfloat16"}),
+    ("--fp16 --accumulate-allreduce-grads-in-fp32", {"reduce_dtype": "float32"}),
+    ("--bf16 --megatron-fsdp-main-grads-dtype bf16", {"reduce_dtype": "bfloat16"}),
+    ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", {"zero_stage": 2}),
+    ("", {"cpu_offload": False}), ("--optimizer-offload-fraction 0.35", {"cpu_offload": False}),
+    ("--optimizer-cpu-offload", {"cpu_offload": True, "optimizer_offload_fraction": 1.0}),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35",
+        {"cpu_offload": True, "optimizer_offload_fraction": 0.35}),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", {"cpu_offload": False}),
+])  # fmt: skip
+def test_words_mean_a_layout(flags: str, want: dict[str, object]) -> None:
+    words = plain_names(read_flags(f"--micro-batch-size 1 {flags}".split()))
+    found = read_arguments(words, 32, 8)
+    assert {name: found[name] for name in want} == want
 
 
 def test_positions_and_heads_that_other_flags_decide() -> None:
@@ -137,12 +176,10 @@ def test_what_megatron_assumes_where_nothing_is_said() -> None:
     job = job_of_text("train.sh", LINE)
     known = {"intermediate_size": 8192, "mlp": "gelu", "norm": "layernorm", "mlp_bias": True}
     known |= {"tie_word_embeddings": True, "position_embedding": "learned"}
-    known |= {"num_key_value_heads": 16}
+    assert job.model.num_key_value_heads == 16
     assert {name: getattr(job.model, name) for name in known} == known
-    want = {
-        "tp": 2, "micro_batch_size": 4, "precision": "fp16", "zero_stage": 0, "sequence_parallel":
-        False, "cp_method": "alltoall",
-    }  # fmt: skip
+    want = {"tp": 2, "micro_batch_size": 4, "precision": "fp16", "reduce_dtype": "bfloat16"}
+    want |= {"zero_stage": 0, "sequence_parallel": False, "cp_method": "alltoall"}
     assert job.layout == layout(8, "megatron", **want)
     assert (job.training.global_batch_size, job.training.overlap.dp) == (16, False)
 
@@ -234,6 +271,8 @@ SHARDED = " --use-distributed-optimizer"
     (BACKEND, "--attention-backend flash --qk-clip", {KERNEL: "flash2", "qk_clip": True}, 1),
     (BACKEND, "--attention-backend fused", {KERNEL: "cudnn"}, 1),
     (BACKEND, "--attention-backend unfused", {KERNEL: "unfused"}, 1),
+    (BACKEND, "--flash-attention-version 3", {KERNEL: "flash3"}, 1),
+    ("--seq-length 8192", "--seq-length 8_192", {"seq_len": 8192}, 1),
     *(
         ("--sequence-parallel", f"--sequence-parallel {words}",
             {GRAPHS: graphs, "trainer_version": None}, 1)

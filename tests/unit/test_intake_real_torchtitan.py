@@ -107,9 +107,8 @@ def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
 
 @only_02
 def test_its_settings_are_the_ones_we_know(tmp_path: Path) -> None:
-    code = (
-        f"{FLAT}from torchtitan.config import JobConfig\nprint(json.dumps(list(flat(JobConfig()))))"
-    )
+    shown = "print(json.dumps(list(flat(JobConfig()))))"
+    code = f"{FLAT}from torchtitan.config import JobConfig\n{shown}"
     theirs: Any = run_python(code, tmp_path)
     assert set(theirs) - KEYS["0.2"] == set()
     gone = {"parallelism.enable_compiled_autograd", "training.debug_moe_force_load_balance",

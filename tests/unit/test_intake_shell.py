@@ -59,6 +59,11 @@ def test_slurm_sets_its_own_variables_and_what_nobody_sets_is_named() -> None:
     assert (words(text), read_script(text).unset) == ([["run", "4", "8"]], ["MINE"])
 
 
+def test_a_file_that_reads_itself_in_is_read_once() -> None:
+    found = read_script(". a.sh; source b.sh; run $A", {"b.sh": "A=1; source b.sh"})
+    assert (found.commands[0][1].text, found.sourced) == ("1", ["a.sh", "b.sh"])
+
+
 def test_only_branches_that_a_running_shell_might_take_are_named() -> None:
     text = "A=1; if [ $A = 2 ]; then run --a; fi; if [ -f x ]; then run --b; fi; "
     assert read_script(f"{text}[ $Z = 1 ] && X=--c").skipped == ["run --b", "--c"]

@@ -20,8 +20,6 @@ EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
 SLURM = (FOLDER / "train_slurm.sh").read_text(encoding="utf-8")
 SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTitan has no class for
 MODELS_03 = ("llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deepseek-v3", "kimi-k2")
-
-
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 RUN = "torchrun --nproc_per_node 8 -m torchtitan.train --module"
 PP2 = "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"
@@ -88,11 +86,9 @@ def test_a_value_changes_where_it_is_written_and_new_ones_go_to_the_toml() -> No
     winner = layout(32, tp=4, ac="full", compile=False, micro_batch_size=4)
     files = edited(spec, winner, "llama3-8b", 64)
     assert sorted({*files["train_slurm.sh"].splitlines()} - {*SLURM.splitlines()}) == [
-        "  --compile.no_enable \\",
-        "  --parallelism.data_parallel_replicate_degree=1 \\",
-        "  --training.local_batch_size 4 \\",
-        "TP=4",
-    ]
+        "  --compile.no_enable \\", "  --parallelism.data_parallel_replicate_degree=1 \\",
+        "  --training.local_batch_size 4 \\", "TP=4",
+    ]  # fmt: skip
     assert 'mode = "full"' in files["llama3_8b.toml"]
     assert "global_batch_size = 64" in files["llama3_8b.toml"]
 

@@ -20,8 +20,6 @@ from tests.pricing import priced, pricer_of
 from tests.pricing import step_seconds as predicted
 
 SLOWER = 1.25
-
-
 HOPPER, NEW_FAMILY = "h100-sxm-80gb", "mi300x-192gb"  # no training run on the latter was measured
 SHIPPED = shipped_calibration()
 

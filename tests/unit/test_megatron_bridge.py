@@ -73,13 +73,25 @@ def test_what_a_command_leaves_to_its_recipe_is_named() -> None:
     )
     more = " dataset.seq_length=4096 train.global_batch_size=64 model.fp8=e4m3 model.num_layers=4"
     name = "deepseek_v4_flash_pretrain_config"  # 43 layers, over which the recipe has a layout
-    current = {"name": "run.sh", "text": line.format(name) + more}
+    wide = " mixed_precision.fp8=hybrid mixed_precision.fp8_param_gather=false"
+    wide += " checkpoint.ckpt_format=fsdp_dtensor"  # which a recipe may have FSDP for
+    current = {"name": "run.sh", "text": line.format(name) + more + wide}
     run = own_run({"current": current}, model("deepseek-v4-flash"), 8)
     assert run.refusals == ()
     assert f"of {name} only what the text overrides is read" in run.notes
-    assert "not read: model.fp8=e4m3, model.num_layers=4" in run.notes
-    with pytest.raises(SpecError, match=r"ddp\.data_parallel_sharding_strategy is not set, and"):
-        job_of_text("run.sh", line.format(name) + more + " ddp.use_megatron_fsdp=true")
+    assert "model.num_layers=4, mixed_precision.fp8_param_gather=False" in run.notes[-1]
+    text = "model: {tensor_model_parallel_size: 1}\nmixed_precision: {fp8_param_gather: false}"
+    yaml = {"name": "x.yaml", "text": text, "format": "megatron-bridge"}
+    run = own_run({"current": yaml}, model("llama3-8b"), 8)
+    assert "of its recipe only what the text overrides is read" in run.notes
+    assert not any("gather" in note for note in run.notes), "which changes nothing without fp8"
+    for words in (f"{name}{more} ddp.use_megatron_fsdp=true", f"llama3_8b_fsdp_sft_config{more}"):
+        with pytest.raises(SpecError, match="data_parallel_sharding_strategy is not set, and"):
+            job_of_text("run.sh", line.format(words))
+    with pytest.raises(SpecError, match="'llama3_8b_peft_config': trains adapters"):
+        job_of_text("run.sh", line.format("llama3_8b_peft_config") + more)
+    low = job_of_text("run.sh", line.format("llama3_8b_pretrain_mxfp8_config") + more)
+    assert low.layout.precision == "mxfp8"
     with pytest.raises(SpecError, match="the recipe has it, which is not read"):
         job_of_text("run.sh", line.format("glm_45v_sft_config") + more)  # GLM-4.5V is not GLM-4.5
 

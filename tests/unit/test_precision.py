@@ -64,8 +64,6 @@ class Case:
 
 code = PRECISIONS.names.index
 TENSORWISE, ROWWISE = "float8-tensorwise", "float8-rowwise"
-
-
 TP = {"dp_shard": 8, "tp": 2}
 TE = {"trainer": "megatron"}
 KEPT = Case(precision=TENSORWISE, layout={**TP, "compile": True, "ac": "none"})

@@ -141,15 +141,10 @@ def test_a_simpler_one_that_cannot_be_told_from_the_first_comes_before_it() -> N
 def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
     """Whoever meets once a step does not."""
     widths = (
-        (8, {"dp_shard": 8}),
-        (4, {"dp_shard": 4, "pp": 2, "zero_stage": 3}),
-        (2, SHORT),
-        (4, LONG),
-        (1, {"dp_shard": 8, "zero_stage": 1}),
-        (8, {"dp_shard": 2, "cp": 4}),
-        (4, {"dp_shard": 2, "tp": 4}),
-        (4, {"dp_shard": 8, "zero_stage": 1, "ep": 4}),
-    )
+        (8, {"dp_shard": 8}), (4, {"dp_shard": 4, "pp": 2, "zero_stage": 3}), (2, SHORT), (4, LONG),
+        (1, {"dp_shard": 8, "zero_stage": 1}), (8, {"dp_shard": 2, "cp": 4}),
+        (4, {"dp_shard": 2, "tp": 4}), (4, {"dp_shard": 8, "zero_stage": 1, "ep": 4}),
+    )  # fmt: skip
     batch = batch_of(*(values for _, values in widths))
     assert preference.widest_group(batch).tolist() == [wide for wide, _ in widths]
 

@@ -49,8 +49,6 @@ def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
 
 
 Conclude = Callable[..., ProbeRecord]
-
-
 ASKED = {
     "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
     "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",

@@ -17,8 +17,6 @@ from planner.study.study import UNABLE, MicroResult, ProbeStudy
 from tests.unit.probing_cases import Machine, measurement, play, settings, small, told_of
 
 Answer = Callable[[Proposal], Measurement]
-
-
 EMULATES = {"emulates": True}
 LOOKS_ALONE = {"whole": False, **EMULATES}
 

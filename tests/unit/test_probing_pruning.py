@@ -76,8 +76,6 @@ def relations(batch: LayoutBatch, batch_size: int = 64) -> tuple[bool, bool]:
 
 
 LARGER, SMALLER, NEITHER = (True, False), (False, True), (False, False)
-
-
 LESS = "less is recomputed"
 # What a layout has beside BASE, what changes, whether it then needs more, and words of the reason.
 PAIRS: list[tuple[dict[str, object], dict[str, object], tuple[bool, bool], str]] = [

@@ -24,19 +24,13 @@ GEMM_LIMITS = {
     ("hopper", "float8-blockwise"): 0.07,
     ("blackwell", "bf16"): 0.23,
     ("blackwell", "float8-tensorwise"): 0.12,
-    ("blackwell", "float8-blockwise"): 0.11,
-    ("blackwell", "nvfp4"): 0.12,
-}
+    ("blackwell", "float8-blockwise"): 0.11, ("blackwell", "nvfp4"): 0.12,
+}  # fmt: skip
 ATTENTION_LIMITS = {
-    ("ampere", "flash2"): 0.16,
-    ("ampere", "cudnn"): 0.22,
-    ("hopper", "flash2"): 0.05,
-    ("hopper", "flash3"): 0.13,
-    ("hopper", "cudnn"): 0.03,
-    ("blackwell", "cudnn"): 0.17,
-    ("hopper", "cudnn-9.17"): 0.03,
-    ("blackwell", "cudnn-9.17"): 0.05,
-}
+    ("ampere", "flash2"): 0.16, ("ampere", "cudnn"): 0.22, ("hopper", "flash2"): 0.05,
+    ("hopper", "flash3"): 0.13, ("hopper", "cudnn"): 0.03, ("blackwell", "cudnn"): 0.17,
+    ("hopper", "cudnn-9.17"): 0.03, ("blackwell", "cudnn-9.17"): 0.05,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GEMM_LIMITS, ids="-".join)

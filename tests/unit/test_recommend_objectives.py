@@ -20,8 +20,6 @@ from tests.conftest import fixed_ports, job_values
 from tests.pricing import pricer_of
 
 FRAGILE = {"mtbf_gpu_hours": 40}
-
-
 NARROW = {"allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "pp": 1}}
 
 

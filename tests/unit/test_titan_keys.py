@@ -144,15 +144,10 @@ def test_a_module_with_several_configurations() -> None:
     own = ["own", "large", "open_end", "branches"]
     assert config_names(TWO) == ["base", "changed", "theirs", *own]
     assert read_registry(TWO, "changed") == {
-        "optimizer.name": "AdamW",
-        "training.local_batch_size": 2,
-        "training.seq_len": 8192,
-        "parallelism.tensor_parallel_degree": 4,
-        "compile.enable": True,
-        "compile.components": ["model"],
-        "activation_checkpoint.mode": "none",
-        "model_spec": 'model_registry("8B")',
-    }
+        "optimizer.name": "AdamW", "training.local_batch_size": 2, "training.seq_len": 8192,
+        "parallelism.tensor_parallel_degree": 4, "compile.enable": True, "compile.components":
+        ["model"], "activation_checkpoint.mode": "none", "model_spec": 'model_registry("8B")',
+    }  # fmt: skip
     want = {"training.local_batch_size": 4, "parallelism.tensor_parallel_degree": 8}
     assert want.items() <= read_registry(TWO, "theirs").items()
     assert "def base" in only(TWO, "changed")

@@ -120,8 +120,6 @@ def test_clipping_queries_and_keys_waits_for_each_layer_once() -> None:
 
 PIPED = {"dp_shard": 8, "pp": 2}
 HALVED = PIPED | {"param_dtype": "bfloat16"}
-
-
 ADDED = [
     ({"dp_shard": 16}, 0),  # FSDP adds shards, which counts for nothing
     (PIPED, 4 + 2 * 4),

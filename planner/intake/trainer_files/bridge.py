@@ -20,13 +20,15 @@ from planner.export.megatron_settings import DEGREES, KEYS
 from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
+from planner.intake.trainer_files.megatron_judge import LAYOUT_TEXT
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
             "checkpoint")  # fmt: skip
-SHARDS = "data_parallel_sharding_strategy"
+LOW = ("mxfp8", "nvfp4", "fp8_current", "fp8_subchannel", "fp8_delayed", "fp8")
+SHARDS, GATHERS = "data_parallel_sharding_strategy", KEYS["fp8_param_gather"]
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
 # short option of run_recipe.py and its long one -> override
@@ -74,7 +76,8 @@ class StatedBridge(StatedMegatron):
         """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
-        if "use_megatron_fsdp" in words and SHARDS not in words:
+        shards = "use_megatron_fsdp" in words or "_fsdp_" in self.recipe
+        if shards and SHARDS not in words:
             rule, remedy = "is not set, and recipes differ in it", "set it to optim_grads_params"
             raise fault(KEYS[SHARDS], None, rule, remedy)
         found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
@@ -86,10 +89,10 @@ class StatedBridge(StatedMegatron):
             overlap = known.get("overlap")
             known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
         notes, refusals = [*found.notes], found.refusals
-        if self.recipe:
-            notes.append(f"of {self.recipe} only what the text overrides is read")
-            if "pipeline_model_parallel_layout" not in words:  # a recipe may have one for this pp
-                refusals = tuple(one for one in refusals if one.field != "--num-layers")
+        notes.append(f"of {self.recipe or 'its recipe'} only what the text overrides is read")
+        if self.recipe:  # which may have a layout, and the FSDP that writes the format
+            its = {"--ckpt-format", "--num-layers" if LAYOUT_TEXT not in words else ""}
+            refusals = tuple(one for one in refusals if one.field not in its)
         if self.unread:
             notes.append(f"not read: {', '.join(self.unread)}")
         return replace(found, training=known, notes=tuple(notes), refusals=refusals)
@@ -100,7 +103,7 @@ def say(spec: CurrentSpec) -> StatedBridge:
     if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
         document = yaml.safe_load(spec.text)
         return _stated(document if isinstance(document, Mapping) else {})
-    commands = commands_of(spec.text)
+    commands = commands_of(spec.text, spec.files)
     command = max(commands, key=lambda one: sum("=" in text for text in one.texts))
     texts = command.texts
     given: dict[str, object] = {}
@@ -109,8 +112,11 @@ def say(spec: CurrentSpec) -> StatedBridge:
         key, value = found.groups() if found else (SHORT.get(text, ""), after)
         if key:
             given[key] = yaml.safe_load(value)
-    recipe = next((after for flag, after in pairwise(texts) if flag == "--recipe"), "")
-    return _stated(given, recipe, machine_of(command))
+    named = command.words().get("recipe") or [""]
+    if "peft" in named[0] or "peft_scheme" in command.words():
+        rule = "trains adapters, which are not priced"
+        raise fault("--recipe", named[0], rule, "give a command of a pretrain or sft recipe")
+    return _stated(given, named[0], machine_of(command))
 
 
 def _stated(
@@ -121,10 +127,14 @@ def _stated(
     words = arguments_of(given)
     words.pop("fp8_param_gather", None)  # a precision of Bridge's decides it
     preset = given.get("mixed_precision")
+    if preset is None and (own := next((one for one in LOW if one in recipe), None)):
+        preset = f"bf16_with_{own}_mixed"  # as recipes are named after it
     if preset is not None:
         words.pop("grad_reduce_in_bf16", None)
         words.update(_preset(str(preset)))
     known = {*KEYS.values(), "mixed_precision", "ddp.grad_reduce_in_fp32"}
+    if given.get(GATHERS) is False and "fp8_format" in words:  # priced as its presets have it
+        known -= {GATHERS}
     unread = [f"{key}={one}" for key, one in given.items() if key not in known]
     unread = [text for text in unread if text.startswith(("model.", "ddp.", "mixed_precision."))]
     machine = machine or Machine()

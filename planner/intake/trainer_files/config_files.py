@@ -14,11 +14,17 @@ from planner.errors import SpecError, fault
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
+Lookup = Callable[[str], str | None]
 # key of Axolotl -> field of a layout
 AXOLOTL = {
     "tensor_parallel_size": "tp", "context_parallel_size": "cp", "dp_shard_size": "dp_shard",
     "dp_replicate_size": "dp_replicate", "micro_batch_size": "micro_batch_size",
+    "expert_parallel_size": "ep",
 }  # fmt: skip
+# of Axolotl and of LLaMA-Factory: a loss without all logits at once
+CHUNKED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel")
+ADAMW = ("AdamW", "Adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+OWN_OPTIMIZERS = ("muon", "galore", "badam", "apollo", "adam_mini")  # LLaMA-Factory's use_...
 DEEPSPEED = ("train_micro_batch_size_per_gpu", "train_batch_size")
 UNSTATED = (
     "it states neither sequences a microbatch nor recomputation by transformers: one sequence, and "
@@ -31,6 +37,7 @@ GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Ax
 class Read:
     """A job under construction: its parts, and the notes of its reader."""
 
+    lookup: Lookup
     layout: dict[str, object] = field(default_factory=dict)
     training: dict[str, object] = field(default_factory=dict)
     cluster: dict[str, object] = field(default_factory=dict)
@@ -42,10 +49,13 @@ class Read:
         return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
 
 
-def read_config(name: str, values: Values, text: str = "") -> dict[str, object] | None:
+def read_config(
+    name: str, values: Values, text: str = "", lookup: Lookup = lambda _: None
+) -> dict[str, object] | None:
     """A job's `current` for a trainer's configuration; None where the mapping is none.
 
     text: the file as it was written, into which another layout can be written.
+    lookup: the text of a file that it names.
 
     Raises SpecError naming what it is, for one that is not read.
     """
@@ -56,7 +66,7 @@ def read_config(name: str, values: Values, text: str = "") -> dict[str, object] 
         return {"name": name, "format": kind.format, "text": text or json.dumps(values)}
     if kind.reader is None:
         raise fault("current", name, f"is {kind.title}", kind.remedy)
-    found = Read()
+    found = Read(lookup=lookup)
     kind.reader(values, found)
     notes = [f"{name} is {kind.title}", *found.notes]
     configuration = {"name": name, "format": "configuration", "text": text}
@@ -79,18 +89,51 @@ def _accelerate(values: Values, found: Read) -> None:
     if kind == "DEEPSPEED":
         own = _part(values, "deepspeed_config")
         if named := own.get("deepspeed_config_file"):
-            raise fault("deepspeed_config_file", named, "is not read", "give it itself")
-        _zero({"zero_stage": 2, **own}, found)  # accelerate utils/dataclasses.py DeepSpeedPlugin
+            read = _beside(named, found)
+            if read is None:
+                rule, remedy = "is not there, or is not JSON", "put it beside the file"
+                raise fault("deepspeed_config_file", named, rule, remedy)
+            _deepspeed(read, found)
+        else:  # accelerate utils/dataclasses.py DeepSpeedPlugin
+            _zero({"zero_stage": 2, **own}, found)
     elif kind == "FSDP":
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", count, machines)
     else:
         found.layout |= {"zero_stage": 0} if kind == "MULTI_GPU" else {"dp_shard": 1}
-    _precision(str(values.get("mixed_precision", "no")), found)
+    if "precision" not in found.layout:
+        _precision(str(values.get("mixed_precision", "no")), found)
     dynamo = str(_part(values, "dynamo_config").get("dynamo_backend", "NO")).upper()
     found.layout["compile"] = dynamo != "NO"
     if kind == "FSDP" and found.layout["precision"] == "bf16" and "param_dtype" not in found.layout:
         found.layout["reduce_dtype"] = "bfloat16"  # Accelerate's policy has one dtype for both
     found.notes.append(UNSTATED)
+
+
+def _beside(name: object, found: Read) -> Values | None:
+    """DeepSpeed's JSON that a file names; None where it is not there, or is none."""
+    try:
+        values = json.loads(found.lookup(str(name)) or "")
+    except ValueError:
+        return None
+    return values if isinstance(values, Mapping) else None
+
+
+def _sharding(values: Values, found: Read) -> None:
+    """ZeRO of the JSON that Axolotl's and LLaMA-Factory's key names; DDP where nothing shards."""
+    named = values.get("deepspeed")
+    read = _beside(named, found) if named else None
+    if read is not None:
+        _zero(read, found)
+    elif named:
+        found.notes.append(f"deepspeed {named} is not there: put it beside the file")
+    elif not (values.get("fsdp") or values.get("fsdp_config") or "dp_shard" in found.layout):
+        found.layout["zero_stage"] = 0
+        found.notes.append("it shards nothing, so it is DDP, unless its launcher's file shards")
+
+
+def _optimizer(name: object, found: Read) -> None:
+    if name and name not in ADAMW:
+        found.notes.append(f"optimizer {name} is priced as AdamW")
 
 
 def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
@@ -147,18 +190,16 @@ def _deepspeed(values: Values, found: Read) -> None:
         ranks = batch // (micro * passes)
         found.layout |= {"tp": tp, "sequence_parallel": False}
         found.cluster["num_gpus"] = ranks * tp
-    for key, name in (("bf16", "bf16"), ("fp16", "fp16")):
-        if _part(values, key).get("enabled") not in (None, False):
-            _precision(name, found)
+    stated = {key: _part(values, key).get("enabled") for key in ("bf16", "fp16")}
+    on = [key for wanted in (True, "auto") for key, one in stated.items() if one == wanted]
+    _precision(on[0] if on else "no", found)
+    if on and stated[on[0]] == "auto":
+        found.notes.append(f"its numbers are transformers' choice (auto): taken as {on[0]}")
     if _part(values, "bf16").get("bf16_master_weights_and_grads") is True:
         found.layout["master_dtype"] = "bfloat16"
-    optimizer = str(_part(values, "optimizer").get("type", "AdamW"))
-    if optimizer not in ("Adam", "AdamW"):
-        found.notes.append(f"optimizer {optimizer} is priced as AdamW")
-    reduces = {"fp32": "float32", "bf16": "bfloat16"}.get(
-        str(values.get("communication_data_type"))
-    )
-    if reduces:
+    _optimizer(_part(values, "optimizer").get("type"), found)
+    dtypes = {"fp32": "float32", "bf16": "bfloat16"}
+    if reduces := dtypes.get(str(values.get("communication_data_type"))):
         found.layout["reduce_dtype"] = reduces
 
 
@@ -173,11 +214,12 @@ def _axolotl(values: Values, found: Read) -> None:
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
     _batch(values, found, _whole(values, "micro_batch_size"))
     _trained(values, found, "sequence_len", bool(values.get("gradient_checkpointing")))
-    if values.get("deepspeed"):
-        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
 
 
 def _llama_factory(values: Values, found: Read) -> None:
+    for key in values:
+        if str(key).endswith("_model_parallel_size"):
+            raise _unread(str(key), values[key], "give a layout in JSON: it starts Megatron")
     if values.get("finetuning_type", "lora") != "full":
         kind = values.get("finetuning_type", "lora")
         raise _unread("finetuning_type", kind, "use full: adapters are not priced")
@@ -187,8 +229,6 @@ def _llama_factory(values: Values, found: Read) -> None:
     found.layout["micro_batch_size"] = micro
     _batch(values, found, micro)
     _trained(values, found, "cutoff_len", values.get("disable_gradient_checkpointing") is not True)
-    if values.get("deepspeed"):
-        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
 
 
 def _model(text: object, found: Read) -> object:
@@ -219,7 +259,16 @@ def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None
         found.training["seq_len"] = _whole(values, length)
     found.layout["ac"] = "full" if recomputes else "none"
     found.layout["compile"] = values.get("torch_compile") is True
-    _precision("bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "no", found)
+    formats = ("fp8", "bf16", "pure_bf16", "bfloat16", "fp16")
+    name = next((name for name in formats if values.get(name)), "no")
+    _precision(name.replace("bfloat16", "bf16"), found)
+    if name in ("pure_bf16", "bfloat16"):
+        found.layout["master_dtype"] = "bfloat16"
+    if any(values.get(key) for key in CHUNKED):
+        found.training["chunked_loss"] = True
+    own = [name for name in OWN_OPTIMIZERS if values.get(f"use_{name}")]
+    _optimizer(own[0] if own else values.get("optimizer") or values.get("optim"), found)
+    _sharding(values, found)
 
 
 _PRECISIONS = (("fp8", "float8-tensorwise"), ("bf16", "bf16"), ("fp16", "fp16"))
@@ -269,30 +318,33 @@ class ConfigKind:
     format: CurrentFormat | None = None
 
 
+def _is_deepspeed(values: Values) -> bool:
+    """Whether a key is DeepSpeed's own; others have a train_batch_size, too."""
+    sections = [isinstance(values.get(key), Mapping) for key in ("bf16", "fp16", "optimizer")]
+    own = not {"zero_optimization", DEEPSPEED[0]}.isdisjoint(values)
+    return own or (DEEPSPEED[1] in values and any(sections))
+
+
 def _has(*keys: str) -> Callable[[Values], bool]:
     return lambda values: all(key in values for key in keys)
 
 
 KINDS = (
-    ConfigKind(
-        title="a model of Hugging Face, not what trains it",
-        marks=_has("architectures", "model_type"),
-        remedy="give it to --model",
-    ),
-    ConfigKind(
-        title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
-    ),
+    ConfigKind(title="a model of Hugging Face, not what trains it", remedy="give it to --model",
+               marks=_has("architectures", "model_type")),
+    ConfigKind(title="an Accelerate configuration", marks=_has("distributed_type"),
+               reader=_accelerate),
     ConfigKind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
     ConfigKind(title="a LLaMA-Factory configuration",
                marks=_has("model_name_or_path", "stage"), reader=_llama_factory),
     ConfigKind(title="a DeepSpeed configuration", reader=_deepspeed,
-               marks=lambda values: not {"zero_optimization", *DEEPSPEED}.isdisjoint(values)),
+               marks=_is_deepspeed),
     ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: any(
             key.endswith("_model_parallel_size") or key.startswith("recompute_")
             for key in map(str, _part(values, "model"))
-        ),
+        ) or not {"global_batch_size", "micro_batch_size"}.isdisjoint(_part(values, "train")),
         format="megatron-bridge",
     ),
     ConfigKind(title="a Primus configuration, which is not read",

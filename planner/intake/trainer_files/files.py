@@ -7,14 +7,29 @@ from planner.errors import fault
 from planner.intake.current import REMEDY, UNREAD, complete, format_of, named_files
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.megatron_log import measured_by
+from planner.intake.trainer_files.shell import ARGUMENTS
 from planner.specs.current import MAX_TEXT
 from planner.specs.job import Job
 
 
-def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[str, object] | None:
+def with_arguments(path: str) -> tuple[str, str]:
+    """A script's path, and the parameters behind it: `run.sh 8B 1 8`."""
+    script, _, arguments = path.partition(" ")
+    try:
+        whole, first = (Path(one).expanduser().is_file() for one in (path, script))
+    except OSError:  # too long for a name
+        whole, first = False, True
+    known = script.endswith((".toml", ".json", ".yaml", ".yml", ".py", ".log"))
+    return (script, arguments) if first and not whole and not known else (path, "")
+
+
+def gather(
+    name: str, text: str, lookup: Callable[[str], str | None], arguments: str = ""
+) -> dict[str, object] | None:
     """The job's `current` for a text and the files it names; None where the text is no trainer's.
 
     lookup: the text of a named file, or None where there is no such file.
+    arguments: parameters of a script, as a shell would read them.
     """
     kind = format_of(text, name)
     if kind is None or kind == "torchtitan-log":
@@ -23,7 +38,7 @@ def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[st
         measured = measured_by(text)
         head: dict[str, object] = {"name": name, "format": kind, "text": text[:MAX_TEXT]}
         return {**head, **({"measured": measured} if measured else {})}
-    files = {}
+    files = {ARGUMENTS: arguments} if arguments else {}
     waiting = list(named_files(name, text))
     while waiting:
         wanted = waiting.pop()
@@ -38,17 +53,12 @@ def beside(path: Path) -> Callable[[str], str | None]:
     """A lookup of named files: by the path as written, else in the folder of the file naming it."""
 
     def lookup(name: str) -> str | None:
-        for place in (Path(name), path.parent / name, path.parent / Path(name).name):
+        for place in (Path(name), path.parent / name.lstrip("/"), path.parent / Path(name).name):
             try:
-                text = (
-                    place.read_text(encoding="utf-8")
-                    if place.is_file() and place.stat().st_size <= MAX_TEXT
-                    else None
-                )
+                if place.is_file() and place.stat().st_size <= MAX_TEXT:
+                    return place.read_text(encoding="utf-8")
             except (OSError, ValueError):
-                text = None
-            if text is not None:
-                return text
+                continue
         return None
 
     return lookup
@@ -59,13 +69,14 @@ def read_file(path: str) -> dict[str, object]:
 
     Raises SpecError where the file cannot be read or is no trainer's.
     """
+    path, arguments = with_arguments(path)
     place = Path(path).expanduser()
     try:
         text = place.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         rule = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise fault("current", path, rule, REMEDY) from None
-    found = gather(place.name, text, beside(place))
+    found = gather(place.name, text, beside(place), arguments)
     if found is None:
         raise fault("current", path, UNREAD, REMEDY)
     return found

@@ -11,6 +11,7 @@ from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Field, Script, Span, read_script
 from planner.trainers.titan_defaults import AC
 
+_VARIABLE = re.compile(r"[ \t]+\$\{?\w+\}?")
 Changes = Mapping[str, Sequence[str] | None]
 # beginnings of torchrun's own flags
 LAUNCHER = ("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank",
@@ -32,11 +33,8 @@ class Placed:
 
     @property
     def words(self) -> list[str]:
-        return (
-            [self.flag.text.partition("=")[2]]
-            if self.joined
-            else [value.text for value in self.values]
-        )
+        joined = [self.flag.text.partition("=")[2]]
+        return joined if self.joined else [value.text for value in self.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +58,24 @@ class Command:
         return {placed.name: placed.words for placed in self.flags}
 
 
-def commands_of(text: str) -> list[Command]:
-    """Every command of a script, in order."""
-    script = read_script(text)
+def commands_of(text: str, files: Mapping[str, str] | None = None) -> list[Command]:
+    """Every command of a script, in order. files: texts that it may read in with `source`."""
+    script = read_script(text, files)
     ends = zip(script.commands, script.ends, strict=True)
     return [Command(script, tuple(fields), end) for fields, end in ends]
 
 
-def best_command(text: str, rating: Callable[[Command], int], trainer: str, remedy: str) -> Command:
+def best_command(
+    commands: Sequence[Command], rating: Callable[[Command], int], trainer: str, remedy: str
+) -> Command:
     """The command with the highest rating, the last of several.
 
     Raises SpecError where every rating is 0.
     """
-    rated = [(rating(command), at, command) for at, command in enumerate(commands_of(text))]
-    best = max(rated, default=(0, 0, None), key=lambda one: one[:2])
-    if best[2] is None or best[0] == 0:
+    best = max(reversed(commands), default=None, key=rating)
+    if best is None or rating(best) == 0:
         raise fault("current", None, f"holds no command that starts {trainer}", remedy)
-    return best[2]
+    return best
 
 
 def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
@@ -108,11 +107,8 @@ def edit_flags(
     near: which flags, by plain name, a new one is written next to.
     """
     before = read(text)
-    wanted = {
-        **before.words(),
-        **{name: list(words) for name, words in changes.items() if words is not None},
-    }
-    wanted = {name: words for name, words in wanted.items() if changes.get(name, ()) is not None}
+    wanted = {name: words for name, words in before.words().items() if name not in changes}
+    wanted |= {name: list(words) for name, words in changes.items() if words is not None}
     tries = []
     for at_definition in (True, False):
         new = _Edit(before, near, at_definition).changed(changes, spell)
@@ -180,27 +176,15 @@ class _Edit:
             placed
             for placed in self.command.flags
             if placed.flag.span is not None and _is_setting(placed)
-        ]
-        kept = [
-            placed
-            for placed in kept
-            if not any(
-                span[0] <= _whole(self.command.script.text, placed)[0] < span[1]
-                for span, _ in edits
-            )
+            for start in (_whole(self.command.script.text, placed)[0],)
+            if not any(span[0] <= start < span[1] for span, _ in edits)
         ]
         kept = [placed for placed in kept if self.near(placed.name)] or kept
         moved = sum(len(replacement) - (end - start) for (start, end), replacement in edits)
         if not kept:
-            last = next(
-                (
-                    field.outer[0]
-                    for field in self.command.fields
-                    if field.text.startswith(AC_COMMAND) and field.outer
-                ),
-                None,
-            )
-            end = _moved(last, edits) - 1 if last is not None else self.command.end + moved
+            fields = self.command.fields
+            last = [one.outer[0] for one in fields if one.text.startswith(AC_COMMAND) and one.outer]
+            end = _moved(last[0], edits) - 1 if last else self.command.end + moved
             return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
         start, end = _whole(self.command.script.text, kept[-1])
         start, end = (_moved(place, edits) for place in (start, end))
@@ -209,9 +193,8 @@ class _Edit:
         if indent.strip():
             return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
         previous = text[:line_start].rstrip("\n").rpartition("\n")[2]
-        continued = (
-            previous.rstrip().endswith("\\") or text[end:].partition("\n")[0].strip() == "\\"
-        )
+        after = text[end:].partition("\n")[0].strip()
+        continued = previous.rstrip().endswith("\\") or after == "\\"
         parting = f" \\\n{indent}" if continued else f"\n{indent}"
         return text[:end] + "".join(parting + flag for flag in new) + text[end:]
 
@@ -226,12 +209,12 @@ def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:
 
 def _fitting(text: str, span: Span, word: str) -> str:
     """A word as it can stand at this place: unquoted inside quotes, else quoted where needed."""
-    inside = (
-        span[0] > 0
-        and text[span[0] - 1] in "'\""
-        and text[span[1] : span[1] + 1] == text[span[0] - 1]
-    )
-    return word if inside else shlex.quote(word)
+    return word if _in_quotes(text, span) else shlex.quote(word)
+
+
+def _in_quotes(text: str, span: Span) -> bool:
+    before = text[: span[0]][-1:]
+    return before in ("'", '"') and before == text[span[1] : span[1] + 1]
 
 
 def _written(text: str, field: Field) -> Span | None:
@@ -239,23 +222,13 @@ def _written(text: str, field: Field) -> Span | None:
 
     The quotes around a variable's assignment are not part of it.
     """
-    if (
-        field.outer is not None
-        and field.span is not None
-        and field.outer[0] <= field.span[0]
-        and field.span[1] <= field.outer[1]
-    ):
-        return field.outer
-    span = field.span
+    span, outer = field.span, field.outer
     if span is None:
-        return field.reference or field.outer
+        return field.reference or outer
+    if outer is not None and outer[0] <= span[0] and span[1] <= outer[1]:
+        return outer
     start, end = span
-    quoted = (
-        start > 1
-        and text[start - 1] in "'\""
-        and text[end : end + 1] == text[start - 1]
-        and text[start - 2] != "="
-    )
+    quoted = _in_quotes(text, span) and text[: start - 1][-1:] != "="
     return (start - 1, end + 1) if quoted else span
 
 
@@ -263,14 +236,11 @@ def _whole(text: str, placed: Placed) -> Span:
     """From the flag to the last value written after it; a variable's value is written elsewhere."""
     start, end = _written(text, placed.flag) or (0, 0)
     for value in placed.values:
-        for span in (value.outer, _written(text, value), value.reference):
-            if (
-                span is not None
-                and span[0] >= end
-                and not text[end : span[0]].replace("\\\n", "").strip()
-            ):
-                end = span[1]
-                break
+        spans = (value.outer, _written(text, value), value.reference)
+        after = [one for one in spans if one is not None and one[0] >= end]
+        near = [one for one in after if not text[end : one[0]].replace("\\\n", "").strip()]
+        hidden = _VARIABLE.match(text, end)  # one whose value another variable brings
+        end = near[0][1] if near else hidden.end() if hidden else end
     return start, end
 
 
@@ -291,8 +261,7 @@ def _line_of(text: str, start: int, end: int) -> Span:
     it is the blanks before it.
     """
     line_start = text.rfind("\n", 0, start) + 1
-    line_end = text.find("\n", end)
-    line_end = len(text) if line_end < 0 else line_end
+    line_end = f"{text}\n".find("\n", end)
     before, after = text[line_start:start], text[end:line_end]
     if before.strip() or re.sub(r"\s*\\?\s*(#.*)?$", "", after):
         blanks = len(before) - len(before.rstrip(" \t"))

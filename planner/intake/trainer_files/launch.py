@@ -23,13 +23,7 @@ def machine_of(command: Command) -> Machine:
         started = [script.value("NGPU") or ""]
     per_node = _count(started) if started is not None else per_node
     asked = _first(words, "nnodes", "nodes", "num_nodes")
-    nodes = (
-        _count(asked)
-        if asked is not None
-        else _count([script.batch["nodes"]])
-        if "nodes" in script.batch
-        else None
-    )
+    nodes = _count([script.batch.get("nodes", "")] if asked is None else asked)
     if asked is None and nodes is None and started is not None:
         nodes = _count([script.value("NNODES") or "1"])
     world = script.value("WORLD_SIZE")

@@ -7,9 +7,10 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and deriv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import get_args
 
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, fault
 from planner.export.base import Export
 from planner.export.commands import plain_name, spelled
 from planner.export.megatron import MUON
@@ -19,13 +20,20 @@ from planner.export.megatron_read import exported_words, read_arguments, whole, 
 from planner.export.megatron_settings import CAPACITY, GRAPH_ARGUMENTS, GROUPS, PADDED
 from planner.intake.trainer_files import megatron_deepspeed
 from planner.intake.trainer_files.canonical import canonical
-from planner.intake.trainer_files.flags import Command, best_command, edit_flags
+from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
 from planner.intake.trainer_files.launch import machine_of
-from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions, muon_faults
+from planner.intake.trainer_files.megatron_judge import (
+    GROUP,
+    GivenFlags,
+    assertions,
+    muon_faults,
+    refuse_others,
+)
 from planner.intake.trainer_files.megatron_log import dumped, words_of
 from planner.intake.trainer_files.megatron_model import model_keys
 from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
+from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
@@ -37,10 +45,6 @@ from planner.trainers.registry import release_of
 
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
-# programs of other models, and others that do not train
-_OTHERS = re.compile(
-    r"pretrain_(?:bert|t5|ict|retro|vision|vlm|mimo)|train_mimo|text_generation|generat|tasks/main"
-)
 # tokenizer -> its tokens; pretrain_gpt.py takes the first where none is named
 TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 _KNOWN = frozenset(
@@ -75,6 +79,7 @@ class StatedMegatron:
     ran: whether it is of a log, so that Megatron did not stop at it.
     skipped: parts of a script that are only known once it runs.
     unset: flag -> the variable that it takes its value from, and that nobody sets.
+    absent: files that the script reads in and that are not there, in words; "" for none.
     needed: arguments without which there is no run.
     """
 
@@ -87,6 +92,7 @@ class StatedMegatron:
     ran: bool = False
     skipped: tuple[str, ...] = ()
     unset: Mapping[str, str] = field(default_factory=dict)
+    absent: str = ""
     needed: tuple[str, ...] = NEEDED[3:]
 
     @property
@@ -100,7 +106,7 @@ class StatedMegatron:
         words = with_layers(self.words)
         missing = [name for name in NEEDED[:3] if word(words, name) is None]
         if missing:
-            lacking = f"it has no {', '.join(map(self.shown, missing))}"
+            lacking = f"it has no {', '.join(map(self.shown, missing))}{self.absent}"
             return StatedModel(value=None, lacking=lacking)
         keys = model_keys(words)
         null = word(self.words, "tokenizer_type") == "NullTokenizer"
@@ -108,6 +114,7 @@ class StatedMegatron:
             release = release_of("megatron", self.asked or self.version)
             keys["vocab_size"] = whole(self.words, "vocab_size") + adds_a_token(release)
         hint = (word(self.words, "tokenizer_model") or "").rstrip("/").rpartition("/")[2].lower()
+        hint = "" if hint.endswith((".model", ".json")) else hint  # a file of any model
         if "vocab_size" in keys:
             return named(keys, hint=hint)
         known = by_hint({**keys, "vocab_size": 1}, leave_open=frozenset({"vocab_size"}), hint=hint)
@@ -173,7 +180,10 @@ class StatedMegatron:
         if changed:
             training["overlap"] = changed
         backend = word(words, "attention_backend")
-        if backend in ATTENTION_KERNELS:
+        version = word(words, "flash_attention_version")
+        if version == "3" and backend in (None, "auto", "flash"):
+            training["attention_kernel"] = "flash3"
+        elif backend in ATTENTION_KERNELS:
             training["attention_kernel"] = ATTENTION_KERNELS[backend]
         if word(words, "optimizer") == "sgd":
             training["optimizer"] = "sgd"
@@ -207,9 +217,8 @@ class StatedMegatron:
         words = self.words
         method, layers = word(words, "recompute_method"), word(words, "recompute_num_layers")
         if self.skipped:
-            yield f"not read, since only running it tells: {'; '.join(self.skipped)}"
-        if self.trainer == megatron_deepspeed.NAME:
-            yield megatron_deepspeed.NOTE
+            shown = "; ".join(text[:160] for text in self.skipped)
+            yield f"not read, since only running it tells: {shown}"
         if "vocab_size" not in words and self.tokens is not None and self.model.value is not None:
             yield f"its tokenizer is taken to have {self.tokens:,} tokens"
         if method == "uniform" and layers not in (None, "1"):
@@ -236,12 +245,20 @@ class StatedMegatron:
         yield from unpriced(words)
 
 
-def find_command(text: str) -> Command:
+def find_command(text: str, files: Mapping[str, str] | None = None) -> Command:
     """The command that starts Megatron: of several, the one with the most of its arguments.
 
     Raises SpecError where there is none.
     """
-    return best_command(text, _rating, "Megatron-LM", "give the script that calls pretrain_gpt.py")
+    remedy = "give the script that calls pretrain_gpt.py"
+    return best_command(commands_of(text, files), _rating, "Megatron-LM", remedy)
+
+
+def named_by(text: str) -> list[str]:
+    """Files that a script names: those it reads in, and DeepSpeed's JSON."""
+    script = read_script(text)
+    commands = [" ".join(field.text for field in command) for command in script.commands]
+    return script.sourced + [name for text in commands for name in megatron_deepspeed.named(text)]
 
 
 def _rating(command: Command) -> int:
@@ -255,7 +272,7 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
 
     asked: the release that the job names.
     """
-    command = find_command(spec.text)
+    command = find_command(spec.text, spec.files)
     script = command.script
     expandable = any("expandable_segments:True" in (script.value(name) or "") for name in ALLOCATOR)
     skipped = tuple(
@@ -264,10 +281,17 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
         if _RELEVANT & {plain_name(one) for one in text.split() if one.startswith("--")}
     )
     flags, words = _given_flags(command), command.words()
-    _refuse_others(command)
+    refuse_others(command)
+    unset = _unset(spec.text, words)
+    lost = [name for name in script.sourced if name not in spec.files]
+    if lost and (hidden := [spelled(name) for name in unset if name in _RELEVANT]):
+        rule = f"is read in, is not there, and {', '.join(hidden)} may come from it"
+        raise fault("current", lost[0], rule, "put it beside the script")
     deepspeed = megatron_deepspeed.MARK in words
+    zero = megatron_deepspeed.zero_of(command, spec.files) if deepspeed else None
+    skipped += (megatron_deepspeed.UNREAD,) if deepspeed and zero is None else ()
     return StatedMegatron(
-        words=megatron_deepspeed.read_deepspeed(words) if deepspeed else words,
+        words=megatron_deepspeed.read_deepspeed(words, zero) if deepspeed else words,
         trainer=megatron_deepspeed.NAME if deepspeed else "megatron",
         ran=deepspeed,
         flags=GivenFlags(program="", given={}) if deepspeed else flags,
@@ -275,18 +299,9 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
         machine=machine_of(command),
         expandable=expandable,
         skipped=skipped,
-        unset=_unset(spec.text, words),
+        unset=unset,
+        absent=f"; {', '.join(lost)}, which it reads in, is not there" if lost else "",
     )
-
-
-def _refuse_others(command: Command) -> None:
-    """Raises SpecError for a program that trains no language model, or trains none at all."""
-    programs = [text for text in command.texts if text.endswith(".py") and _OTHERS.search(text)]
-    programs += ["--language-model-type"] if "language_model_type" in command.words() else []
-    if programs:
-        rule = "starts something else than the training of a GPT, which is not priced"
-        remedy = "give a script of pretrain_gpt.py or pretrain_hybrid.py"
-        raise SpecError(Fault("current", programs[0], rule, remedy))
 
 
 def _unset(text: str, words: Words) -> dict[str, str]:
@@ -380,5 +395,5 @@ def _contrary(
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
     """The script with these arguments changed."""
     return edit_flags(
-        spec.text, find_command, changes, lambda name: spelled(name), _RELEVANT.__contains__
+        spec.text, partial(find_command, files=spec.files), changes, spelled, _RELEVANT.__contains__
     )

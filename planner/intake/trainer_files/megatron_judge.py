@@ -7,15 +7,17 @@ Sources: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py (validate_
     megatron/core/pipeline_parallel/schedules.py (forward_backward_pipelining_with_interleaving).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.catalog.megatron_arguments import TABLES, alike, argument, arguments, releases_of
-from planner.errors import Fault
+from planner.errors import Fault, fault
 from planner.export.commands import spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_read import Words, whole, word
 from planner.export.megatron_settings import CAPACITY, PADDED
+from planner.intake.trainer_files.flags import Command
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, release_of
@@ -39,6 +41,12 @@ MODULES = frozenset(
     {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
         "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
 )  # fmt: skip
+# programs of other models, and others that do not train; flags of other models, and of RL (slime)
+_OTHERS = re.compile(
+    r"(?:pretrain_(?:bert|t5|ict|retro|vision|vlm|mimo)|train_mimo|generat|convert|preprocess"
+    r"|inference|evaluat)[^/]*\.py$|tasks/main"
+)
+_OTHER_FLAGS = ("language_model_type", "rollout_batch_size")
 Broken = tuple[str, str, str]
 """Flag that an assertion is about, which a rewritten script may do without; rule; remedy."""
 
@@ -99,6 +107,16 @@ class GivenFlags:
         if newer:
             notes.append(f"priced by the rules of {release.number}: {', '.join(newer)}")
         return faults, notes
+
+
+def refuse_others(command: Command) -> None:
+    """Raises SpecError for a program that trains no language model, or trains none at all."""
+    programs = [text for text in command.texts if text.endswith(".py") and _OTHERS.search(text)]
+    programs += [spelled(name) for name in _OTHER_FLAGS if name in command.words()]
+    if programs:
+        rule = "starts something else than the training of a GPT, which is not priced"
+        remedy = "give a script of pretrain_gpt.py or pretrain_hybrid.py"
+        raise fault("current", programs[0], rule, remedy)
 
 
 def knows(release: Release) -> bool:
@@ -218,12 +236,8 @@ def _experts(run: ScriptRun) -> Iterator[Broken]:
 
 def _optimizer(run: ScriptRun) -> Iterator[Broken]:
     gather, with_step = "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
-    sharded = (
-        run.has("use_distributed_optimizer")
-        or run.has("use_megatron_fsdp")
-        or run.word("optimizer") == "dist_muon"
-    )
-    if run.has(gather) and not sharded:
+    sharded = not {"use_distributed_optimizer", "use_megatron_fsdp"}.isdisjoint(run.words)
+    if run.has(gather) and not sharded and run.word("optimizer") != "dist_muon":
         yield gather, "needs --use-distributed-optimizer", "add --use-distributed-optimizer"
     if run.has(gather) and not run.has("overlap_grad_reduce"):
         yield gather, "needs --overlap-grad-reduce", "add --overlap-grad-reduce"

@@ -12,6 +12,7 @@ from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.edit_yaml import edit_yaml, leaves
 from planner.intake.trainer_files.rewritten_config import config_changes
+from planner.intake.trainer_files.shell import ARGUMENTS
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import StatedTitan, former_name
 from planner.specs.current import CurrentSpec
@@ -63,11 +64,14 @@ def rewrite(
         )
     if isinstance(stated, megatron.StatedMegatron) and kind == "megatron-arguments":
         words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
-        files = {spec.name: megatron.edited_script(spec, words)}
         settings = {
             spelled(name): (_spelled(stated.words.get(name)), _spelled(new))
             for name, new in words.items()
         }
+        if others := spec.files.keys() - {ARGUMENTS}:
+            rest = f"set the fields below in it or in {', '.join(sorted(others))}"
+            return Rewritten(settings=settings, notes=(f"{spec.name} is not changed: {rest}",))
+        files = {spec.name: megatron.edited_script(spec, words)}
         return Rewritten(
             files=files,
             diff=_diffs({spec.name: spec.text}, files),

@@ -8,6 +8,7 @@ variable that nobody sets) reads as empty; the names of such variables are liste
 import ast
 import operator
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,8 +26,9 @@ DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset", "env
 PREFIXES = frozenset({"!", "time", "exec", "sudo", "nohup"})
 OPENING = frozenset({"if", "elif", "else", "then", "do", "{"})
 TESTS = frozenset({"[", "[[", "test"})
-PASSED_OVER = TESTS | {"for", "while", "until", "done", "function", "set", "cd", "echo", "source",
-                       "."}  # fmt: skip
+SOURCING = frozenset({"source", "."})
+ARGUMENTS = "$@"  # name, among the files of a script, of the parameters that it is given
+PASSED_OVER = TESTS | {"for", "while", "until", "done", "function", "set", "cd", "echo"}
 _FLAGS = re.compile(r"(?:[ \t]+-\w+)*\s?")  # the -x and -a of `declare -x`
 _SHELL, _COMMAND_OF = re.compile(r"(?:.*/)?(?:ba|da|z)?sh"), re.compile(r"-\w*c")
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
@@ -39,6 +41,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 _BREAKS = " \t\n;&|()<>"
 _RUN, _QUOTED_RUN = re.compile(r"[^ \t\n;&|()<>'\"\\$`]+"), re.compile(r"[^\"\\$`]+")
+_REDIRECTS, _VALUE = re.compile(r"\d?[<>]"), re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 
@@ -117,6 +120,9 @@ class Script:
     unset: variables that nobody sets.
     skipped: commands and values in branches that were not read.
     batch: options of #SBATCH lines.
+    files: texts of files that it may read in with `source`, by the name it uses.
+    sourced: files that it reads in, there or not.
+    documents: here-documents that no shell reads, as they are written.
     """
 
     text: str
@@ -126,6 +132,9 @@ class Script:
     unset: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     batch: dict[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    sourced: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> str | None:
         """A variable's text; None where nobody sets it."""
@@ -133,23 +142,26 @@ class Script:
         return None if found is None else " ".join(part.text for part in found)
 
 
-def read_script(text: str) -> Script:
-    """Reads a script; #SBATCH lines set Slurm's own variables.
+def read_script(text: str, files: Mapping[str, str] | None = None) -> Script:
+    """Reads a script, with the files that it names; #SBATCH lines set Slurm's own variables.
 
     Raises SpecError where the text is too long or too deeply nested for a launch script.
     """
     if len(text) > MAX_SCRIPT:
         rule = f"is longer than {MAX_SCRIPT:,} characters"
         raise fault("current", None, rule, "give the launch script alone")
-    script = Script(text, batch=_batch(text))
+    script = Script(text, batch=_batch(text), files=files or {})
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
     gpus = re.search(r"(\d+)$", per_node) if per_node else None
-    known: dict[str, str] = {}
-    if nodes and nodes.isdigit():
-        known |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
-    if gpus:
-        known |= {"SLURM_GPUS_ON_NODE": gpus[1], "SLURM_GPUS_PER_NODE": gpus[1]}
+    counted = nodes is not None and nodes.isdigit()
+    known = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES") if counted else (), nodes or "")
+    known |= {f"SLURM_GPUS_{of}": gpus[1] for of in ("ON_NODE", "PER_NODE")} if gpus else {}
+    try:
+        given = shlex.split(script.files.get(ARGUMENTS, ""))
+    except ValueError as error:
+        raise _refused(f"has parameters that no shell reads ({error})") from None
+    known |= {str(number): value for number, value in enumerate(given, 1)}
     for name, value in known.items():
         script.variables[name] = [Field(_made(value), None)]
     try:
@@ -341,12 +353,8 @@ class _Words:
         self.here = end
         found = BRACED.fullmatch(self.text[start + 1 : end])
         if found is None or found[1] in "@*#?":
-            inner = NAME.match(self.text, start + 2)
-            return (
-                [Chars()]
-                if found is not None or inner is None
-                else self.lookup(inner[0], self.since(start))
-            )
+            inner = NAME.match(self.text, start + 2) if found is None else None
+            return [Chars()] if inner is None else self.lookup(inner[0], self.since(start))
         sign = found[3] or ""
         known = self.script.value(found[1])
         absent = known is None or (sign.startswith(":") and not known)
@@ -363,8 +371,7 @@ class _Words:
         """The value of the text after `:-`."""
         after, before = self.here, self.stop
         self.here = start + 1 + found.start(4)
-        end = start + 1 + found.end(4)
-        self.stop = end
+        self.stop = end = start + 1 + found.end(4)
         value = Chars()
         while self.here < end:
             for chars, _ in self.piece():
@@ -383,11 +390,7 @@ class _Words:
     def arithmetic(self, start: int) -> Chars:
         end = self.found("))", start)
         self.here = end + 2
-        words = re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?",
-            lambda found: self.script.value(found[1]) or "?",
-            self.text[start + 3 : end],
-        )
+        words = _VALUE.sub(lambda one: self.script.value(one[1]) or "?", self.text[start + 3 : end])
         number = _sum(words)
         return _made("" if number is None else str(number), self.since(start))
 
@@ -552,13 +555,18 @@ class _Reader:
             parts = _split(self.given, f"[{re.escape(self.script.value('IFS') or ' ')}]")
             values = {name: [Field(part, None)] for name, part in zip(names, parts, strict=False)}
             self.script.variables.update(values)
+        elif texts[0] in SOURCING and len(texts) > 1 and texts[1] not in self.script.sourced:
+            self.script.sourced.append(texts[1])  # a loop ends, as each is read once
+            inner = _made(self.script.files.get(texts[1], "")[:MAX_SCRIPT])
+            _Reader(_Words(self.script, inner), ending=self.end_of_command()).statements()
         elif handed is not None:
             before, source = handed
             first = len(self.script.commands)
             _Reader(_Words(self.script, source), ending=self.end_of_command()).statements()
             for index in range(first, len(self.script.commands)):
                 self.script.commands[index] = [*before, *self.script.commands[index]]
-        elif texts[0] not in PASSED_OVER and texts[-1] != "]]":
+        elif texts[0] not in PASSED_OVER | SOURCING and texts[-1] != "]]":
+            self.script.documents += [] if self.given is None else [self.given.text]
             self.script.commands.append(words)
             self.script.ends.append(self.end_of_command())
 
@@ -601,14 +609,9 @@ class _Reader:
                 self.words.here += 1
             elif self.text.startswith("\\\n", self.words.here):
                 self.words.here += 2
-            elif char == "#" and (
-                self.words.here == 0 or self.text[self.words.here - 1] in " \t\n;"
-            ):
+            elif char == "#" and self.text[: self.words.here][-1:] in ("", *" \t\n;"):
                 self.words.here = self.words.found("\n")
-            elif char in "<>" or (
-                char.isdigit()
-                and self.text[self.words.here + 1 : self.words.here + 2] in (">", "<")
-            ):
+            elif _REDIRECTS.match(self.text, self.words.here):
                 self.redirection()
             elif char in "\n;&|)(":
                 twice = self.text.startswith((";;", "&&", "||"), self.words.here)
@@ -632,15 +635,11 @@ class _Reader:
         assert found is not None, "it was recognised by the same signs"
         self.words.here = max(found.end(), self.words.here + 1)
         if found[1]:
-            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(
-                self.text, self.words.here
-            )
-            start, close = (
-                self.words.found("\n") + 1,
-                len(self.text) if end is None else end.start(),
-            )
-            self.given = self.words.source.cut(start, close)
-            self.words.here = close if end is None else end.end()
+            closing = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE)
+            end = closing.search(self.text, self.words.here)
+            close, here = (len(self.text),) * 2 if end is None else end.span()
+            self.given = self.words.source.cut(self.words.found("\n") + 1, close)
+            self.words.here = here
 
     def assign(self, found: re.Match[str]) -> None:
         self.words.here = found.end()

@@ -41,12 +41,8 @@ _OTHERS = frozenset({
     "compile.enable_async_tensor_parallel",
     AC + "mode", AC + "selective_ac_option", AC + "memory_budget", IN_BACKWARD,
 })  # fmt: skip
-STAGES = (
-    MODULES,
-    LAYERS,
-    P + "pipeline_parallel_first_stage_less_layers",
-    P + "pipeline_parallel_last_stage_less_layers",
-)
+_LESS = tuple(f"{P}pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
+STAGES = (MODULES, LAYERS, *_LESS)
 
 
 def titan_changes(
@@ -162,11 +158,7 @@ def _stages(
         elif key in stated.given:
             changes[key] = None
     if MODULES not in wanted:
-        changes.update(
-            dict.fromkeys(
-                (key for key in STAGES[2:] if key in stated.given and stated.given[key] != 1), 1
-            )
-        )
+        changes.update({key: 1 for key in STAGES[2:] if stated.given.get(key, 1) != 1})
 
 
 def _converters(
@@ -196,10 +188,8 @@ def _converters(
         if key.startswith("quantize.") and decides and not theirs and now.get(key) != value:
             changes[key] = value
     recipe = f"{FLOAT8}.recipe_name"
-    if winner.precision == "float8-tensorwise" and stated.given.get(recipe) not in (
-        None,
-        "tensorwise",
-    ):
+    other = stated.given.get(recipe) not in (None, "tensorwise")
+    if winner.precision == "float8-tensorwise" and other:
         changes[recipe] = "tensorwise"
 
 

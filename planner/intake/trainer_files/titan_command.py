@@ -5,15 +5,16 @@ Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CON
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 
 from planner.errors import fault
 from planner.export.base import Value
 from planner.export.titan_settings import AC_COMMAND, mode_words
 from planner.export.torchtitan import flag_words, read_titan_flags
-from planner.intake.trainer_files.flags import Command, best_command, edit_flags
+from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
@@ -43,13 +44,13 @@ class TitanCommand:
     given: Mapping[str, object]
 
 
-def find_command(text: str) -> Command:
+def find_command(text: str, files: Mapping[str, str] | None = None) -> Command:
     """The command that starts TorchTitan: of several, the one with the most settings.
 
     Raises SpecError where there is none.
     """
     remedy = "give the script or the line that starts torchtitan.train"
-    return best_command(text, _rating, "TorchTitan", remedy)
+    return best_command(commands_of(text, files), _rating, "TorchTitan", remedy)
 
 
 def _rating(command: Command) -> int:
@@ -95,7 +96,7 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
 
     Raises SpecError where it names a TOML that is not among the files.
     """
-    command = find_command(spec.text)
+    command = find_command(spec.text, spec.files)
     name = config_file(command)
     if name and name not in spec.files:
         remedy = "keep the TOML beside the script, or give the TOML itself"
@@ -245,21 +246,18 @@ def _with_flags(
         if isinstance(value, bool) and other in held:
             words[other] = None
         words[name] = spelled[1:]
-    new = (
-        edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name)
-        if words
-        else text
-    )
+    find = partial(find_command, files=found.command.script.files)
+    new = edit_flags(text, find, words, lambda name: f"--{name}", lambda name: "." in name)
     if line == "0.3" and any(key.startswith(AC) for key in changes):
         now = {**found.given, **{key: value for key, value in changes.items() if value is not None}}
         mode = str(now.get(AC + "mode", "selective"))
-        new = _with_subcommand(new, mode_words(mode, now.get(AC + "memory_budget")))
+        new = _with_subcommand(new, find, mode_words(mode, now.get(AC + "memory_budget")))
     return new
 
 
-def _with_subcommand(text: str, subcommand: Sequence[str]) -> str:
+def _with_subcommand(text: str, find: Callable[[str], Command], subcommand: Sequence[str]) -> str:
     """The text with 0.3's subcommand for activation checkpointing, which comes last on the line."""
-    command = find_command(text)
+    command = find(text)
     old = next((field for field in command.fields if field.text.startswith(AC_COMMAND)), None)
     words = " ".join(subcommand)
     if old is not None and old.outer is not None:

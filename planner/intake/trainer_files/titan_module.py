@@ -72,23 +72,14 @@ def flavor_of(call: ast.AST) -> str | None:
 
     "8B" in model_registry("8B"), replace(llama3_args["8B"], ...) and llama3_configs["8B"](...).
     """
-    if not isinstance(call, ast.Call):
-        return None
-    first = call.args[0] if call.args else None
-    if (
-        _called(call) == "model_registry"
-        and isinstance(first, ast.Constant)
-        and isinstance(first.value, str)
-    ):
-        return first.value
-    if (
-        _called(call) == "replace"
-        and isinstance(first, ast.Subscript)
-        and isinstance(first.slice, ast.Constant)
-    ):
-        return str(first.slice.value)
-    if isinstance(call.func, ast.Subscript) and isinstance(call.func.slice, ast.Constant):
-        return str(call.func.slice.value)
+    name = _called(call) if isinstance(call, ast.Call) else ""
+    match call:
+        case ast.Call(args=[ast.Constant(value=str(text)), *_]) if name == "model_registry":
+            return text
+        case ast.Call(args=[ast.Subscript(slice=ast.Constant(value=key)), *_]) if name == "replace":
+            return str(key)
+        case ast.Call(func=ast.Subscript(slice=ast.Constant(value=key))):
+            return str(key)
     return None
 
 
@@ -97,14 +88,11 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
     found = {
         ours: keys[theirs] for theirs, ours in ARGUMENTS.items() if keys.get(theirs) is not None
     }
-    width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
-    if (
-        family == "llama3"
-        and "intermediate_size" not in found
-        and isinstance(multiple, int)
-        and isinstance(keys["dim"], int)
-    ):
-        wide = int(2 * 4 * keys["dim"] / 3)
+    width, multiple, dim = (keys.get(name) for name in ("ffn_dim_multiplier", "multiple_of", "dim"))
+    multiple = 256 if multiple is None else multiple
+    open_width = family == "llama3" and "intermediate_size" not in found
+    if open_width and isinstance(multiple, int) and isinstance(dim, int):
+        wide = int(2 * 4 * dim / 3)
         wide = int(width * wide) if isinstance(width, int | float) else wide
         found["intermediate_size"] = multiple * -(-wide // multiple)
     found.setdefault("tie_word_embeddings", False)

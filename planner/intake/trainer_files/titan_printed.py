@@ -33,11 +33,8 @@ def printed_run(text: str, stated: Mapping[str, object]) -> dict[str, object] | 
     flat = {key: value for key, value in flatten(tables).items() if value is not None}
     line = "0.3" if "model_spec" in tables else "0.2"
     kind = "model_spec" if line == "0.3" else "model"
-    found = model_of(
-        str(flat.get(f"{kind}.name")),
-        str(flat.get(f"{kind}.flavor")),
-        str(flat.get("model.hf_assets_path", "")),
-    )
+    name, flavor = (str(flat.get(f"{kind}.{key}")) for key in ("name", "flavor"))
+    found = model_of(name, flavor, str(flat.get("model.hf_assets_path", "")))
     model, cluster = stated.get("model") or found.value, stated.get("cluster")
     gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
     if model is None or not isinstance(gpus, int):
@@ -71,13 +68,9 @@ def _mode(policy: object) -> str:
     """The name of 0.3's policy: it prints the policy's fields only, and each policy has its own."""
     if not isinstance(policy, Mapping):
         return "none"
-    return (
-        "memory_budget"
-        if "memory_budget" in policy
-        else "selective"
-        if "force_recompute_mm_shapes_by_fqns" in policy
-        else "full"
-    )
+    if "memory_budget" in policy:
+        return "memory_budget"
+    return "selective" if "force_recompute_mm_shapes_by_fqns" in policy else "full"
 
 
 def words_of_precision(text: str) -> str:

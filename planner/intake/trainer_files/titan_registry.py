@@ -22,12 +22,9 @@ PRICED = frozenset(
 )
 _MODES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 _OPERATORS: Mapping[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
 _BRANCHES = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 Flat = dict[str, object]
 
@@ -123,9 +120,8 @@ def _parsed(source: str) -> ast.Module:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise fault(
-            "current", None, f"is no Python that can be read ({error})", "correct the file"
-        ) from None
+        rule = f"is no Python that can be read ({error})"
+        raise fault("current", None, rule, "correct the file") from None
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
@@ -237,11 +233,8 @@ def _called(
     if name.endswith("default_adamw"):  # its arguments are AdamW's numbers
         return {"name": "AdamW"}
     own = module.classes.get(name)  # a class of settings that the module extends
-    if (
-        not (own or name.endswith("Config"))
-        or node.args
-        or any(one.arg is None for one in node.keywords)
-    ):
+    unnamed = node.args or any(one.arg is None for one in node.keywords)
+    if unnamed or not (own or name.endswith("Config")):
         return _Unread(node)
     found: Flat = {}
     for line in own.body if own else ():

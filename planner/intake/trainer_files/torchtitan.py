@@ -101,11 +101,8 @@ class StatedTitan:
             )
         module, config = str(self.given.get("module", "")), self._config
         if self.registered is None and config in CONFIGS_03:
-            return model_of(
-                CONFIGS_03[config][0],
-                CONFIGS_03[config][1],
-                str(self.given.get("hf_assets_path", "")),
-            )
+            family, flavor, *_ = CONFIGS_03[config]
+            return model_of(family, flavor, str(self.given.get("hf_assets_path", "")))
         asks = str((self.registered or {}).get("model_spec", ""))
         return read_module(self.modules[module], asks, module.rpartition(".")[2])
 
