@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
+from planner.work.pieces import (
+    HIDDEN,
+    Code,
+    norm,
+    norm_saves,
+    output_projection,
+    projection,
+    upcast,
+)
 
 # Width of a head in Transformer Engine's fused kernels; wider ones run unfused (pytorch/attention/
 # dot_product_attention/utils.py, get_attention_backend; common/fused_attn/fused_attn.cpp).
@@ -41,7 +49,11 @@ def attention(
             tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
         ),
         *chosen,
-        *attention_core(window, flash, model, code, own_keys),
+        *(
+            _masked_core(model, code)
+            if chosen and model.attention_sinks
+            else attention_core(window, flash, model, code, own_keys)
+        ),
         Collective(
             name="context_out",
             site="cp_exit",
@@ -96,20 +108,23 @@ def _value_norm(model: ModelSpec, values: Tensor, code: Code) -> Elementwise:
 def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
     """Attention's output times the sigmoid of the other half of the query projection (Qwen3-Next).
 
-    With one gate a head, times the sigmoid of a projection of its own (LFM3). The product saves
-    both; of the sigmoid nothing else stays.
-    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention), models/lfm3 (Lfm3Attention).
+    With one gate a head (LFM3), or MLA (HY 4), times the sigmoid of a projection of its own. The
+    product saves both, in fp32 where the latent of queries has the gate (A.X K2); of the sigmoid
+    nothing else stays.
+    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention), models/lfm3 (Lfm3Attention),
+        models/hy_v4 (HYV4Attention), models/axk2 (AXK2Attention).
     """
-    own: tuple[Gemm, ...] = ()
-    share = Tensor(name="attention_gate", dims=attended.dims)
-    source = Tensor(name="wq_out", dims=("tokens", "heads", "q_dim"))
-    if model.attention_head_gate:
-        share = Tensor(name="attention_gate", dims=attended.dims[:2])
-        layer = Tensor(name="attention_in", dims=HIDDEN)
-        own = (projection("wg", ("heads",), ("hidden",), layer),)
-        source = own[0].output
-    elif not model.attention_output_gate:
+    if not model.gates_attention:
         return ()
+    own: tuple[Gemm, ...] = ()
+    width: Dims = () if model.attention_head_gate else ("v_dim",)
+    share = Tensor(name="attention_gate", dims=(*attended.dims[:2], *width))
+    latent = model.fused_query_gate
+    source = Tensor(name="wq_b_out" if latent else "wq_out", dims=("tokens", "heads", "q_dim"))
+    if model.projects_gate:
+        layer = Tensor(name="attention_in", dims=HIDDEN)
+        own = (projection("wg", ("heads", *width), ("hidden",), layer),)
+        source = own[0].output
     return (
         *own,
         Elementwise(
@@ -120,7 +135,7 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
             backward_moves=10.0,
             fused_forward_moves=3.0,
             fused_backward_moves=5.0,
-            saves=(attended, share),
+            saves=(attended, *(upcast(share) if latent else (share,))),
             reads=(attended, source),
             makes=(Tensor(name="attention_gated", dims=attended.dims),),
         ),
@@ -140,6 +155,8 @@ def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """DeepSeek-V2's low-rank attention: narrow projections of queries and keys/values, then up."""
     query, down = latents(model, code)
+    rotated = Tensor(name="k_rope", dims=("tokens", "qk_rope"))
+    normed = (norm(model, "k_rope_norm", rotated, code),) * model.k_rope_norm
     up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
     turned = rotary(
         ("tokens", "heads_and_kv", "qk_dim"),
@@ -148,19 +165,17 @@ def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         reads=(query[-1].output, up.output),
         makes=_attention_gradients(model, code),
     )
-    return *query, down, up, turned
+    return *query, down, *normed, up, turned
 
 
 def latents(model: ModelSpec, code: Code) -> tuple[tuple[Gemm, ...], Gemm]:
     """Projections to the queries, and down to the latent of keys and values."""
     source = Tensor(name="attention_in", dims=HIDDEN)
-    query: tuple[Gemm, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
+    heads: Dims = ("heads", "q_dim" if model.fused_query_gate else "qk_dim")
+    query: tuple[Gemm, ...] = (projection("wq", heads, ("hidden",), source),)
     if model.q_lora_rank:
         down = projection("wq_a", ("q_lora",), ("hidden",), source)
-        query = (
-            down,
-            _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)),
-        )
+        query = (down, _up_projection("wq_b", "q_up", heads, down.output, (model, code)))
     return query, projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
 
 
@@ -287,6 +302,41 @@ def attention_core(
         fused_backward_moves=8.0,
     )
     return core, moves
+
+
+def _masked_core(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """The core of attention with a mask and sinks, which no fused kernel has."""
+    out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    core = Attention(
+        name="attention",
+        window=0,
+        saves=_attention_inputs(model, code),
+        output=out,
+        statistics=out,
+        reads=_attention_gradients(model, code),
+    )
+    return with_sinks(core, ("tokens", "heads", "context"))
+
+
+def with_sinks(core: Attention, square: Dims) -> tuple[Op, ...]:
+    """Eager scores of all keys, a mask, sinks beside them, a softmax, as five squares.
+
+    Source: transformers 5.24 models/gpt_oss (eager_attention_forward).
+    """
+    softmax = Tensor(name=UNFUSED, dims=square)
+    top = Tensor(name="top_scores", dims=("tokens", "heads"), width="index")
+    squares = Elementwise(
+        name="softmax_dropout",
+        dims=square,
+        kernels=8,
+        forward_moves=13.0,
+        backward_moves=13.0,
+        fused_forward_moves=5.0,
+        fused_backward_moves=5.0,
+        forward_workspace=(softmax,) * 2,
+    )
+    saves = (*core.saves, softmax, top)
+    return replace(core, saves=saves, statistics=softmax, workspace=(softmax,) * 3), squares
 
 
 def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:

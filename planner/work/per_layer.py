@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, embedding, norm
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, whole
 
 ALL: Dims = ("tokens_sp", "layers", "per_layer")
 OWN: Dims = ("tokens_sp", "per_layer")
@@ -63,7 +63,7 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
     branch = Tensor(name="per_layer_out", dims=HIDDEN_SP)
     normed = norm(model, "per_layer_norm", branch, code)
     return (
-        _linear("per_layer_gate", "hidden", "per_layer", stream, gate),
+        whole("per_layer_gate", "hidden", "per_layer", stream, gate),
         Elementwise(
             name="per_layer_product",
             dims=OWN,
@@ -87,7 +87,7 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
             fused_forward_moves=0.0,
             fused_backward_moves=4.0,
         ),
-        _linear("per_layer_back", "per_layer", "hidden", product, branch),
+        whole("per_layer_back", "per_layer", "hidden", product, branch),
         normed,
         Elementwise(
             name="per_layer_residual",
@@ -100,16 +100,4 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
             reads=(stream, *normed.makes),
             makes=(end,),
         ),
-    )
-
-
-def _linear(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
-    return Gemm(
-        name=name,
-        rows=("tokens_sp",),
-        cols=(cols,),
-        depth=(depth,),
-        saves=(source,),
-        output=output,
-        reads=(source,),
     )

@@ -3,7 +3,7 @@
 They are linear layers, norms, the borders of tensor parallelism, and a trainer's own code.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
@@ -77,6 +77,12 @@ def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> 
     return source, statistics
 
 
+def upcast(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor that eager code saves in fp32, and a fused kernel as it is."""
+    copy = replace(tensor, name=f"{tensor.name}_fp32", width="fp32", eager_only=True)
+    return copy, replace(tensor, fused_only=True)
+
+
 def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
     """A norm; of the residual stream and with norms behind the branches, one of two."""
     kernels, forward, backward = (
@@ -132,6 +138,19 @@ def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str =
         depth=depth,
         saves=(Tensor(name=source.name, dims=dims, width="linear"),),
         output=Tensor(name=output or f"{name}_out", dims=("tokens", *cols)),
+        reads=(source,),
+    )
+
+
+def whole(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
+    """A linear layer on the rank's own tokens, which TP does not divide."""
+    return Gemm(
+        name=name,
+        rows=("tokens_sp",),
+        cols=(cols,),
+        depth=(depth,),
+        saves=(source,),
+        output=output,
         reads=(source,),
     )
 

@@ -60,7 +60,7 @@ def test_a_config_that_is_no_deepseek_v4_is_refused() -> None:
         ({"o_groups": 3}, "does not divide 16 heads"),
         ({"o_lora_rank": 0}, "is needed by hca layers"),
         ({"hc_mult": 1}, "is one stream"),
-        ({"parallel_residual": True}, "mixes streams for each branch"),
+        ({"parallel_residual": True}, "is for each branch by itself"),
     ):
         with pytest.raises(SpecError, match=word):
             read_model({**keys, **change})

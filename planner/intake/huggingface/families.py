@@ -85,7 +85,9 @@ _TIED: dict[str, object] = {"tie_word_embeddings": True}
 _QK_HEAD: dict[str, object] = {"qk_norm": "head"}
 _QK_FULL: dict[str, object] = {"qk_norm": "full"}
 _SINKS: dict[str, object] = {"attention_sinks": True}
-_BIASED_GATE: dict[str, object] = {"attention_output_gate": True, "attention_gate_bias": True}
+_GATE: dict[str, object] = {"attention_output_gate": True}
+_BIASED_GATE = {**_GATE, "attention_gate_bias": True}
+_IHC: dict[str, object] = {"hc_mult": 4, "hc_sinkhorn_iters": 0}
 _MAMBA2: dict[str, object] = {"mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_chunk_size": 256}
 _V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts": 1}
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
@@ -182,6 +184,11 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family(defaults=_NO_AUX, needs_experts=True),
     "glm_moe_dsa": Family(defaults=_NO_AUX, needs_experts=True),
     "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
+    "axk2": Family(defaults={**_NO_AUX, **_GATE, "fused_query_gate": True}, needs_experts=True),
+    "dots3_note_text": Family(
+        defaults={**_NO_AUX, "attention_head_gate": True, "k_rope_norm": True}, needs_experts=True
+    ),
+    "hy_v4": Family(defaults={**_NO_AUX, **_SINKS, **_GATE, **_IHC}, needs_experts=True),
     "beam": Family(
         defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, **_BIASED_GATE}, needs_experts=True
     ),
@@ -265,7 +272,7 @@ SAME_NETWORK: Mapping[str, str] = {
     "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
     "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
     "minimax_text_01": "minimax", "minimax_m1": "minimax",
-    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
+    "dots3_note": "dots3_note_text", "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 
 # A multimodal config has its language model under `text_config`. This is the type to assume where
@@ -277,7 +284,7 @@ TEXT_PARTS = {
     "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
     "internvl": "qwen2", "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus",
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
-    "glm4v": "glm4",
+    "dots3_note": "dots3_note_text", "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
     "step3p7": "step3p5", "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text", "minimax_m3_vl": "minimax_m3_vl_text",
