@@ -155,9 +155,9 @@ def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """DeepSeek-V2's low-rank attention: narrow projections of queries and keys/values, then up."""
     query, down = latents(model, code)
-    rotated = Tensor(name="k_rope", dims=("tokens", "qk_rope"))
-    normed = (norm(model, "k_rope_norm", rotated, code),) * model.k_rope_norm
-    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
+    normed = _rotated_norm(model, down.output, code)
+    latent = normed[0].makes[0] if normed else down.output
+    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), latent, (model, code))
     turned = rotary(
         ("tokens", "heads_and_kv", "qk_dim"),
         True,
@@ -166,6 +166,18 @@ def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         makes=_attention_gradients(model, code),
     )
     return *query, down, *normed, up, turned
+
+
+def _rotated_norm(model: ModelSpec, down: Tensor, code: Code) -> tuple[Elementwise, ...]:
+    """The norm of the key's rotated part, if any; it is a view of the product, the rest a copy.
+
+    Source: transformers 5.24 models/dots3_note (Dots3NoteTextAttention).
+    """
+    rotated = Tensor(name="k_rope", dims=("tokens", "qk_rope"))
+    one, latent = norm(model, "k_rope_norm", rotated, code), ("tokens", "kv_lora")
+    saves = (replace(t, dims=down.dims) if t.name == rotated.name else t for t in one.saves)
+    makes = (Tensor(name="kv_latent", dims=latent), *one.makes)
+    return (replace(one, saves=tuple(saves), reads=(down,), makes=makes),) * model.k_rope_norm
 
 
 def latents(model: ModelSpec, code: Code) -> tuple[tuple[Gemm, ...], Gemm]:

@@ -33,7 +33,7 @@ def branch_norm(
             dims=HIDDEN_SP,
             kernels=4,
             forward_moves=15.0,
-            backward_moves=29.0,
+            backward_moves=26.0,
             fused_forward_moves=3.0,
             fused_backward_moves=5.0,
             saves=(output, *upcast(gate)),

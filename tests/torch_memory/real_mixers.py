@@ -37,6 +37,14 @@ DSA = {
     **SHAPES, **ROUTED, **LATENT, "num_key_value_heads": 4, "q_lora_rank": 48, "index_n_heads": 2,
     "index_head_dim": 32, "index_topk": 256, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+DOTS3 = {
+    **DSA, "sliding_window": 512, "layer_types": ["indexed_attention", "sliding_attention"],
+    "per_layer_config": {
+        1: {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 48,
+            "qk_nope_head_dim": 48, "head_dim": 64}
+    },
+}  # fmt: skip
+HY4 = {**DSA, "indexer_types": ["full", "shared"], "hc_mult": 4}
 KIMI = {
     **ROUTED, **LATENT, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "linear_num_heads": 4, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
@@ -109,6 +117,7 @@ V4 = {
 }  # fmt: skip
 X = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
 PLACES = torch.arange(SEQ)[None]
+CAUSAL = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
 
 
 def real(name: str) -> Any:
@@ -211,15 +220,18 @@ def kernel(code: Any, of: Callable[..., Any]) -> Iterator[None]:
     kernels["sdpa"] = real
 
 
-def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, int]:
+def attended(
+    code: Any, attention: Any, run: Callable[[], object], core: Callable[..., Any] = fused
+) -> dict[str, int]:
     """FLOP of an attention of transformers without its core, and bytes that it saves.
 
     Its norms and its core are kernels.
     """
-    for name in ("q_norm", "k_norm", "v_norm"):
+    for name in ("q_norm", "k_norm", "v_norm", "q_a_layernorm", "kv_a_layernorm",
+            "k_rope_only_layernorm"):  # fmt: skip
         if hasattr(attention, name):
             setattr(attention, name, Norm())
-    with kernel(code, fused):
+    with kernel(code, core):
         return {"flops": flops(run), "saved": saved_bytes(attention, run)}
 
 
@@ -246,21 +258,70 @@ def delta() -> dict[str, Any]:
     return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": DELTA}
 
 
-def dsa() -> dict[str, Any]:
-    """DeepSeek sparse attention of DeepSeek-V3.2."""
-    code = real("deepseek_v32")
-    config = sdpa(code.DeepseekV32Config(**DSA))
-    mixer = code.DeepseekV32Attention(config, 0).bfloat16()
-    causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
-    run = partial(mixer, X, code.DeepseekV32RotaryEmbedding(config)(X, PLACES), causal)
+def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+    """Attention of the one kernel with a mask, which it saves in the format of the queries."""
+    return fused(module, q, k, v, None if mask is None else torch.empty(mask.shape, dtype=q.dtype))
+
+
+def dsa(name: str = "deepseek_v32", family: str = "DeepseekV32") -> dict[str, Any]:
+    """DeepSeek sparse attention of DeepSeek-V3.2, or of a family like it."""
+    code = real(name)
+    config = sdpa(getattr(code, f"{family}Config")(**DSA))
+    mixer = getattr(code, f"{family}Attention")(config, 0).bfloat16()
+    rotary = getattr(code, f"{family}RotaryEmbedding")(config)
+    run = partial(mixer, X, rotary(X, PLACES), CAUSAL)
     counted = flops(run)
-
-    def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
-        rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
-        return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
-
     with kernel(code, masked):
         return {"flops": counted, "saved": saved_bytes(mixer, run), "config": DSA}
+
+
+def axk2() -> dict[str, Any]:
+    """Attention of A.X K2, and its gated norm."""
+    code = real("axk2")
+    norm = code.AXK2GatedRMSNorm(code.AXK2Config(**DSA)).bfloat16()
+    norm.norm = Norm()
+    run = partial(norm, X)
+    return {**dsa("axk2", "AXK2"), "norm": {"flops": flops(run), "saved": saved_bytes(norm, run)}}
+
+
+def dots3() -> dict[str, Any]:
+    """Attention of dots3, whose layers with a window have other heads and latents."""
+    code = real("dots3_note")
+    config, found = sdpa(code.Dots3NoteTextConfig(**DOTS3)), {}
+    rotary = code.Dots3NoteTextRotaryEmbedding(config)
+    for layer, kind in enumerate(("full", "windowed")):
+        attention = code.Dots3NoteTextAttention(config, layer).bfloat16()
+        tables = turned(attention, rotary(X, PLACES, config.layer_types[layer]))
+        run = partial(attention, X, tables, None if layer else CAUSAL)
+        found[kind] = attended(code, attention, run, masked)
+    return {**found, "config": DOTS3}
+
+
+def hy4() -> dict[str, Any]:
+    """Eager sparse attention of HY 4 with sinks and a gate, of one sequence, and its streams."""
+    code = real("hy_v4")
+    config, found = code.HYV4Config(**HY4), {}
+    config._attn_implementation = "eager"
+    x = X[:1].detach().clone().requires_grad_()
+    mask = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16)
+    chosen = torch.zeros(1, SEQ, 256, dtype=torch.int32)
+    for layer, kind in enumerate(("dsa", "dsa-shared")):
+        attention = code.HYV4Attention(config, layer).bfloat16()
+        tables = turned(attention, code.HYV4RotaryEmbedding(config)(x, PLACES))
+        run = partial(attention, x, tables, mask, prev_topk_indices=chosen)
+        found[kind] = {"flops": flops(run), "saved": saved_bytes(attention, run)}
+    streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    mixing, head = code.HYV4HyperConnection(config), code.HYV4HyperHead(config)
+
+    def around() -> object:
+        post, mixed = mixing(streams)
+        spread = post.float().unsqueeze(-1) * x.float().unsqueeze(-2)
+        return mixed, (spread + streams.float()).bfloat16()
+
+    found["streams"] = {"flops": flops(around), "saved": saved_bytes(mixing, around)}
+    run = partial(head, streams)
+    found["head"] = {"flops": flops(run), "saved": saved_bytes(head, run)}
+    return {**found, "config": HY4}
 
 
 def kimi(full: bool = False) -> dict[str, Any]:
@@ -546,8 +607,8 @@ def v4() -> dict[str, Any]:
 
 
 RUNS = (
-    delta, mamba, kimi, ling, latent, falcon, jamba, mamba1, lfm, dsa, minimax, step, gemma4,
-    gemma4_small, mimo, longcat, m3, v4,
+    delta, mamba, kimi, ling, latent, falcon, jamba, mamba1, lfm, dsa, axk2, dots3, hy4, minimax,
+    step, gemma4, gemma4_small, mimo, longcat, m3, v4,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -38,10 +38,11 @@ from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
-from planner.work.heads import head_sizes
+from planner.work.axes import weight_sizes
+from planner.work.gated_norm import branch_norm
 from planner.work.hyper_connections import STREAMS, entering, leaving
 from planner.work.liveness import saved_tensors
-from planner.work.mixers import MIXERS, MixerWork, mixer_sizes
+from planner.work.mixers import MIXERS, MixerWork
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
 from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, Code, output_projection, projection
 from planner.work.recompute_modules import layer_input, recomputed
@@ -59,25 +60,14 @@ Real = dict[str, dict[str, Any]]
 
 def sizes(model: ModelSpec) -> dict[str, float]:
     one = np.ones(1)
-    found = {name: float(size[0]) for name, size in mixer_sizes(model, one).items()}
-    heads = {name: float(size[0]) for name, size in head_sizes(model, one).items()}
-    latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
-        "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
-        "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
+    found = {name: float(size[0]) for name, size in weight_sizes(model, one, one).items()}
     context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0,
         "tokens_batched": 0}  # fmt: skip
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
     tokens["tokens_routed"] = TOKENS * model.num_computing_per_tok
-    experts = {"experts": model.num_choices, "experts_local": model.num_experts,
-        "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
-        "shared_ffn": model.shared_expert_intermediate_size,
-        "tokens_per_expert": TOKENS * model.num_computing_per_tok / max(model.num_experts, 1),
-    }  # fmt: skip
-    others = {**latent, **context, "hidden": model.hidden_size}
-    others |= {"ffn": model.intermediate_size, "wide_ffn": 2 * model.intermediate_size,
-        "layers": model.num_hidden_layers,
-        "per_layer": model.hidden_size_per_layer_input}  # fmt: skip
-    return {**found, **heads, **tokens, **experts, **others}
+    tokens["tokens_per_expert"] = tokens["tokens_routed"] / max(model.num_experts, 1)
+    experts = {"experts": model.num_choices, "experts_local": model.num_experts}
+    return {**found, **tokens, **experts, **context}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
@@ -145,6 +135,7 @@ def real() -> Real:
     ("minimax", "minimax", "lightning", 0),
     # scores and attends to the whole square, of which a mask hides the most
     ("dsa", "deepseek_v32", "dsa", -4096 * 4 * (48 + 32)),
+    ("axk2", "axk2", "dsa", -4096 * 4 * (48 + 32)),
     # its indexer scores the whole square; torch's counter sees no fused attention
     ("m3", "minimax_m3_vl_text", "msa", 0),
 ])  # fmt: skip
@@ -155,7 +146,7 @@ def test_a_mixer_is_the_real_one(
     no counter.
     """
     model = model_of(real[of], model_type)
-    ops = MIXERS[mixer].operations(model, Code(composite_norm=of == "dsa"))
+    ops = MIXERS[mixer].operations(model, Code(composite_norm=mixer == "dsa"))
     found = {"flops": flops(ops, model) - 2.0 * TOKENS * (solved or 0), **real[of]}
     counted(ops, model, found, -2.0 * TOKENS * (solved or 0))
     assert (solved is None) == ("flops" not in real[of])
@@ -167,12 +158,14 @@ def test_a_mixer_is_the_real_one(
 @pytest.mark.parametrize("kind", ["full", "windowed"])
 @pytest.mark.parametrize(("of", "model_type"), [
     ("step", "step3p5"), ("mimo", "mimo_v2_flash"), ("gemma4", "gemma4_text"),
+    ("dots3", "dots3_note_text"),
 ])  # fmt: skip
 def test_attention_of_each_kind_of_layer_is_the_real_one(
     of: str, model_type: str, kind: str, real: Real
 ) -> None:
     model, found = model_of(real[of], model_type), real[of][kind]
-    layer = LayerKind(moe=True, window=512 if kind == "windowed" else 0)
+    windowed = kind == "windowed"
+    layer = next(one for one, _ in model.distinct_layers() if bool(one.window) == windowed)
     ops = blocks.layer_ops(model, layer, True)
     names = [op.name for op in ops]
     counted(ops[names.index("attention_in") + 1 : names.index("wo") + 1], model, found)
@@ -239,14 +232,31 @@ def test_compressed_attention_is_the_real_one(mixer: Mixer, real: Real) -> None:
 
 
 @against_the_real_one
-def test_residual_streams_are_the_real_ones(real: Real) -> None:
-    model = model_of(real["v4"], "deepseek_v4")
+@pytest.mark.parametrize(("of", "model_type"), [("v4", "deepseek_v4"), ("hy4", "hy_v4")])
+def test_residual_streams_are_the_real_ones(of: str, model_type: str, real: Real) -> None:
+    model = model_of(real[of], model_type)
     before, after = (Tensor(name=name, dims=STREAMS) for name in "xh")
     branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixed = entering(model, "attention", before)
-    around = (*mixed, leaving("attention_residual", (before,), (branch,), after))
-    for name, ops in (("streams", around), ("head", entering(model, "head", before))):
-        counted(ops, model, {key: 2 * number for key, number in real["v4"][name].items()})
+    left = leaving("attention_residual", (before,), (branch,), after, across=of == "v4")
+    for name, ops in (("streams", (*mixed, left)), ("head", entering(model, "head", before))):
+        counted(ops, model, {key: 2 * number for key, number in real[of][name].items()})
+
+
+@against_the_real_one
+def test_gated_norms_are_the_real_ones(real: Real) -> None:
+    model = model_of(real["axk2"], "axk2")
+    ops, _ = branch_norm(model, "mlp_norm", Tensor(name="x", dims=HIDDEN_SP), PLAIN)
+    counted(ops, model, real["axk2"]["norm"])
+
+
+@against_the_real_one
+@pytest.mark.parametrize("mixer", ["dsa", "dsa-shared"])
+def test_sparse_attention_with_sinks_is_the_real_one(mixer: Mixer, real: Real) -> None:
+    model = model_of(real["hy4"], "hy_v4")
+    found = {key: 2 * number for key, number in real["hy4"][mixer].items()}  # of two sequences
+    ops = MIXERS[mixer].operations(model, Code(composite_norm=True))
+    counted(ops, model, found, 2.0 * TOKENS * 4096 * 4 * (48 + 32))
 
 
 @against_the_real_one

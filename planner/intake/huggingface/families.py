@@ -87,6 +87,7 @@ _QK_FULL: dict[str, object] = {"qk_norm": "full"}
 _SINKS: dict[str, object] = {"attention_sinks": True}
 _GATE: dict[str, object] = {"attention_output_gate": True}
 _BIASED_GATE = {**_GATE, "attention_gate_bias": True}
+_GATED_LATENT = {**_GATE, "fused_query_gate": True, "gated_norm_rank": 16}
 _IHC: dict[str, object] = {"hc_mult": 4, "hc_sinkhorn_iters": 0}
 _MAMBA2: dict[str, object] = {"mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_chunk_size": 256}
 _V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts": 1}
@@ -184,7 +185,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family(defaults=_NO_AUX, needs_experts=True),
     "glm_moe_dsa": Family(defaults=_NO_AUX, needs_experts=True),
     "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
-    "axk2": Family(defaults={**_NO_AUX, **_GATE, "fused_query_gate": True}, needs_experts=True),
+    "axk2": Family(defaults={**_NO_AUX, **_GATED_LATENT}, needs_experts=True),
     "dots3_note_text": Family(
         defaults={**_NO_AUX, "attention_head_gate": True, "k_rope_norm": True}, needs_experts=True
     ),
