@@ -6,7 +6,7 @@ Grouped-query or multi-head latent attention; the core is fused or not.
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
     Code,
@@ -131,10 +131,7 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
             name="attention_gate",
             dims=attended.dims,
             kernels=3,
-            forward_moves=7.0,
-            backward_moves=10.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=5.0,
+            moves=Moves(7.0, 10.0, 3.0, 5.0),
             saves=(attended, *(upcast(share) if latent else (share,))),
             reads=(attended, source),
             makes=(Tensor(name="attention_gated", dims=attended.dims),),
@@ -227,10 +224,7 @@ def rotary(
         name="rotary",
         dims=dims,
         kernels=6 if rope else 1,
-        forward_moves=base + extra,
-        backward_moves=base + extra,
-        fused_forward_moves=2.0 if rope else 0.0,
-        fused_backward_moves=2.0 if rope else 0.0,
+        moves=Moves(base + extra, base + extra, 2.0 if rope else 0.0, 2.0 if rope else 0.0),
         saves=saves,
         reads=reads,
         makes=makes,
@@ -305,13 +299,7 @@ def attention_core(
         workspace=gradients,
     )
     moves = Elementwise(
-        name="softmax_dropout",
-        dims=square,
-        kernels=3,
-        forward_moves=6.0,
-        backward_moves=8.0,
-        fused_forward_moves=6.0,
-        fused_backward_moves=8.0,
+        name="softmax_dropout", dims=square, kernels=3, moves=Moves(6.0, 8.0, 6.0, 8.0)
     )
     return core, moves
 
@@ -341,10 +329,7 @@ def with_sinks(core: Attention, square: Dims) -> tuple[Op, ...]:
         name="softmax_dropout",
         dims=square,
         kernels=8,
-        forward_moves=13.0,
-        backward_moves=13.0,
-        fused_forward_moves=5.0,
-        fused_backward_moves=5.0,
+        moves=Moves(13.0, 13.0, 5.0, 5.0),
         forward_workspace=(softmax,) * 2,
     )
     saves = (*core.saves, softmax, top)

@@ -18,7 +18,7 @@ from planner.work.hyper_connections import entering, leaving, predicting, stream
 from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
-from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
+from planner.work.ops import Collective, Elementwise, Gemm, Moves, Op, Tensor, remembered
 from planner.work.pieces import (
     HIDDEN,
     HIDDEN_SP,
@@ -166,10 +166,7 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
             dims=("tokens", "vocab_loss"),
             width="fp32",
             kernels=5,
-            forward_moves=4.5,
-            backward_moves=5.5,
-            fused_forward_moves=1.0,
-            fused_backward_moves=1.5,
+            moves=Moves(4.5, 5.5, 1.0, 1.5),
         ),
         *(_chunked_loss() if code.chunks_loss else ()),
     )
@@ -191,10 +188,7 @@ def _chunked_loss() -> tuple[Op, ...]:
             name=name,
             dims=dims,
             kernels=2 * LOSS_CHUNKS,
-            forward_moves=times[name] * count,
-            backward_moves=0.0,
-            fused_forward_moves=times[name] * count,
-            fused_backward_moves=0.0,
+            moves=Moves(times[name] * count, 0.0, times[name] * count, 0.0),
         )
         for name, (dims, count) in moves.items()
     )
@@ -251,10 +245,7 @@ def _residual(
         name=name,
         dims=HIDDEN_SP,
         kernels=1,
-        forward_moves=3.0 + masks,
-        backward_moves=2.0 + masks,
-        fused_forward_moves=1.0 + masks,
-        fused_backward_moves=1.0 + masks,
+        moves=Moves(3.0 + masks, 2.0 + masks, 1.0 + masks, 1.0 + masks),
         saves=tuple(kept),
         reads=(stream, *branches),
         makes=(output,),

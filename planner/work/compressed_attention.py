@@ -20,7 +20,7 @@ from planner.columns import FloatColumn
 from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import ModelSpec
 from planner.work.attention import latents, with_sinks
-from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Attention, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
 from planner.work.sparse_attention import CHOSEN, PROJECTIONS, indexer
 
@@ -106,10 +106,7 @@ def _rotary(queries: Tensor, keys: Tensor) -> Elementwise:
         name="rotary",
         dims=HEADS,
         kernels=16,
-        forward_moves=12.0,
-        backward_moves=24.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=3.0,
+        moves=Moves(12.0, 24.0, 2.0, 3.0),
         saves=(
             queries,
             Tensor(name="q_upcast", dims=HEADS, width="fp32", eager_only=True),
@@ -134,10 +131,7 @@ def _compressor(model: ModelSpec, mixer: Mixer, entries: Tensor, code: Code) -> 
             dims=dims,
             kernels=22,
             singles=2,
-            forward_moves=18.0,
-            backward_moves=26.0,
-            fused_forward_moves=2.25,
-            fused_backward_moves=4.25,
+            moves=Moves(18.0, 26.0, 2.25, 4.25),
             saves=(
                 Tensor(name="compress_keys", dims=dims),
                 Tensor(name="compress_weights", dims=dims),
@@ -193,10 +187,7 @@ def _turned_back() -> Elementwise:
         name="rotary_back",
         dims=HEADS,
         kernels=8,
-        forward_moves=5.0,
-        backward_moves=5.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=2.0,
+        moves=Moves(5.0, 5.0, 2.0, 2.0),
         reads=(OUT,),
         makes=(TURNED,),
     )

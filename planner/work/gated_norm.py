@@ -7,7 +7,7 @@ Source: transformers 5.24 models/axk2 (AXK2GatedRMSNorm).
 
 from planner.specs.model import ModelSpec
 from planner.work.feed_forward import activation
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN_SP, Code, norm, upcast, whole
 
 LOW: Dims = ("tokens_sp", "norm_rank")
@@ -32,10 +32,7 @@ def branch_norm(
             name=f"{name}_gate",
             dims=HIDDEN_SP,
             kernels=4,
-            forward_moves=15.0,
-            backward_moves=26.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=5.0,
+            moves=Moves(15.0, 26.0, 3.0, 5.0),
             saves=(output, *upcast(gate)),
             reads=(output, gate),
             makes=(gated,),

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import LayerKind, ModelSpec
-from planner.work.ops import Op
+from planner.work.ops import Moves, Op
 
 CUT = ("heads", "kv_heads")
 OTHERS = (
@@ -72,7 +72,7 @@ def _renamed(part: T) -> T:
     """The part of an operation, with the names of dimensions of layers with a window."""
     if isinstance(part, str):
         return WINDOWED.get(part, part)  # type: ignore[return-value]
-    if isinstance(part, tuple):
+    if isinstance(part, tuple) and not isinstance(part, Moves):
         return tuple(map(_renamed, part))  # type: ignore[return-value]
     if is_dataclass(part) and not isinstance(part, type):
         renamed = {one.name: _renamed(getattr(part, one.name)) for one in fields(part)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, upcast
 
 STREAMS: Dims = ("tokens_sp", "streams", "hidden")
@@ -66,10 +66,7 @@ def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, 
             dims=STREAMS,
             kernels=14 if head else 25 + 3 * (2 * model.hc_sinkhorn_iters - 1) if across else 19,
             singles=2 if head else 4,
-            forward_moves=20.0 if across else 17.0,
-            backward_moves=45.0 if across else 44.0,
-            fused_forward_moves=2.25,
-            fused_backward_moves=5.0,
+            moves=Moves(20.0 if across else 17.0, 45.0 if across else 44.0, 2.25, 5.0),
             saves=(stream, *saved),
             reads=(stream,),
             makes=(made,),
@@ -103,10 +100,12 @@ def leaving(
         name=name,
         dims=STREAMS,
         kernels=5 + across + joined,
-        forward_moves=(6.0 if across else 15.25) + 0.75 * joined,
-        backward_moves=10.5 if across else 22.75,
-        fused_forward_moves=2.25,
-        fused_backward_moves=3.5 if across else 1.5,
+        moves=Moves(
+            (6.0 if across else 15.25) + 0.75 * joined,
+            10.5 if across else 22.75,
+            2.25,
+            3.5 if across else 1.5,
+        ),
         saves=(*saves, *more),
         reads=(stream, *branches),
         makes=(after,),
@@ -153,10 +152,7 @@ def _spread(name: str, reads: tuple[Tensor, ...], makes: tuple[Tensor, ...]) -> 
         name=name,
         dims=STREAMS,
         kernels=1,
-        forward_moves=1.25 + bool(reads),
-        backward_moves=1.25,
-        fused_forward_moves=1.25 + bool(reads),
-        fused_backward_moves=1.25,
+        moves=Moves(1.25 + bool(reads), 1.25, 1.25 + bool(reads), 1.25),
         reads=reads,
         makes=makes,
     )

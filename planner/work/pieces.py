@@ -6,7 +6,7 @@ They are linear layers, norms, the borders of tensor parallelism, and a trainer'
 from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Moves, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
@@ -95,10 +95,7 @@ def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise
         dims=source.dims,
         kernels=max(1, round(kernels * sandwich)),
         saves=norm_saves(model, name, source, code.composite_norm),
-        forward_moves=forward * sandwich,
-        backward_moves=backward * sandwich,
-        fused_forward_moves=2.0 * sandwich,
-        fused_backward_moves=4.0 * sandwich,
+        moves=Moves(forward * sandwich, backward * sandwich, 2.0 * sandwich, 4.0 * sandwich),
         output=output,
         reads=(source,),
         makes=(output,),
@@ -173,15 +170,7 @@ def embedding(
 ) -> tuple[Elementwise, Collective]:
     """Gathered rows of the token table, and their sum over the ranks of TP that hold some each."""
     return (
-        Elementwise(
-            name=name,
-            dims=dims,
-            kernels=2,
-            forward_moves=2.0,
-            backward_moves=4.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=4.0,
-        ),
+        Elementwise(name=name, dims=dims, kernels=2, moves=Moves(2.0, 4.0, 2.0, 4.0)),
         Collective(
             name=f"{name}_sum",
             site="tp_exit",

@@ -15,7 +15,7 @@ from planner.columns import FloatColumn
 from planner.specs.mixers import LEAST_HEADS
 from planner.specs.model import ModelSpec
 from planner.work.attention import attention, latents, rotary
-from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import Code, norm, output_projection
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
@@ -70,10 +70,7 @@ def mask(square: Dims, kernels: int, moves: float, *, fused: bool = True) -> Ele
         dims=square,
         kernels=kernels,
         compiles=False,
-        forward_moves=moves,
-        backward_moves=0.0,
-        fused_forward_moves=moves,
-        fused_backward_moves=0.0,
+        moves=Moves(moves, 0.0, moves, 0.0),
         saves=(Tensor(name="index_mask", dims=square),) * fused,
     )
 
@@ -106,10 +103,12 @@ def indexer(
         kernels=kernels,
         singles=6,
         compiles=False,
-        forward_moves=12.0 if learns else moves,
-        backward_moves=6.0 if learns else 0.0,
-        fused_forward_moves=6.0 if learns else moves,
-        fused_backward_moves=4.0 if learns else 0.0,
+        moves=Moves(
+            12.0 if learns else moves,
+            6.0 if learns else 0.0,
+            6.0 if learns else moves,
+            4.0 if learns else 0.0,
+        ),
         saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items())
         if learns
         else (),
