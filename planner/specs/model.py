@@ -195,12 +195,6 @@ class ModelSpec(Mixers):
         return self.v_head_dim or self.head_dim
 
     @property
-    def projects_gate(self) -> bool:
-        """Whether the gate of attention's output has a projection of its own."""
-        own = self.attention_output_gate and self.uses_mla and not self.fused_query_gate
-        return self.attention_head_gate or own
-
-    @property
     def mlp_matrices(self) -> int:
         """Weight matrices of one MLP: 3 when gated, else 2."""
         return 3 if self.mlp == "swiglu" else 2

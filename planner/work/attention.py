@@ -6,6 +6,7 @@ Grouped-query or multi-head latent attention; the core is fused or not.
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
+from planner.work.heads import projects_gate
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
@@ -121,7 +122,7 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
     share = Tensor(name="attention_gate", dims=(*attended.dims[:2], *width))
     latent = model.fused_query_gate
     source = Tensor(name="wq_b_out" if latent else "wq_out", dims=("tokens", "heads", "q_dim"))
-    if model.projects_gate:
+    if projects_gate(model):
         layer = Tensor(name="attention_in", dims=HIDDEN)
         own = (projection("wg", ("heads", *width), ("hidden",), layer),)
         source = own[0].output

@@ -39,7 +39,7 @@ def head_sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 def _sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
     ones, latent = np.ones_like(tp), model.kv_lora_rank
-    gated = model.attention_output_gate and not model.projects_gate
+    gated = model.attention_output_gate and not projects_gate(model)
     heads, kv_heads = (
         model.num_attention_heads / tp,
         np.maximum(model.num_key_value_heads / tp, 1.0),
@@ -61,6 +61,12 @@ def _sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
         "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
         "qk_rope": model.qk_rope_head_dim * ones,
     }
+
+
+def projects_gate(model: ModelSpec) -> bool:
+    """Whether the gate of attention's output has a projection of its own."""
+    own = model.attention_output_gate and model.uses_mla and not model.fused_query_gate
+    return model.attention_head_gate or own
 
 
 def of_kind(model: ModelSpec, kind: LayerKind, attention: tuple[Op, ...]) -> tuple[Op, ...]:
