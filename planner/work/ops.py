@@ -81,7 +81,7 @@ class Attention:
 
 
 class Moves(NamedTuple):
-    """Elements that eager kernels read and write per element, and those of a fused kernel."""
+    """Elements that kernels read and write per element: eager ones, then a fused one."""
 
     forward: float
     backward: float

@@ -116,6 +116,8 @@ V4 = {
     ], "mlp_layer_types": ["hash_moe", "moe", "moe"],
 }  # fmt: skip
 X = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+ONE = X[:1].detach().clone().requires_grad_()
+OPEN = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16)
 PLACES = torch.arange(SEQ)[None]
 CAUSAL = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
 
@@ -156,6 +158,10 @@ def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
     return sum(
         tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in own
     )
+
+
+def measured(module: torch.nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    return {"flops": flops(run), "saved": saved_bytes(module, run)}
 
 
 class Kept(torch.autograd.Function):
@@ -232,7 +238,7 @@ def attended(
         if hasattr(attention, name):
             setattr(attention, name, Norm())
     with kernel(code, core):
-        return {"flops": flops(run), "saved": saved_bytes(attention, run)}
+        return measured(attention, run)
 
 
 def turned(module: Any, places: Any) -> Any:
@@ -280,21 +286,23 @@ def axk2() -> dict[str, Any]:
     code = real("axk2")
     norm = code.AXK2GatedRMSNorm(code.AXK2Config(**DSA)).bfloat16()
     norm.norm = Norm()
-    run = partial(norm, X)
-    return {**dsa("axk2", "AXK2"), "norm": {"flops": flops(run), "saved": saved_bytes(norm, run)}}
+    return {**dsa("axk2", "AXK2"), "norm": measured(norm, partial(norm, X))}
 
 
 def dots3() -> dict[str, Any]:
     """Attention of dots3, whose layers with a window have other heads and latents."""
     code = real("dots3_note")
-    config, found = sdpa(code.Dots3NoteTextConfig(**DOTS3)), {}
+    config = sdpa(code.Dots3NoteTextConfig(**DOTS3))
     rotary = code.Dots3NoteTextRotaryEmbedding(config)
-    for layer, kind in enumerate(("full", "windowed")):
-        attention = code.Dots3NoteTextAttention(config, layer).bfloat16()
-        tables = turned(attention, rotary(X, PLACES, config.layer_types[layer]))
-        run = partial(attention, X, tables, None if layer else CAUSAL)
-        found[kind] = attended(code, attention, run, masked)
+    found = of_both_kinds(code, rotary, partial(code.Dots3NoteTextAttention, config), DOTS3, CAUSAL)
     return {**found, "config": DOTS3}
+
+
+def streamed(mixing: Any, head: Any, leaving: Callable[..., object]) -> dict[str, Any]:
+    """Residual streams around a branch, and before the head; leaving: from a mix of them."""
+    streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    around = measured(mixing, lambda: leaving(streams, *mixing(streams)))
+    return {"streams": around, "head": measured(head, partial(head, streams))}
 
 
 def hy4() -> dict[str, Any]:
@@ -302,26 +310,19 @@ def hy4() -> dict[str, Any]:
     code = real("hy_v4")
     config, found = code.HYV4Config(**HY4), {}
     config._attn_implementation = "eager"
-    x = X[:1].detach().clone().requires_grad_()
-    mask = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16)
     chosen = torch.zeros(1, SEQ, 256, dtype=torch.int32)
     for layer, kind in enumerate(("dsa", "dsa-shared")):
         attention = code.HYV4Attention(config, layer).bfloat16()
-        tables = turned(attention, code.HYV4RotaryEmbedding(config)(x, PLACES))
-        run = partial(attention, x, tables, mask, prev_topk_indices=chosen)
-        found[kind] = {"flops": flops(run), "saved": saved_bytes(attention, run)}
-    streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
-    mixing, head = code.HYV4HyperConnection(config), code.HYV4HyperHead(config)
+        tables = turned(attention, code.HYV4RotaryEmbedding(config)(ONE, PLACES))
+        run = partial(attention, ONE, tables, OPEN, prev_topk_indices=chosen)
+        found[kind] = measured(attention, run)
 
-    def around() -> object:
-        post, mixed = mixing(streams)
-        spread = post.float().unsqueeze(-1) * x.float().unsqueeze(-2)
+    def leaving(streams: Any, post: Any, mixed: Any) -> object:
+        spread = post.float().unsqueeze(-1) * ONE.float().unsqueeze(-2)
         return mixed, (spread + streams.float()).bfloat16()
 
-    found["streams"] = {"flops": flops(around), "saved": saved_bytes(mixing, around)}
-    run = partial(head, streams)
-    found["head"] = {"flops": flops(run), "saved": saved_bytes(head, run)}
-    return {**found, "config": HY4}
+    both = code.HYV4HyperConnection(config), code.HYV4HyperHead(config)
+    return {**found, **streamed(*both, leaving), "config": HY4}
 
 
 def kimi(full: bool = False) -> dict[str, Any]:
@@ -396,7 +397,7 @@ def jamba() -> dict[str, Any]:
 
     code.causal_conv1d_fn, code.mamba_selective_scan = laid_out, scan
     run = partial(mixer, X)
-    return {"flops": flops(run), "saved": saved_bytes(mixer, run), "config": JAMBA}
+    return {**measured(mixer, run), "config": JAMBA}
 
 
 def mamba1() -> dict[str, Any]:
@@ -438,14 +439,20 @@ def minimax() -> dict[str, Any]:
     return {"flops": counted, "saved": saved_bytes(mixer, run), "config": MINIMAX}
 
 
-def of_both_kinds(code: Any, rotary: Any, attention_of: Callable[[int], Any]) -> dict[str, Any]:
-    """The attention of a layer without and of one with a window."""
+def of_both_kinds(
+    code: Any,
+    rotary: Any,
+    attention_of: Callable[[int], Any],
+    keys: Any = WINDOWS,
+    mask: Any = None,
+) -> dict[str, Any]:
+    """The attention of a layer without and of one with a window; mask: of the first."""
     found = {}
     for layer, kind in enumerate(("full", "windowed")):
         attention = attention_of(layer).bfloat16()
-        places = rotary(X, PLACES, WINDOWS["layer_types"][layer])
-        run = partial(attention, X, turned(attention, places), None)
-        found[kind] = attended(code, attention, run)
+        places = turned(attention, rotary(X, PLACES, keys["layer_types"][layer]))
+        run = partial(attention, X, places, None if layer else mask)
+        found[kind] = attended(code, attention, run, masked)
     return found
 
 
@@ -571,39 +578,33 @@ def v4() -> dict[str, Any]:
     code = real("deepseek_v4")
     config = code.DeepseekV4Config(**V4)
     config._attn_implementation = "eager"
-    x = X[:1].detach().clone().requires_grad_()
-    mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), PLACES
     rotary = code.DeepseekV4RotaryEmbedding(config)
-    tables = {kind: rotary(x, places, kind) for kind in ("main", "compress")}
+    tables = {kind: rotary(ONE, PLACES, kind) for kind in ("main", "compress")}
     found: dict[str, Any] = {}
     streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
     for index, kind in enumerate(("shared-kv", "csa", "hca")):
         attention = code.DeepseekV4Attention(config, index).bfloat16()
-        run = partial(attention, x, tables, places, mask)
+        run = partial(attention, ONE, tables, PLACES, OPEN)
         found[kind] = {"flops": flops(run), "core": saved_bytes(attention, run)}
-        two = torch.cat([x.detach()] * 2).requires_grad_(), tables, places, torch.cat([mask] * 2)
-        found[kind]["two"] = saved_bytes(attention, partial(attention, *two))
+        x, mask = torch.cat([ONE.detach()] * 2).requires_grad_(), torch.cat([OPEN] * 2)
+        found[kind]["two"] = saved_bytes(attention, partial(attention, x, tables, PLACES, mask))
         with kernel(code, lambda *of, **more: fused(*of[:4], None)):
             sdpa(config)
             found[kind]["saved"] = saved_bytes(attention, run)
             config._attn_implementation = "eager"
         layer = code.DeepseekV4DecoderLayer(config, index).bfloat16()
         ids = torch.zeros(1, SEQ, dtype=torch.long)
-        more = {"position_embeddings": tables, "position_ids": places, "attention_mask": mask}
+        more = {"position_embeddings": tables, "position_ids": PLACES, "attention_mask": OPEN}
         whole = partial(layer, streams, ids, **more)
         again = partial(checkpoint, layer, streams, ids, use_reentrant=False, **more)
         found[kind] |= {"layer": flops(whole), "full": saved_bytes(layer, again)}
-    mixing, head = code.DeepseekV4HyperConnection(config), code.DeepseekV4HyperHead(config)
 
-    def around() -> object:
-        post, across, mixed = mixing(streams)
+    def leaving(streams: Any, post: Any, across: Any, mixed: Any) -> object:
         kept = torch.matmul(across.bfloat16().transpose(-1, -2), streams)
-        return mixed, post.bfloat16().unsqueeze(-1) * x.unsqueeze(-2) + kept
+        return mixed, post.bfloat16().unsqueeze(-1) * ONE.unsqueeze(-2) + kept
 
-    found["streams"] = {"flops": flops(around), "saved": saved_bytes(mixing, around)}
-    run = partial(head, streams)
-    found["head"] = {"flops": flops(run), "saved": saved_bytes(head, run)}
-    return {**found, "config": V4}
+    both = code.DeepseekV4HyperConnection(config), code.DeepseekV4HyperHead(config)
+    return {**found, **streamed(*both, leaving), "config": V4}
 
 
 RUNS = (

@@ -206,6 +206,42 @@ def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
     assert "heads that differ by layer" in lacking(model, release_of("megatron", "0.20"))
 
 
+def test_dots3_has_other_heads_and_latents_in_windowed_layers() -> None:
+    keys = {**TINY, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 32}
+    keys |= {"qk_rope_head_dim": 16, "v_head_dim": 32, "index_n_heads": 2, "index_head_dim": 16}
+    keys |= {
+        "index_topk": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+    }
+    keys |= {"moe_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1], "swa_kv_lora_rank": 64}
+    own = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64}
+    kinds = {"layer_types": ["indexed_attention", "sliding_attention"] * 2}
+    keys |= {"model_type": "dots3_note", "swa_num_attention_heads": 2, "swa_head_dim": 48}
+    keys |= {"swa_num_key_value_heads": 2, "swa_q_lora_rank": 48, "swa_qk_nope_head_dim": 32}
+    saved = {**keys, **kinds, "per_layer_config": {"1": own, "3": own}}
+    first, again = (
+        read_model({"architectures": [], **one, "swa_v_head_dim": 32}) for one in (keys, saved)
+    )
+    assert first == again == read_model(inline_keys(first))
+    assert (first.mixers, first.dense_layers) == (("dsa", "attention") * 2, (0,))
+    windowed = first.at(16)
+    assert (windowed.kv_lora_rank, windowed.num_attention_heads, windowed.head_dim) == (64, 2, 48)
+    assert ops_of(first, 16)["wkv_b"].depth == ("windowed_kv_lora",)
+    assert "heads that differ by layer" in lacking(first, release_of("megatron-bridge", "0.7"))
+
+
+def test_gated_norms_stand_before_attention_and_experts() -> None:
+    plain, gated = (read_model({"base": "deepseek-v3.2", "gated_norm_rank": n}) for n in (0, 16))
+    assert gated.total_parameters() - plain.total_parameters() == 2 * 7168 * 16 * (61 + 58)
+    for moe in (False, True):
+        ops = named_ops(gated, LayerKind(moe=moe, window=0, mixer="dsa"))
+        gates = {name for name in ops if name.endswith("_norm_gate")}
+        assert gates == {"attention_norm_gate", *["mlp_norm_gate"] * moe}
+        assert ops["attention_in"].reads[0].name == "attention_norm_gated"
+
+
 def test_gemma4_without_experts_is_dense() -> None:
     keys = {**TINY, "num_hidden_layers": 6, "attention_k_eq_v": True, "global_head_dim": 64}
     del keys["layer_types"]

@@ -443,6 +443,10 @@ def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
             "num_hash_layers", "zero_expert_num")
     ),
     (SPARSE, {"q_lora_rank": 0}, "reads the latent of queries"),
+    (SPARSE, {"fused_query_gate": True}, "from the latent of queries"),
+    (SPARSE, {"sliding_qk_nope_head_dim": 64}, "sum of both its parts"),
+    ("llama3-8b", {"k_rope_norm": True}, "is of MLA alone"),
+    ("llama3-8b", {"gated_norm_rank": 16, "parallel_residual": True}, "run side by side"),
     (SPARSE, {"index_topk": 0}, "is needed by dsa layers"),
     (HYBRID, {"mixers": ["mamba2"] * 3}, "one value for each of 118 layers"),
     (HYBRID, {"ssm_state_size": 0}, "is needed by mamba2 layers"),
@@ -500,8 +504,10 @@ def test_other_taps_and_biases_of_mamba_are_named(change: dict[str, object]) -> 
     ("gemma4-e4b", "layers that share keys and values"),
     ("longcat-flash", "experts that compute nothing"),
     ("longcat-flash", "experts on a shortcut over the next layer"),
+    ({"base": SPARSE, "gated_norm_rank": 16}, "gated norms"),
+    ({"base": SPARSE, "k_rope_norm": True}, "norms of rotated keys"),
 ])  # fmt: skip
-def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
+def test_trainers_without_a_mixer_name_it(name: object, words: str) -> None:
     model = read_model(name)
     assert words in lacking(model, release_of("megatron", "0.18"))
     for trainer in ("torchtitan", "megatron-bridge", "megatron-deepspeed", "internevo"):
@@ -598,6 +604,7 @@ MEGATRON = (
     {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
     {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
 )
+FEW = {"num_hidden_layers": 8, "num_experts": 64}
 FSDP = ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0.5"})
 
 
@@ -616,6 +623,13 @@ FSDP = ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0
     ("megatron", {"base": "deepseek-v4-flash", "num_hidden_layers": 8, "num_experts": 64,
         "mtp_num_layers": 1}),
     ("megatron", {"base": "llama3-8b", "hc_mult": 4}),
+    ("fsdp", {"base": SPARSE, **FEW, "gated_norm_rank": 16, "attention_output_gate": True,
+        "fused_query_gate": True}),
+    ("fsdp", {"base": SPARSE, **FEW, "mixers": ["dsa", "attention"] * 4, "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention"] * 4, "k_rope_norm": True,
+        "sliding_kv_lora_rank": 256}),
+    ("fsdp", {"base": "glm5.2", **FEW, "hc_mult": 4, "hc_sinkhorn_iters": 0,
+        "attention_sinks": True, "attention_output_gate": True}),
     ("fsdp", "gemma4-e4b"),
     ("fsdp", "gemma4-e2b"),
     ("fsdp", "longcat-flash"),
