@@ -289,15 +289,6 @@ def axk2() -> dict[str, Any]:
     return {**dsa("axk2", "AXK2"), "norm": measured(norm, partial(norm, X))}
 
 
-def dots3() -> dict[str, Any]:
-    """Attention of dots3, whose layers with a window have other heads and latents."""
-    code = real("dots3_note")
-    config = sdpa(code.Dots3NoteTextConfig(**DOTS3))
-    rotary = code.Dots3NoteTextRotaryEmbedding(config)
-    found = of_both_kinds(code, rotary, partial(code.Dots3NoteTextAttention, config), DOTS3, CAUSAL)
-    return {**found, "config": DOTS3}
-
-
 def streamed(mixing: Any, head: Any, leaving: Callable[..., object]) -> dict[str, Any]:
     """Residual streams around a branch, and before the head; leaving: from a mix of them."""
     streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
@@ -305,17 +296,16 @@ def streamed(mixing: Any, head: Any, leaving: Callable[..., object]) -> dict[str
     return {"streams": around, "head": measured(head, partial(head, streams))}
 
 
-def hy4() -> dict[str, Any]:
-    """Eager sparse attention of HY 4 with sinks and a gate, of one sequence, and its streams."""
+def hy4(layer: int = 0) -> dict[str, Any]:
+    """Eager sparse attention of HY 4 with sinks and a gate, of two sequences, and its streams."""
     code = real("hy_v4")
-    config, found = code.HYV4Config(**HY4), {}
+    config = code.HYV4Config(**HY4)
     config._attn_implementation = "eager"
+    attention = code.HYV4Attention(config, layer).bfloat16()
+    tables = turned(attention, code.HYV4RotaryEmbedding(config)(ONE, PLACES))
     chosen = torch.zeros(1, SEQ, 256, dtype=torch.int32)
-    for layer, kind in enumerate(("dsa", "dsa-shared")):
-        attention = code.HYV4Attention(config, layer).bfloat16()
-        tables = turned(attention, code.HYV4RotaryEmbedding(config)(ONE, PLACES))
-        run = partial(attention, ONE, tables, OPEN, prev_topk_indices=chosen)
-        found[kind] = measured(attention, run)
+    run = partial(attention, ONE, tables, OPEN, prev_topk_indices=chosen)
+    found = {name: 2 * number for name, number in measured(attention, run).items()}
 
     def leaving(streams: Any, post: Any, mixed: Any) -> object:
         spread = post.float().unsqueeze(-1) * ONE.float().unsqueeze(-2)
@@ -336,10 +326,6 @@ def kimi(full: bool = False) -> dict[str, Any]:
     code.causal_conv1d_fn, code.chunk_kimi_delta_attention = conv, partial(rule, full=True)
     mixer.o_norm = Norm()
     return {"flops": counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": given}
-
-
-def ling() -> dict[str, Any]:
-    return kimi(full=True)
 
 
 def mamba() -> dict[str, Any]:
@@ -440,38 +426,18 @@ def minimax() -> dict[str, Any]:
 
 
 def of_both_kinds(
-    code: Any,
-    rotary: Any,
-    attention_of: Callable[[int], Any],
-    keys: Any = WINDOWS,
-    mask: Any = None,
+    name: str, family: str, config_class: str, keys: Any, mask: Any = None
 ) -> dict[str, Any]:
-    """The attention of a layer without and of one with a window; mask: of the first."""
-    found = {}
+    """Attention of a layer without and of one with a window, which differ; mask: of the first."""
+    code = real(name)
+    config, found = sdpa(getattr(code, config_class)(**keys)), {}
+    rotary = getattr(code, f"{family}RotaryEmbedding")(config)
     for layer, kind in enumerate(("full", "windowed")):
-        attention = attention_of(layer).bfloat16()
+        attention = getattr(code, f"{family}DecoderLayer")(config, layer).self_attn.bfloat16()
         places = turned(attention, rotary(X, PLACES, keys["layer_types"][layer]))
         run = partial(attention, X, places, None if layer else mask)
         found[kind] = attended(code, attention, run, masked)
-    return found
-
-
-def step() -> dict[str, Any]:
-    """Attention of Step 3.5, whose windowed layers have other heads, with a gate a head."""
-    code = real("step3p7")
-    config = sdpa(code.Step3p7TextConfig(**STEP))
-    rotary = code.Step3p7RotaryEmbedding(config)
-    found = of_both_kinds(code, rotary, lambda at: code.Step3p7DecoderLayer(config, at).self_attn)
-    return {**found, "config": STEP}
-
-
-def mimo() -> dict[str, Any]:
-    """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
-    code = real("mimo_v2_flash")
-    config = sdpa(code.MiMoV2FlashConfig(**MIMO))
-    rotary = code.MiMoV2FlashRotaryEmbedding(config)
-    found = of_both_kinds(code, rotary, partial(code.MiMoV2FlashAttention, config))
-    return {**found, "config": MIMO}
+    return {**found, "config": keys}
 
 
 def gemma4() -> dict[str, Any]:
@@ -607,10 +573,20 @@ def v4() -> dict[str, Any]:
     return {**found, **streamed(*both, leaving), "config": V4}
 
 
-RUNS = (
-    delta, mamba, kimi, ling, latent, falcon, jamba, mamba1, lfm, dsa, axk2, dots3, hy4, minimax,
-    step, gemma4, gemma4_small, mimo, longcat, m3, v4,
-)  # fmt: skip
+RUNS = {
+    **{
+        run.__name__.replace("_", "-"): run
+        for run in (delta, mamba, kimi, latent, falcon, jamba, mamba1, lfm, dsa, axk2, hy4, minimax,
+            gemma4, gemma4_small, longcat, m3, v4)
+    },
+    "ling": partial(kimi, full=True),
+    "hy4-shared": partial(hy4, 1),
+    "step": partial(of_both_kinds, "step3p7", "Step3p7", "Step3p7TextConfig", STEP),
+    "mimo": partial(of_both_kinds, "mimo_v2_flash", "MiMoV2Flash", "MiMoV2FlashConfig", MIMO),
+    "dots3": partial(
+        of_both_kinds, "dots3_note", "Dots3NoteText", "Dots3NoteTextConfig", DOTS3, CAUSAL
+    ),
+}  # fmt: skip
 
 if __name__ == "__main__":
-    print(json.dumps({run.__name__.replace("_", "-"): run() for run in RUNS}))
+    print(json.dumps({name: run() for name, run in RUNS.items()}))
