@@ -233,10 +233,8 @@ def attended(
 
     Its norms and its core are kernels.
     """
-    for name in ("q_norm", "k_norm", "v_norm", "q_a_layernorm", "kv_a_layernorm",
-            "k_rope_only_layernorm"):  # fmt: skip
-        if hasattr(attention, name):
-            setattr(attention, name, Norm())
+    for name in [name for name, _ in attention.named_children() if name.endswith("norm")]:
+        setattr(attention, name, Norm())
     with kernel(code, core):
         return measured(attention, run)
 
@@ -328,19 +326,22 @@ def kimi(full: bool = False) -> dict[str, Any]:
     return {"flops": counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": given}
 
 
+def combined(width: int, *rows: Any) -> Callable[..., Any]:
+    """Mamba-2 of one kernel, which saves its input, the scan's output, and rows of a norm's."""
+
+    def kernels(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, width)
+        return Kept.apply(X.shape, projected, projected, scanned, *rows, named["outproj_weight"])
+
+    return kernels
+
+
 def mamba() -> dict[str, Any]:
     """Mamba-2 of Nemotron-H, whose scan in torch is of sums that no counter sees."""
     code = real("nemotron_h")
     config = code.NemotronHConfig(**MAMBA)
     mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
-    width, groups = 8 * 16, 2
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, width)
-        rows, weight = torch.empty(BATCH * SEQ, groups), named["outproj_weight"]
-        return Kept.apply((BATCH, SEQ, 64), projected, projected, scanned, rows, weight)
-
-    code.mamba2_split_conv1d_scan_combined = combined
+    code.mamba2_split_conv1d_scan_combined = combined(8 * 16, torch.empty(BATCH * SEQ, 2))
     return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": MAMBA}
 
 
@@ -357,12 +358,7 @@ def falcon() -> dict[str, Any]:
     code = real("falcon_h1")
     mixer = code.FalconH1Mixer(code.FalconH1Config(**FALCON), 0).bfloat16()
     mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, 96)
-        return Kept.apply(X.shape, projected, projected, scanned, named["outproj_weight"])
-
-    code.mamba2_split_conv1d_scan_combined = combined
+    code.mamba2_split_conv1d_scan_combined = combined(96)
     return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": FALCON}
 
 

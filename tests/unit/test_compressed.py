@@ -22,7 +22,7 @@ from planner.work.ops import Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import job_values
-from tests.pricing import named_ops
+from tests.pricing import H100, named_ops
 
 FLASH, PRO = "deepseek-v4-flash", "deepseek-v4-pro"
 KIND = LayerKind(moe=True, window=128, mixer="csa")
@@ -33,8 +33,7 @@ DENSE = {
 
 
 def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layout: object) -> Job:
-    given = {"layout": layout, "trainer": trainer}
-    return read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 1024, **given))
+    return read_job(job_values(model, H100, gpus, 4096, 1024, layout=layout, trainer=trainer))
 
 
 @pytest.mark.parametrize("name", [FLASH, PRO])
