@@ -233,7 +233,8 @@ def attended(
 
     Its norms and its core are kernels.
     """
-    for name in [name for name, _ in attention.named_children() if name.endswith("norm")]:
+    ends = ("_norm", "_a_layernorm", "_only_layernorm")
+    for name in [name for name, _ in attention.named_children() if name.endswith(ends)]:
         setattr(attention, name, Norm())
     with kernel(code, core):
         return measured(attention, run)
@@ -253,13 +254,11 @@ def delta() -> dict[str, Any]:
     mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
     attention = code.Qwen3NextAttention(config, 3).bfloat16()
     places = code.Qwen3NextRotaryEmbedding(config)(X, PLACES)
-    counted = {
-        "flops": flops(partial(mixer, X)),
-        "attention_flops": flops(partial(attention, X, places, None)),
-    }
+    run, whole = partial(mixer, X), partial(attention, X, places, None)
+    counted = {"flops": flops(run), "attention_flops": flops(whole)}
     code.causal_conv1d_fn, code.torch_chunk_gated_delta_rule = conv, rule
     mixer.norm = Norm()
-    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": DELTA}
+    return {**counted, "saved": saved_bytes(mixer, run), "config": DELTA}
 
 
 def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
@@ -378,8 +377,7 @@ def jamba() -> dict[str, Any]:
         return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
 
     code.causal_conv1d_fn, code.mamba_selective_scan = laid_out, scan
-    run = partial(mixer, X)
-    return {**measured(mixer, run), "config": JAMBA}
+    return {**measured(mixer, partial(mixer, X)), "config": JAMBA}
 
 
 def mamba1() -> dict[str, Any]:
@@ -403,12 +401,10 @@ def lfm() -> dict[str, Any]:
     mixer = code.Lfm3ShortConv(config, 0).bfloat16()
     attention = code.Lfm3Attention(config, 2).bfloat16()
     places = code.Lfm3RotaryEmbedding(config)(X, PLACES, "full_attention")
-    counted = {
-        "flops": flops(partial(mixer, X)),
-        "attention_flops": flops(lambda: attention(X, places, None)),
-    }
+    run, whole = partial(mixer, X), partial(attention, X, places, None)
+    counted = {"flops": flops(run), "attention_flops": flops(whole)}
     code.causal_conv1d_fn = conv
-    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": LFM}
+    return {**counted, "saved": saved_bytes(mixer, run), "config": LFM}
 
 
 def minimax() -> dict[str, Any]:

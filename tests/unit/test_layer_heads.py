@@ -206,7 +206,6 @@ def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
 
 
 def test_dots3_has_other_heads_and_latents_in_windowed_layers() -> None:
-    """As published, and as transformers saves it."""
     latent = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 32, "v_head_dim": 32}
     own = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64, "head_dim": 48}
     keys = {**TINY, **EXPERTS, **latent, "qk_rope_head_dim": 16, "index_n_heads": 2}

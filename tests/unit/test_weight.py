@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_537,
-    "code lines": 71_430,
+    "lines": 100_516,
+    "code lines": 71_351,
     "files over 400 lines": 10,
     "classes over 250 lines": 1,
     "p95 of function lines": 32,
@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 693,
     "functions that import inside": 50,
 }
-TEST_LINES = 49_897
+TEST_LINES = 49_894
 
 
 def test_the_code_weighs_no_more() -> None:
