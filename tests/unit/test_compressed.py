@@ -77,6 +77,8 @@ def test_streams_are_as_many_times_as_wide_between_layers_and_stages() -> None:
     assert streams > 2 * plain
     more = 8 * 2 * (24 * (4 * 1024 + 1) + 3) + 4 * (4 * 1024 + 1) + 1
     assert wide.total_parameters() - read_model(DENSE).total_parameters() == more
+    still = read_model({**DENSE, "hc_mult": 4, "hc_sinkhorn_iters": 0}).total_parameters()
+    assert wide.total_parameters() - still == 8 * 2 * (16 * (4 * 1024 + 1) + 1)
 
 
 def test_compiled_streams_save_no_copies_in_fp32() -> None:

@@ -191,9 +191,8 @@ def test_minimax_m3_is_read_from_its_nested_config() -> None:
 
 
 def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
-    keys = {**TINY, **EXPERTS, "v_head_dim": 16, "layer_types": None}
-    keys |= {"hybrid_layer_pattern": [0, 1, 1, 0]}
-    model = read_model({"model_type": "mimo_v2_flash", "architectures": [], **keys})
+    own = {"model_type": "mimo_v2_flash", "v_head_dim": 16, "hybrid_layer_pattern": [0, 1, 1, 0]}
+    model = read_model({**TINY, **EXPERTS, **own, "architectures": [], "layer_types": None})
     windowed = model.at(1)
     assert (windowed.num_key_value_heads, windowed.attention_sinks) == (4, True)
     assert (model.num_key_value_heads, model.attention_sinks) == (2, False)
@@ -205,7 +204,7 @@ def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
     assert "heads that differ by layer" in lacking(model, release_of("megatron", "0.20"))
 
 
-def test_dots3_has_other_heads_and_latents_in_windowed_layers() -> None:
+def test_dots3_has_latents_by_layer_and_hy4_indexers_in_every_fourth() -> None:
     latent = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 32, "v_head_dim": 32}
     own = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64, "head_dim": 48}
     keys = {**TINY, **EXPERTS, **latent, "qk_rope_head_dim": 16, "index_n_heads": 2}
@@ -219,6 +218,8 @@ def test_dots3_has_other_heads_and_latents_in_windowed_layers() -> None:
     assert (windowed.kv_lora_rank, windowed.num_attention_heads, windowed.head_dim) == (64, 2, 48)
     assert ops_of(model, 16)["wkv_b"].depth == ("windowed_kv_lora",)
     assert "heads that differ by layer" in lacking(model, release_of("megatron-bridge", "0.7"))
+    hy4 = read_model({**keys, "model_type": "hy_v4", "sliding_window": None, "moe_layer_freq": 1})
+    assert (hy4.mixers[1:], hy4.num_mixes) == (("dsa", "dsa-shared", "dsa-shared"), 8)
 
 
 def test_gated_norms_stand_before_attention_and_experts() -> None:

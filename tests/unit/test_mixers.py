@@ -407,7 +407,9 @@ def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
     assert (core.window, core.widths) == (2048, ("kv_lora_rope", "kv_lora"))
     of = sizes(model)
     assert math.prod(of[name] for name in saved_tensors(fused)["q"].dims[1:]) == 128 * 576
-    assert "index_mask" in saved_tensors(masked)
+    sinks = MIXERS["dsa"].operations(read_model({"base": SPARSE, "attention_sinks": True}), PLAIN)
+    for ops, found in ((masked, "index_mask"), (sinks, "softmax_out")):
+        assert {"index_mask", "softmax_out"} & saved_tensors(ops).keys() == {found}
     shared = MIXERS["dsa-shared"].operations(model, own)
     indexers = [[op for op in ops if op.name == "indexer"] for ops in (fused, shared)]
     assert [len(found) for found in indexers] == [1, 0]

@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 693,
     "functions that import inside": 50,
 }
-TEST_LINES = 49_894
+TEST_LINES = 49_897
 
 
 def test_the_code_weighs_no_more() -> None:
