@@ -96,16 +96,12 @@ def leaving(
     weights = {"out": STREAMS[:2], "across": (*STREAMS[:2], "streams")}
     casts = [Tensor(name=f"{name}_{one}", dims=weights[one], eager_only=True) for one in weights]
     saves = (output, stream, *casts) if across else upcast(output)  # all of it in fp32
+    moves = Moves(6.0, 10.5, 2.25, 3.5) if across else Moves(15.25, 22.75, 2.25, 1.5)
     return Elementwise(
         name=name,
         dims=STREAMS,
         kernels=5 + across + joined,
-        moves=Moves(
-            (6.0 if across else 15.25) + 0.75 * joined,
-            10.5 if across else 22.75,
-            2.25,
-            3.5 if across else 1.5,
-        ),
+        moves=moves._replace(forward=moves.forward + 0.75 * joined),
         saves=(*saves, *more),
         reads=(stream, *branches),
         makes=(after,),

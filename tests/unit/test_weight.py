@@ -5,7 +5,7 @@ from benchmarks.weight import ROOMS, weigh
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
     "lines": 100_516,
-    "code lines": 71_351,
+    "code lines": 71_348,
     "files over 400 lines": 10,
     "classes over 250 lines": 1,
     "p95 of function lines": 32,

@@ -181,14 +181,6 @@ def dots3(values: Values) -> Values:
     ]
     finds = values.get("use_dsa", None if known else True)
     chosen = {_INDEXED: finds is not False, _FULL: bool(finds)}
-    full: Values = {key: values.get(key) for key in SLIDING}
-    other = {**full, **_of_some_layers(values)}
-    if not known:
-        other = {key: values.get(f"swa_{key}", usual) for key, usual in _DOTS_WINDOWED.items()}
-        other["qk_rope_head_dim"] = count_of(other, "head_dim") - count_of(other, _UNROTATED)
-    for sizes in (full, other):
-        sizes["head_dim"] = count_of(sizes, _UNROTATED) + count_of(sizes, "qk_rope_head_dim")
-    differing = {key: one for key, one in other.items() if one != full[key] and _WINDOW in kinds}
     bases, shared = values.get("rope_parameters"), "shared_experts_intermediate_size"
     found = {key: one for key, one in values.items() if not key.startswith(_DOTS_KEYS)}
     if _list(values.get("moe_layer_freq")):
@@ -204,11 +196,23 @@ def dots3(values: Values) -> Values:
         found["shared_expert_intermediate_size"] = width * count_of(values, "n_shared_experts")
     return {
         **found,
-        **{SLIDING[key]: one for key, one in differing.items()},
+        **(_windowed_latents(values, known) if _WINDOW in kinds else {}),
         "sliding_window": values.get("sliding_window") or 512,
         "mixers": ["dsa" if chosen.get(str(kind)) else "attention" for kind in kinds],
         "layer_types": [_FULL if kind == _INDEXED else kind for kind in kinds],
     }
+
+
+def _windowed_latents(values: Values, known: bool) -> Values:
+    """Heads and latents of MLA with a window, where they differ from the others' (dots3)."""
+    full: Values = {key: values.get(key) for key in SLIDING}
+    other = {**full, **_of_some_layers(values)}
+    if not known:
+        other = {key: values.get(f"swa_{key}", usual) for key, usual in _DOTS_WINDOWED.items()}
+        other["qk_rope_head_dim"] = count_of(other, "head_dim") - count_of(other, _UNROTATED)
+    for sizes in (full, other):
+        sizes["head_dim"] = count_of(sizes, _UNROTATED) + count_of(sizes, "qk_rope_head_dim")
+    return {SLIDING[key]: one for key, one in other.items() if one != full[key]}
 
 
 def _dense(values: Values) -> Values:
