@@ -67,9 +67,10 @@ class Mixers(ResidualStreams):
         embedding is added; each layer multiplies it by a gate and projects it back.
     num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
         a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
-    sliding_v_head_dim, sliding_q_lora_rank, sliding_kv_lora_rank: there, a value's width, and
-        MLA's latents (dots3); 0: the same.
-    sliding_qk_nope_head_dim, sliding_qk_rope_head_dim: there, a head's parts with MLA; 0: the same.
+    sliding_v_head_dim, sliding_q_lora_rank, sliding_kv_lora_rank: a value's width, and MLA's
+        latents, in layers with a window (dots3); 0: the same.
+    sliding_qk_nope_head_dim, sliding_qk_rope_head_dim: both parts of a head of MLA in layers with a
+        window (dots3); 0: the same.
     sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
     sliding_windows: window of each layer, 0 for full attention, where windows differ in length
         (K-EXAONE 2); sliding_window is then the longest.
