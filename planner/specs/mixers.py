@@ -39,7 +39,8 @@ SLIDING: Mapping[str, str] = {
             "qk_rope_head_dim")
     },
 }  # fmt: skip
-OF_MLA = ("fused_query_gate", "k_rope_norm", *tuple(SLIDING.values())[4:])
+OF_WINDOWED_MLA = tuple(SLIDING.values())[4:]
+OF_MLA = ("fused_query_gate", "k_rope_norm", *OF_WINDOWED_MLA)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]

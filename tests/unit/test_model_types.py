@@ -144,7 +144,7 @@ LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
     ({"model_type": "rwkv"}, "RWKV time mixing"),
     ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
     ({"model_type": "gemma3n"}, "per-layer embeddings"),
-    ({"model_type": "dots3_note", "per_layer_config": {"2": {}, "3": {"v": 8}}}, "two kinds"),
+    ({"model_type": "dots3_note", "num_hidden_layers": 4, "per_layer_config": {2: 0, 3: 1}}, "two"),
     ({"model_type": "t5"}, "encoder and a decoder"),
     ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
         "cross-attention layers on images"),

@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_518,
-    "code lines": 71_348,
+    "lines": 100_517,
+    "code lines": 71_347,
     "files over 400 lines": 10,
     "classes over 250 lines": 1,
     "p95 of function lines": 32,
