@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -230,6 +231,19 @@ def clean_environment() -> dict[str, str]:
         if not key.startswith("PLANNER_") and key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
     }
     return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def judged(package: str, folder: str, *command: str, lines: str = "") -> list[str]:
+    """Lines that a program of ours prints beside a real package, which this folder has."""
+    if not any(distributions(name=package, path=[folder])):
+        missing(package, "`make test-slow` installs it")
+    done = subprocess.run(
+        [sys.executable, *command], input=lines, cwd=ROOT,
+        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), folder])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
 def api_keys(scopes: Mapping[str, str]) -> Any:

@@ -267,8 +267,8 @@ class _Kernels:
         fused = fused_kernels(self.batch, self.pricer.rules)
         moves = np.where(
             fused,
-            op.fused_forward_moves + op.fused_backward_moves,
-            op.forward_moves + op.backward_moves,
+            op.moves.fused_forward + op.moves.fused_backward,
+            op.moves.forward + op.moves.backward,
         )
         sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
         return _Run(

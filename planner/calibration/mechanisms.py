@@ -347,6 +347,7 @@ def _jobs() -> Iterator[Mechanism]:
     yield _job("heads by layer", lambda s: s.model.varies_heads, "heads that differ by layer")
     yield _job("windows of several lengths", lambda s: bool(s.model.sliding_windows))
     yield _job("norms around experts and router", lambda s: s.model.moe_branch_norms)
+    yield _job("gated norms", lambda s: s.model.gated_norm_rank > 0)
     yield _job("zero experts", lambda s: s.model.zero_expert_num > 0, "zero-compute experts")
     yield _job("per-layer embeddings", lambda s: s.model.hidden_size_per_layer_input > 0)
     for kernel in ATTENTION_KERNELS:

@@ -57,9 +57,8 @@ class Context:
     @property
     def kv_heads(self) -> tuple[int, ...]:
         """Key-value heads of attention in each kind of layer; MLA expands to all query heads."""
-        if self.model.uses_mla:
-            return (self.model.num_attention_heads,)
-        return tuple({self.model.at(window).num_key_value_heads: 0 for window in (0, 1)})
+        heads = "num_attention_heads" if self.model.uses_mla else "num_key_value_heads"
+        return tuple({getattr(self.model.at(window), heads): 0 for window in (0, 1)})
 
     @property
     def num_kv_heads(self) -> int:

@@ -12,29 +12,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.specs.job import Job
+from planner.specs.mixers import OF_WINDOWED_MLA
 from planner.specs.network import NETWORK_FIELDS
 
 # Fields that came later: at their default they do not change a hash, so that what was stored before
 # is still found.
 ADDED_LATER: Mapping[str, object] = {
+    **dict.fromkeys((
+        "o_groups", "o_lora_rank", "compress_rate_csa", "compress_rate_hca", "num_hash_layers",
+        "hidden_size_per_layer_input", "vocab_size_per_layer_input", "hc_mult", "zero_expert_num",
+        "mamba_dt_rank", "gated_norm_rank", "sliding_v_head_dim", *OF_WINDOWED_MLA,
+    ), 0),
     **dict.fromkeys(
-        ("o_groups", "o_lora_rank", "compress_rate_csa", "compress_rate_hca", "num_hash_layers"), 0
+        ("use_double_wide_mlp", "moe_shortcut", "qk_clip", "fused_query_gate", "k_rope_norm"), False
     ),
-    **dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0),
-    **dict.fromkeys(("hc_mult", "zero_expert_num", "mamba_dt_rank"), 0),
     "hc_sinkhorn_iters": 20,
-    "use_double_wide_mlp": False,
-    "moe_shortcut": False,
-    "cuda_graphs": None,
-    "chunked_loss": None,
-    "fused_cross_entropy": None,
-    "muon_tp_mode": None,
-    "qk_clip": False,
+    **dict.fromkeys(("cuda_graphs", "chunked_loss", "fused_cross_entropy", "muon_tp_mode"), None),
     "moe_capacity_factor": None,
     "moe_dispatcher": "alltoall",
     "optimizer_offload_fraction": 1.0,
     "activation_offload_layers": 0,
-}
+}  # fmt: skip
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]
 # Runs of the layout itself, from which a calibration learns. An emulated rank's communication comes

@@ -29,6 +29,18 @@ PREDICTING: Mapping[Mixer, Mixer] = {
     "dsa-shared": "dsa", "attention-shared": "attention", "csa": "shared-kv", "hca": "shared-kv",
 }  # fmt: skip
 LEAST_HEADS = 64  # of a rank in FlashMLA's sparse kernel, which pads fewer (dsa_cudnn_kernels.py)
+# size of attention -> that of layers with a window, where it differs
+SLIDING: Mapping[str, str] = {
+    "num_attention_heads": "num_sliding_attention_heads",
+    "num_key_value_heads": "num_sliding_key_value_heads",
+    **{
+        name: f"sliding_{name}"
+        for name in ("head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+            "qk_rope_head_dim")
+    },
+}  # fmt: skip
+OF_WINDOWED_MLA = tuple(SLIDING.values())[4:]
+OF_MLA = ("fused_query_gate", "k_rope_norm", *OF_WINDOWED_MLA)
 Count = Annotated[StrictInt, Field(ge=0)]
 # the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
 Check = tuple[bool, str, str, str]
@@ -43,7 +55,9 @@ class Mixers(ResidualStreams):
         its own and the same window (Gemma 4 E2B and E4B).
     mixer_only_layers: layers without a feed-forward.
     attention_output_gate: attention's output is multiplied by a sigmoid of as many more outputs of
-        the query projection (Qwen3-Next).
+        the query projection (Qwen3-Next); with MLA, of a projection of the layer's input (HY 4).
+    fused_query_gate: with MLA, queries and that gate are one projection of the queries' latent
+        before and behind its norm (A.X K2).
     attention_gate_bias: that gate has a bias, one a head (Beam).
     attention_head_gate: one gate a head instead, from a projection of its own (Laguna, LFM3).
     attention_k_eq_v: keys are values as well in layers without a window (Gemma 4).
@@ -54,11 +68,18 @@ class Mixers(ResidualStreams):
         embedding is added; each layer multiplies it by a gate and projects it back.
     num_sliding_attention_heads, num_sliding_key_value_heads, sliding_head_dim: heads of layers with
         a window, where they differ from the others' (Step 3.5, Gemma 4); 0: the same.
+    sliding_v_head_dim, sliding_q_lora_rank, sliding_kv_lora_rank: a value's width, and MLA's
+        latents, in layers with a window (dots3); 0: the same.
+    sliding_qk_nope_head_dim, sliding_qk_rope_head_dim: both parts of a head of MLA in layers with a
+        window (dots3); 0: the same.
     sliding_sinks: only layers with a window have attention sinks (MiMo-V2-Flash).
     sliding_windows: window of each layer, 0 for full attention, where windows differ in length
         (K-EXAONE 2); sliding_window is then the longest.
     norm_weight: whether norms have weights (not in OLMo and nanochat).
     qk_norm_bias: query-key norms have biases (Persimmon).
+    k_rope_norm: the rotated part of MLA's key has a norm (dots3).
+    gated_norm_rank: norms before attention and before experts are multiplied by the sigmoid of a
+        projection of this rank of their output (A.X K2); 0: they are not.
     moe_output_norm: a norm stands behind the experts' sum (A.X K1).
     moe_branch_norms: the routed experts have a norm before and one behind, the shared expert has
         one behind; the router has its own, without weights, a scale for each of its inputs and one
@@ -112,6 +133,7 @@ class Mixers(ResidualStreams):
     mixers: tuple[Mixer, ...] = ()
     mixer_only_layers: tuple[Count, ...] = ()
     attention_output_gate: StrictBool = False
+    fused_query_gate: StrictBool = False
     attention_gate_bias: StrictBool = False
     attention_head_gate: StrictBool = False
     attention_k_eq_v: StrictBool = False
@@ -122,10 +144,17 @@ class Mixers(ResidualStreams):
     num_sliding_attention_heads: Count = 0
     num_sliding_key_value_heads: Count = 0
     sliding_head_dim: Count = 0
+    sliding_v_head_dim: Count = 0
+    sliding_q_lora_rank: Count = 0
+    sliding_kv_lora_rank: Count = 0
+    sliding_qk_nope_head_dim: Count = 0
+    sliding_qk_rope_head_dim: Count = 0
     sliding_sinks: StrictBool = False
     sliding_windows: tuple[Count, ...] = ()
     norm_weight: StrictBool = True
     qk_norm_bias: StrictBool = False
+    k_rope_norm: StrictBool = False
+    gated_norm_rank: Count = 0
     moe_output_norm: StrictBool = False
     moe_branch_norms: StrictBool = False
     moe_latent_size: Count = 0
@@ -175,6 +204,8 @@ class Mixers(ResidualStreams):
             (self.attention_head_gate, "a gate on each head of attention"),
             (not self.norm_weight, "norms without weights"),
             (self.qk_norm_bias, "biases of query-key norms"),
+            (self.k_rope_norm, "norms of rotated keys"),
+            (self.gated_norm_rank > 0, "gated norms"),
             (self.moe_output_norm, "a norm behind the experts"),
             (self.moe_branch_norms, "norms around experts and router"),
             (self.attention_k_eq_v, "one projection for keys and values"),
@@ -208,8 +239,7 @@ class Mixers(ResidualStreams):
     @property
     def varies_heads(self) -> bool:
         """Whether layers with a window have other heads than those without."""
-        others = (self.num_sliding_attention_heads, self.num_sliding_key_value_heads)
-        return any((*others, self.sliding_head_dim))
+        return any(getattr(self, name) for name in SLIDING.values())
 
     @property
     def gates_attention(self) -> bool:

@@ -15,7 +15,16 @@ from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
 from planner.specs.mixer_parameters import MIXER_PARAMETERS
-from planner.specs.mixers import ATTENDING, COMPRESSED, PREDICTING, Mixer, Mixers, mixer_checks
+from planner.specs.mixers import (
+    ATTENDING,
+    COMPRESSED,
+    OF_MLA,
+    PREDICTING,
+    SLIDING,
+    Mixer,
+    Mixers,
+    mixer_checks,
+)
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
 from planner.units import counted
@@ -335,13 +344,15 @@ class Parameters:
         """
         model, h, heads = self.model, self.model.hidden_size, self.model.num_attention_heads
         if model.uses_mla:
-            latent, rank = model.q_lora_rank, model.kv_lora_rank
+            latent, rank, fused = model.q_lora_rank, model.kv_lora_rank, model.fused_query_gate
+            gate = heads * model.v_dim * model.attention_output_gate
             q_out, kv_in = heads * model.qk_head_dim, rank + model.qk_rope_head_dim
             q = h * latent + latent * q_out if latent else h * q_out
+            q += latent * (q_out + 2 * gate) if fused else h * gate
             kv = h * kv_in + rank * heads * (model.qk_nope_head_dim + model.v_head_dim)
             bias = kv_in + latent  # DeepSeek puts biases on the two down projections only
         else:
-            gated = heads * (1 + model.attention_output_gate) * model.head_dim
+            gated = heads * (model.head_dim + model.attention_output_gate * model.v_dim)
             own = 0 if model.attention_k_eq_v else model.v_dim
             both = model.num_key_value_heads * (model.head_dim + own) * own_keys
             q, kv, bias = h * gated, h * both, gated + both
@@ -434,13 +445,15 @@ class Parameters:
         beside = model.moe_output_norm + 3 * model.moe_branch_norms
         branches += self.final_norm * kind.moe * beside
         branches += self.final_norm * (model.hidden_size_per_layer_input > 0)
+        branches += 2 * model.hidden_size * model.gated_norm_rank * (kind.mixes + kind.moe)
         own = Parameters(model.at(kind.window))._attention_norms(not kind.shares_keys)
         return branches + (own if kind.attends else 0)
 
     def _attention_norms(self, own_keys: bool) -> int:
         model = self.model
         if model.uses_mla:
-            inner = model.kv_lora_rank + model.q_lora_rank
+            rotated = model.qk_rope_head_dim * model.k_rope_norm
+            inner = model.kv_lora_rank + model.q_lora_rank + rotated
         elif model.qk_norm == "full":
             heads = model.num_attention_heads + model.num_key_value_heads * own_keys
             inner = heads * model.head_dim
@@ -501,7 +514,7 @@ def _attention_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
         model.qk_rope_head_dim,
         model.v_head_dim,
     )
-    other, differs = model.at(1), model.varies_heads or model.attention_k_eq_v
+    other = model.at(1)
     other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
     table = model.position_embedding == "learned" and model.max_position_embeddings == 0
     return [
@@ -530,10 +543,10 @@ def _attention_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
             "give a divisor of their number of heads",
         ),
         (
-            model.uses_mla and (differs or "attention-shared" in model.mixers),
+            model.uses_mla and (model.attention_k_eq_v or "attention-shared" in model.mixers),
             "kv_lora_rank",
-            "MLA has the same heads, and keys of its own, in all layers",
-            "leave out heads of layers with a window, attention_k_eq_v and attention-shared",
+            "MLA has keys of its own in all layers",
+            "leave out attention_k_eq_v and attention-shared",
         ),
         (
             lacking,
@@ -546,6 +559,22 @@ def _attention_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
             "head_dim",
             "with MLA is qk_nope + qk_rope",
             f"give {mla_widths}",
+        ),
+        (
+            other.uses_mla and other.head_dim != other.qk_head_dim,
+            "sliding_head_dim",
+            "with MLA is the sum of both its parts in layers with a window",
+            f"give {other.qk_head_dim}",
+        ),
+        (
+            model.fused_query_gate and not (model.attention_output_gate and model.q_lora_rank),
+            "fused_query_gate",
+            "is a gate of attention's output from the latent of queries",
+            "give attention_output_gate and q_lora_rank, or leave it out",
+        ),
+        *(
+            (bool(getattr(model, name)) and not model.uses_mla, name, "is of MLA alone", _NO_MLA)
+            for name in OF_MLA
         ),
         (
             table,
@@ -649,11 +678,14 @@ def _layer_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
             f"does not divide {model.num_experts} experts",
             "give a divisor of num_experts, or 0",
         ),
-        (
-            model.hc_mult > 0 and (model.parallel_residual or model.norms_per_layer == 1),
-            "hc_mult",
-            "mixes streams for each branch apart, and these run side by side",
-            "leave it out, or parallel_residual and norms_per_layer",
+        *(
+            (
+                getattr(model, key) > 0 and (model.parallel_residual or model.norms_per_layer == 1),
+                key,
+                "is for each branch by itself, and these run side by side",
+                "leave it out, or parallel_residual and norms_per_layer",
+            )
+            for key in ("hc_mult", "gated_norm_rank")
         ),
         (
             chosen_groups,
@@ -673,6 +705,7 @@ def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
     return min(model.sliding_window + min(chosen or every, every), seq_len)
 
 
+_NO_MLA = "give kv_lora_rank, or leave it out"
 _USUAL: tuple[Mixer, ...] = ("attention",)
 _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))
 
@@ -680,14 +713,8 @@ _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NET
 @lru_cache(maxsize=64)
 def _windowed(model: ModelSpec) -> ModelSpec:
     """The model with the heads of its layers with a window in all layers."""
-    own = {
-        "num_attention_heads": model.num_sliding_attention_heads or model.num_attention_heads,
-        "num_key_value_heads": model.num_sliding_key_value_heads or model.num_key_value_heads,
-        "head_dim": model.sliding_head_dim or model.head_dim,
-    }
-    unset = dict.fromkeys(
-        ("num_sliding_attention_heads", "num_sliding_key_value_heads", "sliding_head_dim"), 0
-    )
+    own = {name: getattr(model, other) or getattr(model, name) for name, other in SLIDING.items()}
+    unset = dict.fromkeys(SLIDING.values(), 0)
     sinks = {"attention_sinks": model.attention_sinks or model.sliding_sinks}
     unset |= {"attention_k_eq_v": False, "sliding_sinks": False}
     return model.model_copy(update={**own, **unset, **sinks})

@@ -22,7 +22,8 @@ class ResidualStreams(Network):
 
     Hyper-connections (Xie et al. 2026), in any model:
     hc_mult: residual streams, which every branch reads as a mix and is added to; 0: one, plain.
-    hc_sinkhorn_iters: iterations that make a mix of streams doubly stochastic.
+    hc_sinkhorn_iters: iterations that make a mix of streams doubly stochastic; 0: each stream
+        stays as it is (HY 4).
     """
 
     o_groups: Count = 0
@@ -37,11 +38,11 @@ class ResidualStreams(Network):
     @property
     def num_mixes(self) -> int:
         """Weights of the streams around one branch: into it, out of it, and over to others."""
-        return (2 + self.hc_mult) * self.hc_mult
+        return (2 + self.hc_mult * (self.hc_sinkhorn_iters > 0)) * self.hc_mult
 
     def stream_parameters(self, hidden: int, sites: int) -> int:
-        """Of `sites` mixes around branches, in fp32: projections, biases and three scales."""
-        each = self.num_mixes * (self.hc_mult * hidden + 1) + 3
+        """Of `sites` mixes around branches, in fp32: projections, biases, a scale of each kind."""
+        each = self.num_mixes * (self.hc_mult * hidden + 1) + 2 + (self.hc_sinkhorn_iters > 0)
         return sites * each * (self.hc_mult > 0)
 
     def collapse_parameters(self, hidden: int) -> int:

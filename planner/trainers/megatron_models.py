@@ -63,6 +63,8 @@ def lacking(model: ModelSpec, release: Release) -> list[str]:
             "biased router or experts",
         ),
         (model.uses_mla and model.attention_bias, "biases with MLA"),
+        (model.uses_mla and model.attention_output_gate, "a gate on the output of MLA"),
+        (model.indexed and model.attention_sinks, "sinks of sparse attention"),
         (model.norm == "layernorm" and not model.norm_bias, "LayerNorm without biases"),
         (_some_biases(model), "biases on some of attention's output and the MLP only"),
     )
@@ -90,9 +92,9 @@ def has_provider(model: ModelSpec, release: Release) -> bool:
     (Gemma4ModelProvider), models/deepseek/deepseek_v4_bridge.py, which needs Megatron-LM's dev
     branch; of its main branch of 2026-08-22 models/minimax_m3, models/exaone.
     """
+    gemma_mimo_step = model.moe_branch_norms, model.sliding_sinks, model.attention_head_gate
     rows = (
-        (model.varies_heads and (model.attention_head_gate or model.sliding_sinks), "0.18"),
-        (model.varies_heads and model.moe_branch_norms, "0.18"),
+        (model.varies_heads and not model.uses_mla and any(gemma_mimo_step), "0.18"),
         (model.compresses, "0.18"),
         ("msa" in model.mixers, "0.20"),
         (bool(model.sliding_windows), "0.20"),

@@ -6,8 +6,17 @@ Grouped-query or multi-head latent attention; the core is fused or not.
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
+from planner.work.heads import projects_gate
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
+from planner.work.pieces import (
+    HIDDEN,
+    Code,
+    norm,
+    norm_saves,
+    output_projection,
+    projection,
+    upcast,
+)
 
 # Width of a head in Transformer Engine's fused kernels; wider ones run unfused (pytorch/attention/
 # dot_product_attention/utils.py, get_attention_backend; common/fused_attn/fused_attn.cpp).
@@ -41,7 +50,11 @@ def attention(
             tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
         ),
         *chosen,
-        *attention_core(window, flash, model, code, own_keys),
+        *(
+            _masked_core(model, code)
+            if chosen and model.attention_sinks
+            else attention_core(window, flash, model, code, own_keys)
+        ),
         Collective(
             name="context_out",
             site="cp_exit",
@@ -96,31 +109,31 @@ def _value_norm(model: ModelSpec, values: Tensor, code: Code) -> Elementwise:
 def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
     """Attention's output times the sigmoid of the other half of the query projection (Qwen3-Next).
 
-    With one gate a head, times the sigmoid of a projection of its own (LFM3). The product saves
-    both; of the sigmoid nothing else stays.
-    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention), models/lfm3 (Lfm3Attention).
+    With one gate a head (LFM3), or MLA (HY 4), times the sigmoid of a projection of its own. The
+    product saves both, in fp32 where the latent of queries has the gate (A.X K2); of the sigmoid
+    nothing else stays.
+    Source: transformers 5.24 models/qwen3_next (Qwen3NextAttention), models/lfm3 (Lfm3Attention),
+        models/hy_v4 (HYV4Attention), models/axk2 (AXK2Attention).
     """
-    own: tuple[Gemm, ...] = ()
-    share = Tensor(name="attention_gate", dims=attended.dims)
-    source = Tensor(name="wq_out", dims=("tokens", "heads", "q_dim"))
-    if model.attention_head_gate:
-        share = Tensor(name="attention_gate", dims=attended.dims[:2])
-        layer = Tensor(name="attention_in", dims=HIDDEN)
-        own = (projection("wg", ("heads",), ("hidden",), layer),)
-        source = own[0].output
-    elif not model.attention_output_gate:
+    if not model.gates_attention:
         return ()
+    own: tuple[Gemm, ...] = ()
+    width: Dims = () if model.attention_head_gate else ("v_dim",)
+    share = Tensor(name="attention_gate", dims=(*attended.dims[:2], *width))
+    latent = model.fused_query_gate
+    source = Tensor(name="wq_b_out" if latent else "wq_out", dims=("tokens", "heads", "q_dim"))
+    if projects_gate(model):
+        layer = Tensor(name="attention_in", dims=HIDDEN)
+        own = (projection("wg", ("heads", *width), ("hidden",), layer),)
+        source = own[0].output
     return (
         *own,
         Elementwise(
             name="attention_gate",
             dims=attended.dims,
             kernels=3,
-            forward_moves=7.0,
-            backward_moves=10.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=5.0,
-            saves=(attended, share),
+            moves=Moves(7.0, 10.0, 3.0, 5.0),
+            saves=(attended, *(upcast(share) if latent else (share,))),
             reads=(attended, source),
             makes=(Tensor(name="attention_gated", dims=attended.dims),),
         ),
@@ -140,7 +153,9 @@ def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """DeepSeek-V2's low-rank attention: narrow projections of queries and keys/values, then up."""
     query, down = latents(model, code)
-    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
+    normed = _rotated_norm(model, down.output, code)
+    latent = normed[0].makes[0] if normed else down.output
+    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), latent, (model, code))
     turned = rotary(
         ("tokens", "heads_and_kv", "qk_dim"),
         True,
@@ -148,19 +163,29 @@ def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         reads=(query[-1].output, up.output),
         makes=_attention_gradients(model, code),
     )
-    return *query, down, up, turned
+    return *query, down, *normed, up, turned
+
+
+def _rotated_norm(model: ModelSpec, down: Tensor, code: Code) -> tuple[Elementwise, ...]:
+    """The norm of the key's rotated part, if any; it is a view of the product, the rest a copy.
+
+    Source: transformers 5.24 models/dots3_note (Dots3NoteTextAttention).
+    """
+    rotated = Tensor(name="k_rope", dims=("tokens", "qk_rope"))
+    one, latent = norm(model, "k_rope_norm", rotated, code), ("tokens", "kv_lora")
+    saves = (replace(t, dims=down.dims) if t.name == rotated.name else t for t in one.saves)
+    makes = (Tensor(name="kv_latent", dims=latent), *one.makes)
+    return (replace(one, saves=tuple(saves), reads=(down,), makes=makes),) * model.k_rope_norm
 
 
 def latents(model: ModelSpec, code: Code) -> tuple[tuple[Gemm, ...], Gemm]:
     """Projections to the queries, and down to the latent of keys and values."""
     source = Tensor(name="attention_in", dims=HIDDEN)
-    query: tuple[Gemm, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
+    heads: Dims = ("heads", "q_dim" if model.fused_query_gate else "qk_dim")
+    query: tuple[Gemm, ...] = (projection("wq", heads, ("hidden",), source),)
     if model.q_lora_rank:
         down = projection("wq_a", ("q_lora",), ("hidden",), source)
-        query = (
-            down,
-            _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)),
-        )
+        query = (down, _up_projection("wq_b", "q_up", heads, down.output, (model, code)))
     return query, projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
 
 
@@ -200,10 +225,7 @@ def rotary(
         name="rotary",
         dims=dims,
         kernels=6 if rope else 1,
-        forward_moves=base + extra,
-        backward_moves=base + extra,
-        fused_forward_moves=2.0 if rope else 0.0,
-        fused_backward_moves=2.0 if rope else 0.0,
+        moves=Moves(base + extra, base + extra, 2.0 if rope else 0.0, 2.0 if rope else 0.0),
         saves=saves,
         reads=reads,
         makes=makes,
@@ -278,15 +300,41 @@ def attention_core(
         workspace=gradients,
     )
     moves = Elementwise(
-        name="softmax_dropout",
-        dims=square,
-        kernels=3,
-        forward_moves=6.0,
-        backward_moves=8.0,
-        fused_forward_moves=6.0,
-        fused_backward_moves=8.0,
+        name="softmax_dropout", dims=square, kernels=3, moves=Moves(6.0, 8.0, 6.0, 8.0)
     )
     return core, moves
+
+
+def _masked_core(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """The core of attention with a mask and sinks, which no fused kernel has."""
+    out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    core = Attention(
+        name="attention",
+        window=0,
+        saves=_attention_inputs(model, code),
+        output=out,
+        statistics=out,
+        reads=_attention_gradients(model, code),
+    )
+    return with_sinks(core, ("tokens", "heads", "context"))
+
+
+def with_sinks(core: Attention, square: Dims) -> tuple[Op, ...]:
+    """Eager scores of all keys, a mask, sinks beside them, a softmax, as five squares.
+
+    Source: transformers 5.24 models/gpt_oss (eager_attention_forward).
+    """
+    softmax = Tensor(name=UNFUSED, dims=square)
+    top = Tensor(name="top_scores", dims=("tokens", "heads"), width="index")
+    squares = Elementwise(
+        name="softmax_dropout",
+        dims=square,
+        kernels=8,
+        moves=Moves(13.0, 13.0, 5.0, 5.0),
+        forward_workspace=(softmax,) * 2,
+    )
+    saves = (*core.saves, softmax, top)
+    return replace(core, saves=saves, statistics=softmax, workspace=(softmax,) * 3), squares
 
 
 def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:

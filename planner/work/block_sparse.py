@@ -46,6 +46,6 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             kernels=16,
             moves=4.0,
         ),
-        mask(_SQUARE, 6, 6.5),
+        mask(_SQUARE, 6, 6.5, fused=not model.attention_sinks),
     )
     return attention(model, 0, True, code, chosen)

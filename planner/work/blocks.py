@@ -12,12 +12,13 @@ from planner.specs.model import LayerKind, ModelSpec
 from planner.work import per_layer
 from planner.work.attention import attention
 from planner.work.feed_forward import mlp, moe, routed_norms
+from planner.work.gated_norm import branch_norm
 from planner.work.heads import of_kind
 from planner.work.hyper_connections import entering, leaving, predicting, stream_dims, widened
 from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
-from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
+from planner.work.ops import Collective, Elementwise, Gemm, Moves, Op, Tensor, remembered
 from planner.work.pieces import (
     HIDDEN,
     HIDDEN_SP,
@@ -65,14 +66,16 @@ def _mixing(
         mixer = beside_attention(mixer, own) if mixer else own
     out = mixer[-1].name
     mixed = entering(model, "attention", stream)
+    read = mixed[0].makes[0] if mixed else stream
+    opening, normed = branch_norm(model, "attention_norm", read, code)
     return (
         *mixed,
-        norm(model, "attention_norm", mixed[0].makes[0] if mixed else stream, code),
+        *opening,
         Collective(
             name="attention_in",
             site="tp_enter",
             tensor=Tensor(name="attention_in_full", dims=HIDDEN),
-            reads=(Tensor(name="attention_norm_out", dims=HIDDEN_SP),),
+            reads=(normed,),
             makes=(Tensor(name="attention_in", dims=HIDDEN),),
             exchanged=(SCATTERED,),
         ),
@@ -94,7 +97,6 @@ def _feeding(
     """The feed-forward branch; ends: the residual stream before and after it."""
     middle, end = ends
     own_norm, width = model.norms_per_layer != 1, "wide_ffn" if model.widens_mlp(kind) else "ffn"
-    source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
     shared = _shared_sum(model, kind)
     normed = (branch,) * model.moe_output_norm + (branch, *shared) * model.moe_branch_norms
@@ -105,9 +107,14 @@ def _feeding(
     mixed = entering(model, "mlp", middle)
     read = mixed[0].makes[0] if mixed else middle
     before = routed_norms(model, read, code) if kind.moe else ()
+    opening, source = (
+        branch_norm(model, "mlp_norm", read, code, gates=kind.moe)
+        if own_norm
+        else ((_shared_norm(model, code),), Tensor(name="attention_norm_out", dims=HIDDEN_SP))
+    )
     return (
         *mixed,
-        norm(model, "mlp_norm", read, code) if own_norm else _shared_norm(model, code),
+        *opening,
         *before,
         *(moe(model, source, code) if kind.moe else mlp(model, width, "mlp", source)),
         *behind,
@@ -159,10 +166,7 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
             dims=("tokens", "vocab_loss"),
             width="fp32",
             kernels=5,
-            forward_moves=4.5,
-            backward_moves=5.5,
-            fused_forward_moves=1.0,
-            fused_backward_moves=1.5,
+            moves=Moves(4.5, 5.5, 1.0, 1.5),
         ),
         *(_chunked_loss() if code.chunks_loss else ()),
     )
@@ -184,10 +188,7 @@ def _chunked_loss() -> tuple[Op, ...]:
             name=name,
             dims=dims,
             kernels=2 * LOSS_CHUNKS,
-            forward_moves=times[name] * count,
-            backward_moves=0.0,
-            fused_forward_moves=times[name] * count,
-            fused_backward_moves=0.0,
+            moves=Moves(times[name] * count, 0.0, times[name] * count, 0.0),
         )
         for name, (dims, count) in moves.items()
     )
@@ -237,17 +238,14 @@ def _residual(
 ) -> Elementwise:
     """The sum of the residual stream and the branches, or a branch's output in each stream."""
     if model.hc_mult:
-        return leaving(name, held, branches, output)
+        return leaving(name, held, branches, output, across=model.hc_sinkhorn_iters > 0)
     stream, *kept = held
     masks = 0.5 * sum(tensor.width == "byte" for tensor in kept)  # a byte of a 16-bit element's two
     return Elementwise(
         name=name,
         dims=HIDDEN_SP,
         kernels=1,
-        forward_moves=3.0 + masks,
-        backward_moves=2.0 + masks,
-        fused_forward_moves=1.0 + masks,
-        fused_backward_moves=1.0 + masks,
+        moves=Moves(3.0 + masks, 2.0 + masks, 1.0 + masks, 1.0 + masks),
         saves=tuple(kept),
         reads=(stream, *branches),
         makes=(output,),

@@ -19,8 +19,8 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import ModelSpec
-from planner.work.attention import UNFUSED, latents
-from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.attention import latents, with_sinks
+from planner.work.ops import Attention, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
 from planner.work.sparse_attention import CHOSEN, PROJECTIONS, indexer
 
@@ -106,10 +106,7 @@ def _rotary(queries: Tensor, keys: Tensor) -> Elementwise:
         name="rotary",
         dims=HEADS,
         kernels=16,
-        forward_moves=12.0,
-        backward_moves=24.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=3.0,
+        moves=Moves(12.0, 24.0, 2.0, 3.0),
         saves=(
             queries,
             Tensor(name="q_upcast", dims=HEADS, width="fp32", eager_only=True),
@@ -134,10 +131,7 @@ def _compressor(model: ModelSpec, mixer: Mixer, entries: Tensor, code: Code) -> 
             dims=dims,
             kernels=22,
             singles=2,
-            forward_moves=18.0,
-            backward_moves=26.0,
-            fused_forward_moves=2.25,
-            fused_backward_moves=4.25,
+            moves=Moves(18.0, 26.0, 2.25, 4.25),
             saves=(
                 Tensor(name="compress_keys", dims=dims),
                 Tensor(name="compress_weights", dims=dims),
@@ -165,27 +159,14 @@ def _indexer(learns: bool) -> Elementwise:
 
 
 def _eager(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
-    """Scores of all tokens and entries, a mask, sinks beside them, a softmax, as five squares.
+    """Scores of all tokens and entries.
 
     Batched products of several sequences copy keys, and values, for every query head.
     """
-    square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
-    softmax = Tensor(name=UNFUSED, dims=square)
-    top = Tensor(name="top_scores", dims=HEADS[:2], width="index")
     copied: Dims = ("tokens_batched", "heads", f"{mixer}_keys", "qk_dim")
     copies = (Tensor(name=f"{one}_copied", dims=copied) for one in "kv")
-    squares = Elementwise(
-        name="softmax_dropout",
-        dims=square,
-        kernels=8,
-        forward_moves=13.0,
-        backward_moves=13.0,
-        fused_forward_moves=5.0,
-        fused_backward_moves=5.0,
-        forward_workspace=(softmax,) * 2,
-    )
-    saves = (*core.reads, *copies, softmax, top)
-    return replace(core, saves=saves, statistics=softmax, workspace=(softmax,) * 3), squares
+    square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
+    return with_sinks(replace(core, saves=(*core.reads, *copies)), square)
 
 
 def _sparse(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
@@ -206,10 +187,7 @@ def _turned_back() -> Elementwise:
         name="rotary_back",
         dims=HEADS,
         kernels=8,
-        forward_moves=5.0,
-        backward_moves=5.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=2.0,
+        moves=Moves(5.0, 5.0, 2.0, 2.0),
         reads=(OUT,),
         makes=(TURNED,),
     )

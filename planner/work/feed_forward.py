@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.specs.model import ModelSpec
 from planner.work.expert_path import PATHS, weighed_biases
-from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
     HIDDEN_SP,
@@ -71,10 +71,7 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
             dims=dims,
             kernels=2,
             saves=(first, gate, Tensor(name=f"{prefix}_silu", dims=dims, eager_only=True)),
-            forward_moves=5.0,
-            backward_moves=9.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=5.0,
+            moves=Moves(5.0, 9.0, 3.0, 5.0),
             reads=(first, gate),
             makes=makes,
         )
@@ -91,10 +88,7 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
         dims=dims,
         kernels=1 if alone else 2,
         saves=(first,),
-        forward_moves=2.0 if alone else 4.0,
-        backward_moves=3.0 if alone else 8.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=3.0,
+        moves=Moves(2.0 if alone else 4.0, 3.0 if alone else 8.0, 2.0, 3.0),
         reads=(first,),
         makes=makes,
         workspace=squares,
@@ -152,10 +146,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             kernels=ROUTING_KERNELS,
             singles=ROUTING_SINGLES,
             waits=1,
-            forward_moves=8.0,
-            backward_moves=6.0,
-            fused_forward_moves=4.0,
-            fused_backward_moves=4.0,
+            moves=Moves(8.0, 6.0, 4.0, 4.0),
             saves=(scores, *_routing_tables(code)),
             reads=(Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),),
             makes=(scores,),
@@ -239,10 +230,7 @@ def _identities(model: ModelSpec, source: Tensor) -> tuple[Elementwise, ...]:
         name="zero_experts",
         dims=source.dims,
         kernels=4,
-        forward_moves=5.0,
-        backward_moves=6.0,
-        fused_forward_moves=3.0,
-        fused_backward_moves=4.0,
+        moves=Moves(5.0, 6.0, 3.0, 4.0),
         saves=(source,),
     )
     return (op,) * (model.zero_expert_num > 0)
@@ -263,8 +251,9 @@ def routed_norms(model: ModelSpec, stream: Tensor, code: Code) -> tuple[Elementw
         replace(
             weighed,
             kernels=weighed.kernels + 1,
-            forward_moves=weighed.forward_moves + 2.0,
-            backward_moves=weighed.backward_moves + 4.0,
+            moves=weighed.moves._replace(
+                forward=weighed.moves.forward + 2.0, backward=weighed.moves.backward + 4.0
+            ),
             saves=(*weighed.saves, scaled),
             output=made,
             makes=(made,),
@@ -345,17 +334,14 @@ def _routing_tables(code: Code) -> tuple[Tensor, ...]:
 
 def _moved(name: str, code: Code) -> Elementwise:
     """Received rows into the order of the local experts, or back: nothing that autograd keeps."""
-    moves = PATHS[code.expert_path][name]
+    moves, kernels, singles = PATHS[code.expert_path][name]
     return Elementwise(
         name=name,
         dims=("tokens_regrouped", "expert_hidden"),
-        kernels=moves.kernels,
-        singles=moves.singles,
+        kernels=kernels,
+        singles=singles,
         compiles=code.compiles_exchange,
-        forward_moves=moves.forward,
-        backward_moves=moves.backward,
-        fused_forward_moves=moves.fused_forward,
-        fused_backward_moves=moves.fused_backward,
+        moves=moves,
     )
 
 
@@ -378,18 +364,15 @@ def _permutation(
     """
     moved = (Tensor(name="moved", dims=ROUTED, eager_only=True),) * 2 if held else ()
     scaled = saves[0] if saves and saves[0].width == "fp32" else None
-    moves = PATHS[code.expert_path][name]
+    moves, kernels, singles = PATHS[code.expert_path][name]
     return Elementwise(
         name=name,
         dims=("tokens_unsorted" if name == "scatter" else "tokens_copied", "expert_hidden"),
-        kernels=moves.kernels,
-        singles=moves.singles,
+        kernels=kernels,
+        singles=singles,
         compiles=code.compiles_exchange,
         saves=saves,
-        forward_moves=moves.forward,
-        backward_moves=moves.backward,
-        fused_forward_moves=moves.fused_forward,
-        fused_backward_moves=moves.fused_backward,
+        moves=moves,
         reads=reads,
         makes=makes,
         workspace=(scaled,) * 3 if scaled else moved,

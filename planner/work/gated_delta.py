@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
 
 CHUNK = 64  # fla's chunk_size
@@ -65,10 +65,7 @@ def convolution(projected: Gemm, mixed: Tensor) -> Elementwise:
         name="delta_conv",
         dims=mixed.dims,
         kernels=4,
-        forward_moves=4.0,
-        backward_moves=6.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=3.0,
+        moves=Moves(4.0, 6.0, 2.0, 3.0),
         saves=(projected.output,),
         reads=(projected.output,),
         makes=(mixed,),
@@ -85,10 +82,7 @@ def _gates() -> Elementwise:
         dims=heads,
         width="fp32",
         kernels=7,
-        forward_moves=10.0,
-        backward_moves=14.0,
-        fused_forward_moves=3.0,
-        fused_backward_moves=5.0,
+        moves=Moves(10.0, 14.0, 3.0, 5.0),
         saves=(
             Tensor(name="delta_rate", dims=heads),
             Tensor(name="delta_step", dims=heads, width="fp32"),
@@ -118,10 +112,7 @@ def rule(model: ModelSpec, code: Code, mixed: Tensor, core: Tensor) -> Elementwi
         kernels=8,
         singles=8,
         compiles=False,
-        forward_moves=forward,
-        backward_moves=backward,
-        fused_forward_moves=forward,
-        fused_backward_moves=backward,
+        moves=Moves(forward, backward, forward, backward),
         saves=_rule_saves(code),
         reads=(mixed,),
         makes=(core,),
@@ -187,10 +178,7 @@ def norm(code: Code, core: Tensor, normed: Tensor) -> Elementwise:
         name="delta_norm",
         dims=VALUES,
         kernels=9,
-        forward_moves=14.0,
-        backward_moves=30.0,
-        fused_forward_moves=3.0,
-        fused_backward_moves=6.0,
+        moves=Moves(14.0, 30.0, 3.0, 6.0),
         saves=(core, *gate, Tensor(name="delta_norm_rstd", dims=VALUES[:2], width="fp32")),
         reads=(core,),
         makes=(normed,),

@@ -2,10 +2,11 @@
 
 Around a branch, a projection of all normalised streams of a token gives the weights: of each stream
 in the branch's input, of its output in each stream, and of every stream in every other, made doubly
-stochastic by Sinkhorn's iterations. The weights are in fp32. Megatron-LM's functions are compiled
-and run the iterations again in the backward.
+stochastic by Sinkhorn's iterations, or none, where each stays as it is (HY 4). The weights are in
+fp32. Megatron-LM's functions are compiled and run the iterations again in the backward.
 Sources: Xie et al. 2026 (mHC); transformers 5.24 models/deepseek_v4 (DeepseekV4HyperConnection,
-    DeepseekV4HyperHead); Megatron-LM dev of 2026-08-21 transformer/hyper_connection.py;
+    DeepseekV4HyperHead), models/hy_v4 (HYV4HyperConnection, HYV4DecoderLayer); Megatron-LM dev of
+    2026-08-21 transformer/hyper_connection.py;
     deepseek-ai/DeepSeek-V4 inference/model.py for multi-token prediction.
 """
 
@@ -15,8 +16,8 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, embedding, norm
+from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, upcast
 
 STREAMS: Dims = ("tokens_sp", "streams", "hidden")
 
@@ -33,7 +34,7 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
         a stream.
     """
     ones, streams = np.ones_like(tp), model.hc_mult
-    divisions = 2 * model.hc_sinkhorn_iters - 1
+    divisions = max(2 * model.hc_sinkhorn_iters - 1, 0)
     return {
         "streams": streams * ones,
         "mixes": model.num_mixes * ones,
@@ -45,13 +46,14 @@ def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, 
     """From the streams to a branch's input, or the head's; empty where there is one stream."""
     if not model.hc_mult:
         return ()
-    head = name == "head"
+    head, across = name == "head", model.hc_sinkhorn_iters > 0
     weights = "streams" if head else "mixes"
-    eager: dict[str, Dims] = {"upcast": STREAMS, "normed": STREAMS}
-    eager |= {} if head else {"steps": ("tokens_sp", "mix_steps")}
-    small: dict[str, Dims] = {
-        "rstd": ("tokens_sp",), **dict.fromkeys(("logits", "weights"), ("tokens_sp", weights)),
-    }  # fmt: skip
+    mixes: Dims = ("tokens_sp", weights)
+    # without a mix of streams, what is normed is the product and not its input
+    eager: dict[str, Dims] = {"upcast": STREAMS}
+    eager |= {"normed": STREAMS} if across else dict.fromkeys(("product", "shifted"), mixes)
+    eager |= {"steps": ("tokens_sp", "mix_steps")} if across and not head else {}
+    small: dict[str, Dims] = {"rstd": ("tokens_sp",), "logits": mixes, "weights": mixes}
     saved = (
         Tensor(name=f"{name}_mix_{one}", dims=dims, width="fp32", eager_only=one in eager)
         for one, dims in (eager | small).items()
@@ -62,12 +64,9 @@ def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, 
         Elementwise(
             name=f"{name}_mix",
             dims=STREAMS,
-            kernels=14 if head else 25 + 3 * (2 * model.hc_sinkhorn_iters - 1),
+            kernels=14 if head else 25 + 3 * (2 * model.hc_sinkhorn_iters - 1) if across else 19,
             singles=2 if head else 4,
-            forward_moves=20.0,
-            backward_moves=45.0,
-            fused_forward_moves=2.25,
-            fused_backward_moves=5.0,
+            moves=Moves(20.0 if across else 17.0, 45.0 if across else 44.0, 2.25, 5.0),
             saves=(stream, *saved),
             reads=(stream,),
             makes=(made,),
@@ -78,9 +77,14 @@ def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, 
 
 
 def leaving(
-    name: str, saved: tuple[Tensor, ...], branches: tuple[Tensor, ...], after: Tensor
+    name: str,
+    saved: tuple[Tensor, ...],
+    branches: tuple[Tensor, ...],
+    after: Tensor,
+    *,
+    across: bool = True,
 ) -> Elementwise:
-    """The branch's output in each stream, and the streams mixed with each other.
+    """The branch's output in each stream, and the streams mixed with each other, or as they are.
 
     saved: the streams before, and others that are saved here.
     branches: outputs, of which the sum is saved; after: the streams after.
@@ -88,22 +92,21 @@ def leaving(
     stream, *more = saved
     joined = len(branches) > 1
     output = Tensor(name=f"{name}_sum", dims=HIDDEN_SP) if joined else branches[0]
-    product = (*STREAMS, "streams")
+    product: tuple[Dims, ...] = ((*STREAMS, "streams"),) * across
     weights = {"out": STREAMS[:2], "across": (*STREAMS[:2], "streams")}
-    casts = (Tensor(name=f"{name}_{one}", dims=weights[one], eager_only=True) for one in weights)
+    casts = [Tensor(name=f"{name}_{one}", dims=weights[one], eager_only=True) for one in weights]
+    saves = (output, stream, *casts) if across else upcast(output)  # all of it in fp32
+    moves = Moves(6.0, 10.5, 2.25, 3.5) if across else Moves(15.25, 22.75, 2.25, 1.5)
     return Elementwise(
         name=name,
         dims=STREAMS,
-        kernels=6 + joined,
-        forward_moves=6.0 + 0.75 * joined,
-        backward_moves=10.5,
-        fused_forward_moves=2.25,
-        fused_backward_moves=3.5,
-        saves=(output, stream, *casts, *more),
+        kernels=5 + across + joined,
+        moves=moves._replace(forward=moves.forward + 0.75 * joined),
+        saves=(*saves, *more),
         reads=(stream, *branches),
         makes=(after,),
-        products=(product,),
-        backward_products=(product,) * 2,
+        products=product,
+        backward_products=product * 2,
     )
 
 
@@ -145,10 +148,7 @@ def _spread(name: str, reads: tuple[Tensor, ...], makes: tuple[Tensor, ...]) -> 
         name=name,
         dims=STREAMS,
         kernels=1,
-        forward_moves=1.25 + bool(reads),
-        backward_moves=1.25,
-        fused_forward_moves=1.25 + bool(reads),
-        fused_backward_moves=1.25,
+        moves=Moves(1.25 + bool(reads), 1.25, 1.25 + bool(reads), 1.25),
         reads=reads,
         makes=makes,
     )

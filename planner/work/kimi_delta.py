@@ -14,7 +14,7 @@ from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work import gated_delta
 from planner.work.gated_delta import VALUES
-from planner.work.ops import Elementwise, Op, Tensor
+from planner.work.ops import Elementwise, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, PLAIN, Code, across_heads, output_projection, projection
 
 TP_DIMS = gated_delta.TP_DIMS | {"kimi_in"}
@@ -86,10 +86,7 @@ def _decays(full: bool, projected: Tensor, decays: Tensor) -> Elementwise:
         dims=VALUES,
         width="fp32",
         kernels=5,
-        forward_moves=6.5,
-        backward_moves=9.0,
-        fused_forward_moves=1.5,
-        fused_backward_moves=2.5,
+        moves=Moves(6.5, 9.0, 1.5, 2.5),
         saves=(*passing, *steps, Tensor(name="kimi_rate", dims=VALUES[:2])),
         reads=(projected,),
         makes=(decays,),
@@ -99,16 +96,12 @@ def _decays(full: bool, projected: Tensor, decays: Tensor) -> Elementwise:
 def _rule(model: ModelSpec, code: Code, given: tuple[Tensor, Tensor], core: Tensor) -> Elementwise:
     """The delta rule with a decay for each channel, which stays as given and summed."""
     plain = gated_delta.rule(model, code, given[0], core)
-    forward, backward = MORE_MOVES
     sums = Tensor(name="kimi_decay_sums", dims=VALUES, width="fp32")
     scores = Tensor(name="kimi_scores", dims=("tokens", "delta_value_heads", "delta_chunk"))
     others = tuple(one for one in plain.saves if one.name != "delta_decay_sums")
     return replace(
         plain,
-        forward_moves=plain.forward_moves + forward,
-        backward_moves=plain.backward_moves + backward,
-        fused_forward_moves=plain.fused_forward_moves + forward,
-        fused_backward_moves=plain.fused_backward_moves + backward,
+        moves=Moves(*map(sum, zip(plain.moves, MORE_MOVES * 2, strict=True))),
         saves=(*others, scores, given[1], sums),
         reads=given,
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
 
 TP_DIMS = frozenset({"lightning_in", "lightning_heads"})
@@ -47,10 +47,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             name="lightning_silu",
             dims=mixed.dims,
             kernels=1,
-            forward_moves=2.0,
-            backward_moves=3.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=3.0,
+            moves=Moves(2.0, 3.0, 2.0, 3.0),
             saves=(into.output,),
             reads=(into.output,),
             makes=(mixed,),
@@ -79,10 +76,7 @@ def _blocks(mixed: Tensor, core: Tensor) -> Elementwise:
         name="lightning_blocks",
         dims=VALUES,
         kernels=14,
-        forward_moves=34.0,
-        backward_moves=60.0,
-        fused_forward_moves=20.0,
-        fused_backward_moves=40.0,
+        moves=Moves(34.0, 60.0, 20.0, 40.0),
         saves=(*(Tensor(name=f"lightning_{one}", dims=VALUES) for one in names), matrix, states),
         reads=(mixed,),
         makes=(core,),
@@ -98,10 +92,7 @@ def _norm(core: Tensor, gate: Tensor, out: Tensor) -> Elementwise:
         name="lightning_norm",
         dims=VALUES,
         kernels=9,
-        forward_moves=16.0,
-        backward_moves=32.0,
-        fused_forward_moves=4.0,
-        fused_backward_moves=8.0,
+        moves=Moves(16.0, 32.0, 4.0, 8.0),
         saves=(core, *saved, Tensor(name="lightning_rstd", dims=("tokens",), width="fp32")),
         reads=(core, gate),
         makes=(out,),

@@ -14,7 +14,7 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.mamba2 import convolved
-from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, norm, output_projection, projection
 
 TP_DIMS = frozenset({"mamba_in", "mamba_width"})
@@ -64,10 +64,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             dims=VALUES,
             kernels=4 if steps else 1,
             compiles=False,
-            forward_moves=moves[0] + 4.0 * steps,
-            backward_moves=moves[1] + 4.0 * steps,
-            fused_forward_moves=moves[0],
-            fused_backward_moves=moves[1],
+            moves=Moves(moves[0] + 4.0 * steps, moves[1] + 4.0 * steps, moves[0], moves[1]),
             saves=(*copies, step, scanned, keys) if steps else (scanned, keys),
             reads=(values, step),
             makes=(gated,),

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
 
 TP_DIMS = frozenset({"mamba_in", "mamba_width"})
@@ -67,10 +67,7 @@ def convolved(source: Tensor, made: Tensor) -> Elementwise:
         dims=made.dims,
         kernels=1,
         singles=1,
-        forward_moves=2.0,
-        backward_moves=5.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=5.0,
+        moves=Moves(2.0, 5.0, 2.0, 5.0),
         saves=(source,),
         reads=(source,),
         makes=(made,),
@@ -98,10 +95,7 @@ def _scan(model: ModelSpec, mixed: Tensor, scanned: Tensor) -> Elementwise:
         kernels=5,
         singles=5,
         compiles=False,
-        forward_moves=forward,
-        backward_moves=backward,
-        fused_forward_moves=forward,
-        fused_backward_moves=backward,
+        moves=Moves(forward, backward, forward, backward),
         saves=(scanned,),
         reads=(mixed,),
         makes=(scanned,),
@@ -141,10 +135,7 @@ def _norm(code: Code, scanned: Tensor, normed: Tensor) -> Elementwise:
         name="mamba_norm",
         dims=VALUES,
         kernels=1,
-        forward_moves=3.0,
-        backward_moves=6.0,
-        fused_forward_moves=3.0,
-        fused_backward_moves=6.0,
+        moves=Moves(3.0, 6.0, 3.0, 6.0),
         saves=(*gated, rows),
         reads=(scanned,),
         makes=(normed,),
@@ -160,22 +151,13 @@ def beside_attention(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[
     scaled = Tensor(name="attention_scaled", dims=HIDDEN)
     both = tuple(Tensor(name=f"{ops[-1].name}_out", dims=HIDDEN) for ops in (mixer, attention))
     inside = Elementwise(
-        name="mamba_scale",
-        dims=("tokens", "mamba_in"),
-        kernels=1,
-        forward_moves=2.0,
-        backward_moves=2.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=2.0,
+        name="mamba_scale", dims=("tokens", "mamba_in"), kernels=1, moves=Moves(2.0, 2.0, 2.0, 2.0)
     )
     total = Elementwise(
         name="mixers_sum",
         dims=HIDDEN,
         kernels=5,
-        forward_moves=11.0,
-        backward_moves=11.0,
-        fused_forward_moves=7.0,
-        fused_backward_moves=7.0,
+        moves=Moves(11.0, 11.0, 7.0, 7.0),
         saves=(scaled,),
         reads=both,
         makes=(Tensor(name="mixers_sum_out", dims=HIDDEN),),

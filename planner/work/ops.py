@@ -7,7 +7,7 @@ Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import ParamSpec, cast
+from typing import NamedTuple, ParamSpec, cast
 
 Dims = tuple[str, ...]
 
@@ -80,12 +80,19 @@ class Attention:
     widths: tuple[str, str] = ("qk_dim", "v_dim")
 
 
+class Moves(NamedTuple):
+    """Elements that kernels read and write per element: eager ones, then a fused one."""
+
+    forward: float
+    backward: float
+    fused_forward: float
+    fused_backward: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
     """A memory-bound operation on `dims` elements.
 
-    forward_moves, backward_moves: elements that eager kernels read and write per element.
-    fused_forward_moves, fused_backward_moves: the same of a fused kernel.
     kernels: eager ones in forward. Fused kernels count as one per operation and direction.
     singles: of them, those that a trainer of fused modules still launches one by one, in each
         direction.
@@ -106,10 +113,7 @@ class Elementwise:
 
     name: str
     dims: Dims
-    forward_moves: float
-    backward_moves: float
-    fused_forward_moves: float
-    fused_backward_moves: float
+    moves: Moves
     kernels: int
     saves: tuple[Tensor, ...] = ()
     output: Tensor | None = None

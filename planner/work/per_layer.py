@@ -11,8 +11,8 @@ Source: transformers 5.24 models/gemma4 (get_per_layer_inputs, project_per_layer
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, embedding, norm
+from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, whole
 
 ALL: Dims = ("tokens_sp", "layers", "per_layer")
 OWN: Dims = ("tokens_sp", "per_layer")
@@ -25,7 +25,7 @@ def looked_up(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     source = Tensor(name="embedded", dims=HIDDEN_SP)
     projected = Tensor(name="per_layer_projected", dims=ALL)
     return (
-        replace(rows, kernels=3, forward_moves=4.0, backward_moves=6.0),
+        replace(rows, kernels=3, moves=rows.moves._replace(forward=4.0, backward=6.0)),
         total,
         Gemm(
             name="per_layer_model",
@@ -42,10 +42,7 @@ def looked_up(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             name="per_layer_sum",
             dims=ALL,
             kernels=3,
-            forward_moves=7.0,
-            backward_moves=4.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=1.0,
+            moves=Moves(7.0, 4.0, 3.0, 1.0),
             saves=(INPUTS,),
             makes=(INPUTS,),
         ),
@@ -63,53 +60,27 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
     branch = Tensor(name="per_layer_out", dims=HIDDEN_SP)
     normed = norm(model, "per_layer_norm", branch, code)
     return (
-        _linear("per_layer_gate", "hidden", "per_layer", stream, gate),
+        whole("per_layer_gate", "hidden", "per_layer", stream, gate),
         Elementwise(
             name="per_layer_product",
             dims=OWN,
             kernels=2,
-            forward_moves=5.0,
-            backward_moves=9.0,
-            fused_forward_moves=3.0,
-            fused_backward_moves=5.0,
+            moves=Moves(5.0, 9.0, 3.0, 5.0),
             saves=(gate, activated),
             reads=(gate, INPUTS),
             makes=(product,),
             workspace=(INPUTS,),
         ),
         # zeros of all parts, and their sum with later layers'
-        Elementwise(
-            name="per_layer_parts",
-            dims=ALL,
-            kernels=2,
-            forward_moves=0.0,
-            backward_moves=4.0,
-            fused_forward_moves=0.0,
-            fused_backward_moves=4.0,
-        ),
-        _linear("per_layer_back", "per_layer", "hidden", product, branch),
+        Elementwise(name="per_layer_parts", dims=ALL, kernels=2, moves=Moves(0.0, 4.0, 0.0, 4.0)),
+        whole("per_layer_back", "per_layer", "hidden", product, branch),
         normed,
         Elementwise(
             name="per_layer_residual",
             dims=HIDDEN_SP,
             kernels=2,
-            forward_moves=5.0,
-            backward_moves=4.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=2.0,
+            moves=Moves(5.0, 4.0, 2.0, 2.0),
             reads=(stream, *normed.makes),
             makes=(end,),
         ),
-    )
-
-
-def _linear(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
-    return Gemm(
-        name=name,
-        rows=("tokens_sp",),
-        cols=(cols,),
-        depth=(depth,),
-        saves=(source,),
-        output=output,
-        reads=(source,),
     )

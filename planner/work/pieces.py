@@ -3,10 +3,10 @@
 They are linear layers, norms, the borders of tensor parallelism, and a trainer's own code.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Collective, Dims, Elementwise, Gemm, Tensor
+from planner.work.ops import Collective, Dims, Elementwise, Gemm, Moves, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
@@ -77,6 +77,12 @@ def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> 
     return source, statistics
 
 
+def upcast(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor that eager code saves in fp32, and a fused kernel as it is."""
+    copy = replace(tensor, name=f"{tensor.name}_fp32", width="fp32", eager_only=True)
+    return copy, replace(tensor, fused_only=True)
+
+
 def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
     """A norm; of the residual stream and with norms behind the branches, one of two."""
     kernels, forward, backward = (
@@ -89,10 +95,7 @@ def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise
         dims=source.dims,
         kernels=max(1, round(kernels * sandwich)),
         saves=norm_saves(model, name, source, code.composite_norm),
-        forward_moves=forward * sandwich,
-        backward_moves=backward * sandwich,
-        fused_forward_moves=2.0 * sandwich,
-        fused_backward_moves=4.0 * sandwich,
+        moves=Moves(forward * sandwich, backward * sandwich, 2.0 * sandwich, 4.0 * sandwich),
         output=output,
         reads=(source,),
         makes=(output,),
@@ -136,6 +139,19 @@ def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str =
     )
 
 
+def whole(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
+    """A linear layer on the rank's own tokens, which TP does not divide."""
+    return Gemm(
+        name=name,
+        rows=("tokens_sp",),
+        cols=(cols,),
+        depth=(depth,),
+        saves=(source,),
+        output=output,
+        reads=(source,),
+    )
+
+
 def output_projection(name: str, depth: Dims, source: Tensor) -> Gemm:
     """A row-parallel linear layer back to the hidden size."""
     return Gemm(
@@ -154,15 +170,7 @@ def embedding(
 ) -> tuple[Elementwise, Collective]:
     """Gathered rows of the token table, and their sum over the ranks of TP that hold some each."""
     return (
-        Elementwise(
-            name=name,
-            dims=dims,
-            kernels=2,
-            forward_moves=2.0,
-            backward_moves=4.0,
-            fused_forward_moves=2.0,
-            fused_backward_moves=4.0,
-        ),
+        Elementwise(name=name, dims=dims, kernels=2, moves=Moves(2.0, 4.0, 2.0, 4.0)),
         Collective(
             name=f"{name}_sum",
             site="tp_exit",

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Op, Tensor
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
 from planner.work.pieces import HIDDEN, Code, output_projection, projection
 
 TP_DIMS = frozenset({"short_in", "short_width"})
@@ -41,10 +41,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
             name="short_conv",
             dims=CHANNELS,
             kernels=4,
-            forward_moves=10.0,
-            backward_moves=23.0,
-            fused_forward_moves=8.0,
-            fused_backward_moves=13.0,
+            moves=Moves(10.0, 23.0, 8.0, 13.0),
             saves=(into.output, mixed, made),
             reads=(into.output,),
             makes=(out,),

@@ -14,8 +14,8 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.mixers import LEAST_HEADS
 from planner.specs.model import ModelSpec
-from planner.work.attention import attention_core, latents, mla, rotary
-from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.attention import attention, latents, rotary
+from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import Code, norm, output_projection
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
@@ -53,20 +53,16 @@ def shared(model: ModelSpec, code: Code) -> tuple[Op, ...]:
 
 def _masked(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
     """Ordinary latent attention under a mask, as transformers runs it."""
-    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
-    return (
-        *mla(model, code),
-        *((_indexer(learns=False),) if indexes else ()),
-        mask(("tokens", "context"), 5, 5.0),  # ones, zeros where chosen, and the causal mask
-        *attention_core(0, True, model, code),
-        output_projection("wo", ("heads", "v_dim"), attended),
-    )
+    # ones, zeros where chosen, and the causal mask
+    square = mask(("tokens", "context"), 5, 5.0, fused=not model.attention_sinks)
+    found = (_indexer(learns=False), square)
+    return attention(model, 0, True, code, found if indexes else found[1:])
 
 
-def mask(square: Dims, kernels: int, moves: float) -> Elementwise:
+def mask(square: Dims, kernels: int, moves: float, *, fused: bool = True) -> Elementwise:
     """Minus infinity on the keys that are not chosen, with the causal mask.
 
-    Attention's memory-efficient kernel, the only fused one with a mask, keeps it.
+    fused: attention's memory-efficient kernel, the only fused one with a mask, saves it.
     Source: torch tools/autograd/derivatives.yaml (_scaled_dot_product_efficient_attention).
     """
     return Elementwise(
@@ -74,11 +70,8 @@ def mask(square: Dims, kernels: int, moves: float) -> Elementwise:
         dims=square,
         kernels=kernels,
         compiles=False,
-        forward_moves=moves,
-        backward_moves=0.0,
-        fused_forward_moves=moves,
-        fused_backward_moves=0.0,
-        saves=(Tensor(name="index_mask", dims=square),),
+        moves=Moves(moves, 0.0, moves, 0.0),
+        saves=(Tensor(name="index_mask", dims=square),) * fused,
     )
 
 
@@ -110,10 +103,12 @@ def indexer(
         kernels=kernels,
         singles=6,
         compiles=False,
-        forward_moves=12.0 if learns else moves,
-        backward_moves=6.0 if learns else 0.0,
-        fused_forward_moves=6.0 if learns else moves,
-        fused_backward_moves=4.0 if learns else 0.0,
+        moves=Moves(
+            12.0 if learns else moves,
+            6.0 if learns else 0.0,
+            6.0 if learns else moves,
+            4.0 if learns else 0.0,
+        ),
         saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items())
         if learns
         else (),

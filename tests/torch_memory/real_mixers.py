@@ -37,6 +37,14 @@ DSA = {
     **SHAPES, **ROUTED, **LATENT, "num_key_value_heads": 4, "q_lora_rank": 48, "index_n_heads": 2,
     "index_head_dim": 32, "index_topk": 256, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+DOTS3 = {
+    **DSA, "sliding_window": 512, "layer_types": ["indexed_attention", "sliding_attention"],
+    "per_layer_config": {
+        1: {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 48,
+            "qk_nope_head_dim": 48, "head_dim": 64}
+    },
+}  # fmt: skip
+HY4 = {**DSA, "indexer_types": ["full", "shared"], "hc_mult": 4}
 KIMI = {
     **ROUTED, **LATENT, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "linear_num_heads": 4, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
@@ -108,7 +116,10 @@ V4 = {
     ], "mlp_layer_types": ["hash_moe", "moe", "moe"],
 }  # fmt: skip
 X = torch.randn(BATCH, SEQ, 64, dtype=torch.bfloat16, requires_grad=True)
+ONE = X[:1].detach().clone().requires_grad_()
+OPEN = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16)
 PLACES = torch.arange(SEQ)[None]
+CAUSAL = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
 
 
 def real(name: str) -> Any:
@@ -147,6 +158,10 @@ def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
     return sum(
         tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in own
     )
+
+
+def measured(module: torch.nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    return {"flops": flops(run), "saved": saved_bytes(module, run)}
 
 
 class Kept(torch.autograd.Function):
@@ -211,16 +226,18 @@ def kernel(code: Any, of: Callable[..., Any]) -> Iterator[None]:
     kernels["sdpa"] = real
 
 
-def attended(code: Any, attention: Any, run: Callable[[], object]) -> dict[str, int]:
+def attended(
+    code: Any, attention: Any, run: Callable[[], object], core: Callable[..., Any] = fused
+) -> dict[str, int]:
     """FLOP of an attention of transformers without its core, and bytes that it saves.
 
     Its norms and its core are kernels.
     """
-    for name in ("q_norm", "k_norm", "v_norm"):
-        if hasattr(attention, name):
-            setattr(attention, name, Norm())
-    with kernel(code, fused):
-        return {"flops": flops(run), "saved": saved_bytes(attention, run)}
+    ends = ("_norm", "_a_layernorm", "_only_layernorm")
+    for name in [name for name, _ in attention.named_children() if name.endswith(ends)]:
+        setattr(attention, name, Norm())
+    with kernel(code, core):
+        return measured(attention, run)
 
 
 def turned(module: Any, places: Any) -> Any:
@@ -237,30 +254,62 @@ def delta() -> dict[str, Any]:
     mixer = code.Qwen3NextGatedDeltaNet(config, 0).bfloat16()
     attention = code.Qwen3NextAttention(config, 3).bfloat16()
     places = code.Qwen3NextRotaryEmbedding(config)(X, PLACES)
-    counted = {
-        "flops": flops(partial(mixer, X)),
-        "attention_flops": flops(partial(attention, X, places, None)),
-    }
+    run, whole = partial(mixer, X), partial(attention, X, places, None)
+    counted = {"flops": flops(run), "attention_flops": flops(whole)}
     code.causal_conv1d_fn, code.torch_chunk_gated_delta_rule = conv, rule
     mixer.norm = Norm()
-    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": DELTA}
+    return {**counted, "saved": saved_bytes(mixer, run), "config": DELTA}
 
 
-def dsa() -> dict[str, Any]:
-    """DeepSeek sparse attention of DeepSeek-V3.2."""
-    code = real("deepseek_v32")
-    config = sdpa(code.DeepseekV32Config(**DSA))
-    mixer = code.DeepseekV32Attention(config, 0).bfloat16()
-    causal = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()[None, None]
-    run = partial(mixer, X, code.DeepseekV32RotaryEmbedding(config)(X, PLACES), causal)
+def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
+    """Attention of the one kernel with a mask, which it saves in the format of the queries."""
+    return fused(module, q, k, v, None if mask is None else torch.empty(mask.shape, dtype=q.dtype))
+
+
+def dsa(name: str = "deepseek_v32", family: str = "DeepseekV32") -> dict[str, Any]:
+    """DeepSeek sparse attention of DeepSeek-V3.2, or of a family like it."""
+    code = real(name)
+    config = sdpa(getattr(code, f"{family}Config")(**DSA))
+    mixer = getattr(code, f"{family}Attention")(config, 0).bfloat16()
+    rotary = getattr(code, f"{family}RotaryEmbedding")(config)
+    run = partial(mixer, X, rotary(X, PLACES), CAUSAL)
     counted = flops(run)
-
-    def masked(module: object, q: Any, k: Any, v: Any, mask: Any, **more: object) -> Any:
-        rows, bias = torch.empty(q.shape[:3]), torch.empty(mask.shape, dtype=q.dtype)
-        return Kept.apply((BATCH, SEQ, 4, 32), q, q, k, v, bias, rows), None
-
     with kernel(code, masked):
         return {"flops": counted, "saved": saved_bytes(mixer, run), "config": DSA}
+
+
+def axk2() -> dict[str, Any]:
+    """Attention of A.X K2, and its gated norm."""
+    code = real("axk2")
+    norm = code.AXK2GatedRMSNorm(code.AXK2Config(**DSA)).bfloat16()
+    norm.norm = Norm()
+    return {**dsa("axk2", "AXK2"), "norm": measured(norm, partial(norm, X))}
+
+
+def streamed(mixing: Any, head: Any, leaving: Callable[..., object]) -> dict[str, Any]:
+    """Residual streams around a branch and before the head; leaving: from a mix of them."""
+    streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    around = measured(mixing, lambda: leaving(streams, *mixing(streams)))
+    return {"streams": around, "head": measured(head, partial(head, streams))}
+
+
+def hy4(layer: int = 0) -> dict[str, Any]:
+    """Eager sparse attention of HY 4 with sinks and a gate, of two sequences, and its streams."""
+    code = real("hy_v4")
+    config = code.HYV4Config(**HY4)
+    config._attn_implementation = "eager"
+    attention = code.HYV4Attention(config, layer).bfloat16()
+    tables = turned(attention, code.HYV4RotaryEmbedding(config)(ONE, PLACES))
+    chosen = torch.zeros(1, SEQ, 256, dtype=torch.int32)
+    run = partial(attention, ONE, tables, OPEN, prev_topk_indices=chosen)
+    found = {name: 2 * number for name, number in measured(attention, run).items()}
+
+    def leaving(streams: Any, post: Any, mixed: Any) -> object:
+        spread = post.float().unsqueeze(-1) * ONE.float().unsqueeze(-2)
+        return mixed, (spread + streams.float()).bfloat16()
+
+    both = code.HYV4HyperConnection(config), code.HYV4HyperHead(config)
+    return {**found, **streamed(*both, leaving), "config": HY4}
 
 
 def kimi(full: bool = False) -> dict[str, Any]:
@@ -276,8 +325,14 @@ def kimi(full: bool = False) -> dict[str, Any]:
     return {"flops": counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": given}
 
 
-def ling() -> dict[str, Any]:
-    return kimi(full=True)
+def combined(width: int, *rows: Any) -> Callable[..., Any]:
+    """Mamba-2 of one kernel, which saves its input, the scan's output, and rows of a norm's."""
+
+    def kernels(projected: Any, *more: object, **named: Any) -> Any:
+        scanned = projected.new_empty(BATCH, SEQ, width)
+        return Kept.apply(X.shape, projected, projected, scanned, *rows, named["outproj_weight"])
+
+    return kernels
 
 
 def mamba() -> dict[str, Any]:
@@ -285,14 +340,7 @@ def mamba() -> dict[str, Any]:
     code = real("nemotron_h")
     config = code.NemotronHConfig(**MAMBA)
     mixer = code.NemotronHMamba2Mixer(config, 0).bfloat16()
-    width, groups = 8 * 16, 2
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, width)
-        rows, weight = torch.empty(BATCH * SEQ, groups), named["outproj_weight"]
-        return Kept.apply((BATCH, SEQ, 64), projected, projected, scanned, rows, weight)
-
-    code.mamba2_split_conv1d_scan_combined = combined
+    code.mamba2_split_conv1d_scan_combined = combined(8 * 16, torch.empty(BATCH * SEQ, 2))
     return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": MAMBA}
 
 
@@ -309,12 +357,7 @@ def falcon() -> dict[str, Any]:
     code = real("falcon_h1")
     mixer = code.FalconH1Mixer(code.FalconH1Config(**FALCON), 0).bfloat16()
     mixer.register_buffer("mup_vector", torch.ones(1, 1, 1, dtype=torch.bfloat16))
-
-    def combined(projected: Any, *more: object, **named: Any) -> Any:
-        scanned = projected.new_empty(BATCH, SEQ, 96)
-        return Kept.apply(X.shape, projected, projected, scanned, named["outproj_weight"])
-
-    code.mamba2_split_conv1d_scan_combined = combined
+    code.mamba2_split_conv1d_scan_combined = combined(96)
     return {"saved": saved_bytes(mixer, partial(mixer, X)), "config": FALCON}
 
 
@@ -334,8 +377,7 @@ def jamba() -> dict[str, Any]:
         return Kept.apply(u.shape, u, *copies, u.new_empty(u.shape))
 
     code.causal_conv1d_fn, code.mamba_selective_scan = laid_out, scan
-    run = partial(mixer, X)
-    return {"flops": flops(run), "saved": saved_bytes(mixer, run), "config": JAMBA}
+    return {**measured(mixer, partial(mixer, X)), "config": JAMBA}
 
 
 def mamba1() -> dict[str, Any]:
@@ -359,51 +401,33 @@ def lfm() -> dict[str, Any]:
     mixer = code.Lfm3ShortConv(config, 0).bfloat16()
     attention = code.Lfm3Attention(config, 2).bfloat16()
     places = code.Lfm3RotaryEmbedding(config)(X, PLACES, "full_attention")
-    counted = {
-        "flops": flops(partial(mixer, X)),
-        "attention_flops": flops(lambda: attention(X, places, None)),
-    }
+    run, whole = partial(mixer, X), partial(attention, X, places, None)
+    counted = {"flops": flops(run), "attention_flops": flops(whole)}
     code.causal_conv1d_fn = conv
-    return {**counted, "saved": saved_bytes(mixer, partial(mixer, X)), "config": LFM}
+    return {**counted, "saved": saved_bytes(mixer, run), "config": LFM}
 
 
 def minimax() -> dict[str, Any]:
     """Lightning attention of MiniMax-01, in blocks of its own code, with a norm of one kernel."""
     code = real("minimax")
     mixer = code.MiniMaxLightningAttention(code.MiniMaxConfig(**MINIMAX), 1).bfloat16()
-    run = partial(mixer, X, None, None)
-    counted = flops(run)
     mixer.norm = Norm()
-    return {"flops": counted, "saved": saved_bytes(mixer, run), "config": MINIMAX}
+    return {**measured(mixer, partial(mixer, X, None, None)), "config": MINIMAX}
 
 
-def of_both_kinds(code: Any, rotary: Any, attention_of: Callable[[int], Any]) -> dict[str, Any]:
-    """The attention of a layer without and of one with a window."""
-    found = {}
+def of_both_kinds(
+    name: str, family: str, config_class: str, keys: Any, mask: Any = None
+) -> dict[str, Any]:
+    """Attention of a layer without and of one with a window, which differ; mask: of the first."""
+    code = real(name)
+    config, found = sdpa(getattr(code, config_class)(**keys)), {}
+    rotary = getattr(code, f"{family}RotaryEmbedding")(config)
     for layer, kind in enumerate(("full", "windowed")):
-        attention = attention_of(layer).bfloat16()
-        places = rotary(X, PLACES, WINDOWS["layer_types"][layer])
-        run = partial(attention, X, turned(attention, places), None)
-        found[kind] = attended(code, attention, run)
-    return found
-
-
-def step() -> dict[str, Any]:
-    """Attention of Step 3.5, whose windowed layers have other heads, with a gate a head."""
-    code = real("step3p7")
-    config = sdpa(code.Step3p7TextConfig(**STEP))
-    rotary = code.Step3p7RotaryEmbedding(config)
-    found = of_both_kinds(code, rotary, lambda at: code.Step3p7DecoderLayer(config, at).self_attn)
-    return {**found, "config": STEP}
-
-
-def mimo() -> dict[str, Any]:
-    """Attention of MiMo-V2-Flash, whose windowed layers have more key heads, and sinks."""
-    code = real("mimo_v2_flash")
-    config = sdpa(code.MiMoV2FlashConfig(**MIMO))
-    rotary = code.MiMoV2FlashRotaryEmbedding(config)
-    found = of_both_kinds(code, rotary, partial(code.MiMoV2FlashAttention, config))
-    return {**found, "config": MIMO}
+        attention = getattr(code, f"{family}DecoderLayer")(config, layer).self_attn.bfloat16()
+        places = turned(attention, rotary(X, PLACES, keys["layer_types"][layer]))
+        run = partial(attention, X, places, None if layer else mask)
+        found[kind] = attended(code, attention, run, masked)
+    return {**found, "config": keys}
 
 
 def gemma4() -> dict[str, Any]:
@@ -510,45 +534,49 @@ def v4() -> dict[str, Any]:
     code = real("deepseek_v4")
     config = code.DeepseekV4Config(**V4)
     config._attn_implementation = "eager"
-    x = X[:1].detach().clone().requires_grad_()
-    mask, places = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.bfloat16), PLACES
     rotary = code.DeepseekV4RotaryEmbedding(config)
-    tables = {kind: rotary(x, places, kind) for kind in ("main", "compress")}
+    tables = {kind: rotary(ONE, PLACES, kind) for kind in ("main", "compress")}
     found: dict[str, Any] = {}
     streams = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16, requires_grad=True)
     for index, kind in enumerate(("shared-kv", "csa", "hca")):
         attention = code.DeepseekV4Attention(config, index).bfloat16()
-        run = partial(attention, x, tables, places, mask)
+        run = partial(attention, ONE, tables, PLACES, OPEN)
         found[kind] = {"flops": flops(run), "core": saved_bytes(attention, run)}
-        two = torch.cat([x.detach()] * 2).requires_grad_(), tables, places, torch.cat([mask] * 2)
-        found[kind]["two"] = saved_bytes(attention, partial(attention, *two))
+        x, mask = torch.cat([ONE.detach()] * 2).requires_grad_(), torch.cat([OPEN] * 2)
+        found[kind]["two"] = saved_bytes(attention, partial(attention, x, tables, PLACES, mask))
         with kernel(code, lambda *of, **more: fused(*of[:4], None)):
             sdpa(config)
             found[kind]["saved"] = saved_bytes(attention, run)
             config._attn_implementation = "eager"
         layer = code.DeepseekV4DecoderLayer(config, index).bfloat16()
         ids = torch.zeros(1, SEQ, dtype=torch.long)
-        more = {"position_embeddings": tables, "position_ids": places, "attention_mask": mask}
+        more = {"position_embeddings": tables, "position_ids": PLACES, "attention_mask": OPEN}
         whole = partial(layer, streams, ids, **more)
         again = partial(checkpoint, layer, streams, ids, use_reentrant=False, **more)
         found[kind] |= {"layer": flops(whole), "full": saved_bytes(layer, again)}
-    mixing, head = code.DeepseekV4HyperConnection(config), code.DeepseekV4HyperHead(config)
 
-    def around() -> object:
-        post, across, mixed = mixing(streams)
+    def leaving(streams: Any, post: Any, across: Any, mixed: Any) -> object:
         kept = torch.matmul(across.bfloat16().transpose(-1, -2), streams)
-        return mixed, post.bfloat16().unsqueeze(-1) * x.unsqueeze(-2) + kept
+        return mixed, post.bfloat16().unsqueeze(-1) * ONE.unsqueeze(-2) + kept
 
-    found["streams"] = {"flops": flops(around), "saved": saved_bytes(mixing, around)}
-    run = partial(head, streams)
-    found["head"] = {"flops": flops(run), "saved": saved_bytes(head, run)}
-    return {**found, "config": V4}
+    both = code.DeepseekV4HyperConnection(config), code.DeepseekV4HyperHead(config)
+    return {**found, **streamed(*both, leaving), "config": V4}
 
 
-RUNS = (
-    delta, mamba, kimi, ling, latent, falcon, jamba, mamba1, lfm, dsa, minimax, step, gemma4,
-    gemma4_small, mimo, longcat, m3, v4,
-)  # fmt: skip
+RUNS = {
+    **{
+        run.__name__.replace("_", "-"): run
+        for run in (delta, mamba, kimi, latent, falcon, jamba, mamba1, lfm, dsa, axk2, hy4, minimax,
+            gemma4, gemma4_small, longcat, m3, v4)
+    },
+    "ling": partial(kimi, full=True),
+    "hy4-shared": partial(hy4, 1),
+    "step": partial(of_both_kinds, "step3p7", "Step3p7", "Step3p7TextConfig", STEP),
+    "mimo": partial(of_both_kinds, "mimo_v2_flash", "MiMoV2Flash", "MiMoV2FlashConfig", MIMO),
+    "dots3": partial(
+        of_both_kinds, "dots3_note", "Dots3NoteText", "Dots3NoteTextConfig", DOTS3, CAUSAL
+    ),
+}  # fmt: skip
 
 if __name__ == "__main__":
-    print(json.dumps({run.__name__.replace("_", "-"): run() for run in RUNS}))
+    print(json.dumps({name: run() for name, run in RUNS.items()}))

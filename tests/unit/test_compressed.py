@@ -22,7 +22,7 @@ from planner.work.ops import Ops
 from planner.work.pieces import PLAIN, Code
 from planner.work.recompute_modules import layer_input, recomputed
 from tests.conftest import job_values
-from tests.pricing import named_ops
+from tests.pricing import H100, named_ops
 
 FLASH, PRO = "deepseek-v4-flash", "deepseek-v4-pro"
 KIND = LayerKind(moe=True, window=128, mixer="csa")
@@ -33,8 +33,7 @@ DENSE = {
 
 
 def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layout: object) -> Job:
-    given = {"layout": layout, "trainer": trainer}
-    return read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 1024, **given))
+    return read_job(job_values(model, H100, gpus, 4096, 1024, layout=layout, trainer=trainer))
 
 
 @pytest.mark.parametrize("name", [FLASH, PRO])
@@ -60,7 +59,7 @@ def test_a_config_that_is_no_deepseek_v4_is_refused() -> None:
         ({"o_groups": 3}, "does not divide 16 heads"),
         ({"o_lora_rank": 0}, "is needed by hca layers"),
         ({"hc_mult": 1}, "is one stream"),
-        ({"parallel_residual": True}, "mixes streams for each branch"),
+        ({"parallel_residual": True}, "is for each branch by itself"),
     ):
         with pytest.raises(SpecError, match=word):
             read_model({**keys, **change})
@@ -78,6 +77,8 @@ def test_streams_are_as_many_times_as_wide_between_layers_and_stages() -> None:
     assert streams > 2 * plain
     more = 8 * 2 * (24 * (4 * 1024 + 1) + 3) + 4 * (4 * 1024 + 1) + 1
     assert wide.total_parameters() - read_model(DENSE).total_parameters() == more
+    still = read_model({**DENSE, "hc_mult": 4, "hc_sinkhorn_iters": 0}).total_parameters()
+    assert wide.total_parameters() - still == 8 * 2 * (16 * (4 * 1024 + 1) + 1)
 
 
 def test_compiled_streams_save_no_copies_in_fp32() -> None:

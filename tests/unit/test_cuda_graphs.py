@@ -25,7 +25,7 @@ from planner.rules.support import check_supported, obstacles
 from planner.specs.estimate import Violation
 from planner.work.blocks import layer_ops
 from planner.work.feed_forward import ROUTING_SINGLES
-from planner.work.ops import Collective, Elementwise, Gemm, Op
+from planner.work.ops import Collective, Elementwise, Gemm, Moves, Op
 from tests.conftest import job_values, tiers
 from tests.pricing import H100, priced, with_profile
 
@@ -52,8 +52,8 @@ def eager(**training: Any) -> CostContext:
 
 
 OPERATION = Elementwise(
-    name="any", dims=("tokens", "hidden"), forward_moves=0.0, backward_moves=0.0,
-    fused_forward_moves=0.0, fused_backward_moves=0.0, kernels=1,
+    name="any", dims=("tokens", "hidden"), kernels=1,
+    moves=Moves(0.0, 0.0, 0.0, 0.0),
 )  # fmt: skip
 ROUTED = replace(OPERATION, name="permute", dims=("tokens_routed", "hidden"))
 

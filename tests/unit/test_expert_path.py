@@ -85,12 +85,12 @@ def test_kernels_by_kernel() -> None:
     """torchtitan 0.2.2, elements read and written of one routed row, scores behind the experts."""
     forward = {"index": 2, "vstack": 2, "index padded": 2, "index_put": 2, "zeros": 1,
                "index_put back": 2, "float": 3, "bmm": 2}  # fmt: skip
-    assert sum(place.forward for place in PATHS["torch"].values()) == sum(forward.values())
+    assert sum(moves.forward for moves, *_ in PATHS["torch"].values()) == sum(forward.values())
     # llama 4 scales rows in fp32 before the experts: float 3, product 4, cast 3; then only a sum
     before = PATHS["torch-scores-first"]
-    assert before["gather"].forward - PATHS["torch"]["gather"].forward == 3 + 4 + 3
+    assert before["gather"][0].forward - PATHS["torch"]["gather"][0].forward == 3 + 4 + 3
     fused = PATHS["fused"].values()
-    assert all(place.forward == place.backward == 2.0 for place in fused)
+    assert all(moves.forward == moves.backward == 2.0 for moves, *_ in fused)
 
 
 def moved(model: str, compiles: bool = True, path: str = "torch") -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_torch_compile_leaves_the_exchange_alone_where_the_release_does() -> Non
 def test_megatron_adds_biases_of_experts_outputs_one_by_one() -> None:
     """b * p, t + bp, cat and to() of fp32 rows; only where experts have biases."""
     op = moved("gpt-oss-20b", path="fused")["expert_bias"]
-    assert op.forward_moves == op.fused_forward_moves == 2 + (1 + 2 + 2) + (2 + 2) + (2 + 1)
+    assert op.moves.forward == op.moves.fused_forward == 2 + (1 + 2 + 2) + (2 + 2) + (2 + 1)
     assert op.each == ("experts_local",)
     assert "expert_bias" not in moved("gpt-oss-20b").keys() | moved("qwen3-30b-a3b", path="fused")
 

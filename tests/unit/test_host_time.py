@@ -46,7 +46,7 @@ def by_launch(model: dict[str, Any], trainer: str, layout: Any = None) -> float:
 
 
 def test_routers_and_permutations_launch_one_by_one_among_fused_modules() -> None:
-    moved = sum(PATHS["fused"][place].singles for place in ("gather", "scatter"))
+    moved = sum(PATHS["fused"][place][2] for place in ("gather", "scatter"))
     # one cuBLAS call for each of 4 experts, where one launch is counted: 3 matrices, 3 products
     calls = 3 * 3 * (EXPERTS["n_routed_experts"] - 1) / 2
     each_way = ROUTING_SINGLES + moved + calls
@@ -150,4 +150,4 @@ def test_an_eager_norm_moves_what_its_kernels_move(
     ops = layer_ops(model, kind, True, Code(composite_norm=chain))
     norms = [op for op in ops if isinstance(op, Elementwise) and "norm" in op.name]
     assert len(norms) == 2
-    assert {(op.kernels, op.forward_moves, op.backward_moves) for op in norms} == {expected}
+    assert {(op.kernels, *op.moves[:2]) for op in norms} == {expected}

@@ -21,7 +21,7 @@ from planner.trainers.registry import release_of
 from planner.work.heads import TP_DIMS, WINDOWED, head_sizes
 from planner.work.pieces import PLAIN, Code
 from tests.conftest import job_values
-from tests.pricing import named_ops
+from tests.pricing import H100, named_ops
 
 STEP, GEMMA, M3, EXAONE = "step-3.5-flash", "gemma4-26b-a4b", "minimax-m3", "k-exaone-2"
 TE = Code(own_mixers=True)
@@ -30,11 +30,14 @@ TINY = {
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128, "sliding_window": 16,
     "layer_types": ["full_attention", "sliding_attention"] * 2,
 }  # fmt: skip
+EXPERTS = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "moe_layer_freq": [0, 1, 1, 1],
+}  # fmt: skip
 
 
 def job(model: object, trainer: str = "megatron-bridge", gpus: int = 64, **layout: object) -> Job:
-    gpu = "h100-sxm-80gb"
-    return read_job(job_values(model, gpu, gpus, 4096, 256, layout=layout, trainer=trainer))
+    return read_job(job_values(model, H100, gpus, 4096, 256, layout=layout, trainer=trainer))
 
 
 def test_a_layer_counts_the_heads_that_it_has() -> None:
@@ -159,13 +162,11 @@ def test_an_export_for_the_bridge_has_no_blocker(name: str) -> None:
 
 
 def test_lists_of_step_go_on_to_its_layers_of_mtp() -> None:
-    own = {"num_hidden_layers": 4, "num_nextn_predict_layers": 1, "hidden_size": 64, "head_dim": 16}
-    own |= {"num_attention_heads": 4, "num_attention_groups": 2, "intermediate_size": 96}
+    own = {**TINY, "num_nextn_predict_layers": 1, "moe_num_experts": 8, "moe_top_k": 2}
     own |= {"layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"]}
     own |= {"rope_theta": [5e6, 1e4, 1e4, 1e4, 5e6], "partial_rotary_factors": [0.5, 1, 1, 1, 0.5]}
-    own |= {"swiglu_limits": [0, 0, 0, 7.0, None], "moe_layers_enum": "1,2", "vocab_size": 128}
-    own |= {"moe_num_experts": 8, "moe_top_k": 2, "moe_intermediate_size": 32}
-    own |= {"share_expert_dims": 32, "sliding_window": 16}
+    own |= {"swiglu_limits": [0, 0, 0, 7.0, None], "moe_layers_enum": "1,2"}
+    own |= {"moe_intermediate_size": 32, "share_expert_dims": 32}
     own |= {"attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}}
     model = read_model({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", **own})
     assert model.at(1).num_attention_heads == 6
@@ -179,8 +180,7 @@ def test_lists_of_step_go_on_to_its_layers_of_mtp() -> None:
 def test_minimax_m3_is_read_from_its_nested_config() -> None:
     sparse = {"sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 64}
     sparse |= {"sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1, 1, 1]}
-    text = {**TINY, "dense_intermediate_size": 96, "shared_intermediate_size": 32}
-    text |= {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1, 1]}
+    text = {**TINY, **EXPERTS, "dense_intermediate_size": 96, "shared_intermediate_size": 32}
     text |= {"sparse_attention_config": sparse, "rotary_dim": 16, "intermediate_size": 32}
     del text["layer_types"], text["sliding_window"]
     model = read_model({"model_type": "minimax_m3_vl", "architectures": [], "text_config": text})
@@ -191,10 +191,8 @@ def test_minimax_m3_is_read_from_its_nested_config() -> None:
 
 
 def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
-    keys = {**TINY, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2}
-    keys |= {"moe_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1]}
-    keys |= {"hybrid_layer_pattern": [0, 1, 1, 0], "layer_types": None}
-    model = read_model({"model_type": "mimo_v2_flash", "architectures": [], **keys})
+    own = {"model_type": "mimo_v2_flash", "v_head_dim": 16, "hybrid_layer_pattern": [0, 1, 1, 0]}
+    model = read_model({**TINY, **EXPERTS, **own, "architectures": [], "layer_types": None})
     windowed = model.at(1)
     assert (windowed.num_key_value_heads, windowed.attention_sinks) == (4, True)
     assert (model.num_key_value_heads, model.attention_sinks) == (2, False)
@@ -204,6 +202,34 @@ def test_values_may_be_narrower_and_sinks_in_windowed_layers_alone() -> None:
     assert read_model(inline_keys(model)) == model
     assert lacking(model, release_of("megatron-bridge", "0.5")) == []
     assert "heads that differ by layer" in lacking(model, release_of("megatron", "0.20"))
+
+
+def test_dots3_has_latents_by_layer_and_hy4_indexers_in_every_fourth() -> None:
+    latent = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    own = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64, "head_dim": 48}
+    keys = {**TINY, **EXPERTS, **latent, "qk_rope_head_dim": 16, "index_n_heads": 2}
+    keys |= {"architectures": [], "model_type": "dots3_note", "index_head_dim": 16, "index_topk": 8}
+    published = {**keys, **{f"swa_{name}": size for name, size in {**latent, **own}.items()}}
+    kinds = {"layer_types": ["indexed_attention", "sliding_attention"] * 2}
+    model = read_model({**keys, **kinds, "per_layer_config": {"1": own, "3": own}})
+    assert read_model(published) == model == read_model(inline_keys(model))
+    assert (model.mixers, model.dense_layers) == (("dsa", "attention") * 2, (0,))
+    windowed = model.at(16)
+    assert (windowed.kv_lora_rank, windowed.num_attention_heads, windowed.head_dim) == (64, 2, 48)
+    assert ops_of(model, 16)["wkv_b"].depth == ("windowed_kv_lora",)
+    assert "heads that differ by layer" in lacking(model, release_of("megatron-bridge", "0.7"))
+    hy4 = read_model({**keys, "model_type": "hy_v4", "sliding_window": None, "moe_layer_freq": 1})
+    assert (hy4.mixers[1:], hy4.num_mixes) == (("dsa", "dsa-shared", "dsa-shared"), 8)
+
+
+def test_gated_norms_stand_before_attention_and_experts() -> None:
+    plain, gated = (read_model({"base": "deepseek-v3.2", "gated_norm_rank": n}) for n in (0, 16))
+    assert gated.total_parameters() - plain.total_parameters() == 2 * 7168 * 16 * (61 + 58)
+    for moe in (False, True):
+        ops = named_ops(gated, LayerKind(moe=moe, window=0, mixer="dsa"))
+        gates = {name for name in ops if name.endswith("_norm_gate")}
+        assert gates == {"attention_norm_gate", *["mlp_norm_gate"] * moe}
+        assert ops["attention_in"].reads[0].name == "attention_norm_gated"
 
 
 def test_gemma4_without_experts_is_dense() -> None:

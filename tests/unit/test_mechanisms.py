@@ -34,6 +34,7 @@ LLAMA, V3, HYBRID, OSS, V4 = (
 NEXT, GEMMA = "qwen3-next-80b-a3b", "gemma4-26b-a4b"
 DENSE, MIXTURE = {"model": LLAMA}, {"model": V3}
 SHARING = {"base": "glm5", "mixers": ["dsa"] + ["dsa-shared"] * 77}
+GATED = {"base": LLAMA, "gated_norm_rank": 16}
 # For every mechanism: settings of a job and its layout that use it, and others that do not.
 MODELS = {  # only the model differs
     "experts": (V3, LLAMA), "mla": (V3, LLAMA), "attention flex": (V3, LLAMA),
@@ -46,7 +47,7 @@ MODELS = {  # only the model differs
     "latent": ("nemotron-3-super-120b-a12b", HYBRID), "mtp": ("deepseek-v3-mtp", V3),
     "kimi-delta": ("kimi-linear-48b-a3b", HYBRID), "lightning": ("minimax-text-01", HYBRID),
     "attention-mamba2": ("falcon-h1-7b", HYBRID), "short-conv": ("lfm2-1.2b", HYBRID),
-    "mamba2": (HYBRID, NEXT), "none": (HYBRID, NEXT),
+    "mamba2": (HYBRID, NEXT), "none": (HYBRID, NEXT), "gated norms": (GATED, LLAMA),
 }  # fmt: skip
 ALONE: dict[str, dict] = {  # against nothing set
     "precision fp16": {"precision": "fp16"}, "param_dtype float32": {"param_dtype": "float32"},

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.metadata import distributions
 from typing import Any
 
 import numpy as np
@@ -38,14 +34,15 @@ from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.torchtitan import TORCHTITAN
 from planner.work import blocks
-from planner.work.heads import head_sizes
+from planner.work.axes import weight_sizes
+from planner.work.gated_norm import branch_norm
 from planner.work.hyper_connections import STREAMS, entering, leaving
 from planner.work.liveness import saved_tensors
-from planner.work.mixers import MIXERS, MixerWork, mixer_sizes
+from planner.work.mixers import MIXERS, MixerWork
 from planner.work.ops import Attention, Elementwise, Gemm, Op, Ops, Tensor
 from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, Code, output_projection, projection
 from planner.work.recompute_modules import layer_input, recomputed
-from tests.conftest import ROOT, clean_environment, job_values, missing
+from tests.conftest import job_values, judged
 from tests.pricing import H100, batch_of, check_rows_and_bounds, named_ops, pricer
 
 NEXT, HYBRID, KIMI = "qwen3-next-80b-a3b", "nemotron-h-56b", "kimi-linear-48b-a3b"
@@ -59,25 +56,14 @@ Real = dict[str, dict[str, Any]]
 
 def sizes(model: ModelSpec) -> dict[str, float]:
     one = np.ones(1)
-    found = {name: float(size[0]) for name, size in mixer_sizes(model, one).items()}
-    heads = {name: float(size[0]) for name, size in head_sizes(model, one).items()}
-    latent = {"q_lora": model.q_lora_rank, "kv_lora": model.kv_lora_rank,
-        "kv_lora_rope": model.kv_lora_rank + model.qk_rope_head_dim,
-        "kv_up": model.qk_nope_head_dim + model.v_dim}  # fmt: skip
-    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk, "tokens_ring": 0,
-        "tokens_batched": 0}  # fmt: skip
+    found = {name: float(size[0]) for name, size in weight_sizes(model, one, one).items()}
+    context = {"context": 4096, "attended": 2048, "chosen": model.index_topk}
     tokens = dict.fromkeys(("tokens", "tokens_sp", "tokens_saved", "tokens_moe"), TOKENS)
     tokens["tokens_routed"] = TOKENS * model.num_computing_per_tok
-    experts = {"experts": model.num_choices, "experts_local": model.num_experts,
-        "expert_hidden": model.expert_input_size, "expert_ffn": model.moe_intermediate_size,
-        "shared_ffn": model.shared_expert_intermediate_size,
-        "tokens_per_expert": TOKENS * model.num_computing_per_tok / max(model.num_experts, 1),
-    }  # fmt: skip
-    others = {**latent, **context, "hidden": model.hidden_size}
-    others |= {"ffn": model.intermediate_size, "wide_ffn": 2 * model.intermediate_size,
-        "layers": model.num_hidden_layers,
-        "per_layer": model.hidden_size_per_layer_input}  # fmt: skip
-    return {**found, **heads, **tokens, **experts, **others}
+    tokens["tokens_per_expert"] = tokens["tokens_routed"] / max(model.num_experts, 1)
+    tokens |= {"tokens_ring": 0, "tokens_batched": 0}
+    tokens |= {"experts": model.num_choices, "experts_local": model.num_experts}
+    return {**found, **tokens, **context}
 
 
 def flops(ops: tuple[Op, ...], model: ModelSpec) -> float:
@@ -120,15 +106,8 @@ def against_the_real_one(test: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def real() -> Real:
-    if not any(distributions(name="transformers", path=[FOLDER])):
-        missing("transformers", "`make test-slow` installs it")
-    done = subprocess.run(
-        [sys.executable, "tests/torch_memory/real_mixers.py"],
-        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), FOLDER])},
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: Real = json.loads(done.stdout.splitlines()[-1])
+    *_, last = judged("transformers", FOLDER, "tests/torch_memory/real_mixers.py")
+    found: Real = json.loads(last)
     return found
 
 
@@ -145,6 +124,9 @@ def real() -> Real:
     ("minimax", "minimax", "lightning", 0),
     # scores and attends to the whole square, of which a mask hides the most
     ("dsa", "deepseek_v32", "dsa", -4096 * 4 * (48 + 32)),
+    ("axk2", "axk2", "dsa", -4096 * 4 * (48 + 32)),
+    ("hy4", "hy_v4", "dsa", -4096 * 4 * (48 + 32)),
+    ("hy4-shared", "hy_v4", "dsa-shared", -4096 * 4 * (48 + 32)),
     # its indexer scores the whole square; torch's counter sees no fused attention
     ("m3", "minimax_m3_vl_text", "msa", 0),
 ])  # fmt: skip
@@ -155,24 +137,29 @@ def test_a_mixer_is_the_real_one(
     no counter.
     """
     model = model_of(real[of], model_type)
-    ops = MIXERS[mixer].operations(model, Code(composite_norm=of == "dsa"))
+    ops = MIXERS[mixer].operations(model, Code(composite_norm=mixer.startswith("dsa")))
     found = {"flops": flops(ops, model) - 2.0 * TOKENS * (solved or 0), **real[of]}
     counted(ops, model, found, -2.0 * TOKENS * (solved or 0))
     assert (solved is None) == ("flops" not in real[of])
     if "attention_flops" in real[of]:
         assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
+    if "norm" in real[of]:
+        gated, _ = branch_norm(model, "mlp_norm", Tensor(name="x", dims=HIDDEN_SP), PLAIN)
+        counted(gated, model, real[of]["norm"])
 
 
 @against_the_real_one
 @pytest.mark.parametrize("kind", ["full", "windowed"])
 @pytest.mark.parametrize(("of", "model_type"), [
     ("step", "step3p5"), ("mimo", "mimo_v2_flash"), ("gemma4", "gemma4_text"),
+    ("dots3", "dots3_note_text"),
 ])  # fmt: skip
 def test_attention_of_each_kind_of_layer_is_the_real_one(
     of: str, model_type: str, kind: str, real: Real
 ) -> None:
     model, found = model_of(real[of], model_type), real[of][kind]
-    layer = LayerKind(moe=True, window=512 if kind == "windowed" else 0)
+    windowed = kind == "windowed"
+    layer = next(one for one, _ in model.distinct_layers() if bool(one.window) == windowed)
     ops = blocks.layer_ops(model, layer, True)
     names = [op.name for op in ops]
     counted(ops[names.index("attention_in") + 1 : names.index("wo") + 1], model, found)
@@ -239,14 +226,15 @@ def test_compressed_attention_is_the_real_one(mixer: Mixer, real: Real) -> None:
 
 
 @against_the_real_one
-def test_residual_streams_are_the_real_ones(real: Real) -> None:
-    model = model_of(real["v4"], "deepseek_v4")
+@pytest.mark.parametrize(("of", "model_type"), [("v4", "deepseek_v4"), ("hy4", "hy_v4")])
+def test_residual_streams_are_the_real_ones(of: str, model_type: str, real: Real) -> None:
+    model = model_of(real[of], model_type)
     before, after = (Tensor(name=name, dims=STREAMS) for name in "xh")
     branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
     mixed = entering(model, "attention", before)
-    around = (*mixed, leaving("attention_residual", (before,), (branch,), after))
-    for name, ops in (("streams", around), ("head", entering(model, "head", before))):
-        counted(ops, model, {key: 2 * number for key, number in real["v4"][name].items()})
+    left = leaving("attention_residual", (before,), (branch,), after, across=of == "v4")
+    for name, ops in (("streams", (*mixed, left)), ("head", entering(model, "head", before))):
+        counted(ops, model, {key: 2 * number for key, number in real[of][name].items()})
 
 
 @against_the_real_one
@@ -419,7 +407,9 @@ def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
     assert (core.window, core.widths) == (2048, ("kv_lora_rope", "kv_lora"))
     of = sizes(model)
     assert math.prod(of[name] for name in saved_tensors(fused)["q"].dims[1:]) == 128 * 576
-    assert "index_mask" in saved_tensors(masked)
+    sinks = MIXERS["dsa"].operations(read_model({"base": SPARSE, "attention_sinks": True}), PLAIN)
+    for ops, found in ((masked, "index_mask"), (sinks, "softmax_out")):
+        assert {"index_mask", "softmax_out"} & saved_tensors(ops).keys() == {found}
     shared = MIXERS["dsa-shared"].operations(model, own)
     indexers = [[op for op in ops if op.name == "indexer"] for ops in (fused, shared)]
     assert [len(found) for found in indexers] == [1, 0]
@@ -433,6 +423,10 @@ def test_sparse_attention_pads_heads_and_shares_no_keys_between_ranks() -> None:
             "num_hash_layers", "zero_expert_num")
     ),
     (SPARSE, {"q_lora_rank": 0}, "reads the latent of queries"),
+    (SPARSE, {"fused_query_gate": True}, "from the latent of queries"),
+    (SPARSE, {"sliding_qk_nope_head_dim": 64}, "sum of both its parts"),
+    ("llama3-8b", {"k_rope_norm": True}, "is of MLA alone"),
+    ("llama3-8b", {"gated_norm_rank": 16, "parallel_residual": True}, "run side by side"),
     (SPARSE, {"index_topk": 0}, "is needed by dsa layers"),
     (HYBRID, {"mixers": ["mamba2"] * 3}, "one value for each of 118 layers"),
     (HYBRID, {"ssm_state_size": 0}, "is needed by mamba2 layers"),
@@ -490,8 +484,10 @@ def test_other_taps_and_biases_of_mamba_are_named(change: dict[str, object]) -> 
     ("gemma4-e4b", "layers that share keys and values"),
     ("longcat-flash", "experts that compute nothing"),
     ("longcat-flash", "experts on a shortcut over the next layer"),
+    ({"base": SPARSE, "gated_norm_rank": 16}, "gated norms"),
+    ({"base": SPARSE, "k_rope_norm": True}, "norms of rotated keys"),
 ])  # fmt: skip
-def test_trainers_without_a_mixer_name_it(name: str, words: str) -> None:
+def test_trainers_without_a_mixer_name_it(name: object, words: str) -> None:
     model = read_model(name)
     assert words in lacking(model, release_of("megatron", "0.18"))
     for trainer in ("torchtitan", "megatron-bridge", "megatron-deepspeed", "internevo"):
@@ -588,6 +584,7 @@ MEGATRON = (
     {"pp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "block-2"},
     {"cp": 2, "pp": 2, "ac": "modules-layernorm+mlp"},
 )
+FEW = {"num_hidden_layers": 8, "num_experts": 64}
 FSDP = ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0.5"})
 
 
@@ -606,6 +603,13 @@ FSDP = ({"ac": "none"}, {"ac": "full", "compile": True}, {"ac": "memory-budget-0
     ("megatron", {"base": "deepseek-v4-flash", "num_hidden_layers": 8, "num_experts": 64,
         "mtp_num_layers": 1}),
     ("megatron", {"base": "llama3-8b", "hc_mult": 4}),
+    ("fsdp", {"base": SPARSE, **FEW, "gated_norm_rank": 16, "attention_output_gate": True,
+        "fused_query_gate": True}),
+    ("fsdp", {"base": SPARSE, **FEW, "mixers": ["dsa", "attention"] * 4, "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention"] * 4, "k_rope_norm": True,
+        "sliding_kv_lora_rank": 256}),
+    ("fsdp", {"base": "glm5.2", **FEW, "hc_mult": 4, "hc_sinkhorn_iters": 0,
+        "attention_sinks": True, "attention_output_gate": True}),
     ("fsdp", "gemma4-e4b"),
     ("fsdp", "gemma4-e2b"),
     ("fsdp", "longcat-flash"),

@@ -1,6 +1,7 @@
 """Model types: what config.json means, held to published counts, and what is refused by name."""
 
 import contextlib
+import csv
 import json
 import re
 from pathlib import Path
@@ -22,60 +23,8 @@ CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
 # Parameters of the network that transformers 4.57.6 builds from the file (on the meta device; tied
 # tables count once) or, for types it does not ship, of the weights beside the file; the id on
 # huggingface.co whose config.json it is.
-PUBLISHED = {
-    "command-r-35b": (34_980_831_232, "CohereForAI/c4ai-command-r-v01"),
-    "command-r-plus": (103_810_674_688, "CohereForAI/c4ai-command-r-plus"),
-    "aya-expanse-8b": (8_028_033_024, "CohereForAI/aya-expanse-8b"),
-    "command-r7b": (8_028_033_024, "CohereForAI/c4ai-command-r7b-12-2024"),
-    "command-a-111b": (111_057_580_032, "CohereForAI/c4ai-command-a-03-2025"),
-    "olmoe-1b-7b": (6_919_161_856, "allenai/OLMoE-1B-7B-0924"),
-    "falcon-7b": (6_921_720_704, "tiiuae/falcon-7b"),
-    "falcon-40b": (41_303_293_952, "tiiuae/falcon-40b"),
-    "falcon-180b": (178_557_088_768, "tiiuae/falcon-180B"),
-    "falcon-11b": (11_102_822_400, "tiiuae/falcon-11B"),
-    "falcon-rw-1b": (1_311_625_216, "tiiuae/falcon-rw-1b"),
-    "dbrx": (131_596_523_520, "databricks/dbrx-base"),
-    "ernie-4.5-0.3b": (360_748_032, "baidu/ERNIE-4.5-0.3B-PT"),
-    "ernie-4.5-21b-a3b": (21_825_437_888, "baidu/ERNIE-4.5-21B-A3B-PT"),
-    "ernie-4.5-300b-a47b": (299_484_163_264, "baidu/ERNIE-4.5-300B-A47B-PT"),
-    "minimax-m2": (229_000_000_000, "MiniMaxAI/MiniMax-M2"),
-    "granite-3.1-8b": (8_170_848_256, "ibm-granite/granite-3.1-8b-base"),
-    "granite-3.1-3b-a800m": (3_298_793_472, "ibm-granite/granite-3.1-3b-a800m-base"),
-    "stablelm-3b-4e1t": (2_795_443_200, "stabilityai/stablelm-3b-4e1t"),
-    "stablelm-2-12b": (12_143_185_920, "stabilityai/stablelm-2-12b"),
-    "stablelm-2-1.6b": (1_644_515_328, "stabilityai/stablelm-2-1_6b"),
-    "starcoder-15b": (15_517_456_384, "bigcode/starcoder"),
-    "gpt-j-6b": (6_050_882_784, "EleutherAI/gpt-j-6b"),
-    "codegen-16b": (16_032_155_648, "Salesforce/codegen-16B-mono"),
-    "gpt-neo-2.7b": (2_651_307_520, "EleutherAI/gpt-neo-2.7B"),
-    "opt-6.7b": (6_658_473_984, "facebook/opt-6.7b"),
-    "opt-66b": (65_719_701_504, "facebook/opt-66b"),
-    "exaone4-32b": (32_003_216_384, "LGAI-EXAONE/EXAONE-4.0-32B"),
-    "seed-oss-36b": (36_151_104_512, "ByteDance-Seed/Seed-OSS-36B-Base"),
-    "hunyuan-7b": (7_504_932_864, "tencent/Hunyuan-7B-Pretrain"),
-    "hunyuan-a13b": (80_393_183_232, "tencent/Hunyuan-A13B-Pretrain"),
-    "glm-4-9b-0414": (9_400_094_720, "zai-org/GLM-4-9B-0414"),
-    "glm-4-32b-0414": (32_566_081_536, "zai-org/GLM-4-32B-0414"),
-    "glm-4-9b-hf": (9_399_951_360, "zai-org/glm-4-9b-hf"),
-    "phi-3.5-moe": (41_873_153_344, "microsoft/Phi-3.5-MoE-instruct"),
-    "apertus-8b": (8_053_338_176, "swiss-ai/Apertus-8B-2509"),
-    "afm-4.5b": (4_619_184_640, "arcee-ai/AFM-4.5B-Base"),
-    "olmo-7b": (6_888_095_744, "allenai/OLMo-7B-hf"),
-    "helium-1-2b": (2_172_643_840, "kyutai/helium-1-2b"),
-    "dots.llm1": (142_774_381_696, "rednote-hilab/dots.llm1.base"),
-    "flex-olmo-7x7b": (33_270_665_216, "allenai/FlexOlmo-7x7B-1T"),
-    "persimmon-8b": (9_397_175_296, "adept/persimmon-8b-base"),
-    "qwen-7b": (7_721_324_544, "Qwen/Qwen-7B"),
-    "chatglm3-6b": (6_243_584_000, "zai-org/chatglm3-6b"),
-    "internlm2-7b": (7_737_708_544, "internlm/internlm2-7b"),
-    "internlm3-8b": (8_804_241_408, "internlm/internlm3-8b-instruct"),
-    "baichuan2-7b": (7_505_973_248, "baichuan-inc/Baichuan2-7B-Base"),
-    "baichuan2-13b": (13_896_668_160, "baichuan-inc/Baichuan2-13B-Base"),
-    "exaone-3.5-7.8b": (7_818_448_896, "LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct"),
-    "deepseek-moe-16b": (16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
-    "ling-lite": (16_801_974_272, "inclusionAI/Ling-lite"),
-    "ling-mini-2.0": (16_255_643_392, "inclusionAI/Ling-mini-base-2.0-20T"),
-}
+ROWS = csv.DictReader((CONFIGS / "published.csv").read_text().splitlines())
+PUBLISHED = {row["name"]: (int(row["parameters"]), row["hub"]) for row in ROWS}
 # How far ours may be off: OLMo's norms have no weights, Persimmon's query-key norms have biases,
 # xIELU two scalars a layer; of MiniMax-M2 a rounded count is published.
 NOT_EXACT = {"olmo-7b": 5e-5, "persimmon-8b": 1e-6, "apertus-8b": 1e-8, "minimax-m2": 2e-3}
@@ -195,7 +144,7 @@ LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
     ({"model_type": "rwkv"}, "RWKV time mixing"),
     ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
     ({"model_type": "gemma3n"}, "per-layer embeddings"),
-    ({"model_type": "dots3_note_text", "kv_lora_rank": 512}, "indexer"),
+    ({"model_type": "dots3_note", "num_hidden_layers": 4, "per_layer_config": {2: 0, 3: 1}}, "two"),
     ({"model_type": "t5"}, "encoder and a decoder"),
     ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
         "cross-attention layers on images"),

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
-from importlib.metadata import distributions
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,27 +15,17 @@ from planner.cost.pipeline.stages import stage_layers
 from planner.export.megatron import export
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
-from tests.conftest import ROOT, clean_environment, missing
+from tests.conftest import judged
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 FOLDER = os.environ.get("MEGATRON_CORE_PATH", str(Path(sys.prefix) / "megatron"))
 
 
-def judged(*words: str, lines: str = "") -> list[str]:
-    """Lines that benchmarks/megatron_models.py prints."""
-    if not any(distributions(name="megatron-core", path=[FOLDER])):
-        missing("megatron-core", "`make test-slow` installs it")
-    done = subprocess.run(
-        [sys.executable, "benchmarks/megatron_models.py", *words],
-        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), FOLDER])},
-        cwd=ROOT, input=lines, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    return done.stdout.splitlines()
+built = partial(judged, "megatron-core", FOLDER, "benchmarks/megatron_models.py")
 
 
 def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
-    *rows, _ = judged()
+    *rows, _ = built()
     counts = Counter(row.split()[0] for row in rows)
     assert counts["equal"] >= 71
     refused = {row.split()[1] for row in rows if row.startswith("refused")}
@@ -47,7 +36,7 @@ def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
 def test_gpt_oss_is_built_but_for_yarn_which_0_16_has_no_argument_for(name: str) -> None:
-    row, _ = judged(json.dumps({"base": name, "rope_scaling": None}))
+    row, _ = built(json.dumps({"base": name, "rope_scaling": None}))
     assert row.split()[0] == "equal", row
 
 
@@ -62,7 +51,7 @@ def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
             exported.append(json.dumps(made.arguments))
             count = chosen.pp * chosen.virtual_stages
             stages.append(list(stage_layers(spec.num_hidden_layers, count, counts_ends=False)))
-    answers = [json.loads(line) for line in judged("--arguments", lines="\n".join(exported))]
+    answers = [json.loads(line) for line in built("--arguments", lines="\n".join(exported))]
     assert len(answers) == 25 * len(JOBS) > 200
     for words, answer, sizes in zip(exported, answers, stages, strict=True):
         assert answer == sizes, words

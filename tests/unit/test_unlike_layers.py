@@ -17,7 +17,7 @@ from planner.work.liveness import saved_tensors
 from planner.work.mixers import MIXERS
 from planner.work.pieces import PLAIN
 from tests.conftest import job_values
-from tests.pricing import named_ops, priced, rows
+from tests.pricing import H100, named_ops, priced, rows
 
 JAMBA = "jamba-v0.1"
 PURE = {
@@ -68,8 +68,7 @@ SMALL, WIDE = "gemma4-e4b", "gemma4-e2b"
 
 
 def gemma_job(model: object, **layout: object) -> Job:
-    gpu = "h100-sxm-80gb"
-    return read_job(job_values(model, gpu, 8, 4096, 64, layout=layout, trainer="fsdp"))
+    return read_job(job_values(model, H100, 8, 4096, 64, layout=layout, trainer="fsdp"))
 
 
 def test_layers_that_share_have_only_queries_and_may_be_wider() -> None:

@@ -162,8 +162,8 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         one = np.where(context.one_kernel, 0.0, one)
     runs = (one > 0).astype(np.float64)
     moved = {
-        "forward": np.where(fused, op.fused_forward_moves, op.forward_moves),
-        "input_grad": np.where(fused, op.fused_backward_moves, op.backward_moves),
+        "forward": np.where(fused, op.moves.fused_forward, op.moves.forward),
+        "input_grad": np.where(fused, op.moves.fused_backward, op.moves.backward),
     }
     seconds = {name: context.device.moved_seconds(one * moves) for name, moves in moved.items()}
     if op.products:

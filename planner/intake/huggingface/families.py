@@ -85,16 +85,37 @@ _TIED: dict[str, object] = {"tie_word_embeddings": True}
 _QK_HEAD: dict[str, object] = {"qk_norm": "head"}
 _QK_FULL: dict[str, object] = {"qk_norm": "full"}
 _SINKS: dict[str, object] = {"attention_sinks": True}
-_BIASED_GATE: dict[str, object] = {"attention_output_gate": True, "attention_gate_bias": True}
+_HEAD_GATE: dict[str, object] = {"attention_head_gate": True}
+_GATE: dict[str, object] = {"attention_output_gate": True}
+_BIASED_GATE = {**_GATE, "attention_gate_bias": True}
+_GATED_LATENT = {**_GATE, "fused_query_gate": True, "gated_norm_rank": 16}
+_IHC: dict[str, object] = {"hc_mult": 4, "hc_sinkhorn_iters": 0}
 _MAMBA2: dict[str, object] = {"mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_chunk_size": 256}
 _V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts": 1}
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
+_LLAMAS = (
+    "llama mistral ministral deepseek_v2 phi3 granite exaone chatglm internlm2 internlm3 baichuan "
+    "qwen deepseek helium hyperclovax minicpm3 bamba"
+)
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "ministral": Family(),
-    "mixtral": Family(expert_width_key="intermediate_size", needs_experts=True),
+    **dict.fromkeys(_LLAMAS.split(), Family()),
+    **dict.fromkeys(
+        ("mixtral", "minimax_m2", "granitemoe", "granitemoeshared", "aria_text"),
+        Family(expert_width_key="intermediate_size", needs_experts=True),
+    ),
+    **dict.fromkeys(
+        ("olmoe", "flex_olmo"),
+        Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
+        Family(defaults=_NO_AUX, needs_experts=True),
+    ),
+    **dict.fromkeys(
+        ("dots1", "minimax_m3_vl_text", "exaone_moe", "hy_v3"),
+        Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+    ),
     "qwen2": Family(defaults=_QWEN2),
     "qwen2_moe": Family(defaults={**_QWEN2, "shared_expert_gate": True}, needs_experts=True),
     "qwen3": Family(defaults=_QWEN3),
@@ -102,7 +123,6 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(defaults=_GEMMA),
     "gemma2": Family(defaults=_GEMMA2),
     "gemma3_text": Family(defaults=_GEMMA3),
-    "deepseek_v2": Family(),
     "deepseek_v3": Family(defaults=_NO_AUX),
     "kimi_k2": Family(defaults=_NO_AUX),
     "glm4_moe": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
@@ -116,60 +136,38 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(defaults=_GPT2, gated=False),
     "gpt_neox": Family(defaults={**_LAYERNORM_BIASED, "parallel_residual": True}, gated=False),
     "phi": Family(defaults=_PHI, gated=False),
-    "phi3": Family(),
     "starcoder2": Family(defaults={**_LAYERNORM_BIASED, "tie_word_embeddings": True}, gated=False),
     "bloom": Family(defaults=_BLOOM, gated=False),
     "mpt": Family(defaults=_MPT, gated=False),
     "nemotron": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
     "olmo2": Family(defaults={"qk_norm": "full"}),
     "olmo3": Family(defaults={"qk_norm": "full", "sliding_window_pattern": 4}),
-    "granite": Family(),
-    "seed_oss": Family(bias_on_output=False),
-    "smollm3": Family(defaults={"tie_word_embeddings": True}),
     "cohere": Family(defaults=_COHERE),
     "cohere2": Family(defaults=_COHERE2),
     "falcon": Family(defaults=_FALCON, gated=False),
     "dbrx": Family(defaults={"norm": "layernorm", "norm_bias": False}, needs_experts=True),
     "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False, "norm_weight": False}),
-    "olmoe": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
-    "flex_olmo": Family(
-        defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True
-    ),
-    "ernie4_5": Family(defaults=_TIED),
+    **dict.fromkeys(("ernie4_5", "smollm3", "youtu"), Family(defaults=_TIED)),
     "ernie4_5_moe": Family(defaults=_TIED, needs_experts=True),
-    "minimax_m2": Family(expert_width_key="intermediate_size", needs_experts=True),
-    "granitemoe": Family(expert_width_key="intermediate_size", needs_experts=True),
-    "granitemoeshared": Family(expert_width_key="intermediate_size", needs_experts=True),
     "granitemoehybrid": Family(expert_width_key="intermediate_size"),
     "stablelm": Family(defaults={"norm": "layernorm"}, bias_on_output=False),
     "gpt_bigcode": Family(defaults=_GPT2, gated=False),
-    "gptj": Family(defaults=_GPTJ, gated=False),
-    "codegen": Family(defaults=_GPTJ, gated=False),
+    **dict.fromkeys(("gptj", "codegen"), Family(defaults=_GPTJ, gated=False)),
     "gpt_neo": Family(defaults=_GPT_NEO, gated=False),
     "opt": Family(defaults={**_GPT2, "hidden_act": "relu"}, gated=False),
-    "exaone": Family(),
     "exaone4": Family(defaults=_QK_HEAD),
-    "hunyuan_v1_dense": Family(defaults={**_QK_HEAD, **_TIED}),
     "hunyuan_v1_moe": Family(
         defaults={**_QK_HEAD, **_TIED}, expert_width_key="intermediate_size", needs_experts=True
     ),
-    "glm": Family(bias_on_output=False),
+    **dict.fromkeys(("glm", "seed_oss"), Family(bias_on_output=False)),
     "glm4": Family(defaults={"norms_per_layer": 4}, bias_on_output=False),
-    "chatglm": Family(),
     "internlm": Family(defaults={"attention_bias": True}),
-    "internlm2": Family(),
-    "internlm3": Family(),
-    "baichuan": Family(),
-    "qwen": Family(),
-    "deepseek": Family(),
     "phimoe": Family(
         defaults={"norm": "layernorm"}, expert_width_key="intermediate_size", needs_experts=True
     ),
     "apertus": Family(defaults={**_QK_HEAD, "hidden_act": "xielu"}, gated=False),
     "arcee": Family(defaults={"hidden_act": "relu2"}, gated=False),
-    "helium": Family(),
     "mimo": Family(defaults=_QWEN2),
-    "dots1": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "persimmon": Family(
         defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "qk_norm_bias": True, "hidden_act": "relu2"},
         gated=False,
@@ -178,49 +176,42 @@ FAMILIES: dict[str, Family] = {
         defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, "attention_output_gate": True},
         needs_experts=True,
     ),
-    "aria_text": Family(expert_width_key="intermediate_size", needs_experts=True),
-    "deepseek_v32": Family(defaults=_NO_AUX, needs_experts=True),
-    "glm_moe_dsa": Family(defaults=_NO_AUX, needs_experts=True),
     "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
+    "axk2": Family(defaults={**_NO_AUX, **_GATED_LATENT}, needs_experts=True),
+    "dots3_note_text": Family(
+        defaults={**_NO_AUX, **_HEAD_GATE, "k_rope_norm": True}, needs_experts=True
+    ),
+    "hy_v4": Family(defaults={**_NO_AUX, **_SINKS, **_GATE, **_IHC}, needs_experts=True),
     "beam": Family(
         defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, **_BIASED_GATE}, needs_experts=True
     ),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
-    "step3p5": Family(
-        defaults={**_QK_HEAD, **_NO_AUX, "attention_head_gate": True}, needs_experts=True
+    **dict.fromkeys(
+        ("step3p5", "laguna"),
+        Family(defaults={**_QK_HEAD, **_NO_AUX, **_HEAD_GATE}, needs_experts=True),
     ),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),
         Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
     ),
     "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
-    "minimax_m3_vl_text": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
     "deepseek_v4": Family(defaults={**_NO_AUX, **_SINKS, **_V4}, needs_experts=True),
-    "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
     "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
-    "glm4_moe_lite": Family(defaults=_NO_AUX, needs_experts=True),
     "granite_swa": Family(defaults=_SINKS),
     "granitemoe_swa": Family(
         defaults=_SINKS, expert_width_key="intermediate_size", needs_experts=True
     ),
-    "hy_v3": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
-    "hyperclovax": Family(),
     "jais2": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
     "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX}, needs_experts=True),
-    "laguna": Family(
-        defaults={**_QK_HEAD, **_NO_AUX, "attention_head_gate": True}, needs_experts=True
-    ),
     "mellum": Family(defaults=_QK_HEAD, needs_experts=True),
-    "minicpm3": Family(),
     "nanochat": Family(
         defaults={**_QK_HEAD, "norm_weight": False, "hidden_act": "relu2"}, gated=False
     ),
     "solar_open": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
     "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
-    "youtu": Family(defaults=_TIED),
     "qwen3_next": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
     "qwen3_5_text": Family(defaults=_QWEN_DELTA),
     "qwen3_5_moe_text": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
@@ -228,13 +219,11 @@ FAMILIES: dict[str, Family] = {
     "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
     "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
     "bailing_hybrid": Family(
-        defaults={**_NO_AUX, "linear_full_gates": True, "attention_head_gate": True},
-        needs_experts=True,
+        defaults={**_NO_AUX, **_HEAD_GATE, "linear_full_gates": True}, needs_experts=True
     ),
     "nemotron_h": Family(
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
     ),
-    "bamba": Family(),
     "jamba": Family(
         defaults={"position_embedding": "none", "mamba_conv_bias": True, "mamba_d_conv": 4},
         expert_width_key="intermediate_size",
@@ -245,9 +234,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "mamba2": Family(defaults={**_MAMBA2, "position_embedding": "none", "mamba_n_groups": 8}),
     "falcon_h1": Family(defaults={**_MAMBA2, "mamba_norm": False, "mamba_n_groups": 1}),
-    "lfm2": Family(defaults={**_QK_HEAD, **_TIED}),
+    **dict.fromkeys(("hunyuan_v1_dense", "lfm2", "lfm3"), Family(defaults={**_QK_HEAD, **_TIED})),
     "lfm2_moe": Family(defaults={**_QK_HEAD, **_TIED}, needs_experts=True),
-    "lfm3": Family(defaults={**_QK_HEAD, **_TIED}),
     "minimax": Family(
         defaults={"lightning_block_size": 256},
         expert_width_key="intermediate_size",
@@ -265,7 +253,7 @@ SAME_NETWORK: Mapping[str, str] = {
     "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
     "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
     "minimax_text_01": "minimax", "minimax_m1": "minimax",
-    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
+    "dots3_note": "dots3_note_text", "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 
 # A multimodal config has its language model under `text_config`. This is the type to assume where
@@ -277,7 +265,7 @@ TEXT_PARTS = {
     "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
     "internvl": "qwen2", "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus",
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
-    "glm4v": "glm4",
+    "dots3_note": "dots3_note_text", "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
     "step3p7": "step3p5", "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text", "minimax_m3_vl": "minimax_m3_vl_text",

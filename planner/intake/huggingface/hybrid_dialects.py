@@ -1,6 +1,7 @@
 """How families whose layers differ in their mixer write their config.json."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from planner.intake.huggingface import hybrid_readers as hybrid
 from planner.intake.huggingface.dialect import Dialect
@@ -57,6 +58,9 @@ _MINIMAX_INERT = frozenset({
     "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
     "layernorm_mlp_alpha", "layernorm_mlp_beta", "shared_moe_mode",
 })  # fmt: skip
+_INDEXED_INERT = frozenset(
+    {"head_dim", "indexer_rope_interleave", "qk_head_dim", "rope_interleave"}
+)
 
 HYBRIDS: Mapping[str, Dialect] = {
     "granitemoehybrid": Dialect(
@@ -150,13 +154,12 @@ HYBRIDS: Mapping[str, Dialect] = {
         prepare=hybrid.lightning,
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"),
-        Dialect(
-            inert=frozenset(
-                {"head_dim", "indexer_rope_interleave", "qk_head_dim", "rope_interleave"}
-            ),
-            prepare=hybrid.indexed,
-        ),
+        ("deepseek_v32", "glm_moe_dsa", "axk2"),
+        Dialect(inert=_INDEXED_INERT, prepare=hybrid.indexed),
+    ),
+    "hy_v4": Dialect(
+        inert=_INDEXED_INERT | {"hc_eps", "hc_magnitude", "learnable_sink_init"},
+        prepare=partial(hybrid.indexed, every=4),
     ),
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini"),

@@ -239,16 +239,17 @@ def nemotron_h(values: Values) -> Values:
     return {key: value for key, value in found.items() if key not in (*experts, *shared)}
 
 
-def indexed(values: Values) -> Values:
+def indexed(values: Values, every: int = 1) -> Values:
     """DeepSeek sparse attention in every layer; GLM-5.2's share the tokens of a layer before.
 
     Which do is a list or pattern, or every layer but one in `index_topk_freq` from an offset on.
+    every: that number, where the config has none.
     """
     spelled = {"F": "full", "S": "shared"}
     given = values.get("indexer_types") or values.get("index_topk_pattern")
     listed = given if isinstance(given, str) else _sequence(given)
     kinds = [spelled.get(str(kind), str(kind)) for kind in listed]
-    freq, offset = values.get("index_topk_freq") or 1, values.get("index_skip_topk_offset", 2)
+    freq, offset = values.get("index_topk_freq") or every, values.get("index_skip_topk_offset", 2)
     if not kinds and isinstance(freq, int) and isinstance(offset, int):
         behind = (max(i - offset + 1, 0) % max(freq, 1) for i in range(_layers(values)))
         kinds = ["shared" if steps else "full" for steps in behind]

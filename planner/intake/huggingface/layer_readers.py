@@ -8,16 +8,19 @@ models/exaone/exaone_moe, for what the class does not read.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect import MAX_LAYERS, Dialect, MissingBlock, Values
+from planner.intake.huggingface.dialect import (
+    MAX_LAYERS,
+    Dialect,
+    MissingBlock,
+    Values,
+    count_of,
+    without,
+)
 from planner.intake.huggingface.dialect_readers import exaone4
+from planner.specs.mixers import SLIDING
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
-_BLOCKS = "minimax_m3_sparse"
-_OTHER_HEADS: Mapping[str, str] = {
-    "num_attention_heads": "num_sliding_attention_heads",
-    "num_key_value_heads": "num_sliding_key_value_heads",
-    "head_dim": "sliding_head_dim",
-}
+_BLOCKS, _INDEXED = "minimax_m3_sparse", "indexed_attention"
 # kind of layer, its key by layer -> our key
 _ROTARY = (
     (_FULL, "rope_theta", "rope_theta"),
@@ -47,7 +50,7 @@ def step(values: Values) -> Values:
         given = {**other, "num_key_value_heads": other.get("num_attention_groups")}
         found |= {
             own: given[key]
-            for key, own in _OTHER_HEADS.items()
+            for key, own in SLIDING.items()
             if given.get(key) not in (None, found.get(key))
         }
     listed = values.get("moe_layers_enum")
@@ -107,16 +110,13 @@ def mimo(values: Values) -> Values:
     """MiMo-V2-Flash: twice as many key heads in windowed layers, and sinks only there."""
     kv = values.get("num_key_value_heads")
     kinds = [_WINDOW if one else _FULL for one in _list(values.get("hybrid_layer_pattern"))]
-    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
-    given = {key: values.get(f"swa_{key}") for key in _OTHER_HEADS}
+    given = {key: values.get(f"swa_{key}") for key in SLIDING}
     if isinstance(kv, int):
         given["num_key_value_heads"] = given["num_key_value_heads"] or 2 * kv
     found = {key: one for key, one in values.items() if key not in _MIMO_KEYS}
-    found |= {
-        _OTHER_HEADS[key]: one for key, one in given.items() if one not in (None, values.get(key))
-    }
+    found |= {SLIDING[key]: one for key, one in given.items() if one not in (None, values.get(key))}
     found |= {"layer_types": kinds} if kinds else {}
-    return {**found, **({"dense_layers": dense} if dense else {})}
+    return {**found, **_dense(values)}
 
 
 def gemma4(values: Values) -> Values:
@@ -133,19 +133,14 @@ def gemma4(values: Values) -> Values:
     if not values.get("hidden_size_per_layer_input"):
         found.pop("vocab_size_per_layer_input", None)
     shared = bool(values.get("attention_k_eq_v"))
-    saved = values.get("per_layer_config")
     full: Values = {
         "head_dim": values.get("global_head_dim", 512),
         "num_key_value_heads": values.get("num_global_key_value_heads") if shared else None,
     }
-    layers_own = list(saved.values()) if isinstance(saved, Mapping) else []
-    if layers_own and isinstance(layers_own[0], Mapping):
-        full |= layers_own[0]
-    if any(one != layers_own[0] for one in layers_own):
-        raise MissingBlock("per_layer_config", "heads of more than two kinds of layers")
+    full |= _of_some_layers(values)
     for key in ("head_dim", "num_key_value_heads"):
         if full[key] not in (None, values.get(key)):
-            found[key], found[_OTHER_HEADS[key]] = full[key], values.get(key)
+            found[key], found[SLIDING[key]] = full[key], values.get(key)
     parameters = values.get("rope_parameters")
     if isinstance(parameters, Mapping):
         found["rope_parameters"] = {
@@ -163,6 +158,67 @@ def gemma4(values: Values) -> Values:
         "shared_expert_intermediate_size": values.get("intermediate_size"),
         "moe_branch_norms": True,
     }
+
+
+def _of_some_layers(values: Values) -> Values:
+    """Sizes of the layers that differ from the rest, which are of one kind."""
+    saved = values.get("per_layer_config")
+    own = list(saved.values()) if isinstance(saved, Mapping) else []
+    if any(one != own[0] for one in own):
+        raise MissingBlock("per_layer_config", "heads of more than two kinds of layers")
+    return dict(own[0]) if own and isinstance(own[0], Mapping) else {}
+
+
+def dots3(values: Values) -> Values:
+    """dots3: an indexer in layers without a window, and other heads and latents in the others.
+
+    A config.json as published says so by `use_dsa` and `swa_` keys, a saved one by layer.
+    """
+    layers, known = values.get("num_hidden_layers"), values.get("per_layer_config") is not None
+    kinds = list(_list(values.get("layer_types"))) or [
+        _WINDOW if values.get("use_sliding_window", True) and i > 1 and i % 4 != 1 else _FULL
+        for i in range(min(layers, MAX_LAYERS) if isinstance(layers, int) else 0)
+    ]
+    finds = values.get("use_dsa", None if known else True)
+    chosen = {_INDEXED: finds is not False, _FULL: bool(finds)}
+    bases, shared = values.get("rope_parameters"), "shared_experts_intermediate_size"
+    found = {key: one for key, one in values.items() if not key.startswith(_DOTS_KEYS)}
+    if _list(values.get("moe_layer_freq")):
+        found |= {**_dense(values), "moe_layer_freq": 1}
+    if isinstance(bases, Mapping) and _WINDOW in bases:
+        own = bases.get(_INDEXED, bases.get(_FULL))
+        share = "partial_rotary_factor"  # of MLA's rotated part in a head
+        whole = without(dict(own), share) if isinstance(own, Mapping) else {}
+        found["rope_parameters"] = {_FULL: whole, _WINDOW: bases[_WINDOW]}
+    else:
+        found["rope_local_base_freq"] = values.get("swa_rope_theta", 50_000.0)
+    if width := count_of(values, shared):
+        found["shared_expert_intermediate_size"] = width * count_of(values, "n_shared_experts")
+    return {
+        **found,
+        **(_windowed_latents(values, known) if _WINDOW in kinds else {}),
+        "sliding_window": values.get("sliding_window") or 512,
+        "mixers": ["dsa" if chosen.get(str(kind)) else "attention" for kind in kinds],
+        "layer_types": [_FULL if kind == _INDEXED else kind for kind in kinds],
+    }
+
+
+def _windowed_latents(values: Values, known: bool) -> Values:
+    """Heads and latents of MLA with a window, where they differ from the others' (dots3)."""
+    full: Values = {key: values.get(key) for key in SLIDING}
+    other = {**full, **_of_some_layers(values)}
+    if not known:
+        other = {key: values.get(f"swa_{key}", usual) for key, usual in _DOTS_WINDOWED.items()}
+        other["qk_rope_head_dim"] = count_of(other, "head_dim") - count_of(other, _UNROTATED)
+    for sizes in (full, other):
+        sizes["head_dim"] = count_of(sizes, _UNROTATED) + count_of(sizes, "qk_rope_head_dim")
+    return {SLIDING[key]: one for key, one in other.items() if one != full[key]}
+
+
+def _dense(values: Values) -> Values:
+    """The layers without experts, of which a list of a number for each layer has 0."""
+    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
+    return {"dense_layers": dense} if dense else {}
 
 
 def _sharing(values: Values) -> Values:
@@ -198,7 +254,6 @@ def minimax_m3(values: Values) -> Values:
     blocks, width = sizes.pop("index_topk_blocks"), sizes["index_block_size"]
     numbered = [_BLOCKS if one else _FULL for one in _list(given.get("sparse_attention_freq"))]
     kinds = list(_list(values.get("layer_types"))) or numbered
-    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
     rotated, head = values.get("rotary_dim"), values.get("head_dim")
     found = {key: value for key, value in values.items() if key not in _MINIMAX_KEYS}
     if isinstance(rotated, int) and isinstance(head, int) and head > 0:
@@ -207,7 +262,7 @@ def minimax_m3(values: Values) -> Values:
         chosen = blocks * width if isinstance(blocks, int) and isinstance(width, int) else None
         found |= {**sizes, "index_topk": chosen}
         found["mixers"] = ["msa" if kind == _BLOCKS else "attention" for kind in kinds]
-    return {**found, **({"dense_layers": dense} if dense else {})}
+    return {**found, **_dense(values)}
 
 
 def deepseek_v4(values: Values) -> Values:
@@ -262,6 +317,13 @@ _GEMMA4_SWITCHES = frozenset({
     "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
     "per_layer_config", "use_bidirectional_attention", "num_kv_shared_layers",
 })  # fmt: skip
+# sizes of a layer with a window, where a config gives none
+_DOTS_WINDOWED: Mapping[str, int] = {
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024,
+    "kv_lora_rank": 1024, "head_dim": 256, "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+_UNROTATED = "qk_nope_head_dim"
+_DOTS_KEYS = ("swa_", "use_dsa", "per_layer_config", "layer_types", "shared_experts_inter")
 # our name -> that of `sparse_attention_config`
 _BLOCK_SIZES: Mapping[str, str] = {
     "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
@@ -303,6 +365,14 @@ BY_LAYER: Mapping[str, Dialect] = {
         inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
     ),
     "mimo_v2_flash": Dialect(prepare=mimo),
+    "dots3_note_text": Dialect(
+        renames={
+            "moe_shared_expert_intermediate_size": "shared_experts_intermediate_size",
+            "sliding_window_size": "sliding_window",
+        },
+        inert=frozenset({"head_dim"}),
+        prepare=dots3,
+    ),
     "deepseek_v4": Dialect(inert=frozenset({"expert_dtype"}), prepare=deepseek_v4),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),

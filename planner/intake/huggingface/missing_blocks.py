@@ -39,9 +39,6 @@ NO_OPERATIONS: Mapping[str, str] = {
     "mllama": "cross-attention layers on images",
     "mllama_text_model": "cross-attention layers on images",
     "idefics": "cross-attention layers on images",
-    "axk2": f"{_INDEXER} and gated norms",
-    "dots3_note_text": _INDEXER,
-    "hy_v4": f"gates on {_INDEXER} and hyper-connections that do not mix streams",
     "inkling_text": "short convolutions and learned relative positions",
     "inkling2_text": "short convolutions and learned relative positions",
     "inkling2_loop_text": "short convolutions, and layers that run several times",
@@ -136,6 +133,8 @@ _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "c
 
 
 _DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini")
+_INDEXED_TYPES = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4",
+    "dots3_note", "dots3_note_text")  # fmt: skip
 # Key -> the types whose dialect decides what the key means.
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
@@ -145,8 +144,8 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
     "linear_attn_config": ("kimi_linear",),
     "num_kv_shared_layers": ("gemma4_text", "gemma4_unified_text"),
-    "index_topk": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
-    "index_n_heads": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl_text"),
+    "index_topk": _INDEXED_TYPES,
+    "index_n_heads": (*_INDEXED_TYPES, "minimax_m3_vl_text"),
     **dict.fromkeys(
         ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
     ),

@@ -51,7 +51,9 @@ NOT_NEGATIVE = {
     "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
     "o_groups": _SMALL, "o_lora_rank": _WIDTH, "compress_rate_csa": _TOKENS,
     "compress_rate_hca": _TOKENS, "num_hash_layers": _SMALL, "hc_mult": 64,
-    "hc_sinkhorn_iters": _SMALL,
+    "hc_sinkhorn_iters": _SMALL, "gated_norm_rank": _WIDTH, "sliding_v_head_dim": _SMALL,
+    "sliding_q_lora_rank": _WIDTH, "sliding_kv_lora_rank": _WIDTH,
+    "sliding_qk_nope_head_dim": _SMALL, "sliding_qk_rope_head_dim": _SMALL,
 }  # fmt: skip
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
@@ -77,7 +79,7 @@ BOOLEAN = frozenset({
     "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob",
     "moe_apply_router_weight_on_input", "seq_aux", "attention_output_gate", "mamba_conv_bias",
     "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
-    "moe_output_norm", "linear_full_gates",
+    "moe_output_norm", "linear_full_gates", "fused_query_gate", "k_rope_norm",
     "mamba_norm", "short_conv_bias", "attention_k_eq_v", "value_norm", "moe_branch_norms",
     "mtp_dense", "sliding_sinks", "use_double_wide_mlp", "moe_shortcut",
 })  # fmt: skip

@@ -1,10 +1,6 @@
-"""Turns keys of a config.json into fields of `Network`, with what each family fixes or assumes.
+"""Turns keys of a config.json into fields of `Network`.
 
-`HARDWIRED` holds what a family's modeling code does whatever its config says. `CLASS_DEFAULTS`
-holds what its configuration class assumes where a *published* config.json leaves a key out. It does
-not complete an inline mapping: a key that a person did not write is unknown.
-Sources: transformers, src/transformers/models/<model_type>/configuration_*.py and modeling_*.py;
-the repositories of DeepSeek-V3 and Kimi-K2 for their own code.
+They are completed by what each family fixes or assumes (`network_families`).
 """
 
 import math
@@ -15,15 +11,6 @@ from planner.intake.huggingface.rope_keys import rope_fields, rope_mask
 from planner.specs.network import RopeScaling
 
 Values = Mapping[str, object]
-_ROPE: dict[str, object] = {"rope_theta": 10_000.0}
-_LLAMA = {**_ROPE, "norm_eps": 1e-6, "hidden_act": "silu"}
-_ROPE_1E5 = {**_LLAMA, "norm_eps": 1e-5}
-_LAYERNORM = {**_ROPE, "norm_eps": 1e-5}
-_MOE = {"router_aux_loss_coef": 0.001}
-_SOFTMAX: dict[str, object] = {"scoring_func": "softmax"}
-_NOAUX: dict[str, object] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-_GEMMA: dict[str, object] = {"norm_plus_one": True, "embedding_multiplier": "sqrt(hidden_size)"}
-_GEMMA_DEFAULTS = {**_LLAMA, "hidden_act": "gelu_pytorch_tanh"}
 _RESIDUAL_DROPOUTS = ("hidden_dropout", "resid_pdrop", "residual_dropout")
 _DROPOUTS = (
     *_RESIDUAL_DROPOUTS,
@@ -32,114 +19,6 @@ _DROPOUTS = (
     "embd_pdrop",
     "embedding_dropout",
 )
-_CHOSEN_SOFTMAX = {
-    **_SOFTMAX,
-    "norm_topk_prob": True,
-}  # a softmax over the chosen logits equals one over all of them, divided by its sum
-_YARN_GPT_OSS = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
-
-HARDWIRED: Mapping[str, Values] = {
-    "mixtral": _CHOSEN_SOFTMAX,
-    "qwen2_moe": _SOFTMAX,
-    "qwen3_moe": _SOFTMAX,
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
-    "deepseek_v3": _NOAUX,
-    "kimi_k2": _NOAUX,
-    "glm4_moe": _NOAUX,
-    "llama4_text": {
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": False,
-        "moe_apply_router_weight_on_input": True,
-    },
-    "gpt_oss": _CHOSEN_SOFTMAX,
-    "bloom": {"alibi": True},
-    "nemotron": {"norm_plus_one": True},
-    "olmo2": {"post_norm": True},
-    "olmo3": {"post_norm": True},
-    "exaone4": {"post_norm": True},
-    "flex_olmo": {"post_norm": True},
-    **FIXED_BY_CODE,
-}
-CLASS_DEFAULTS: Mapping[str, Values] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "ministral": _LLAMA,
-    "mixtral": {**_ROPE_1E5, **_MOE, "rope_theta": 1e6},
-    "qwen2": _LLAMA,
-    "qwen2_moe": {**_LLAMA, **_MOE, "norm_topk_prob": False},
-    "qwen3": _LLAMA,
-    "qwen3_moe": {**_LLAMA, **_MOE, "norm_topk_prob": False},
-    "gemma": _GEMMA_DEFAULTS,
-    "gemma2": {
-        **_GEMMA_DEFAULTS,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "query_pre_attn_scalar": 256,
-    },
-    "gemma3_text": {
-        **_GEMMA_DEFAULTS,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "query_pre_attn_scalar": 256,
-    },
-    "deepseek_v2": {
-        **_LLAMA,
-        **_SOFTMAX,
-        "topk_method": "greedy",
-        "norm_topk_prob": False,
-        "router_aux_loss_coef": 0.001,
-        "seq_aux": True,
-    },
-    "deepseek_v3": {
-        **_LLAMA,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True,
-    },
-    "kimi_k2": {**_LLAMA, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
-    "glm4_moe": {
-        **_ROPE_1E5,
-        "partial_rotary_factor": 0.5,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-    },
-    "llama4_text": {
-        **_ROPE_1E5,
-        **_MOE,
-        "rope_theta": 500_000.0,
-        "qk_l2_norm": True,
-        "attn_temperature_tuning": True,
-        "no_rope_layer_interval": 4,
-    },
-    "gpt_oss": {
-        **_ROPE_1E5,
-        "rope_theta": 150_000.0,
-        "rope_scaling": _YARN_GPT_OSS,
-        "swiglu_limit": 7.0,
-        "router_aux_loss_coef": 0.9,
-    },
-    "gpt2": {"norm_eps": 1e-5, "hidden_act": "gelu_new", "dropout": 0.1},
-    "gpt_neox": {**_LAYERNORM, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
-    "phi": {**_LAYERNORM, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
-    "phi3": _ROPE_1E5,
-    "starcoder2": {**_LAYERNORM, "hidden_act": "gelu_pytorch_tanh"},
-    "bloom": {"norm_eps": 1e-5, "hidden_act": "gelu_new"},
-    "mpt": {"norm_eps": 1e-5, "hidden_act": "gelu", "alibi": True},
-    "nemotron": {**_LAYERNORM, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    "olmo2": _ROPE_1E5,
-    "olmo3": _ROPE_1E5,
-    "granite": _LLAMA,
-    "seed_oss": _LLAMA,
-    "smollm3": {**_LLAMA, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
-    **ASSUMED_BY_CLASS,
-}
 
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "geglu": "gelu",
@@ -177,12 +56,12 @@ def complete(given: Values, family_defaults: Values, *, published: bool) -> dict
         stated.setdefault("rope_scaling", None)
     if model_type == "llama4_text" and stated.get("use_qk_norm") is not None:
         stated.setdefault("qk_l2_norm", stated["use_qk_norm"])
-    defaults = CLASS_DEFAULTS.get(model_type, {}) if published else {}
+    defaults = ASSUMED_BY_CLASS.get(model_type, {}) if published else {}
     if any(key in stated for key in _DROPOUTS):
         defaults = {key: value for key, value in defaults.items() if key != "dropout"}
     fixed = {
         key: value
-        for key, value in HARDWIRED.get(model_type, {}).items()
+        for key, value in FIXED_BY_CODE.get(model_type, {}).items()
         if stated.get(key) is None
     }
     return {**family_defaults, **defaults, **stated, **fixed}
