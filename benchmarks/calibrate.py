@@ -49,22 +49,20 @@ def main() -> None:
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
     peaks = [Row.build(job, estimate_job(job)) for job in jobs]
-    if options.keep_knobs:
-        document = json.loads(SHIPPED.read_text(encoding="utf-8"))
-        _write({**document, "id": options.id}, peaks, options.write)
-        return
     timed = [(row.job, row.measured_seconds) for row in peaks if row.valid and row.measured_seconds]
-    data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
-    calibration, linear = fit(data, begin=None if options.afresh else shipped_calibration())
-    relative, fixed = memory_deviation(peaks)
-    shipped = {
-        **to_document(calibration),
+    known = {
         "id": options.id,
-        "memory_sd": relative,
-        "memory_sd_bytes": fixed,
         "seen": sorted(list(triple) for triple in seen(jobs)),
         "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
     }
+    if options.keep_knobs:
+        document = json.loads(SHIPPED.read_text(encoding="utf-8"))
+        _write({**document, **known}, peaks, options.write)
+        return
+    data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
+    calibration, linear = fit(data, begin=None if options.afresh else shipped_calibration())
+    relative, fixed = memory_deviation(peaks)
+    shipped = {**to_document(calibration), **known, "memory_sd": relative, "memory_sd_bytes": fixed}
     for knob in KNOBS:
         found = zip(calibration.keys, calibration.shifts, strict=True)
         moved = {

@@ -202,7 +202,7 @@ def _touches(knob: str, group: Runs) -> bool:
         return bool(np.any(batch.precision > FP16))
     if knob in ("flash2", "vendor"):
         kernel, *_ = TRAINERS[job.training.trainer].fused_attention(
-            job.training, job.cluster.gpu, mla=job.model.uses_mla
+            job.training, job.cluster.gpu, job.model
         )
         fused = job.training.attention_kernel != "unfused"
         return fused and (knob == "vendor") == (kernel in VENDOR_ATTENTION)

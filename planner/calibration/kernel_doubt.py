@@ -30,9 +30,7 @@ def attention_sd(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
     attention is unfused.
     """
     training = pricer.training
-    kernels = TRAINERS[training.trainer].fused_attention(
-        training, pricer.cluster.gpu, mla=pricer.model.uses_mla
-    )
+    kernels = TRAINERS[training.trainer].fused_attention(training, pricer.cluster.gpu, pricer.model)
     if len(kernels) == 1 or training.attention_kernel == "unfused":
         return np.zeros(len(batch))
     cluster, curves, profile = pricer.cluster, pricer.device.kernels, pricer.profile

@@ -165,8 +165,8 @@ def _attends_by(kernel: str) -> Callable[[Setting], bool]:
     def attends(s: Setting) -> bool:
         if s.training.attention_kernel == "unfused":
             return kernel == "unfused"
-        trainer, latent = TRAINERS[s.training.trainer], s.model.uses_mla
-        return kernel == library(trainer.fused_attention(s.training, s.cluster.gpu, mla=latent)[0])
+        trainer = TRAINERS[s.training.trainer]
+        return kernel == library(trainer.fused_attention(s.training, s.cluster.gpu, s.model)[0])
 
     return attends
 

@@ -38,7 +38,7 @@ SHARED_WEIGHT = 0.25  # of a run beside other users of its GPU; judgement: twice
 BELIEVED_ALONE = 0.15  # the most that one layout is off and moves others; judgement
 # What runs of one unit differ by (standard deviation of log measured over predicted seconds about
 # the unit's mean) among the published runs, predicted without their source (docs/accuracy.md).
-SCATTER = {DENSE: 0.07, EXPERTS: 0.21}
+SCATTER = {DENSE: 0.07, EXPERTS: 0.18}
 PRIOR_RUNS = 2.0  # judgement: units of a kind scatter by very different amounts
 
 

@@ -129,7 +129,7 @@ class Pricer(PreparedJob):
         trainer = rules.code_name
         profile = profile or calibration.profile(trainer, gpu.family)
         kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
-        attention = rules.fused_attention(training, gpu, mla=model.uses_mla)
+        attention = rules.fused_attention(training, gpu, model)
         stack = stack_name(trainer, gpu.name)
         units = unit_names(stack, model)
         return cls(

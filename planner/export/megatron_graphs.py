@@ -67,7 +67,7 @@ def _step(draft: Draft, release: Release) -> Settings:
 
 
 def _layers(draft: Draft, release: Release) -> Settings:
-    """Graphs of layers: all of a dense one, and of one with experts what comes before them.
+    """Graphs of layers: all of a dense one, and of one with experts all operations before them.
 
     With a capacity experts are captured too.
     """

@@ -296,7 +296,7 @@ def _attention(draft: Draft) -> None:
     brought = context.released.fused_attention(
         context.training.model_copy(update={"attention_kernel": "flash"}),
         draft.cluster.gpu,
-        mla=draft.model.uses_mla,
+        draft.model,
     )
     field = "training.attention_kernel"
     if kernel not in ("flash", *brought, *context.released.attention_kernels):

@@ -188,7 +188,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
 
 
 def _capacity_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
-    """What a job that drops tokens contradicts."""
+    """Faults of a job that drops tokens."""
     capacity, load = c.training.moe_capacity_factor, c.training.moe_imbalance
     field, remedy = "training.moe_capacity_factor", "leave moe_capacity_factor out"
     if capacity is None:
@@ -210,7 +210,7 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
         rule = f"{name} has kernels of sparse attention for Hopper and newer GPUs"
         yield "cluster.gpu", gpu.name, rule, ""
     brought = c.released.fused_attention(
-        c.training.model_copy(update={"attention_kernel": "flash"}), gpu, mla=c.model.uses_mla
+        c.training.model_copy(update={"attention_kernel": "flash"}), gpu, c.model
     )
     if kernel == "flash" or kernel in {library(one) for one in brought}:
         return

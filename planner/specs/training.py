@@ -91,8 +91,8 @@ class TrainingSpec(BaseModel):
         does.
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None: the model
         predicts it.
-    moe_capacity_factor: each expert takes so many times its mean share of a rank's rows: what is
-        beyond is dropped, what lacks is padded, so that all sizes are known before routing
+    moe_capacity_factor: each expert takes so many times its mean share of a rank's rows: further
+        ones are dropped, missing ones padded, so that all sizes are known before routing
         (Megatron-LM's --moe-expert-capacity-factor with --moe-pad-expert-input-to-capacity); None:
         no token is dropped.
     expandable_segments: torch's allocator setting; None: as the trainer sets it.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
 from planner.specs.kernel_families import kernel_family
+from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.release import Release, torch_release
 
@@ -32,6 +33,7 @@ class AttentionRow:
     perhaps_since: the last release known not to have it. A commit dated in between may have either.
     torch_since: instead of `since`, the release of torch, for jobs that give `torch_version`.
     mla: only for models with latent attention.
+    dense: not for sparse attention, whose kernels are others.
     """
 
     kernel: str
@@ -40,6 +42,7 @@ class AttentionRow:
     perhaps_since: str = ""
     torch_since: tuple[int, int] | None = None
     mla: bool = False
+    dense: bool = False
     source: str
 
 
@@ -59,6 +62,7 @@ TRANSFORMER_ENGINE = (
         families=DATACENTER,
         since="2026-02",
         perhaps_since="2025-11",
+        dense=True,
         source="Megatron-Bridge docs/releases/software-versions.md: cuDNN 9.13 in NeMo 25.11, 9.18 "
         "in 26.02",
     ),
@@ -128,8 +132,7 @@ def attention_kernels(
     training: TrainingSpec,
     release: Release,
     gpu: GpuSpec,
-    *,
-    mla: bool,
+    model: ModelSpec,
 ) -> tuple[str, ...]:
     """Kernels that fused attention may run with, the likeliest first; one where it is known.
 
@@ -146,7 +149,8 @@ def attention_kernels(
         row
         for row in rows
         if (not row.families or family in row.families)
-        and (mla or not row.mla)
+        and (model.uses_mla or not row.mla)
+        and not (row.dense and (model.indexed or model.compresses))
         and (asked != CUDNN or library(row.kernel) == CUDNN)
     ]
     if asked == CUDNN and not any(row.torch_since is None for row in fitting):

@@ -277,11 +277,11 @@ class TrainerRules:
         return _at(self, release)
 
     def fused_attention(
-        self, training: TrainingSpec, gpu: GpuSpec, *, mla: bool
+        self, training: TrainingSpec, gpu: GpuSpec, model: ModelSpec
     ) -> tuple[str, ...]:
         """Kernels that a job's fused attention may run with, the likeliest first."""
         release = self.release(training.trainer_version)
-        return attention_kernels(self.attention, training, release, gpu, mla=mla)
+        return attention_kernels(self.attention, training, release, gpu, model)
 
     def recipes(self, trainer_version: str | None) -> tuple[Recipe, ...]:
         """How the release computes in each precision, in the order of the precision codes."""

@@ -40,7 +40,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRecipe:
-    """One recipe's values.
+    """Values of a recipe.
 
     since: the month of the NeMo release that it came with, and its patch ("2026-04.01").
     drops: each expert takes its mean share of rows (`training.moe_capacity_factor` 1).

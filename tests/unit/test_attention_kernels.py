@@ -72,9 +72,7 @@ def test_the_release_brings_its_kernel(
 ) -> None:
     given = version if isinstance(version, dict) else {"trainer_version": version}
     asked = job(trainer, gpu, **given)
-    found = TRAINERS[trainer].fused_attention(
-        asked.training, asked.cluster.gpu, mla=asked.model.uses_mla
-    )
+    found = TRAINERS[trainer].fused_attention(asked.training, asked.cluster.gpu, asked.model)
     assert found == expected
 
 

@@ -630,13 +630,13 @@ WIDE = {"ep": 64, "precision": "mxfp8", "ac": "modules-mla_up_proj"}
 
 @pytest.mark.parametrize(("own", "run", "layout", "published", "high"), [
     (NANO, ("h100-sxm-80gb", 16, 8192, 1024), {"micro_batch_size": 1, "precision":
-        "float8-tensorwise", "ac": "modules-moe+layernorm"}, 14719, 0.096),
+        "float8-tensorwise", "ac": "modules-moe+layernorm"}, 14719, 0.127),
     (NANO, ("gb200-nvl72-186gb", 8, 8192, 512), {"micro_batch_size": 2, "precision": "mxfp8"},
-        34816, 0.159),
+        34816, 0.245),
     (NANO, ("gb300-nvl72-288gb", 8, 8192, 512), {"micro_batch_size": 4, "precision": "mxfp8"},
-        39936, 0.059),
+        39936, 0.143),
     (FLASH, ("gb300-nvl72-288gb", 128, 4096, 2048), WIDE, 8224, 0.082),
-    (FLASH, ("gb200-nvl72-186gb", 128, 4096, 2048), WIDE, 7776, 0.094),
+    (FLASH, ("gb200-nvl72-186gb", 128, 4096, 2048), WIDE, 7776, 0.087),
 ])  # fmt: skip
 def test_it_is_near_what_its_publisher_measured(
     own: tuple[Any, Any], run: tuple[Any, ...], layout: Any, published: float, high: float

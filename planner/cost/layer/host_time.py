@@ -16,7 +16,7 @@ the host's wait for their number stay, unless each expert takes just its capacit
 (`training.moe_capacity_factor`): then nothing waits, and graphs of layers hold experts too.
 Sources: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution" and "CUDA Graphs";
     Megatron-LM core 0.16 megatron/core/full_cuda_graph.py, transformer/cuda_graphs.py (scopes attn,
-    mlp, moe_router, moe_preprocess; moe for drop-padding alone), transformer/moe/
+    mlp, moe_router, moe_preprocess; moe only for drop-padding), transformer/moe/
     token_dispatcher.py (_maybe_dtoh_and_synchronize).
 Letters: O operations of the unit, U distinct layouts.
 """
