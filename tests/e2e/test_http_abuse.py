@@ -19,8 +19,6 @@ from tests.conftest import api_keys
 from tests.served import LONG_JOB, Served, in_process, served
 
 KEYS = api_keys({"reader": "read", "boss": "admin"})
-
-
 CHOSEN = {"request_seconds": 1, "log_format": "json", "planning_processes": 1}
 
 
