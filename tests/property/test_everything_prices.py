@@ -22,7 +22,7 @@ from planner.calibration.intervals import moved_pricers
 from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.columns import BoolColumn, LayoutBatch, schedule_is
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
 from planner.estimates import dense_peak, estimate_job, estimate_layouts
@@ -48,8 +48,7 @@ SEED, NUM_JOBS, ROWS = 20261103, 600, 80
 FOR_MXFP4 = 8  # two GPUs of the catalogue have it
 NUM_ODD, ODD_ROWS = 60, 40
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
-SIMULATED = 150
-HALVES = ("bf16", "fp16")
+SIMULATED, HALVES = 150, ("bf16", "fp16")
 SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
 
 
@@ -64,8 +63,7 @@ class Priced:
 
     @cached_property
     def prices(self) -> Prices:
-        c = self.context
-        return Pricer.build(c.model, c.cluster, c.training).price(self.legal_batch)
+        return pricer_of(self.context).price(self.legal_batch)
 
     @property
     def name(self) -> str:
