@@ -28,6 +28,7 @@ import io
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -40,6 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from benchmarks.reference import GENERATED
+from tests import zygote
 
 ROOT = pathlib.Path(__file__).parents[1]
 FENCE = re.compile(r"^```(?P<language>\w+)(?P<attributes>[^\n`]*)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -59,6 +61,7 @@ MASKS = (
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 UNIT = re.compile(r"N (?:[KMGT]i?B|k?B|m?s|us|h|d)\b")
 SERVES = re.compile(r"\bplanner-cli (?:serve|worker)\b(?!.*--(?:once|help))")
+SHELL = re.compile(r"[][|&;<>$`*?~{}!\n]")  # what a shell would do more with
 PORT = "8000"  # what pages write; sessions choose a free one
 
 
@@ -119,6 +122,13 @@ def commands(text: str) -> list[Command]:
     return found
 
 
+def arguments(line: str) -> list[str] | None:
+    """What planner-cli is given in a line that is that command alone; None for any other."""
+    words = shlex.split(line.replace("\\\n", " "), comments=True)
+    alone = words[:1] == ["planner-cli"] and not any(map(SHELL.search, words))
+    return words[1:] if alone else None
+
+
 @dataclass
 class Session:
     """What one page does: a folder, a database, the names its Python blocks share."""
@@ -129,6 +139,7 @@ class Session:
     newest: dict[str, str] = field(default_factory=dict)
     running: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     port: int = 0
+    forks: bool = False
 
     @classmethod
     @contextlib.contextmanager
@@ -190,14 +201,7 @@ class Session:
         if SERVES.search(line) and not code:
             self._serve(line)
             return ""
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line],
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            check=False,
-            timeout=600,
-        )
+        done = self._done(line)
         assert done.returncode == code, (
             f"$ {line}\nleft with {done.returncode}, not {code}\n{done.stdout}{done.stderr}"
         )
@@ -205,6 +209,21 @@ class Session:
         for found in ID.finditer(printed):
             self.newest[found["kind"]] = found[0]
         return printed.replace(f":{self.port}", f":{PORT}").strip("\n") + "\n"
+
+    def _done(self, line: str) -> "subprocess.CompletedProcess[str]":
+        """The first command starts as a user's does; planner-cli alone is a fork from then on."""
+        words, environment = arguments(line), self.environment
+        if words is not None and self.forks:
+            return zygote.run(words, input="", env=environment, timeout=600)
+        self.forks = True
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+            timeout=600,
+        )
 
     def _serve(self, line: str) -> None:
         process = subprocess.Popen(

@@ -179,10 +179,10 @@ def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
 
 
 @pytest.mark.parametrize("closed", one_fast(">&-", "2>&-", "<&- >&- 2>&-"))
-def test_closed_streams_are_no_error(closed: str, sqlite_url: str) -> None:
+def test_closed_streams_are_no_error(closed: str, sqlite_url: str, say: Say) -> None:
     done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} --top-k 1 {closed}", sqlite_url)
     assert (done.returncode, done.stderr) == (0, "")
-    assert shell("planner-cli doctor", sqlite_url).returncode == 0
+    say("doctor")
 
 
 def test_interrupted_is_130(sqlite_url: str) -> None:

@@ -13,7 +13,6 @@ from tests.e2e.test_feature_pairs import BACKEND
 from tests.e2e.test_probe_program_losses import run
 
 needed("torch")
-needed("torchao")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 GATHER = {"precision": "float8-tensorwise", "float8_all_gather": True}
 RUNS: Mapping[str, dict[str, Any]] = {
@@ -36,6 +35,7 @@ def float8_task(layout: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[float]]:
     """Of each run, all in one torchrun job."""
+    needed("torchao")
     tasks = {name: float8_task(layout) for name, layout in RUNS.items()}
     found = run(2, tasks, tmp_path_factory.mktemp("float8"), BACKEND)
     assert [one["error"] for one in found.values() if "error" in one] == []

@@ -19,6 +19,7 @@ from benchmarks.documents import (
     Block,
     Session,
     alike,
+    arguments,
     blocks,
     commands,
     cut,
@@ -181,14 +182,17 @@ def test_what_counts_as_the_same(shown: str, printed: str, vary: bool, same: boo
 
 
 @pytest.mark.parametrize(("lines", "kept"), [
-    (None, "1\n2\n3\n4\n5\n"),
-    (":2", "1\n2\n...\n"),
-    ("2:3,-1:", "...\n2\n3\n...\n5\n"),
-    ("5", "...\n5\n"),
-    (":", "1\n2\n3\n4\n5\n"),
+    (None, "1\n2\n3\n4\n5\n"), (":", "1\n2\n3\n4\n5\n"), (":2", "1\n2\n...\n"),
+    ("2:3,-1:", "...\n2\n3\n...\n5\n"), ("5", "...\n5\n"),
 ])  # fmt: skip
 def test_lines_are_cut_out(lines: str | None, kept: str) -> None:
     assert cut("1\n2\n3\n4\n5\n", lines) == kept
+
+
+def test_planner_cli_alone_needs_no_shell() -> None:
+    assert arguments("planner-cli x 'a b' \\\n --c  # d|e") == ["x", "a b", "--c"]
+    for line in ("ls", "X=1 planner-cli x", "planner-cli x | head", "planner-cli x > f"):
+        assert arguments(line) is None
 
 
 def test_other_lines_than_shown_are_found() -> None:
@@ -199,5 +203,4 @@ def test_other_lines_than_shown_are_found() -> None:
 def test_rows_of_the_measured_groups_are_explained() -> None:
     rows = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
     groups = {json.loads(row)["group"] for row in rows}
-    page = TEXTS["docs/reference/measured-rows.md"]
-    assert all(f"| `{group}` |" in page for group in groups)
+    assert all(f"| `{group}` |" in TEXTS["docs/reference/measured-rows.md"] for group in groups)
