@@ -140,10 +140,7 @@ class Asked:
     wrong: Counter[str] = field(default_factory=Counter)
 
 
-def ask(
-    address: str, kind: str, client: int, asked: Asked, stop: threading.Event,
-    pause: float = PAUSE_SECONDS,
-) -> None:  # fmt: skip
+def ask(address: str, kind: str, client: int, asked: Asked, stop: threading.Event) -> None:
     """One client, until it is told to stop: it repeats a request until that is answered."""
     path, body = {
         "plan": ("/plan", PAPER),
@@ -172,7 +169,7 @@ def ask(
             asked.plans[headers["idempotency-key"]] = found
         else:
             (asked.studies if kind == "study" else asked.probes).append(found)
-        while not stop.wait(pause) and kind != "plan" and _is_full(http, kind):
+        while not stop.wait(PAUSE_SECONDS) and kind != "plan" and _is_full(http, kind):
             pass
 
 

@@ -1,7 +1,6 @@
 """Everything at once on one database, for long: does it stay whole, and does nothing grow?
 
     python -m benchmarks.abuse.soak [--minutes 120] [--database sqlite|postgres] [--other FOLDER]
-                                    [--pause 0.5]
 
 Two services, two versions where `--other` names another checkout, and three workers share a new
 database. Clients ask for plans, probes, studies, estimates and runs of a sweep whose webhook is
@@ -64,7 +63,7 @@ INVARIANTS = {  # each counts what may not be
 SLACK = {"MB": 60.0, "sockets": 10.0, "open files": 15.0, "files a job": 3.0, "rows a job": 3.0}
 
 
-def read(address: str, hook: str, stop: Event, seen: Counter[str], pause: float) -> None:
+def read(address: str, hook: str, stop: Event, seen: Counter[str]) -> None:
     """Reads, prices and runs the sweep again and again; counts answers that are of no use."""
     sweep = None
     with httpx.Client(base_url=address, timeout=60.0) as client:
@@ -82,7 +81,7 @@ def read(address: str, hook: str, stop: Event, seen: Counter[str], pause: float)
                     sweep = answer.json()["id"]
                 elif not answer.is_success and answer.status_code not in (409, 429, 503):
                     seen[f"{path}: {answer.status_code} {answer.text[:80]}"] += 1
-            if stop.wait(pause):
+            if stop.wait(0.5):
                 return
 
 
@@ -119,24 +118,15 @@ def growth(samples: list[dict[str, float]]) -> dict[str, object]:
 
 
 def callers(
-    processes: kills.Processes,
-    hook: str,
-    asked: kills.Asked,
-    seen: Counter[str],
-    stop: Event,
-    pause: float,
+    processes: kills.Processes, hook: str, asked: kills.Asked, seen: Counter[str], stop: Event
 ) -> list[threading.Thread]:
     """Clients of both services: those of `kills`, and readers."""
     addresses = [f"http://127.0.0.1:{port}" for port in processes.ports.values()]
     clients = [
-        threading.Thread(
-            target=kills.ask, args=(addresses[index % 2], kind, index, asked, stop, pause)
-        )
+        threading.Thread(target=kills.ask, args=(addresses[index % 2], kind, index, asked, stop))
         for index, kind in enumerate(kills.CLIENTS)
     ]
-    readers = [
-        threading.Thread(target=read, args=(one, hook, stop, seen, pause)) for one in addresses
-    ]
+    readers = [threading.Thread(target=read, args=(one, hook, stop, seen)) for one in addresses]
     return [*clients, *readers]
 
 
@@ -191,7 +181,7 @@ def soak(
         processes.environment |= {**clock.environment, "PLANNER_WEBHOOK_HOSTS": place}
         if given.other is not None:
             processes.roots |= dict.fromkeys(("service 1", "worker 1"), given.other.resolve())
-        threads = callers(processes, f"http://{place}", asked, seen, stop, given.pause)
+        threads = callers(processes, f"http://{place}", asked, seen, stop)
         threads += [threading.Thread(target=receive, args=(listener, stop))]
         faults = {
             "outages of the database": lambda: away(chance.uniform(*kills.AWAY_SECONDS)),
@@ -243,9 +233,6 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument(
-        "--pause", type=float, default=kills.PAUSE_SECONDS, help="of a client after an answer"
-    )
     parser.add_argument("--other", type=Path, help="another version's checkout")
     return kills.on_each_database(parser, soak)
 
