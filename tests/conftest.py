@@ -2,6 +2,7 @@
 plan.
 """
 
+import gc
 import hashlib
 import os
 import pwd
@@ -154,9 +155,10 @@ def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., Non
 
 
 def pytest_configure() -> None:
-    """Lets no property depend on the machine's speed."""
+    """Lets no property depend on the machine's speed; no garbage is looked for in what stays."""
     from hypothesis import HealthCheck, settings
 
+    gc.disable()  # until all is collected
     at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("at any speed", at_any_speed)
     settings.load_profile("at any speed")
@@ -173,6 +175,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return RINGS.index(ring) if ring in RINGS else -1
 
     items.sort(key=place)
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -299,9 +303,6 @@ def plan() -> Any:
     ids: Any = SimpleNamespace(new_id=lambda prefix: f"{prefix}-of-the-tests")
     asked = read_job({**JOB, "search": {"top_k": 3}})
     return recommend(asked, ports=Ports(clock=SystemClock(), ids=ids))
-
-
-# ---- PostgreSQL ----------------------------------------------------------------------------------
 
 
 def _programs() -> Path | None:

@@ -44,9 +44,8 @@ from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values, one_fast
 from tests.pricing import pricer_of
 
-SEED, NUM_JOBS, ROWS = 20261103, 600, 80
+SEED, NUM_JOBS, ROWS, NUM_ODD, ODD_ROWS = 20261103, 600, 80, 60, 40
 FOR_MXFP4 = 8  # two GPUs of the catalogue have it
-NUM_ODD, ODD_ROWS = 60, 40
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
 SIMULATED, HALVES = 150, ("bf16", "fp16")
 SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
