@@ -103,8 +103,6 @@ def test_recipes_differ_by_release_machine_and_format(
 @pytest.mark.parametrize(("model", "gpu", "release", "asked", "graphs", "capacity"), [
     ("qwen3-30b-a3b", GB200, "NeMo 25.09", {}, "partial", 1.0),
     ("qwen3-30b-a3b", H100, "NeMo 25.07", {}, "none", 1.0),
-    ("qwen3-30b-a3b", GB200, "NeMo 25.11", {}, "partial", None),
-    ("deepseek-v3", GB200, "NeMo 25.07", {}, "partial", 1.0),
     ("deepseek-v3", GB200, "NeMo 25.09", {}, "none", 1.0),
     ("deepseek-v3", H100, "NeMo 25.09", {}, "none", None),
     ("mixtral-8x7b", H100, "NeMo 24.09", {}, "none", 1.0),
