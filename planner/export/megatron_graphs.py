@@ -47,8 +47,8 @@ def _step(draft: Draft, release: Release) -> Settings:
         return {"enable_cuda_graph": True, "cuda_graph_scope": WHOLE_STEP, **unchecked}
     if release.before("0.18"):
         # arguments.py of 0.16 and 0.17 asserts it; a step that trains does not read it
-        padded = release.since("0.16") and draft.layout.ep > 1
-        unchecked |= {"moe_pad_experts_for_cuda_graph_inference": padded}
+        padded = "moe_pad_experts_for_cuda_graph_inference"
+        unchecked[padded] = release.since("0.16") and draft.layout.ep > 1
         return {"cuda_graph_impl": "local", "cuda_graph_scope": WHOLE_STEP, **unchecked}
     settings: Settings = {"cuda_graph_impl": WHOLE_STEP, **unchecked}
     if not draft.model.is_moe or draft.training.moe_capacity_factor is not None:
@@ -67,10 +67,7 @@ def _step(draft: Draft, release: Release) -> Settings:
 
 
 def _layers(draft: Draft, release: Release) -> Settings:
-    """Graphs of layers: all of a dense one, and of one with experts all operations before them.
-
-    With a capacity experts are captured too.
-    """
+    """Graphs of layers: whole, but with dropless experts only the operations before these."""
     if draft.training.expandable_segments and release.before("0.16"):
         rule = f"excludes expandable segments of the allocator in core {release.number}"
         remedy = "set training.expandable_segments to false"

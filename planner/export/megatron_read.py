@@ -57,6 +57,15 @@ def whole(words: Words, name: str, default: int | None = None) -> int:
         raise fault(spelled(name), text, rule, "correct the arguments") from None
 
 
+def number(words: Words, name: str, default: float) -> float:
+    """The value of an argument that is a number. Raises SpecError where it is none."""
+    text = word(words, name)
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        raise fault(spelled(name), text, "is not a number", "correct the arguments") from None
+
+
 def word(words: Words, name: str) -> str | None:
     """The first value of an argument; None where it is not given."""
     given = words.get(name)

@@ -82,8 +82,7 @@ def beyond_balance(pricer: Pricer, ranked: Mapping[int, Layout]) -> Iterator[str
     A router that learns may send the busiest rank twice the mean (marin issue 7668); the fastest
     of the others, by rank, that fits then is named. None for a job that states its load.
     """
-    known = pricer.training.moe_imbalance or pricer.training.moe_capacity_factor
-    if ranked[1].ep == 1 or known is not None:
+    if ranked[1].ep == 1 or pricer.training.moe_imbalance or pricer.training.moe_capacity_factor:
         return
     busiest = max(LOADS)
     training = pricer.training.model_copy(update={"moe_imbalance": busiest})

@@ -101,10 +101,9 @@ def _name(c: Context) -> str:
 
 def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
-    if c.training.moe_capacity_factor is not None:
-        return np.zeros(np.shape(x.ep), dtype=bool)
     waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
-    return np.asarray((x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits)
+    eager = (x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits
+    return np.asarray(eager & (c.training.moe_capacity_factor is None))
 
 
 CUDA_GRAPH_RULES: tuple[Rule, ...] = (

@@ -180,8 +180,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     elif (
         graphs == "full"
         and c.model.is_moe
-        and not trainer.captures_dropless
-        and c.training.moe_capacity_factor is None
+        and not (trainer.captures_dropless or c.training.moe_capacity_factor)
     ):
         rule = f"{name} captures no step in which the host reads how many rows each expert gets"
         yield "training.cuda_graphs", graphs, rule, "use partial or none"

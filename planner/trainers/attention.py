@@ -26,8 +26,7 @@ class AttentionRow:
     """One kernel, and from when on a trainer uses it.
 
     kernel: `flash1` (FlashAttention-1, Triton's included), `flash2`, `flex` (FlexAttention), `ck`
-        (AMD's Composable Kernel under Transformer Engine), `flash3`, `cudnn`, or `cudnn-9.17`, as
-        it is from that release on.
+        (AMD's Composable Kernel under Transformer Engine), `flash3`, `cudnn`, newer `cudnn-9.17`.
     families: rows of kernel curves (`specs.kernel_families`); empty for all.
     since: day or month of the first release that has it; "" for always.
     perhaps_since: the last release known not to have it. A commit dated in between may have either.

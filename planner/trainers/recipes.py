@@ -141,9 +141,8 @@ def expert_recipe(
     name = MODELS.get((model.num_experts, model.hidden_size, model.moe_intermediate_size))
     found = None
     for model_name, machine, formats, since, dispatcher, graphs, overlap in RECIPES:
-        if (model_name, machine) != (name, _machine(cluster)) or since > month:
-            continue
-        if overlap == "drops" and month >= DROPLESS_SINCE:
+        ended = overlap == "drops" and month >= DROPLESS_SINCE
+        if (model_name, machine) != (name, _machine(cluster)) or since > month or ended:
             continue
         if formats in ("-", precision) and dispatcher in rules.at(release).moe_dispatchers:
             found = ExpertRecipe(
@@ -167,8 +166,7 @@ def _month(training: TrainingSpec, newest: bool) -> str:
     """
     rules, release = TRAINERS[training.trainer], training_release(training)
     if release.named.distribution == NATIVE:
-        patch = _PATCH.search(release.named.text)
-        return release.named.month + (patch[1] if patch else "")
+        return release.named.month + "".join(_PATCH.findall(release.named.text)[:1])
     if newest and rules.expert_recipes and training.trainer_version is None:
         return release.known.day
     number = named(training.trainer_version).number

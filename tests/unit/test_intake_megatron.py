@@ -71,6 +71,7 @@ LINE = (
     *((f"{LINE} --optimizer-cpu-offload --optimizer-offload-fraction {share}",
         "no share from 0 to 1") for share in ("half", "1.5", "-0.1", "nan")),
     (f"{LINE} --deepspeed", "--zero-stage is not in the command"),
+    (f"{LINE} --clip-grad abc", "--clip-grad='abc': is not a number"),
     (f"{LINE} --rollout-batch-size 8", "'--rollout-batch-size': starts something else"),
     (LINE.replace("pretrain_gpt", "a/convert"), r"'a/convert\.py': starts something else"),
     (f". c/a.sh\n{LINE.replace('size 2 ', 'size $TP ')}",

@@ -16,7 +16,7 @@ from planner.export.commands import plain_name, spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_mixers import with_layers
-from planner.export.megatron_read import exported_words, read_arguments, whole, word
+from planner.export.megatron_read import exported_words, number, read_arguments, whole, word
 from planner.export.megatron_settings import CAPACITY, GRAPH_ARGUMENTS, GROUPS, PADDED
 from planner.intake.trainer_files import megatron_deepspeed
 from planner.intake.trainer_files.canonical import canonical
@@ -163,7 +163,7 @@ class StatedMegatron:
 
     def _training(self, batch: int) -> dict[str, object]:
         words = self.words
-        clip = float(word(words, "clip_grad") or 1.0)
+        clip = number(words, "clip_grad", 1.0)
         training: dict[str, object] = {
             "trainer": self.trainer,
             "global_batch_size": batch,
@@ -200,7 +200,7 @@ class StatedMegatron:
             "expandable_segments": self.expandable,
         }
         training |= {name: True for name, on in switches.items() if on}
-        capacity = float(word(words, CAPACITY) or -1.0)
+        capacity = number(words, CAPACITY, -1.0)
         if capacity > 0 and PADDED in words:
             training["moe_capacity_factor"] = capacity
         graphs = read_graphs(words)

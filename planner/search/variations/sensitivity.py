@@ -84,8 +84,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
 
 def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
     """What an even and a doubled load of the busiest expert rank do: no choice, but it decides."""
-    dropless = pricer.training.moe_capacity_factor is None
-    if layout.ep == 1 or not (pricer.model.is_moe and dropless):
+    if layout.ep == 1 or not pricer.model.is_moe or pricer.training.moe_capacity_factor:
         return
     one = LayoutBatch.from_layouts([layout])
     now = float(busiest_load(one, pricer.model, pricer.training)[0])
