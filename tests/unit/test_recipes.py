@@ -1,7 +1,6 @@
 """What jobs with experts leave out comes from NVIDIA's recipes, and how their experts are priced.
 
-Source of the expected values: Megatron-Bridge 0.1 to 0.6 and NeMo 2.0 to 2.4, see
-`planner.trainers.recipes`.
+Source of the expected values: see `planner.trainers.recipes`.
 """
 
 from typing import Any
@@ -102,11 +101,9 @@ def test_recipes_differ_by_release_machine_and_format(
 
 @pytest.mark.parametrize(("model", "gpu", "release", "asked", "graphs", "capacity"), [
     ("qwen3-30b-a3b", GB200, "NeMo 25.09", {}, "partial", 1.0),
-    ("qwen3-30b-a3b", H100, "NeMo 25.07", {}, "none", 1.0),
     ("deepseek-v3", GB200, "NeMo 25.09", {}, "none", 1.0),
     ("deepseek-v3", H100, "NeMo 25.09", {}, "none", None),
     ("mixtral-8x7b", H100, "NeMo 24.09", {}, "none", 1.0),
-    ("mixtral-8x7b", B200, "NeMo 25.04", {}, "partial", 1.0),
     ("mixtral-8x7b", B200, "NeMo 26.02", {}, None, None),  # no recipe is left
     ({"base": "mixtral-8x22b", "intermediate_size": 32768}, H100, "NeMo 25.04", {}, None, None),
     ("qwen3-30b-a3b", GB200, "NeMo 25.09", {"moe_capacity_factor": None}, None, None),
@@ -121,6 +118,9 @@ def test_recipes_dropped_tokens_until_25_09(
     assert (found.training.cuda_graphs, found.training.moe_capacity_factor) == (graphs, capacity)
     taken = "moe_capacity_factor 1" in " ".join(estimate_job(found).warnings)
     assert taken == (capacity == 1.0)
+    context = Context(model=found.model, cluster=found.cluster, training=found.training)
+    kept = captured(LayoutBatch.from_layouts([found.layout]), context)[0]
+    assert CUDA_GRAPHS[int(kept)] == (graphs or "none")
 
 
 @pytest.mark.parametrize(("given", "words", "without"), [
