@@ -87,7 +87,7 @@ class Quota:
 def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
     """Quotas by key from "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
 
-    What is not named there is that of `default`.
+    Limits that a key does not name are those of `default`.
     """
     found = {}
     for item in re.split(r"[,\s]+", text.strip()):

@@ -24,7 +24,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is followed, at one moment.
+    """One reading of a plan, a study or a sweep that a client follows.
 
     events: a study's, since the snapshot before.
     states: by (name, id); each is an event where it is new or has changed.

@@ -99,7 +99,7 @@ class ProbeRecord(JobRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEnd(JobEnd):
-    """End of a probe.
+    """How a probe ended.
 
     measurements: stored in the same transaction; the probe's own first, then those of smaller runs
         that it was extrapolated from.

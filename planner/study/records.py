@@ -117,7 +117,7 @@ class EmulatedResults:
         self.squared_residuals: list[float] = []
 
     def add(self, row: int, result: EmulatedResult) -> None:
-        """Takes in one; repeats share the same error."""
+        """Adds one observation; repeats share the same error."""
         if row not in self.results or self.results[row].variance > result.variance:
             self.results[row] = result
 
