@@ -72,7 +72,7 @@ HELP: dict[str, dict[str, str]] = {
         "moe_imbalance": "Load of the busiest expert rank over the mean.",
         "moe_capacity_factor": "Rows of an expert over its mean share; the rest is dropped.",
         "expandable_segments": "PyTorch's allocator grows its segments.",
-        "overlap": "Communication under compute that the run has switched off: dp, tp, pp, ep.",
+        "overlap": "Communication under compute: dp, tp, pp unless off; ep as the recipe does.",
     },
     "layout": {
         "dp_replicate": "Replicas; above 1 with dp_shard above 1 it is HSDP.",

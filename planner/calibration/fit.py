@@ -193,7 +193,7 @@ def _touches(knob: str, group: Runs) -> bool:
     split = {
         "tp_hidden": batch.tp,
         "async_tp_hidden": batch.tp,
-        "ep_hidden": batch.ep * job.training.overlap.ep,
+        "ep_hidden": batch.ep * (job.training.overlap.ep is not False),
         "cp_hidden": batch.cp,
     }
     if knob in split:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
 from planner.cost import chunks
-from planner.cost.cost_rows import CostRows, graph_columns, unit_key
+from planner.cost.cost_rows import CostRows, open_columns, unit_key
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
@@ -126,7 +126,7 @@ def _without_mode(job: PreparedJob, rows: LayoutBatch) -> tuple[str, ...]:
     the sums over recomputed modules on which they are.
     """
     values, several = unit_key(job)
-    if _by_module(rows) or job.training.overlap.ep or "ac_kind" in graph_columns(job):
+    if _by_module(rows) or "ac_kind" in open_columns(job):
         return values + several
     return tuple(name for name in values + several if name not in layers.MODE)
 
@@ -140,7 +140,7 @@ def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) ->
     columns = [
         getattr(rows, name)
         for name in _without_mode(job, rows)
-        if name not in TRAVEL_FIELDS or name in graph_columns(job)
+        if name not in TRAVEL_FIELDS or name in open_columns(job)
     ]
     columns += [rows.cp_method == ULYSSES, rows.moe_dispatcher == cuda_graphs.HYBRIDEP]
     return groups.hashes([taken(column, budgeted) for column in columns])

@@ -1,6 +1,7 @@
 """Distinct rows at which N layouts are priced: units and shards that differ in cost."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.precision import column
-from planner.rules import cuda_graphs
+from planner.rules import cuda_graphs, experts
 from planner.work.checkpointing import BLOCK
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
@@ -24,21 +25,23 @@ def unit_fields(job: PreparedJob) -> tuple[str, ...]:
     return values + several
 
 
-def graph_columns(job: PreparedJob) -> tuple[str, ...]:
-    """The columns that CUDA graphs read; a job asks for them at every price."""
-    if job.known.graph_columns is None:
-        job.known.graph_columns = cuda_graphs.columns_read(job.rules_context)
-    return job.known.graph_columns
+def open_columns(job: PreparedJob) -> tuple[str, ...]:
+    """The columns that decide on CUDA graphs and an overlapped exchange.
+
+    A job asks for them at every price.
+    """
+    if job.known.open_columns is None:
+        read = (rules.columns_read(job.rules_context) for rules in (cuda_graphs, experts))
+        job.known.open_columns = tuple(dict.fromkeys(chain(*read)))
+    return job.known.open_columns
 
 
 def unit_key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`layers.key`, with the columns that CUDA graphs read; a job asks for it at every price."""
+    """`layers.key` with `open_columns`; a job asks for it at every price."""
     if job.known.unit_key is not None:
         return job.known.unit_key
-    values, several = layers.key(
-        job.cluster.rank_order, job.model, job.recipes, overlaps_exchange=job.training.overlap.ep
-    )
-    read = dict.fromkeys((*values, *several, *graph_columns(job)))
+    values, several = layers.key(job.cluster.rank_order, job.model, job.recipes)
+    read = dict.fromkeys((*values, *several, *open_columns(job)))
     several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
     job.known.unit_key = tuple(name for name in read if name not in several), several
     return job.known.unit_key
@@ -64,7 +67,7 @@ def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
 
 def _asks_for_stages(job: PreparedJob) -> bool:
     """Whether more than the precision of experts depends on several stages (`layers.key`)."""
-    return job.training.overlap.ep or "pp" in graph_columns(job)
+    return "pp" in open_columns(job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

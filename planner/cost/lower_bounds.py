@@ -28,7 +28,7 @@ from planner.cost.cost_inputs import (
     unit_times_at,
     units_at,
 )
-from planner.cost.cost_rows import distinct_rows, graph_columns
+from planner.cost.cost_rows import distinct_rows, open_columns
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
@@ -388,13 +388,20 @@ def _least_units(
 
 
 def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
-    """`distinct_rows` of the layouts with async TP and gathers in low precision, where they can."""
+    """`distinct_rows` of the layouts with all that only saves, where they can.
+
+    These are async TP, gathers in low precision, and stages for an overlapped exchange.
+    """
     narrow = batch.float8_all_gather | (
         column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES
     )
-    return distinct_rows(
-        job, replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
+    staged = replace(
+        batch,
+        async_tp=batch.async_tp | (batch.tp > 1),
+        float8_all_gather=narrow,
+        virtual_stages=np.maximum(batch.virtual_stages, np.where(batch.pp > 1, 2, 1)),
     )
+    return distinct_rows(job, staged)
 
 
 def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[SummedCosts, FloatColumn]:
@@ -476,8 +483,8 @@ def _cp_methods(job: PreparedJob) -> list[int]:
 def _dispatchers(job: PreparedJob) -> list[int]:
     """Codes of the dispatchers to try: any, where nothing but the exchange depends on it."""
     codes = {MOE_DISPATCHERS.index(name) for name in job.rules.moe_dispatchers}
-    graphs = "moe_dispatcher" in graph_columns(job)
-    return [ANY] if len(codes) > 1 and not graphs else sorted(codes)
+    decides = "moe_dispatcher" in open_columns(job)
+    return [ANY] if len(codes) > 1 and not decides else sorted(codes)
 
 
 def _with_methods(

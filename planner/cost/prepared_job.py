@@ -19,6 +19,7 @@ from planner.cost.network.topology import Fabric
 from planner.precision import Recipe
 from planner.rules import cuda_graphs
 from planner.rules.base import Context
+from planner.rules.experts import overlaps_exchange
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
@@ -40,11 +41,11 @@ class JobRows:
 class KnownJob:
     """What a job has priced already. One thread's: a price may not use it beside another.
 
-    graph_columns, unit_key: see `cost_rows`; None until somebody asked.
+    open_columns, unit_key: see `cost_rows`; None until somebody asked.
     most_device_bytes: see `search.fit`; likewise.
     """
 
-    graph_columns: tuple[str, ...] | None = None
+    open_columns: tuple[str, ...] | None = None
     unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     most_device_bytes: float | None = None
     rows: JobRows = field(default_factory=JobRows)
@@ -120,5 +121,6 @@ class PreparedJob:
             if self.model.is_moe
             else quantisation,
             graphs=graphs,
+            overlaps_exchange=overlaps_exchange(rows, self.rules_context),
             one_kernel=one_kernel_experts(rows, graphs, self.model, released, self.cluster.gpu),
         )

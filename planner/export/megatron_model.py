@@ -6,6 +6,7 @@ Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
 
 from collections.abc import Mapping
 
+from planner.columns import LayoutBatch
 from planner.export.base import Draft, Settings
 from planner.export.megatron_mixers import list_of, mixer_settings
 from planner.export.megatron_network import (
@@ -16,6 +17,8 @@ from planner.export.megatron_network import (
     router_settings,
 )
 from planner.export.megatron_settings import CAPACITY, PADDED
+from planner.rules.base import Context
+from planner.rules.experts import overlaps_exchange
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron import MEGATRON
 from planner.trainers.megatron_models import adds_a_token, is_hybrid, lacking
@@ -137,8 +140,14 @@ def dispatcher_settings(draft: Draft, release: Release) -> Settings:
         "moe_flex_dispatcher_backend": flexible and not old and name,
         # DeepEP takes probabilities in fp32 (transformer/moe/token_dispatcher.py)
         "moe_router_dtype": flexible and name == "deepep" and "fp32",
-        "overlap_moe_expert_parallel_comm": draft.training.overlap.ep and draft.layout.ep > 1,
+        "overlap_moe_expert_parallel_comm": _overlaps(draft),
     }
+
+
+def _overlaps(draft: Draft) -> bool:
+    """Whether the exchange was priced under another microbatch's compute."""
+    job = Context(model=draft.model, cluster=draft.cluster, training=draft.training)
+    return bool(overlaps_exchange(LayoutBatch.from_layouts([draft.layout]), job)[0])
 
 
 def _experts(model: ModelSpec) -> Settings:

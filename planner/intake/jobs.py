@@ -9,7 +9,7 @@ from planner.errors import Fault, SpecError, UnknownNameError, fault
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
-from planner.intake.recipes import with_recipe
+from planner.intake.recipes import with_exchange, with_recipe
 from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentSpec
 from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
@@ -82,6 +82,7 @@ class JobReader:
             raise SpecError(faults)
         if layout is not None:
             training, layout = with_recipe(model, cluster, training, layout, values["layout"])
+        training = with_exchange(model, cluster, training)
         # "8k" as a number, an alias as the trainer's name
         plain = {"seq_len": training.seq_len, "trainer": training.trainer}
         asked = values["training"]

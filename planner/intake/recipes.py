@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from planner.rules import violations
+from planner.rules import Context, violations
+from planner.rules.experts import overlapping
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -46,14 +47,27 @@ def _from_most(training: TrainingSpec, recipe: ExpertRecipe) -> tuple[TrainingSp
 
     Graphs of a recipe that drops tokens hold experts, so who writes that none is has other graphs.
     """
-    said = "ep" in training.overlap.model_fields_set
     chosen = "moe_capacity_factor" in training.model_fields_set
     if chosen and recipe.drops and training.moe_capacity_factor is None:
         return (training,)
     capacity = 1.0 if recipe.drops and not chosen else training.moe_capacity_factor
-    overlaps = (training.overlap.ep,) if said else dict.fromkeys((recipe.overlap, False))
+    ep = training.overlap.ep
+    overlaps = dict.fromkeys((recipe.overlap, False)) if ep is None else (ep,)
     filled = (_filled(training, recipe.graphs, overlap, capacity) for overlap in overlaps)
     return (*filled, training)
+
+
+def with_exchange(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> TrainingSpec:
+    """The training, which overlaps no exchange of experts where neither it nor a recipe says so."""
+    job = Context(model=model, cluster=cluster, training=training)
+    leaves_open = training.overlap.ep is None and not overlapping(job)
+    return _without_overlap(training) if leaves_open else training
+
+
+@lru_cache(maxsize=256)
+def _without_overlap(training: TrainingSpec) -> TrainingSpec:
+    overlap = training.overlap.model_copy(update={"ep": False})
+    return training.model_copy(update={"overlap": overlap})
 
 
 @lru_cache(maxsize=256)  # jobs that share their training are priced together

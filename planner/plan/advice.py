@@ -8,10 +8,15 @@ from dataclasses import replace
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.plan.explain import BETTER
 from planner.rules import violations
+from planner.rules.experts import overlapping
 from planner.search.fit import fitting
+from planner.search.one_size import search_size
+from planner.search.size_candidates import OneSize
 from planner.search.variations.sensitivity import LOADS
 from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import MOST_RISK
 from planner.units import counted, format_seconds, times_as_fast
@@ -22,6 +27,7 @@ CRITICAL_BATCH_TOKENS = 60e6
 SMALL_BATCH_PER_STAGE = 2
 WIDE_SHARDING = 512
 BUSY_WAIT_SHARE = 0.25
+WORTH_A_SWITCH = 1.02  # judgement
 
 
 def warnings_for(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
@@ -103,3 +109,28 @@ def beyond_balance(pricer: Pricer, ranked: Mapping[int, Layout]) -> Iterator[str
         f"number 1 runs out of memory where a router sends one rank {busiest:g} times the mean "
         f"load in every layer; {found}; training.moe_imbalance: {busiest:g} plans for it"
     )
+
+
+def overlapped(job: Job, at_size: OneSize) -> Iterator[str]:
+    """The gain of an exchange of experts under compute, where nobody decided about it."""
+    context = at_size.pricer.rules_context
+    decided = (job.request["training"].get("overlap") or {}).get("ep") is not None
+    able = job.model.is_moe and context.released.overlaps_exchange and not overlapping(context)
+    if decided or not able or job.search.objective not in BETTER:
+        return
+    overlap = job.training.overlap.model_copy(update={"ep": True})
+    training = job.training.model_copy(update={"overlap": overlap})
+    found = search_size(
+        job.model_copy(update={"training": training}),
+        context.cluster,
+        lambda _: None,
+        at_size.pricer.calibration,
+        samples=False,
+    )
+    gain = at_size.best_seconds / found.best_seconds if found.candidates else 1.0
+    if gain > WORTH_A_SWITCH:
+        yield (
+            "with training.overlap.ep: true, which runs the exchange of experts under another "
+            f"microbatch's compute, the fastest on paper is {times_as_fast(gain)}: "
+            f"{found.candidates[0][2].short()}"
+        )

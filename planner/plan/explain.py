@@ -16,6 +16,7 @@ from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.rules.cuda_graphs import captured
+from planner.rules.experts import overlaps_exchange
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
@@ -174,14 +175,19 @@ def precision_sentences(together: Together, layout: Layout, estimate: Estimate) 
     )
 
 
-def graph_sentences(pricer: Pricer, layout: Layout) -> list[str]:
-    """The CUDA graphs that the trainer or its recipe captures though the job names none."""
-    job = pricer.rules_context
-    graphs = CUDA_GRAPHS[int(captured(LayoutBatch.from_layouts([layout]), job)[0])]
-    if graphs == "none" or job.training.cuda_graphs is not None:
-        return []
-    of = "the whole step" if graphs == "full" else "layers"
-    return [f"{pricer.rules.title} captures CUDA graphs of {of} unless training.cuda_graphs is set"]
+def recipe_sentences(pricer: Pricer, layout: Layout) -> list[str]:
+    """CUDA graphs and an overlapped exchange of experts that trainer or recipe decides."""
+    job, one, title = (pricer.rules_context, LayoutBatch.from_layouts([layout]), pricer.rules.title)
+    graphs, sentences = CUDA_GRAPHS[int(captured(one, job)[0])], list[str]()
+    if graphs != "none" and job.training.cuda_graphs is None:
+        of = "the whole step" if graphs == "full" else "layers"
+        sentences.append(f"{title} captures CUDA graphs of {of} unless training.cuda_graphs is set")
+    if job.training.overlap.ep is None and overlaps_exchange(one, job)[0]:
+        sentences.append(
+            f"{title} runs the exchange of experts under another microbatch's compute, as NVIDIA's "
+            "recipe does, unless training.overlap.ep is false"
+        )
+    return sentences
 
 
 def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
@@ -264,7 +270,7 @@ def winner_reasons(
         memory_sentence(together, layout, estimate),
         *sharding_reasons(together, layout),
         *precision_sentences(together, layout, estimate),
-        *graph_sentences(together.pricer, layout),
+        *recipe_sentences(together.pricer, layout),
         *(
             _change(n, usable)
             for changes in (tempting.values(), closest)

@@ -18,7 +18,7 @@ from planner.cost.run.whole_run import run_estimate
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
-from planner.plan.advice import beyond_balance, warnings_for
+from planner.plan.advice import beyond_balance, overlapped, warnings_for
 from planner.plan.considered import (
     Fitting,
     considered,
@@ -272,7 +272,7 @@ def _plan(
         expected = np.array([choice.expected for choice in believed])
         return (
             sensitivity(winner.at_size.pricer, winner.layout),
-            _near_batch(job, winner),
+            [*_near_batch(job, winner), *overlapped(job, winner.at_size)],
             _exports(job, ranked),
             regret(expected, covariance(job, believed), job.search, of=len(ranked)),
         )
@@ -371,7 +371,7 @@ def _warnings(
     sizes: list[OneSize],
     near: list[str],
 ) -> list[str]:
-    """Warnings before launching the winner; near: from `_near_batch`."""
+    """Warnings before launching the winner; near: from `_near_batch` and `overlapped`."""
     winner = ranked[0]
     pricer = winner.at_size.pricer
     of_size = {

@@ -4,19 +4,17 @@ A graph repeats what was recorded: the same shapes, and no host that waits for t
 between. Each refusal is the trainer's own check.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable
 
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
-from planner.precision import PRECISIONS
 from planner.rules.base import Context, Rule, under
+from planner.rules.expert_recipes import recipes, runs_as
 from planner.rules.recomputed_modules import ROUTER_GRAPHS
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.megatron import DEV_0_15
-from planner.trainers.recipes import ExpertRecipe, expert_recipe
 
 NONE, PARTIAL, FULL = (CUDA_GRAPHS.index(name) for name in ("none", "partial", "full"))
 NO_AC, HYBRIDEP = AC_KINDS.index("none"), MOE_DISPATCHERS.index("hybridep")
@@ -37,9 +35,8 @@ def captured(x: LayoutBatch, c: Context) -> IntColumn:
         return graphs
     if usual != "none" and c.model.is_moe:
         graphs[x.ep > 1] = NONE  # without waits buffers hold the worst case: one asks for that
-    for precision, recipe in _recipes(c).items():
-        own = (x.ep > 1) & (x.moe_dispatcher == MOE_DISPATCHERS.index(recipe.dispatcher))
-        graphs[own & (x.precision == precision)] = CUDA_GRAPHS.index(recipe.graphs)
+    for precision, recipe in recipes(c).items():
+        graphs[runs_as(x, precision, recipe)] = CUDA_GRAPHS.index(recipe.graphs)
     for kind in _by_itself(c):
         for rule in _limits(c, CUDA_GRAPHS[kind]):
             graphs[(graphs == kind) & rule.broken(x, c)] = NONE
@@ -55,30 +52,14 @@ def columns_read(c: Context) -> tuple[str, ...]:
     if not by_layout(c):
         return ()
     limits = (rule for kind in _by_itself(c) for rule in _limits(c, CUDA_GRAPHS[kind]))
-    own = {"ep", "moe_dispatcher", "precision"} if _recipes(c) else set[str]()
+    own = {"ep", "moe_dispatcher", "precision"} if recipes(c) else set[str]()
     return tuple(sorted(own.union(*(rule.reads for rule in limits))))
 
 
 def _by_itself(c: Context) -> set[int]:
     """Kinds of graphs that layouts may capture though the job names none."""
-    kinds = {c.released.default_cuda_graphs, *(one.graphs for one in _recipes(c).values())}
+    kinds = {c.released.default_cuda_graphs, *(one.graphs for one in recipes(c).values())}
     return {CUDA_GRAPHS.index(kind) for kind in kinds - {"none"}}
-
-
-@lru_cache(maxsize=256)
-def _recipes(c: Context) -> Mapping[int, ExpertRecipe]:
-    """NVIDIA's recipe of the job's model for each precision's index; empty where it has none.
-
-    One that drops tokens captures experts too, which a job without a capacity cannot.
-    """
-    if not c.model.is_moe:
-        return {}
-    found = {
-        index: expert_recipe(c.model, c.cluster, c.training, name, newest=True)
-        for index, name in enumerate(PRECISIONS)
-    }
-    drops = c.training.moe_capacity_factor is not None
-    return {index: one for index, one in found.items() if one and one.drops <= drops}
 
 
 def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:

@@ -16,6 +16,8 @@ from planner.rules.base import (
     sharding_degree,
     under,
 )
+from planner.rules.expert_recipes import recipes, runs_as
+from planner.rules.recomputed_modules import recomputes
 from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS, Layout, parse_ac
 from planner.trainers.titan_models import line_of, module_of
@@ -85,6 +87,39 @@ def _in_the_way(x: Layout, c: Context) -> tuple[str, str]:
     if parse_ac(x.ac)[0] in ("full", "block", "uniform"):
         return f"where whole layers are recomputed (ac {x.ac})", "ac to none"
     return f"with pp={x.pp} and one stage a rank", "virtual_stages to 2 or more"
+
+
+def overlaps_exchange(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Layouts whose exchange of experts runs under another microbatch's compute, (N,).
+
+    Unless the job decides, they overlap where NVIDIA's recipe does with the same dispatcher.
+    """
+    asked = np.full(np.shape(x.ep), bool(c.training.overlap.ep))
+    for precision in overlapping(c):
+        asked |= runs_as(x, precision, recipes(c)[precision]) & ~recomputes(x, "moe")
+    return asked & _may_overlap(x, c) if asked.any() else asked
+
+
+def overlapping(c: Context) -> list[int]:
+    """Precisions in whose recipe the exchange overlaps; none where the job decides."""
+    said = c.training.overlap.ep is not None
+    return (
+        []
+        if said or not c.model.is_moe
+        else [index for index, one in recipes(c).items() if one.overlap]
+    )
+
+
+def columns_read(c: Context) -> tuple[str, ...]:
+    """Columns that `overlaps_exchange` reads; none where no layout overlaps."""
+    reads = ("ac_kind", "ac_value", "ep", "pp", "virtual_stages")
+    if overlapping(c):
+        return (*reads, "moe_dispatcher", "precision")
+    return reads if c.training.overlap.ep and c.model.is_moe else ()
+
+
+def _may_overlap(x: LayoutBatch, c: Context) -> BoolColumn:
+    return overlapping_exchange(x) & c.released.overlaps_exchange & _predicts(x, c)
 
 
 def _predicts(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -278,10 +313,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="the exchange cannot overlap",
         field="ep",
         reads=frozenset({"ep", "pp", "virtual_stages", "ac_kind", "moe_dispatcher"}),
-        applies=lambda c: c.model.is_moe and c.training.overlap.ep,
-        broken=lambda x, c: (
-            (x.ep > 1) & ~(overlapping_exchange(x) & c.released.overlaps_exchange & _predicts(x, c))
-        ),
+        applies=lambda c: c.model.is_moe and c.training.overlap.ep is True,
+        broken=lambda x, c: (x.ep > 1) & ~_may_overlap(x, c),
         rule=lambda x, c: (
             f"{c.trainer.name} {c.release.number} cannot run the exchange of experts under compute "
             f"(training.overlap.ep) {_in_the_way(x, c)[0]}"

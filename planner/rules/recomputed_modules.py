@@ -22,6 +22,20 @@ def recomputes(x: LayoutBatch, *names: str) -> BoolColumn:
     return np.asarray((x.ac_kind == MODULES) & ((x.ac_value.astype(np.int64) & bits) != 0))
 
 
+def modules_in(c: Context) -> frozenset[str]:
+    """Modules that the model has; a norm is one where it is not fused into a linear layer."""
+    latents, experts = c.model.uses_mla or c.model.compresses, c.model.is_moe
+    has = {
+        "mlp": c.model.num_dense_layers > 0,
+        "layernorm": latents or experts,
+        "moe_act": experts,
+        "moe": experts,
+        "mla_up_proj": latents,
+        "shared_experts": c.model.shared_expert_intermediate_size > 0,
+    }
+    return frozenset(name for name in RECOMPUTE_MODULES if has.get(name, True))
+
+
 def _without(x: Layout, *names: str) -> str:
     """The remedy that leaves these modules out."""
     rest = [name for name in modules_of(parse_ac(x.ac)[1]) if name not in names]
@@ -61,9 +75,7 @@ MODULE_RULES: tuple[Rule, ...] = (
         key="mla_up_proj is a module of multi-head latent attention",
         field="ac",
         reads=_READS,
-        applies=lambda c: (
-            "modules" in c.trainer.ac_kinds and not (c.model.uses_mla or c.model.compresses)
-        ),
+        applies=lambda c: "modules" in c.trainer.ac_kinds and "mla_up_proj" not in modules_in(c),
         broken=lambda x, c: recomputes(x, "mla_up_proj"),
         rule=lambda x, c: (
             f"mla_up_proj is recomputed only under multi-head latent attention, which "
@@ -102,7 +114,7 @@ MODULE_RULES: tuple[Rule, ...] = (
         key="an overlapped exchange excludes recomputed experts",
         field="ac",
         reads=_READS | {"ep"},
-        applies=lambda c: c.training.overlap.ep and under("megatron", since="0.17")(c),
+        applies=lambda c: c.training.overlap.ep is True and under("megatron", since="0.17")(c),
         broken=lambda x, c: recomputes(x, "moe") & (x.ep > 1),
         rule=lambda x, c: (
             f"{_release(c)} recomputes no whole experts (moe) where their exchange runs under "

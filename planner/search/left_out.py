@@ -6,8 +6,9 @@ an Optuna study then proposes over all fields. Where none is, nothing is sampled
 """
 
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from planner.estimates import simulated_columns
 from planner.rules import legal_mask, violations_of
 from planner.rules.base import divisors
 from planner.rules.pipeline import ENDS
+from planner.rules.recomputed_modules import modules_in
 from planner.samplers import SAMPLERS
 from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.space.domains import STATES_FIELD, Domain, Domains, Values, domains_of
 from planner.specs.job import SearchSpec
-from planner.specs.layout import Layout, parse_ac
+from planner.specs.layout import Layout, format_ac, parse_ac
 
 MEMORY_CONSTRAINT = "device_over_usable"  # of a trial: positive where it does not fit
 TRIALS, BATCH = 64, 16  # trials in all; asked for and simulated together
@@ -56,7 +58,7 @@ class SampledTrial:
 def contract_values(pricer: Pricer) -> dict[str, Values]:
     """Every value of the judged fields; rules refuse what cannot run.
 
-    Recomputation has the modes that the trainer's plans have, with any count.
+    Recomputation has the modes that the trainer's plans have, with any count and any modules.
     """
     layers = pricer.model.num_hidden_layers
     trainer = pricer.rules_context.trainer
@@ -65,6 +67,7 @@ def contract_values(pricer: Pricer) -> dict[str, Values]:
     levels = (
         *("none", "selective-op", "selective-attention", "full", "selective-layer-1", "block-1"),
         *(f"{kind}-{n}" for kind in counted for n in range(2, layers + 1)),
+        *_sets_of(modules_in(pricer.rules_context)),
     )
     gpus = tuple(divisors(pricer.cluster.num_gpus))
     return {
@@ -74,6 +77,13 @@ def contract_values(pricer: Pricer) -> dict[str, Values]:
         "virtual_stages": tuple(range(1, layers + ENDS + 1)),
         "ac": tuple(text for text in levels if parse_ac(text)[0] in modes),
     }
+
+
+def _sets_of(modules: Set[str]) -> Iterator[str]:
+    """Recomputation of every set of these modules."""
+    for n in range(1, len(modules) + 1):
+        for names in combinations(sorted(modules), n):
+            yield format_ac(*parse_ac(f"modules-{'+'.join(names)}"))
 
 
 @dataclass(slots=True, eq=False)

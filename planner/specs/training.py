@@ -33,8 +33,9 @@ class Overlap(BaseModel):
     dp: gathers and reductions of parameters and gradients.
     tp: exchanges of tensor parallelism, where the trainer hides any.
     pp: sends between pipeline stages.
-    ep: the exchange of experts runs under another microbatch's compute, which trainers leave off by
-        default (Megatron-LM's --overlap-moe-expert-parallel-comm).
+    ep: the exchange of experts runs under another microbatch's compute (Megatron-LM's
+        --overlap-moe-expert-parallel-comm), which trainers leave off by default; None: as NVIDIA's
+        recipe does with the same dispatcher, wherever the layout allows it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,10 +43,10 @@ class Overlap(BaseModel):
     dp: Annotated[bool, Field(strict=True)] = True
     tp: Annotated[bool, Field(strict=True)] = True
     pp: Annotated[bool, Field(strict=True)] = True
-    ep: Annotated[bool, Field(strict=True)] = False
+    ep: Annotated[bool, Field(strict=True)] | None = None
 
 
-NO_OVERLAP = Overlap(dp=False, tp=False, pp=False)
+NO_OVERLAP = Overlap(dp=False, tp=False, pp=False, ep=False)
 
 
 class Checkpointing(BaseModel):

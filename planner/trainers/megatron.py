@@ -23,6 +23,11 @@ DEV_0_15 = "2025-11-01"
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
+# of sets of modules those whose outputs are discarded: repeating them costs a percent or two
+SEARCHED_AC = (
+    "none", "selective-attention", "modules-moe_act", "modules-layernorm+moe_act",
+    "modules-mla_up_proj", "modules-layernorm+moe_act+mla_up_proj", "full",
+)  # fmt: skip
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4",
         "mxfp4"}
@@ -182,7 +187,7 @@ MEGATRON = TrainerRules(
     sp_with_experts=True,
     split="even",
     ep_over_replicas=True,
-    searched_ac=("none", "selective-attention", "full"),
+    searched_ac=SEARCHED_AC,
     searched_precisions=("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8"),
     sharding=DISTRIBUTED_OPTIMIZER,
     framework=MEGATRON_FRAMEWORK,

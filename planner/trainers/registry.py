@@ -67,6 +67,13 @@ def layout_line(layout: Layout, trainer: str) -> str:
     return layout.short(TRAINERS[trainer].cp_words)
 
 
+def layout_defaults(trainer: str, trainer_version: str | None) -> dict[str, object]:
+    """Default values of a layout's fields, of the trainer or its distribution."""
+    rules = TRAINERS[trainer]
+    own = rules.distributions.get(named(trainer_version).distribution, {})
+    return {**rules.layout_defaults, **own}
+
+
 def resolve_layout(
     values: object,
     *,
@@ -85,9 +92,9 @@ def resolve_layout(
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]
-    distribution = rules.distributions.get(named(trainer_version).distribution, {})
     degrees = dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1)
-    layout: dict[str, object] = {**rules.layout_defaults, **distribution, **degrees, **given}
+    usual = layout_defaults(trainer, trainer_version)
+    layout: dict[str, object] = {**usual, **degrees, **given}
     if cuda_graphs == "full" and _integer(layout["ep"]) > 1 and "moe_dispatcher" not in given:
         released = rules.at(rules.release(trainer_version))
         static = "hybridep" in released.moe_dispatchers

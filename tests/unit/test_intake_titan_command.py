@@ -103,7 +103,8 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject, line: str)
     job = job_of_text("launch.sh", files["launch.sh"], files, cluster=nodes)
     assert same_run(job.layout, chosen, job.model.num_hidden_layers, "torchtitan")
     assert job.cluster.num_gpus == chosen.num_gpus
-    assert job.training == training(global_batch_size=batch, trainer_version=line)
+    read = {"global_batch_size": batch, "trainer_version": line, "overlap": {"ep": False}}
+    assert job.training == training(**read)
     ours, theirs = (one.model_dump(exclude={"name"}) for one in (job.model, model(name)))
     assert ours == theirs
 

@@ -9,7 +9,7 @@ import pytest
 from planner.cost.price import Pricer
 from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job, resolve_layout
-from planner.search.left_out import TRIALS, LeftOut
+from planner.search.left_out import TRIALS, LeftOut, contract_values
 from planner.search.one_size import NOTHING_LEFT_OUT, search_size
 from planner.search.space import domains
 from planner.specs.job import SearchSpec
@@ -46,6 +46,12 @@ def _without_seven(monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of stages as it was for a week, which cost 13%."""
     whole = domains.virtual_stages
     monkeypatch.setattr(domains, "virtual_stages", lambda c: tuple({*whole(c)} - {7}))
+
+
+def test_sets_of_modules_that_no_domain_lists_are_tried() -> None:
+    known = [one for one in contract_values(pricer())["ac"] if one.startswith("modules")]
+    assert len({*known}) == len(known) == 2**4 - 2  # "modules-core_attn" is selective-attention
+    assert "modules-core_attn+layernorm+moe_act+moe" in known
 
 
 def test_complete_domains_leave_nothing_out_and_cost_no_trial() -> None:

@@ -99,6 +99,12 @@ def test_pairs_may_hide_time_only_where_the_schedule_has_them() -> None:
     (dual, looped), (least, less) = p.time_lower_bounds(both), p.layout_lower_bounds(both)
     assert dual == looped
     assert least < less
+    p = pricer("megatron", MIXTRAL, overlap={"ep": True})  # which several stages a rank allow
+    both = batch_of(p, *({**given, "pp_schedule": n, "virtual_stages": v}
+                         for n, v in (("1F1B", 1), ("Interleaved1F1B", 2))))  # fmt: skip
+    (single, looped), (more, least) = p.time_lower_bounds(both), p.layout_lower_bounds(both)
+    assert single == looped
+    assert least < more
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])

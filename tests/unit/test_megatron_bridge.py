@@ -466,6 +466,10 @@ def test_a_command_of_run_recipe() -> None:
     want = {"ep": 8, "micro_batch_size": 2, "ac": "modules-layernorm+moe_act"}
     assert job.layout == layout(16, "megatron-bridge", **want, cp_method="alltoall")
     assert (job.training.overlap.ep, job.training.global_batch_size) == (True, 512)
+    rack = {"cluster": {"gpu": "gb200-nvl72", "num_gpus": 16}}  # whose recipes overlap in mxfp8
+    for words, overlaps in (("", None), (COMMAND.split()[-1].replace("true", "false"), False)):
+        job = job_of_text("run.sh", f"{' '.join(COMMAND.split()[:-1])} {words}", **rack)
+        assert job.training.overlap.ep is overlaps
 
 
 @pytest.mark.parametrize(("words", "hides"), [

@@ -14,7 +14,7 @@ from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.commands import read_flags
 from planner.intake.jobs import read_job
-from planner.plan.explain import graph_sentences
+from planner.plan.explain import recipe_sentences
 from planner.rules import Context
 from planner.rules.cuda_graphs import by_layout, captured
 from planner.specs.job import Job
@@ -35,19 +35,22 @@ def job(
 
 
 def taken(found: Job) -> tuple[str, str | None, bool]:
-    return found.layout.moe_dispatcher, found.training.cuda_graphs, found.training.overlap.ep
+    overlaps = found.training.overlap.ep or False
+    return found.layout.moe_dispatcher, found.training.cuda_graphs, overlaps
 
 
 @pytest.mark.parametrize(("trainer", "changes", "graphs"), [
     ("megatron-bridge", {}, "full"),  # the newest release's recipe
     ("megatron-bridge", {"precision": "bf16"}, "partial"),
+    ("megatron-bridge", {"ac": "modules-moe"}, "full"),  # no recomputed experts are overlapped
+    ("megatron-bridge", {"pp": 2, "ep": 4}, "full"),  # nor is one stage a rank
     ("megatron-bridge", {"moe_dispatcher": "alltoall"}, "none"),
     ("megatron-bridge", {"precision": "bf16", "ac": "full"}, "none"),  # which excludes them
     ("megatron-bridge", {"precision": "bf16", "ac": "modules-moe"}, "none"),
     ("megatron", {}, "none"),  # who writes Megatron-LM's flags asks for them
 ])  # fmt: skip
 def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graphs: str) -> None:
-    """And so is it priced and exported, though the job names none."""
+    """And so is it priced and exported, though the job names none; likewise what it overlaps."""
     layout = {"moe_dispatcher": "hybridep", "zero_stage": 1, **changes}
     asked = job(release=None, trainer=trainer, layout=layout)
     assert asked.training.cuda_graphs is None
@@ -55,14 +58,17 @@ def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graph
     batch = LayoutBatch.from_layouts([asked.layout])
     assert CUDA_GRAPHS[int(captured(batch, context)[0])] == graphs
     assert by_layout(context) == (trainer == "megatron-bridge")
-    named = job(release=None, trainer=trainer, layout=layout, cuda_graphs=graphs)
+    overlaps = graphs == "full" and changes == {}
+    said: Any = {"cuda_graphs": graphs, "overlap": {"ep": overlaps}}
+    named = job(release=None, trainer=trainer, layout=layout, **said)
     assert estimate_job(asked).step_seconds == estimate_job(named).step_seconds
     made = export(asked.layout, asked.model, asked.cluster, asked.training, to="megatron")
     flags = read_flags(made.arguments)
     wanted = {"full": ["full_iteration"], "partial": ["transformer_engine"]}.get(graphs)
     assert flags.get("--cuda-graph-impl") == wanted
-    told = graph_sentences(Pricer.build(asked.model, asked.cluster, asked.training), asked.layout)
-    assert bool(told) == (graphs != "none")
+    assert ("--overlap-moe-expert-parallel-comm" in flags) == overlaps
+    told = recipe_sentences(Pricer.build(asked.model, asked.cluster, asked.training), asked.layout)
+    assert len(told) == (graphs != "none") + overlaps
 
 
 OWN = ("alltoall", None, False)

@@ -66,12 +66,12 @@ def test_every_field_has_a_step_priced_as_the_search_prices_it_or_refused(
     expected -= set() if layout.ep > 1 else {"moe_dispatcher"}
     expected -= set() if layout.cpu_offload else {"optimizer_offload_fraction"}
     expected -= set() if "trainer_version" in training else {"activation_offload_layers"}
-    loads = [step for step in steps if step.field == "training.moe_imbalance"]
+    of_training = [step for step in steps if step.field.startswith("training.")]
     expected |= {"training.moe_imbalance"} if layout.ep > 1 else set()
-    assert fields == expected
+    assert fields - {"training.cuda_graphs"} == expected
     assert {step.new for step in steps if step.field == "tp"} == {1, 4}
     for step in steps:
-        if step in loads:
+        if step in of_training:
             continue
         fields = Layout.model_fields
         changed = {name for name in fields if getattr(layout, name) != getattr(step.layout, name)}
@@ -87,13 +87,29 @@ def test_every_field_has_a_step_priced_as_the_search_prices_it_or_refused(
             assert step.step_seconds is step.fits is None
     here = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
     near = neighbours(pricer, layout)
-    for one in (*near, *(step for step in steps if step.step_seconds and step not in loads)):
+    for one in (*near, *(step for step in steps if step.step_seconds and step not in of_training)):
         assert violations(one.layout, pricer.model, pricer.cluster, pricer.training) == []
         price = pricer.price(LayoutBatch.from_layouts([one.layout]))
         assert one.step_ratio == pytest.approx(price.step_seconds[0] / here)
         assert one.device_bytes == pytest.approx(price.device_bytes[0])
         assert (getattr(layout, one.field), getattr(one.layout, one.field)) == (one.old, one.new)
     assert len({(one.field, str(one.new)) for one in near}) == len(near) > 5
+
+
+def test_switches_of_the_training_are_steps_where_the_trainer_has_them() -> None:
+    pricer = pricer_of("mixtral-8x7b", 64, trainer="megatron")
+    steps = sensitivity(pricer, layout := layout_of(pricer, ep=8, moe_dispatcher="hybridep"))
+    for name, updates in (
+        ("training.overlap.ep", [{"overlap": {"ep": True}}]),
+        ("training.cuda_graphs", [{"cuda_graphs": kind} for kind in ("partial", "full")]),
+    ):
+        found = [step.step_seconds for step in steps if step.field == name]
+        for seconds, update in zip(found, updates, strict=True):
+            other = pricer_of("mixtral-8x7b", 64, trainer="megatron", **update)
+            price = other.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
+            assert seconds == pytest.approx(float(price))
+    fields = {step.field for step in sensitivity(pricer, layout_of(pricer, ep=8, ac="full"))}
+    assert "training.overlap.ep" not in fields  # which excludes it
 
 
 def test_steps_of_degrees_go_both_ways() -> None:

@@ -10,14 +10,15 @@ from space_twin import TINY, TINY_MOE, WANTED, brute_force, context, rows_of, sm
 
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
-from planner.rules import columns_of, legal_mask
+from planner.intake.jobs import read_job
+from planner.rules import Context, columns_of, legal_mask
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, default_domains, domains_of
 from planner.search.space.enumerate import build_space, enumerate_space
 from planner.search.space.keeps import KEEPS
 from planner.search.space.rows import unique_boolean_rows
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import TRAINERS, resolve_layout
-from tests.conftest import slow
+from tests.conftest import job_values, slow
 
 MLA = {
     **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32,
@@ -217,6 +218,24 @@ def test_values_come_parsed() -> None:
     domains = domains_of(context(), search(fix=fix))
     assert domains.by_field["ac"].values == ("selective-layer-2",)
     assert domains.by_field["layers_per_stage"].values == (None,)
+
+
+@pytest.mark.parametrize(("model", "release", "sets"), [
+    ("deepseek-v3", None, ["moe_act", "layernorm+moe_act", "mla_up_proj",
+                           "layernorm+moe_act+mla_up_proj"]),
+    ("mixtral-8x7b", None, ["moe_act", "layernorm+moe_act"]),
+    ("llama3-8b", None, []), ("mixtral-8x7b", "0.11", []), ("llama3-8b", "NeMo 24.07", []),
+])  # fmt: skip
+def test_domains_are_of_the_model_and_the_release(
+    model: str, release: str | None, sets: list[str]
+) -> None:
+    """Sets of modules, and the dtype in which a distribution of the trainer reduces gradients."""
+    of_release = {"trainer": "megatron", "trainer_version": release}
+    job = read_job(job_values(model, "h100-sxm-80gb", 64, 4096, 512, **of_release))
+    found = default_domains(Context(model=job.model, cluster=job.cluster, training=job.training))
+    assert found["ac"].values == ("none", *(f"modules-{one}" for one in sets), "full")
+    own = "bfloat16" if release == "NeMo 24.07" else "float32"
+    assert found["reduce_dtype"].values == (own,)
 
 
 SIZES = [{"num_gpus": 16}, {"model": TINY_MOE}, {"trainer": "megatron", "num_gpus": 6}]

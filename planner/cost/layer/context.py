@@ -28,6 +28,7 @@ class CostContext:
     """What the costs of a layer's operations depend on besides the operation itself.
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
+    overlaps_exchange (U,): see `rules.experts`.
     one_kernel (U,): experts in one kernel (`trainer_kernels.one_kernel_experts`).
     known: products and bytes asked for already. What is handed out may not be changed.
     nothing: see `no_costs`.
@@ -45,6 +46,7 @@ class CostContext:
     quantisation: Quantisation
     experts: Quantisation
     graphs: IntColumn
+    overlaps_exchange: BoolColumn
     one_kernel: BoolColumn
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))

@@ -19,7 +19,6 @@ from planner.columns import FloatColumn, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCall, OpCost, cost
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
-from planner.trainers.registry import training_release
 from planner.work import axes
 from planner.work.ops import Collective, Op
 
@@ -126,16 +125,9 @@ def exchange_calls(context: CostContext, op: Collective, model: ModelSpec) -> li
 def hidden_share(context: CostContext) -> FloatColumn:
     """Share of the exchange that runs under another microbatch's compute, (U,).
 
-    Nothing hides it unless the run switched such an overlap on (`training.overlap.ep`) and the
-    layout allows it: one stage a rank only without a pipeline, no full recomputation, and a
-    dispatcher that can run apart (Megatron-Core 0.14 transformer_config.py,
-    overlap_moe_expert_parallel_comm). What DualPipeV hides is `forward_backward_overlap`.
+    DualPipeV hides it in another way (`forward_backward_overlap`).
     """
-    batch = context.batch
-    able = context.rules.at(training_release(context.training)).overlaps_exchange
-    if not (able and context.training.overlap.ep):
-        return np.zeros(len(batch))
-    return np.where(axes.overlapping_exchange(batch), context.device.profile.ep_hidden, 0.0)
+    return np.where(context.overlaps_exchange, context.device.profile.ep_hidden, 0.0)
 
 
 def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]:

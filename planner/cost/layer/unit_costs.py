@@ -31,24 +31,16 @@ PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/me
 
 
 def key(
-    rank_order: tuple[str, ...],
-    model: ModelSpec,
-    recipes: tuple[Recipe, ...],
-    *,
-    overlaps_exchange: bool,
+    rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Layout fields that a unit's costs depend on: (their values, whether they are above 1).
 
     They are those of its own work, and the axes inside tp and cp, which place the groups of both.
-    overlaps_exchange: `training.overlap.ep`, which not every pipeline allows.
     """
     outermost = max(rank_order.index("tp"), rank_order.index("cp"))
     places = tuple(name for name in rank_order[:outermost] if name not in _KEY)
-    asks_for_pp = model.is_moe and (
-        overlaps_exchange or any(recipe.experts_alone for recipe in recipes)
-    )
-    more = ("pp",) * asks_for_pp + ("virtual_stages",) * overlaps_exchange
-    return _KEY + places, tuple(name for name in more if name not in places)
+    asks_for_pp = model.is_moe and any(recipe.experts_alone for recipe in recipes)
+    return _KEY + places, ("pp",) if asks_for_pp and "pp" not in places else ()
 
 
 @dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them

@@ -29,6 +29,7 @@ SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", 
             "checkpoint")  # fmt: skip
 LOW = ("mxfp8", "nvfp4", "fp8_current", "fp8_subchannel", "fp8_delayed", "fp8")
 SHARDS, GATHERS = "data_parallel_sharding_strategy", KEYS["fp8_param_gather"]
+EXCHANGE = KEYS["overlap_moe_expert_parallel_comm"]
 _OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
 COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
 # short option of run_recipe.py and its long one -> override
@@ -53,11 +54,13 @@ class StatedBridge(StatedMegatron):
 
     recipe: the recipe that they override, "" where the text names none.
     unread: overrides that have no argument.
+    exchange: whether the exchange of experts overlaps; None where the text leaves it to the recipe.
     """
 
     trainer: str = NAME
     recipe: str = ""
     unread: tuple[str, ...] = ()
+    exchange: bool | None = None
     needed: tuple[str, ...] = ()
 
     @property
@@ -85,9 +88,12 @@ class StatedBridge(StatedMegatron):
         if "global_batch_size" not in words:
             del known["global_batch_size"]
         has_buffers = found.layout["tp"] != 1 and found.layout["sequence_parallel"]
+        off = {"ep": False} if self.exchange is False else {}
         if has_buffers and not model.uses_mla and "tp_comm_overlap" not in self.words:
+            off["tp"] = False
+        if off:
             overlap = known.get("overlap")
-            known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
+            known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), **off}
         notes, refusals = [*found.notes], found.refusals
         notes.append(f"of {self.recipe or 'its recipe'} only what the text overrides is read")
         if self.recipe:  # which may have a layout, and the FSDP that writes the format
@@ -138,7 +144,14 @@ def _stated(
     unread = [f"{key}={one}" for key, one in given.items() if key not in known]
     unread = [text for text in unread if text.startswith(("model.", "ddp.", "mixed_precision."))]
     machine = machine or Machine()
-    return StatedBridge(words=words, recipe=recipe, machine=machine, unread=tuple(unread))
+    exchange = given.get(EXCHANGE)
+    return StatedBridge(
+        words=words,
+        recipe=recipe,
+        machine=machine,
+        unread=tuple(unread),
+        exchange=exchange if isinstance(exchange, bool) else None,
+    )
 
 
 def _preset(text: str) -> dict[str, list[str]]:

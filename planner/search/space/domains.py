@@ -18,6 +18,7 @@ from planner.rules.base import divisors
 from planner.rules.mixers import split_between_indexers
 from planner.rules.pipeline import ENDS
 from planner.rules.precisions import gpu_precisions
+from planner.rules.recomputed_modules import modules_in
 from planner.schedules import SCHEDULES
 from planner.search.space.keeps import KEEPS, STATES, Keep, one_form
 from planner.specs.job import SearchSpec
@@ -27,9 +28,11 @@ from planner.specs.layout import (
     MOE_DISPATCHERS,
     Layout,
     check_layout_values,
+    modules_of,
     parse_ac,
 )
 from planner.specs.mixers import SHARING
+from planner.trainers.registry import layout_defaults
 
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
 CELL_FIELDS = (
@@ -119,17 +122,24 @@ def _precisions(c: Context) -> Values:
 
 
 def _recomputations(c: Context) -> Values:
-    """The trainer's modes; flash attention needs no selective attention.
+    """The modes of the trainer's release, and its sets of modules that the model has.
 
     Selective attention drops the score matrix, which flash attention never stores.
     """
-    return tuple(
-        value for value in c.trainer.searched_ac if c.unfused or value != "selective-attention"
-    )
+
+    def helps(kind: str, number: float) -> bool:
+        if kind == "selective-attention":
+            return c.unfused
+        return kind != "modules" or modules_in(c).issuperset(modules_of(number))
+
+    parsed = {value: parse_ac(value) for value in c.trainer.searched_ac}
+    able = c.released.ac_kinds
+    return tuple(value for value, ac in parsed.items() if ac[0] in able and helps(*ac))
 
 
 def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
-    gpus, model, defaults = _divisors(c.cluster.num_gpus), c.model, c.trainer.layout_defaults
+    gpus, model = _divisors(c.cluster.num_gpus), c.model
+    defaults = layout_defaults(c.training.trainer, c.training.trainer_version)
     own = "the trainer's own; other dtypes train another model"
     return {
         **{
@@ -151,7 +161,8 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
         ),
         "ac": (
             _recomputations(c),
-            "the modes a user sets by name; every memory budget is for allow, or a later stage",
+            "the modes a user sets by name, and modules that cost little to repeat; others are a "
+            "later stage's",
         ),
         "precision": (
             _precisions(c),

@@ -9,8 +9,10 @@ from dataclasses import replace
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
-from planner.rules import violations_of
+from planner.rules import violations, violations_of
 from planner.rules.base import divisors
+from planner.rules.cuda_graphs import captured
+from planner.rules.experts import overlaps_exchange
 from planner.schedules import SCHEDULES
 from planner.search.fit import fitting
 from planner.search.space.domains import virtual_stages
@@ -20,11 +22,13 @@ from planner.specs.layout import (
     CP_METHODS,
     DTYPES,
     MOE_DISPATCHERS,
+    FieldValue,
     Layout,
     format_ac,
     parse_ac,
 )
 from planner.specs.plan_comparisons import SensitivityStep
+from planner.specs.training import CUDA_GRAPHS, TrainingSpec
 from planner.trainers.registry import training_release
 from planner.work.axes import busiest_load
 
@@ -79,30 +83,49 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
             first = broken[index][0]
             step["refused"] = f"{first.rule}; {first.remedy}"
         steps.append(SensitivityStep.model_validate(step))
-    return [*steps, *_loads(pricer, layout)]
+    return [*steps, *_of_training(pricer, layout)]
 
 
-def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
-    """What an even and a doubled load of the busiest expert rank do: no choice, but it decides."""
-    if layout.ep == 1 or not pricer.model.is_moe or pricer.training.moe_capacity_factor:
-        return
-    one = LayoutBatch.from_layouts([layout])
-    now = float(busiest_load(one, pricer.model, pricer.training)[0])
+def _of_training(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
+    """Steps in the training: no choices of a search, but they decide.
+
+    These are other CUDA graphs, the exchange of experts under compute or not, where the trainer
+    takes it, and an even and a doubled load of the busiest expert rank.
+    """
+    one, context, asked = LayoutBatch.from_layouts([layout]), pricer.rules_context, pricer.training
+    steps: list[tuple[str, FieldValue, FieldValue, TrainingSpec]] = []
+    graphs = CUDA_GRAPHS[int(captured(one, context)[0])]
+    for kind in CUDA_GRAPHS:
+        other = asked.model_copy(update={"cuda_graphs": kind})
+        if kind != graphs and not _broken(pricer, layout, other):
+            steps.append(("training.cuda_graphs", graphs, kind, other))
+    if layout.ep > 1 and pricer.model.is_moe:
+        runs = bool(overlaps_exchange(one, context)[0])
+        overlap = asked.overlap.model_copy(update={"ep": not runs})
+        other = asked.model_copy(update={"overlap": overlap})
+        if not _broken(pricer, layout, other):
+            steps.append(("training.overlap.ep", runs, not runs, other))
+        now = round(float(busiest_load(one, pricer.model, asked)[0]), 2)
+        for load in () if asked.moe_capacity_factor else LOADS:
+            other = asked.model_copy(update={"moe_imbalance": load})
+            steps.append(("training.moe_imbalance", now, load, other))
     seconds = float(pricer.price(one).step_seconds[0])
-    for load in LOADS:
-        training = pricer.training.model_copy(update={"moe_imbalance": load})
+    for name, old, new, training in steps:
         prices = replace(pricer, training=training).price(one)
-        fits = fitting(pricer, prices.least_device_bytes)
         yield SensitivityStep(
-            field="training.moe_imbalance",
-            old=round(now, 2),
-            new=load,
+            field=name,
+            old=old,
+            new=new,
             layout=layout,
             step_seconds=float(prices.step_seconds[0]),
             step_ratio=float(prices.step_seconds[0]) / seconds,
             device_bytes=float(prices.device_bytes[0]),
-            fits=bool(fits[0]),
+            fits=bool(fitting(pricer, prices.least_device_bytes)[0]),
         )
+
+
+def _broken(pricer: Pricer, layout: Layout, training: TrainingSpec) -> bool:
+    return bool(violations(layout, pricer.model, pricer.cluster, training))
 
 
 def steps_in(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
