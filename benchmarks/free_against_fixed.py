@@ -1,19 +1,24 @@
 """Is a search ever worse than itself with some fields fixed?
 
     python -m benchmarks.free_against_fixed [--jobs N] [--fixes N] [--seed N] [--first N]
+    python -m benchmarks.free_against_fixed --published [ID]
 
 Draws random jobs, and for each of them random fixes: the values of one to three fields of a layout
 that the trainer can run and that fits, every third time of one with an even split into stages that
 the search's steps leave out. Every second model has other layers than the published one, so that
 many numbers split them evenly. The fastest layout that a search without `search.fix` finds must be
 as fast as the fastest with it, but for TOLERANCE. Prints every violation, then the worst ratio.
+--published compares with the layouts of published runs instead, which must fit, and searches in
+their precision; ID takes the runs whose id begins so.
 """
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # before NumPy starts its threads
@@ -28,6 +33,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
+from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
 from planner.rules import Context, violations
 from planner.rules.base import divisors
@@ -39,15 +45,20 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.trainers.registry import TRAINERS, training_release
 
+PUBLIC = Path(__file__).parent / "measured" / "public.jsonl"
 TOLERANCE = 0.002
 MODELS = (
     "llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "llama2-13b", "gpt2-xl", "qwen2.5-1.5b",
     "qwen2-7b", "gemma2-2b", "olmoe-1b-7b", "deepseek-v2-lite", "mixtral-8x7b", "qwen3-30b-a3b",
 )  # fmt: skip
 LAYERS = (14, 22, 26, 27, 28, 30, 33, 39, 42, 44, 45, 49, 52, 55, 56)
-GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h200-sxm-141gb")
+GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h200-sxm-141gb",
+        "gb200-nvl72-186gb")  # fmt: skip
 SIZES = (2, 4, 6, 8, 8, 16, 16, 24, 32)
-TRAINERS_DRAWN = ("torchtitan", "torchtitan", "megatron", "megatron", "fsdp", "megatron-deepspeed")
+TRAINERS_DRAWN = (
+    "torchtitan", "torchtitan", "megatron", "megatron", "megatron-bridge", "fsdp",
+    "megatron-deepspeed",
+)  # fmt: skip
 # Another value of these trains another model, or is the user's to choose, as are those that a
 # trainer has by request.
 NOT_DRAWN = frozenset({"precision", "param_dtype", "reduce_dtype", "master_dtype"})
@@ -182,7 +193,8 @@ def _wide(context: Context) -> dict[str, list[Any]]:
     allow["ac"] = [
         text
         for text in (*allow["ac"], "selective-layer-3", "selective-layer-4", "memory-budget-0.3",
-                     "memory-budget-0.5", "memory-budget-0.75")
+                     "memory-budget-0.5", "memory-budget-0.75", "modules-mlp", "modules-layernorm",
+                     "modules-moe+moe_act", "modules-shared_experts+mla_up_proj")
         if parse_ac(str(text))[0] in kinds & trainer.ac_kinds
     ]  # fmt: skip
     return allow
@@ -232,6 +244,34 @@ def compared(rng: np.random.Generator, num_fixes: int) -> Iterator[Compared]:
             return
 
 
+def published(beginning: str) -> Iterator[Compared]:
+    """The search of each published job against the layout that ran, where it fits and can run."""
+    searches: dict[str, tuple[float, Layout] | None] = {}
+    for line in PUBLIC.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if not row["id"].startswith(beginning):
+            continue
+        try:
+            read = read_job(row)
+        except PlannerError:
+            continue
+        job = {**{key: row[key] for key in ("model", "cluster")}, "search": {"prefer": "fastest"}}
+        job["training"] = read.training.model_dump(mode="json")
+        fix = {"precision": read.layout.precision} if read.layout else {}
+        if read.layout is None or violations(read.layout, read.model, read.cluster, read.training):
+            continue
+        pricer = Pricer.build(read.model, read.cluster, read.training)
+        ((step, oom, _),) = simulated_columns(pricer, [read.layout])
+        key = json.dumps([job, fix], sort_keys=True)
+        if key not in searches:
+            searches[key] = fastest(job, fix)
+        if (found := searches[key]) and oom <= OOM_LIMIT and np.isfinite(step):
+            yield Compared(
+                job={"id": row["id"], **job}, fix=fix, free_seconds=found[0],
+                fixed_seconds=step, free=found[1], fixed=read.layout,
+            )  # fmt: skip
+
+
 def main() -> None:
     """Compares as many as asked and prints what was violated."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -239,18 +279,23 @@ def main() -> None:
     parser.add_argument("--fixes", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first job")
+    parser.add_argument("--published", nargs="?", const="", help="runs whose id begins so")
     asked = parser.parse_args()
     worst, count, violated, started = 0.0, 0, 0, time.process_time()
-    for number in range(asked.first, asked.first + asked.jobs):
-        for one in compared(np.random.default_rng((asked.seed, number)), asked.fixes):
-            worst, count = max(worst, one.ratio), count + 1
-            if one.violated:
-                violated += 1
-                print(f"job {number}: {one.ratio - 1.0:+.2%}  {one.job}  fix {one.fix}")
-                print(f"    free   {one.free_seconds:.4f} s  {one.free.short()}")
-                print(f"    fixed  {one.fixed_seconds:.4f} s  {one.fixed.short()}", flush=True)
+    drawn = (
+        one
+        for number in range(asked.first, asked.first + asked.jobs)
+        for one in compared(np.random.default_rng((asked.seed, number)), asked.fixes)
+    )
+    for one in drawn if asked.published is None else published(asked.published):
+        worst, count = max(worst, one.ratio), count + 1
+        if one.violated:
+            violated += 1
+            print(f"{one.ratio - 1.0:+.2%}  {one.job}  fix {one.fix}")
+            print(f"    free   {one.free_seconds:.4f} s  {one.free.short()}")
+            print(f"    fixed  {one.fixed_seconds:.4f} s  {one.fixed.short()}", flush=True)
     print(
-        f"{asked.jobs} jobs, {count} fixes, {violated} violations of {TOLERANCE:.1%}, worst ratio "
+        f"{count} compared, {violated} violations of {TOLERANCE:.1%}, worst ratio "
         f"{worst:.4f}, {time.process_time() - started:.0f} s"
     )
 

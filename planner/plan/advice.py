@@ -3,7 +3,7 @@
 Each warning has the number that triggered it and its source.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.columns import LayoutBatch
@@ -16,9 +16,10 @@ from planner.search.one_size import search_size
 from planner.search.size_candidates import OneSize
 from planner.search.variations.sensitivity import LOADS
 from planner.specs.estimate import Estimate
-from planner.specs.job import Job
+from planner.specs.job import Job, SearchSpec
 from planner.specs.layout import Layout
 from planner.specs.plan import MOST_RISK
+from planner.specs.plan_comparisons import SensitivityStep
 from planner.units import counted, format_seconds, times_as_fast
 
 # Judgement from McCandlish 2018 and the batch sizes of published runs: tokens per step beyond which
@@ -28,6 +29,7 @@ SMALL_BATCH_PER_STAGE = 2
 WIDE_SHARDING = 512
 BUSY_WAIT_SHARE = 0.25
 WORTH_A_SWITCH = 1.02  # judgement
+FOUR_BITS = ("nvfp4", "mxfp4")
 
 
 def warnings_for(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
@@ -109,6 +111,20 @@ def beyond_balance(pricer: Pricer, ranked: Mapping[int, Layout]) -> Iterator[str
         f"number 1 runs out of memory where a router sends one rank {busiest:g} times the mean "
         f"load in every layer; {found}; training.moe_imbalance: {busiest:g} plans for it"
     )
+
+
+def four_bits(steps: Sequence[SensitivityStep], search: SearchSpec) -> Iterator[str]:
+    """The gain of a format of four bits, which is only searched by request, for number 1."""
+    if "precision" in {*search.fix, *search.allow}:
+        return
+    for step in steps:
+        gain = 1.0 / (step.step_ratio or 1.0)
+        if step.field == "precision" and step.new in FOUR_BITS and gain > WORTH_A_SWITCH:
+            fits = "" if step.fits else " and does not fit as it stands"
+            yield (
+                f"in {step.new} number 1 is {times_as_fast(gain)} on paper{fits}; four bits want a "
+                "recipe of their own, so search.allow.precision has to list them"
+            )
 
 
 def overlapped(job: Job, at_size: OneSize) -> Iterator[str]:

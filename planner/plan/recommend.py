@@ -18,7 +18,7 @@ from planner.cost.run.whole_run import run_estimate
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
-from planner.plan.advice import beyond_balance, overlapped, warnings_for
+from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_for
 from planner.plan.considered import (
     Fitting,
     considered,
@@ -305,7 +305,9 @@ def _plan(
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries, job.search.objective),
         warnings=[
-            *_warnings(job, ranked, estimate, entries[0], sizes, near),
+            *_warnings(
+                job, ranked, estimate, entries[0], sizes, [*near, *four_bits(moved, job.search)]
+            ),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
@@ -371,7 +373,7 @@ def _warnings(
     sizes: list[OneSize],
     near: list[str],
 ) -> list[str]:
-    """Warnings before launching the winner; near: from `_near_batch` and `overlapped`."""
+    """Warnings before launching the winner; near: of jobs that are nearly this one."""
     winner = ranked[0]
     pricer = winner.at_size.pricer
     of_size = {

@@ -7,7 +7,10 @@ import pytest
 from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
-from planner.plan.advice import beyond_balance, warnings_for
+from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_for
+from planner.search.one_size import search_size
+from planner.search.variations.sensitivity import sensitivity
+from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
 from tests.conftest import job_values
 
@@ -68,3 +71,26 @@ def test_what_fits_while_experts_are_balanced_alone_names_what_fits_beside_it() 
     assert not unbalanced({1: roomy, 2: tight}, trainer="megatron")
     assert not unbalanced({1: {"ep": 1, "dp_shard": 64}, 2: roomy}, trainer="megatron")
     assert not unbalanced({1: tight, 2: roomy}, trainer="megatron", moe_imbalance=1.0)
+
+
+def test_a_format_of_four_bits_is_named_where_it_gains_and_nobody_asked() -> None:
+    job = read_job(job_values("llama3-70b", "b200-sxm-180gb", 64, 8192, 256, trainer="megatron"))
+    layout = resolve_layout({"tp": 4, "precision": "mxfp8"}, trainer="megatron", num_gpus=64)
+    steps = sensitivity(Pricer.build(job.model, job.cluster, job.training), layout)
+    (sentence,) = four_bits(steps, SearchSpec())
+    assert "in nvfp4 number 1 is 1." in sentence
+    assert not [*four_bits(steps, SearchSpec(fix={"precision": "mxfp8"}))]
+    assert not [*four_bits([one for one in steps if one.new != "nvfp4"], SearchSpec())]
+
+
+@pytest.mark.parametrize(("given", "gains"), [
+    ({}, True), ({"overlap": {"ep": False}}, False), ({"trainer_version": "0.13"}, False),
+])  # fmt: skip
+def test_an_overlapped_exchange_is_named_where_nobody_decided(given: Any, gains: bool) -> None:
+    values = job_values(
+        "qwen3-30b-a3b", "h100-sxm-80gb", 16, 4096, 256, trainer="megatron", **given
+    )
+    few = {"pp": 1, "tp": 1, "precision": "bf16", "micro_batch_size": 1, "ep": 16}
+    job = read_job({**values, "search": {"fix": few}})
+    found = search_size(job, job.cluster, lambda _: None, samples=False)
+    assert [" times as fast: " in one for one in overlapped(job, found)] == [True] * gains
