@@ -10,6 +10,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.plan.explain import BETTER
 from planner.rules import violations
+from planner.rules.expert_recipes import recipes
 from planner.rules.experts import overlapping
 from planner.search.fit import fitting
 from planner.search.one_size import search_size
@@ -145,8 +146,9 @@ def overlapped(job: Job, at_size: OneSize) -> Iterator[str]:
     )
     gain = at_size.best_seconds / found.best_seconds if found.candidates else 1.0
     if gain > WORTH_A_SWITCH:
+        off = ", though NVIDIA's recipe leaves it off" if recipes(context) else ""
         yield (
             "with training.overlap.ep: true, which runs the exchange of experts under another "
-            f"microbatch's compute, the fastest on paper is {times_as_fast(gain)}: "
+            f"microbatch's compute, the fastest on paper is {times_as_fast(gain)}{off}: "
             f"{found.candidates[0][2].short()}"
         )
