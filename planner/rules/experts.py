@@ -102,12 +102,9 @@ def overlaps_exchange(x: LayoutBatch, c: Context) -> BoolColumn:
 
 def overlapping(c: Context) -> list[int]:
     """Precisions in whose recipe the exchange overlaps; none where the job decides."""
-    said = c.training.overlap.ep is not None
-    return (
-        []
-        if said or not c.model.is_moe
-        else [index for index, one in recipes(c).items() if one.overlap]
-    )
+    if c.training.overlap.ep is not None or not c.model.is_moe:
+        return []
+    return [index for index, one in recipes(c).items() if one.overlap]
 
 
 def columns_read(c: Context) -> tuple[str, ...]:

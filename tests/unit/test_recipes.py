@@ -3,6 +3,7 @@
 Source of the expected values: see `planner.trainers.recipes`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from planner.intake.jobs import read_job
 from planner.plan.explain import recipe_sentences
 from planner.rules import Context
 from planner.rules.cuda_graphs import by_layout, captured
+from planner.rules.experts import overlaps_exchange
 from planner.specs.job import Job
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
@@ -59,6 +61,9 @@ def test_a_plan_captures_what_the_recipe_does(trainer: str, changes: dict, graph
     assert CUDA_GRAPHS[int(captured(batch, context)[0])] == graphs
     assert by_layout(context) == (trainer == "megatron-bridge")
     overlaps = graphs == "full" and changes == {}
+    off = job(release=None, trainer=trainer, layout=layout, overlap={"ep": False}).training
+    for asking, expected in ((context, overlaps), (replace(context, training=off), False)):
+        assert overlaps_exchange(batch, asking).tolist() == [expected]
     said: Any = {"cuda_graphs": graphs, "overlap": {"ep": overlaps}}
     named = job(release=None, trainer=trainer, layout=layout, **said)
     assert estimate_job(asked).step_seconds == estimate_job(named).step_seconds
