@@ -17,6 +17,7 @@ from planner.cost.data_parallel.overlap import (
 )
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.context import AXES
+from planner.cost.layer.exchange import unpaired_exchange
 from planner.cost.loads import at_rows, sums
 from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
@@ -25,6 +26,7 @@ from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, 
 from planner.cost.stage_seconds import StageSeconds, adding_up, sends_of, split_share
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
+from planner.rules.experts import overlaps_exchange
 from planner.schedules import SCHEDULES, Schedule
 
 INSIDE = ("recompute", "tp", "cp", "ep", "launches", "waits")  # of microbatches, beside compute
@@ -39,11 +41,13 @@ class _Busy:
     """Seconds of each load, (L,).
 
     busy: of all microbatches. redone: of one, besides, where weight gradients run later.
-    outside: of a step, outside of its microbatches. by_part: of a step by part.
+    unpaired: of a step, beside the same exchanges of experts with company (`unpaired_exchange`).
+    outside: of a step, outside of its microbatches, `unpaired` too. by_part: of a step by part.
     hidden: of a step, communication under compute.
     """
 
     busy: FloatColumn
+    unpaired: FloatColumn
     redone: FloatColumn
     outside: FloatColumn
     hidden: FloatColumn
@@ -76,6 +80,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     parts["other"] = _fixed_seconds(inputs)
     step = busy + parts["straggler"] + outside + bubble + parts["pp"] + parts["other"]
     parts["compute"] = busy - sum(parts[name] for name in INSIDE)
+    parts["ep"] += load.unpaired.take(at)
     return (
         step,
         {name: parts[name] for name in PARTS},
@@ -133,10 +138,19 @@ def _busy(inputs: CostInputs) -> _Busy:
         name: m * sums(units, at_rows(seconds, at)) if seconds.any() else zero
         for name, seconds in named.items()
     }
+    overlaps = overlaps_exchange(load.batch, inputs.job.rules_context)
+    # No backward runs beside the first forwards, no forward beside the last backwards: on a mean
+    # rank those of pp microbatches. Rank r of an interleaved pipeline warms up for
+    # 2 (pp - r - 1) + (v - 1) pp + 1 of its m v stages (Megatron-LM core 0.14
+    # pipeline_parallel/schedules.py, get_pp_rank_microbatches).
+    unpaired = np.minimum(load.batch.pp / m, 1.0) * unpaired_exchange(
+        overlaps, inside["ep"], inside["launches"], profile.ep_hidden
+    )
     return _Busy(
         busy=m * (sums(units, forward) + backward_seconds),
+        unpaired=unpaired,
         redone=sums(units, at_rows(costs.redone_seconds, at)),
-        outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
+        outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer + unpaired,
         hidden=exposed.hidden[0],
         by_part=inside
         | {

@@ -162,7 +162,7 @@ def exposed(p: Pricer, **values: Any) -> float:
 
 def on(num_gpus: int, model: Any = "qwen3-30b-a3b", **training: Any) -> Pricer:
     given = {"trainer": "megatron", "trainer_version": "0.14", **training}
-    return pricer(model, num_gpus, global_batch_size=1024, **given)
+    return pricer(model, num_gpus, **{"global_batch_size": 1024, **given})
 
 
 def test_alltoall_sends_every_copy_and_deepep_one_a_node() -> None:
@@ -185,6 +185,19 @@ def test_nothing_hides_the_exchange_unless_the_run_says_so() -> None:
     counts = (whole - exposed(told, ep=8)) / share / whole  # all but the exchange of counts
     assert 0.9 < counts <= 1.0
     assert exposed(told, ep=8, ac="full") == pytest.approx(exposed(plain, ep=8, ac="full"))
+
+
+@pytest.mark.parametrize(("batch", "layout", "alone"), [
+    (128, {}, 1.0), (256, {}, 1 / 2), (1024, {}, 1 / 8),
+    (1024, {"pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4}, 2 / 16),
+])  # fmt: skip
+def test_the_first_and_the_last_exchanges_run_alone(batch: int, layout: Any, alone: float) -> None:
+    """Those of pp of m microbatches, where launches do not leave the device idle."""
+    given = {"cuda_graphs": "full", "trainer_version": "0.18", "global_batch_size": batch}
+    layout = {"ep": 8, "micro_batch_size": 8, "moe_dispatcher": "hybridep", **layout}
+    plain, told = (exposed(on(16, overlap={"ep": way}, **given), **layout) for way in (False, True))
+    share = on(16).profile.ep_hidden
+    assert told / plain == pytest.approx(1.0 - share * (1.0 - alone), rel=1e-3)
 
 
 @pytest.mark.parametrize(("trainer", "covers"), [("torchtitan", True), ("megatron", False)])

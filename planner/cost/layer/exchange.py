@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, in_order
+from planner.columns import BoolColumn, FloatColumn, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCall, OpCost, cost
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -128,6 +128,19 @@ def hidden_share(context: CostContext) -> FloatColumn:
     DualPipeV hides it in another way (`forward_backward_overlap`).
     """
     return np.where(context.overlaps_exchange, context.device.profile.ep_hidden, 0.0)
+
+
+def unpaired_exchange(
+    overlaps: BoolColumn, exposed: FloatColumn, idle: FloatColumn, ep_hidden: FloatColumn | float
+) -> FloatColumn:
+    """Seconds of all microbatches' exchanges that run under compute, if none did so, (N,).
+
+    overlaps (N,): see `rules.experts.overlaps_exchange`.
+    exposed (N,): seconds of their exchanges that nothing hides.
+    idle (N,): seconds in which the device waits for launches, and would for fewer instead.
+    """
+    hidden = exposed * ep_hidden / (1.0 - ep_hidden)
+    return np.where(overlaps, np.maximum(hidden - idle, 0.0), 0.0)
 
 
 def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]:
