@@ -304,19 +304,13 @@ def test_a_night_of_another_zone(wiring: Wiring) -> None:
     assert sweep.next_due_at == datetime(2026, 3, 2, 7, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"schedule": "61 2 * * *"}, "cron"),
-        ({"schedule": "0 2 31 2 *"}, "cron"),
-        ({"schedule": "nightly"}, "cron"),
-        ({"time_zone": "Mars/Olympus"}, "time_zone"),
-        ({"budget": {"hours": "late"}}, "budget"),
-        ({"measure": {"top_k": 0}}, "measures nothing"),
-        ({"measure": {"anchors": [{"dp_shard": 2}, {"tpx": 2}]}}, "anchors.1.tpx"),
-        ({"measure": {"anchors": [{"dp_shard": 3}]}}, "takes 3 GPUs; the sweep's jobs have 2"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"schedule": "61 2 * * *"}, "cron"), ({"schedule": "0 2 31 2 *"}, "cron"),
+    ({"schedule": "nightly"}, "cron"), ({"time_zone": "Mars/Olympus"}, "time_zone"),
+    ({"budget": {"hours": "late"}}, "budget"), ({"measure": {"top_k": 0}}, "measures nothing"),
+    ({"measure": {"anchors": [{"dp_shard": 2}, {"tpx": 2}]}}, "anchors.1.tpx"),
+    ({"measure": {"anchors": [{"dp_shard": 3}]}}, "takes 3 GPUs; the sweep's jobs have 2"),
+])  # fmt: skip
 def test_what_never_comes_or_cannot_be_measured_is_refused_when_it_is_stored(
     wiring: Wiring, wrong: dict[str, Any], words: str
 ) -> None:

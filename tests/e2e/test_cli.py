@@ -100,11 +100,8 @@ def test_the_same_question_has_the_same_answer_of_two_real_processes(executable:
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize(
-    ("model", "seq_len"),
-    [("llama3-8b", "524288"), ("llama3.1-405b", "8192")],
-    ids=["activations", "states"],
-)
+@pytest.mark.parametrize(("model", "seq_len"), [
+    ("llama3-8b", "524288"), ("llama3.1-405b", "8192")], ids=["activations", "states"])  # fmt: skip
 def test_nothing_fits_is_exit_3_with_the_nearest_miss(cli: Cli, model: str, seq_len: str) -> None:
     size = ("--model", model, "--gpu", "l4", "--num-gpus", "8", "--seq-len", seq_len)
     done = cli("recommend", *size, "--global-batch-size", "8", "--json")

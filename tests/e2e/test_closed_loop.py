@@ -234,13 +234,9 @@ def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
     assert "gpu: cpu" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("changed", "failure", "words"),
-    [
-        ({"probe": {"max_probes": 1, "pool": "replay:/no.jsonl"}}, "probe_failed", "/no.jsonl"),
-        ({"model": "gone"}, "invalid_request", "no model of this name"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "failure", "words"), [
+    ({"probe": {"max_probes": 1, "pool": "replay:/no.jsonl"}}, "probe_failed", "/no.jsonl"),
+    ({"model": "gone"}, "invalid_request", "no model of this name")])  # fmt: skip
 def test_a_study_that_cannot_begin_ends_with_the_reason(
     cli: Cli,
     wiring: Wiring,
@@ -457,19 +453,12 @@ THREE_HEADS = {**BARE, "model": {**TINY, "num_attention_heads": 3, "num_key_valu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sweep", "code", "words"),
-    [
-        ({"jobs": [THREE_PARTS, TOO_LARGE]}, 2, "error: search.fix"),
-        ({"jobs": [TOO_LARGE, THREE_PARTS]}, 3, "smallest needs"),
-        (
-            {"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}},
-            2,
-            "does not divide",
-        ),
-    ],
-    ids=["a request", "nothing fits", "layouts that cannot be run"],
-)
+@pytest.mark.parametrize(("sweep", "code", "words"), [
+    ({"jobs": [THREE_PARTS, TOO_LARGE]}, 2, "error: search.fix"),
+    ({"jobs": [TOO_LARGE, THREE_PARTS]}, 3, "smallest needs"),
+    ({"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}}, 2,
+        "does not divide"),
+], ids=["a request", "nothing fits", "layouts that cannot be run"])  # fmt: skip
 def test_a_sweep_that_measures_nothing_ends_as_its_first_failure_would(
     cli: Cli, tmp_path: Path, sweep: dict[str, Any], code: int, words: str
 ) -> None:

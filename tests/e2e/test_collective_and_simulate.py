@@ -72,13 +72,10 @@ def test_collective_reads_a_cluster_of_ones_own_only_on_the_command_line(
     assert (answer.status_code, answer.json()["num_ranks"]) == (200, 16)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fields"),
-    [
-        *(({name: value}, [name]) for name, value in WRONG),
-        ({"size": "many", "cluster": "h100-63", "stride": -1}, ["size", "stride", "cluster"]),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "fields"), [
+    *(({name: value}, [name]) for name, value in WRONG),
+    ({"size": "many", "cluster": "h100-63", "stride": -1}, ["size", "stride", "cluster"]),
+])  # fmt: skip
 def test_wrong_collectives_are_422_with_every_fault(
     shared: TestClient, wrong: dict[str, Any], fields: list[str]
 ) -> None:
@@ -141,17 +138,13 @@ def test_simulate_over_http_is_a_chrome_trace(shared: TestClient) -> None:
     assert again.headers["idempotent-replayed"] == "true"
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"layout": {"dp_shard": 8}}, "layout.pp"),
-        ({"layout": None}, "layout.pp"),
-        ({"layout": {"pp": 4, "tp": 3}}, "layout.dp_shard"),
-        ({"layout": {"pp": 4, "pp_schedule": "2F2B"}}, "layout.pp_schedule"),
-        ({"model": "/etc/passwd"}, "model"),
-        ({"training": {"seq_len": 2048, "global_batch_size": 2**26}}, "training.global_batch_size"),
-    ],
-)
+@pytest.mark.parametrize(("change", "field"), [
+    ({"layout": {"dp_shard": 8}}, "layout.pp"), ({"layout": None}, "layout.pp"),
+    ({"layout": {"pp": 4, "tp": 3}}, "layout.dp_shard"),
+    ({"layout": {"pp": 4, "pp_schedule": "2F2B"}}, "layout.pp_schedule"),
+    ({"model": "/etc/passwd"}, "model"),
+    ({"training": {"seq_len": 2048, "global_batch_size": 2**26}}, "training.global_batch_size"),
+])  # fmt: skip
 def test_simulate_refuses_what_it_cannot_play(
     shared: TestClient, change: dict[str, Any], field: str
 ) -> None:

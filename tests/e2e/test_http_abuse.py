@@ -108,14 +108,9 @@ def head(*headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode()
 
 
-@pytest.mark.parametrize(
-    ("secret", "kind", "status"),
-    [
-        ("wrong", "application/json", 401),
-        ("boss", "application/json", 408),
-        ("boss", "text/plain", 415),
-    ],
-)
+@pytest.mark.parametrize(("secret", "kind", "status"), [
+    ("wrong", "application/json", 401), ("boss", "application/json", 408),
+    ("boss", "text/plain", 415)])  # fmt: skip
 def test_a_body_that_drips_on_after_its_answer_holds_no_connection(
     keyed: Served, secret: str, kind: str, status: int
 ) -> None:
@@ -220,20 +215,13 @@ def ask(client: TestClient, secret: str) -> httpx.Response:
     return client.get("/plans", headers={"authorization": f"Bearer {secret}"})
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"origin": "https://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"origin": "http://testserver"}, 404),
-        ({"sec-fetch-site": "same-origin"}, 404),
-        ({"sec-fetch-site": "none"}, 404),
-        ({"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"}, 404),
-        ({}, 404),
-    ],
-)
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"origin": "https://evil.example"}, 403), ({"origin": "null"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403),
+    ({"origin": "http://testserver"}, 404), ({"sec-fetch-site": "same-origin"}, 404),
+    ({"sec-fetch-site": "none"}, 404),
+    ({"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"}, 404), ({}, 404),
+])  # fmt: skip
 def test_a_page_elsewhere_changes_nothing_and_its_own_may(
     shared: TestClient, headers: dict[str, str], status: int
 ) -> None:

@@ -94,15 +94,12 @@ def test_a_host_that_is_kept_out_is_listed_and_let_in(client: TestClient) -> Non
     assert client.delete("/quarantine/n1").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "shown"),
-    [
-        ("gone", {"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, ["gone", "h100-sxm-80gb", 16]),
-        ({"name": "mine", "layers": 0}, {"gpu": {"name": "us"}, "num_gpus": 4}, ["mine", "us", 4]),
-        (["gone"], "a-preset", ["unknown", "a-preset", 0]),
-        (None, {"num_gpus": "8"}, ["unknown", "unknown", 0]),
-    ],
-)
+@pytest.mark.parametrize(("model", "cluster", "shown"), [
+    ("gone", {"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, ["gone", "h100-sxm-80gb", 16]),
+    ({"name": "mine", "layers": 0}, {"gpu": {"name": "us"}, "num_gpus": 4}, ["mine", "us", 4]),
+    (["gone"], "a-preset", ["unknown", "a-preset", 0]),
+    (None, {"num_gpus": "8"}, ["unknown", "unknown", 0]),
+])  # fmt: skip
 def test_an_open_study_whose_job_no_longer_parses_has_its_line(
     client: TestClient, model: Any, cluster: Any, shown: list[Any]
 ) -> None:
@@ -140,16 +137,13 @@ def test_a_pool_that_is_none_is_named_by_its_place_in_the_body(client: TestClien
     assert {one["remedy"] for one in found} == {"use local, slurm or slurm:PARTITION"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"budget": {"max_gpu_seconds": -1}}, "budget.max_gpu_seconds"),
-        ({"name": "\u001b[31m"}, "name"),
-        ({"jobs": [JOB, {**JOB, "training": NO_NUMBER}]}, "jobs.1.training.seq_len"),
-        ({"jobs": [JOB, {**JOB, "modle": 1}]}, "jobs.1.modle"),
-        ({"jobs": [], "models": ["debug-tiny", "llama"], **CROSSED}, "models.1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"budget": {"max_gpu_seconds": -1}}, "budget.max_gpu_seconds"),
+    ({"name": "\u001b[31m"}, "name"),
+    ({"jobs": [JOB, {**JOB, "training": NO_NUMBER}]}, "jobs.1.training.seq_len"),
+    ({"jobs": [JOB, {**JOB, "modle": 1}]}, "jobs.1.modle"),
+    ({"jobs": [], "models": ["debug-tiny", "llama"], **CROSSED}, "models.1"),
+])  # fmt: skip
 def test_a_fault_of_a_sweep_is_named_by_its_place_in_it(
     client: TestClient, changes: dict[str, Any], field: str
 ) -> None:

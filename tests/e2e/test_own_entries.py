@@ -98,20 +98,16 @@ def test_the_rest_of_the_service_means_them(app: TestClient) -> None:
     assert spec["jobs"][0]["model"]["name"] == "own/ours@1"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "spec", "status", "field"),
-    [
-        *(("models", name, TINY, 422, "name") for name in ("Ours", "../x", "a\n")),
-        ("models", "ours", {**TINY, "num_attention_heads": 3}, 422, None),
-        ("models", "ours", {"name_or_path": "/etc/passwd"}, 422, None),
-        ("models", "ours", [], 422, "spec"),
-        ("gpus", "ours", {"base": "h100-sxm-80gb", "memory": "-1 GiB"}, 422, None),
-        ("gpus", "ours", {"base": "own/none"}, 422, "base"),
-        ("clusters", "ours", {"gpu": "no-such-gpu", "num_gpus": 8}, 422, "spec.gpu"),
-        ("defaults", "ours", TINY, 404, "kind"),
-        ("nonsense", "ours", TINY, 404, "kind"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name", "spec", "status", "field"), [
+    *(("models", name, TINY, 422, "name") for name in ("Ours", "../x", "a\n")),
+    ("models", "ours", {**TINY, "num_attention_heads": 3}, 422, None),
+    ("models", "ours", {"name_or_path": "/etc/passwd"}, 422, None),
+    ("models", "ours", [], 422, "spec"),
+    ("gpus", "ours", {"base": "h100-sxm-80gb", "memory": "-1 GiB"}, 422, None),
+    ("gpus", "ours", {"base": "own/none"}, 422, "base"),
+    ("clusters", "ours", {"gpu": "no-such-gpu", "num_gpus": 8}, 422, "spec.gpu"),
+    ("defaults", "ours", TINY, 404, "kind"), ("nonsense", "ours", TINY, 404, "kind"),
+])  # fmt: skip
 def test_what_is_no_entry_is_refused(
     shared: TestClient, kind: str, name: str, spec: Any, status: int, field: str | None
 ) -> None:

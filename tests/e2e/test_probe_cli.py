@@ -87,14 +87,11 @@ def test_out_of_memory_is_a_measurement_and_exit_3(probe: Probe, cli: Cli) -> No
 ODD = {"seq_len": 63, "global_batch_size": 4}
 
 
-@pytest.mark.parametrize(
-    ("job", "field", "words"),
-    [
-        ({"layout": None}, "layout", "add the layout to measure"),
-        ({"layout": {"dp_shard": 3}}, "layout.dp_shard=3", "3 ranks on 2 GPUs"),
-        ({"layout": {"tp": 2, "dp_shard": 1}, "training": ODD}, "layout.", "seq_len"),
-    ],
-)
+@pytest.mark.parametrize(("job", "field", "words"), [
+    ({"layout": None}, "layout", "add the layout to measure"),
+    ({"layout": {"dp_shard": 3}}, "layout.dp_shard=3", "3 ranks on 2 GPUs"),
+    ({"layout": {"tp": 2, "dp_shard": 1}, "training": ODD}, "layout.", "seq_len"),
+])  # fmt: skip
 def test_a_wrong_request_is_exit_2_before_anything_runs(
     probe: Probe, cli: Cli, job: dict[str, Any], field: str, words: str
 ) -> None:

@@ -265,17 +265,13 @@ class TestMeasurements:
         problem(found(status="fine"), 422)
         problem(found(cursor="nonsense"), 422)
 
-    @pytest.mark.parametrize(
-        ("change", "field"),
-        [
-            ({"layout": None}, "layout"),
-            ({"measured": None}, "measured"),
-            ({"measured": {"step_seconds": -1}}, "measured.step_seconds"),
-            ({"measured": {"step_seconds": 1, "created_at": "today"}}, "measured.created_at"),
-            ({"measured": {"step_seconds": 1, "software": "torch"}}, "measured.software"),
-            ({"model": "/etc/passwd"}, "model"),
-        ],
-    )
+    @pytest.mark.parametrize(("change", "field"), [
+        ({"layout": None}, "layout"), ({"measured": None}, "measured"),
+        ({"measured": {"step_seconds": -1}}, "measured.step_seconds"),
+        ({"measured": {"step_seconds": 1, "created_at": "today"}}, "measured.created_at"),
+        ({"measured": {"step_seconds": 1, "software": "torch"}}, "measured.software"),
+        ({"model": "/etc/passwd"}, "model"),
+    ])  # fmt: skip
     def test_one_wrong_row_stores_none_and_is_named(
         self, idle: TestClient, change: dict[str, Any], field: str
     ) -> None:
@@ -284,15 +280,9 @@ class TestMeasurements:
         assert body["field"] == f"row 2 {field}"
         assert idle.get("/measurements").json()["items"] == []
 
-    @pytest.mark.parametrize(
-        ("content", "kind", "status"),
-        [
-            (b"x", "text/plain", 415),
-            (b"a,b\n1\n", "text/csv", 422),
-            (b"\xff", "text/csv", 422),
-            (b"[]", "application/json", 422),
-        ],
-    )
+    @pytest.mark.parametrize(("content", "kind", "status"), [
+        (b"x", "text/plain", 415), (b"a,b\n1\n", "text/csv", 422), (b"\xff", "text/csv", 422),
+        (b"[]", "application/json", 422)])  # fmt: skip
     def test_other_bodies_are_refused(
         self, idle: TestClient, content: bytes, kind: str, status: int
     ) -> None:

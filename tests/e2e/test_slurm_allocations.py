@@ -114,14 +114,11 @@ def test_gpus_that_no_node_has_are_refused(pool: SlurmPool) -> None:
         pool.run(ProbeTask(id="probe-w", job=wide, device="cuda"))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (SlurmOptions(constraint="h100"), "Invalid feature specification"),
-        (SlurmOptions(exclude="n1"), "(?i)node (?:configuration|count)"),
-        (SlurmOptions(container_image="image"), "has no --container-image"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    (SlurmOptions(constraint="h100"), "Invalid feature specification"),
+    (SlurmOptions(exclude="n1"), "(?i)node (?:configuration|count)"),
+    (SlurmOptions(container_image="image"), "has no --container-image"),
+])  # fmt: skip
 def test_options_reach_slurm(pool: SlurmPool, options: SlurmOptions, said: str) -> None:
     pool.options = options
     with pytest.raises(ProbeError, match=said):

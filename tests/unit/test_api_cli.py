@@ -91,15 +91,11 @@ def test_values_of_flags_are_yaml(read: Callable[[str], object], text: str, valu
     assert read(text) == value
 
 
-@pytest.mark.parametrize(
-    ("read", "texts"),
-    [
-        (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
-        (PAIR, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
-        (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
-    ],
-    ids=["checkpoint", "fix", "allow"],
-)
+@pytest.mark.parametrize(("read", "texts"), [
+    (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
+    (PAIR, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+    (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+], ids=["checkpoint", "fix", "allow"])  # fmt: skip
 def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(SpecError, match="STEPS:MODE" if read is parse_checkpoint else "."):
@@ -240,15 +236,11 @@ def test_measurements_are_exported_as_json_lines_and_filters_are_checked(say: Sa
     assert "TorchTitan log" in say("measurements", "import", "/no/such.jsonl", code=2).err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field", "value"),
-    [
-        (["recommend", "--seq-len", "many"], "--seq-len", "many"),
-        (["recommend", "--seq-len=many"], "--seq-len", "many"),
-        (["recommend", "--sequence", "8"], "--sequence", None),
-        (["explain"], "plan_id", None),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "field", "value"), [
+    (["recommend", "--seq-len", "many"], "--seq-len", "many"),
+    (["recommend", "--seq-len=many"], "--seq-len", "many"),
+    (["recommend", "--sequence", "8"], "--sequence", None), (["explain"], "plan_id", None),
+])  # fmt: skip
 def test_a_usage_error_names_its_option_and_value(
     arguments: list[str], field: str, value: str | None, say: Say
 ) -> None:
@@ -308,10 +300,8 @@ def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, say: Say) 
     assert "choose one of 16, 32, 64" in error["remedy"]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "format"),
-    [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "accelerate")],
-)
+@pytest.mark.parametrize(("trainer", "format"), [
+    ("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "accelerate")])  # fmt: skip
 def test_a_plan_is_exported_to_its_own_trainer(trainer: str, format: str, say: Say) -> None:
     narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--top-k", "1", "--json"]
     plan = say("recommend", *MAIN_JOB, *narrow).json

@@ -64,17 +64,9 @@ def test_keys() -> None:
     assert (one.secret_sha256, two.may("probe")) == (DIGEST, True)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "x",
-        "x:read:secret",
-        f":read:{DIGEST}",
-        f"x:write:{DIGEST}",
-        f"x::{DIGEST}",
-        f"x:read:{DIGEST},x:plan:{DIGEST}",
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    "x", "x:read:secret", f":read:{DIGEST}", f"x:write:{DIGEST}", f"x::{DIGEST}",
+    f"x:read:{DIGEST},x:plan:{DIGEST}"])  # fmt: skip
 def test_wrong_keys_are_refused_and_not_shown(wrong: str) -> None:
     with pytest.raises(errors.SpecError) as caught:
         parse_api_keys(wrong)
@@ -120,15 +112,9 @@ def parts(*sizes: float) -> list[BarPart]:
     return [BarPart(name, name.upper(), size, f"{size:g}") for name, size in named]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "total", "width", "bar"),
-    [
-        ((1, 1, 2), 8, 16, "AABBCCCC........"),
-        ((1, 1, 1), 3, 10, "AAABBBBCCC"),
-        ((5, 5), 5, 10, "AAAAA|BBBB"),
-        ((), 0, 4, "...."),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "total", "width", "bar"), [
+    ((1, 1, 2), 8, 16, "AABBCCCC........"), ((1, 1, 1), 3, 10, "AAABBBBCCC"),
+    ((5, 5), 5, 10, "AAAAA|BBBB"), ((), 0, 4, "....")])  # fmt: skip
 def test_bars_fill_their_width_and_round_without_drift(
     sizes: tuple[float, ...], total: float, width: int, bar: str
 ) -> None:

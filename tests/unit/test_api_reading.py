@@ -66,16 +66,10 @@ def test_bad_json(text: str | bytes) -> None:
         read_json(text, "body")
 
 
-@pytest.mark.parametrize(
-    ("content", "rule"),
-    [
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b"", "holds nothing"),
-        (b"[1]", "not a mapping"),
-        (b"x" * (MAX_FILE_BYTES + 1), "larger than 10 MB"),
-        (b"a: [1", "^--job='/.*is not valid YAML"),
-    ],
-)
+@pytest.mark.parametrize(("content", "rule"), [
+    (b"\xff\xfe\x00", "not UTF-8"), (b"", "holds nothing"), (b"[1]", "not a mapping"),
+    (b"x" * (MAX_FILE_BYTES + 1), "larger than 10 MB"), (b"a: [1", "^--job='/.*is not valid YAML"),
+])  # fmt: skip
 def test_bad_files(tmp_path: Path, content: bytes, rule: str) -> None:
     with pytest.raises(SpecError, match=rule):
         read_mapping_file(written(tmp_path, content), "--job")
@@ -85,16 +79,9 @@ def test_text_of_several_lines_is_plain() -> None:
     assert read_json('{"notes": "a\\n\\tb, 模型"}', "body") == {"notes": "a\n\tb, 模型"}
 
 
-@pytest.mark.parametrize(
-    ("path", "rule"),
-    [
-        ("\0", "."),
-        ("x" * 5000, "."),
-        ("~nobody-of-this-name/x", "."),
-        ("none.yaml", "no such file"),
-        ("/", "is a directory"),
-    ],
-)
+@pytest.mark.parametrize(("path", "rule"), [
+    ("\0", "."), ("x" * 5000, "."), ("~nobody-of-this-name/x", "."), ("none.yaml", "no such file"),
+    ("/", "is a directory")])  # fmt: skip
 def test_impossible_paths(path: str, rule: str) -> None:
     with pytest.raises(SpecError, match=rule):
         read_mapping_file(path, "--job")

@@ -193,13 +193,9 @@ class TestDirect:
         answer = ask(EIGHT, FakePool(8, lambda task: full))
         assert (numbers_of(answer).status, answer.failed is not None) == ("oom", True)
 
-    @pytest.mark.parametrize(
-        ("devices", "values", "words"),
-        [
-            (0, EIGHT, "no NVIDIA GPU to probe on: it has none; use --emulate"),
-            (4, PIPELINED, "the layout needs 64 GPUs, this machine has 4; use --emulate"),
-        ],
-    )
+    @pytest.mark.parametrize(("devices", "values", "words"), [
+        (0, EIGHT, "no NVIDIA GPU to probe on: it has none; use --emulate"),
+        (4, PIPELINED, "the layout needs 64 GPUs, this machine has 4; use --emulate")])  # fmt: skip
     def test_a_pool_that_cannot_hold_the_layout_says_what_would_do(
         self, devices: int, values: dict[str, Any], words: str
     ) -> None:

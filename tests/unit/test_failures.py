@@ -149,16 +149,13 @@ class TestKinds:
         words = "rank 0, 3 waited in vain: WorkNCCL(SeqNum=15, OpType=ALLREDUCE"
         assert found.message.startswith(words)
 
-    @pytest.mark.parametrize(
-        ("kind", "said"),
-        [
-            ("import-error", "AssertionError: Torch not compiled with CUDA enabled"),
-            ("non-finite-loss", "FloatingPointError: loss at step 3 is nan"),
-            ("non-finite-loss", "planner.probes.reference.errors.NonFiniteLoss: step 2"),
-            ("invalid-layout", "planner.errors.SpecError: tp=16: does not divide 8 KV heads"),
-            ("crash", "RuntimeError: expected scalar type Float but found BFloat16"),
-        ],
-    )
+    @pytest.mark.parametrize(("kind", "said"), [
+        ("import-error", "AssertionError: Torch not compiled with CUDA enabled"),
+        ("non-finite-loss", "FloatingPointError: loss at step 3 is nan"),
+        ("non-finite-loss", "planner.probes.reference.errors.NonFiniteLoss: step 2"),
+        ("invalid-layout", "planner.errors.SpecError: tp=16: does not divide 8 KV heads"),
+        ("crash", "RuntimeError: expected scalar type Float but found BFloat16"),
+    ])  # fmt: skip
     def test_texts(self, kind: str, said: str) -> None:
         found, rank, message = told(raised(2, said))
         assert (found, rank, message.split("; remedy: ")[0]) == (kind, 2, said)
@@ -171,16 +168,13 @@ class TestKinds:
         kind, rank, message = told(raised(0, said))
         assert (kind, rank, said in message) == (FailureKind.HANG, None, True)
 
-    @pytest.mark.parametrize(
-        ("kind", "said", "file"),
-        [
-            ("invalid-layout", "ValueError: n_microbatches must be at least 4", PIPELINING),
-            ("invalid-layout", "RuntimeError: Mesh should not be bigger", f"{TORCH}device_mesh.py"),
-            ("invalid-layout", "AssertionError: seq 7 % tp 2", "/x/probes/reference/tensor.py"),
-            ("crash", "ValueError: bad", "/v/numpy/core.py"),
-            ("crash", "RuntimeError: unknown", f"{TORCH}distributed_c10d.py"),
-        ],
-    )
+    @pytest.mark.parametrize(("kind", "said", "file"), [
+        ("invalid-layout", "ValueError: n_microbatches must be at least 4", PIPELINING),
+        ("invalid-layout", "RuntimeError: Mesh should not be bigger", f"{TORCH}device_mesh.py"),
+        ("invalid-layout", "AssertionError: seq 7 % tp 2", "/x/probes/reference/tensor.py"),
+        ("crash", "ValueError: bad", "/v/numpy/core.py"),
+        ("crash", "RuntimeError: unknown", f"{TORCH}distributed_c10d.py"),
+    ])  # fmt: skip
     def test_a_rule_is_told_by_its_place(self, kind: str, said: str, file: str) -> None:
         assert told(raised(0, said, file=file))[0] == kind
 

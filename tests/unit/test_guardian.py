@@ -132,20 +132,12 @@ NEW_PARENT = {"parent": 1}  # the runner was killed; a child of its own still ho
 
 
 class TestWhenToEnd:
-    @pytest.mark.parametrize(
-        ("happens", "reason"),
-        [
-            ({"now": 60.0}, None),
-            ({"ended": {8: 0}}, None),
-            (NEW_PARENT, "runner-gone"),
-            ({"says": b""}, "runner-gone"),
-            (STOP, "asked"),
-            ({**NEW_PARENT, **STOP}, "asked"),
-            ({"now": 60.5}, "time-limit"),
-            ({"ended": {7: 0}}, "exit"),
-            ({**NEW_PARENT, **STOP, "now": 60.5, "ended": {7: 0}}, "exit"),
-        ],
-    )
+    @pytest.mark.parametrize(("happens", "reason"), [
+        ({"now": 60.0}, None), ({"ended": {8: 0}}, None), (NEW_PARENT, "runner-gone"),
+        ({"says": b""}, "runner-gone"), (STOP, "asked"), ({**NEW_PARENT, **STOP}, "asked"),
+        ({"now": 60.5}, "time-limit"), ({"ended": {7: 0}}, "exit"),
+        ({**NEW_PARENT, **STOP, "now": 60.5, "ended": {7: 0}}, "exit"),
+    ])  # fmt: skip
     def test_when_something_happens(
         self, world: World, happens: dict[str, Any], reason: str | None
     ) -> None:

@@ -179,14 +179,11 @@ async def test_refusals_cross_whole(line: Lane) -> None:
 FAULT = Fault("a", 1, "is wrong", "mend it")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        SpecError([FAULT, Fault("b", None, "is missing", "add")]),
-        TooManyRequestsError("much; later", retry_after_seconds=3.0),
-        SpecError(FAULT).renamed(str.upper),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    SpecError([FAULT, Fault("b", None, "is missing", "add")]),
+    TooManyRequestsError("much; later", retry_after_seconds=3.0),
+    SpecError(FAULT).renamed(str.upper),
+])  # fmt: skip
 def test_every_error_is_pickled_as_it_stands(error: PlannerError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))

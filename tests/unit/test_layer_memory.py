@@ -118,10 +118,8 @@ def test_saved_activations_of_all_microbatches_in_flight_but_the_one_that_ran_ba
     assert ends.allocated[0, 0] == 2 * 11.0 + 5.0 + 100.0
 
 
-@pytest.mark.parametrize(
-    ("local", "allocated", "moving", "gradients"),
-    [(2.0, 33 + 1000 + 8 - 8, 33 + 1000, 0.0), (5.0, 22 + 1000 + 20, 22 + 1000, 20.0)],
-)
+@pytest.mark.parametrize(("local", "allocated", "moving", "gradients"), [
+    (2.0, 33 + 1000 + 8 - 8, 33 + 1000, 0.0), (5.0, 22 + 1000 + 20, 22 + 1000, 20.0)])  # fmt: skip
 def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
     local: float, allocated: float, moving: float, gradients: float
 ) -> None:

@@ -32,34 +32,24 @@ def of_time(step: float, compute: float, **exposed: float) -> Estimate:
 FSDP = "FSDP gathers and scatters"
 
 
-@pytest.mark.parametrize(
-    ("estimate", "words"),
-    [
-        (
-            of_time(10.0, 9.1, fsdp=0.7, tp=0.2),
-            f"compute-bound (91%); the largest loss is {FSDP}, 7%",
-        ),
-        (of_time(10.0, 4.0, fsdp=6.0), f"bound by {FSDP} (60%); compute is 40%"),
-        (of_time(1.0, 1.0), "compute-bound"),
-    ],
-)
+@pytest.mark.parametrize(("estimate", "words"), [
+    (of_time(10.0, 9.1, fsdp=0.7, tp=0.2), f"compute-bound (91%); the largest loss is {FSDP}, 7%"),
+    (of_time(10.0, 4.0, fsdp=6.0), f"bound by {FSDP} (60%); compute is 40%"),
+    (of_time(1.0, 1.0), "compute-bound"),
+])  # fmt: skip
 def test_the_bottleneck_is_the_largest_part(estimate: Estimate, words: str) -> None:
     assert bottleneck(estimate) == words
     some = bottleneck(of_time(1.0, 0.4, ep=0.3, tp=0.3))
     assert some.startswith("compute is the largest part (40%); the largest loss is ")
 
 
-@pytest.mark.parametrize(
-    ("field", "old", "new", "words"),
-    [
-        ("float8_all_gather", True, False, "without float8 all-gather"),
-        ("compile", False, True, "with torch.compile"),
-        ("tp", 1, 2, "tp 2 instead of 1"),
-        ("layers_per_stage", None, (2,) * 3 + (1,), "layers by stage 2x3,1 instead of the trainer"),
-        ("micro_batch_size", 4, 2, "micro batch size 2 instead of 4"),
-        ("cp_method", "ulysses", "alltoall", "cp method alltoall (ring) instead of ulysses"),
-    ],
-)
+@pytest.mark.parametrize(("field", "old", "new", "words"), [
+    ("float8_all_gather", True, False, "without float8 all-gather"),
+    ("compile", False, True, "with torch.compile"), ("tp", 1, 2, "tp 2 instead of 1"),
+    ("layers_per_stage", None, (2,) * 3 + (1,), "layers by stage 2x3,1 instead of the trainer"),
+    ("micro_batch_size", 4, 2, "micro batch size 2 instead of 4"),
+    ("cp_method", "ulysses", "alltoall", "cp method alltoall (ring) instead of ulysses"),
+])  # fmt: skip
 def test_changes_in_words(field: str, old: Any, new: Any, words: str) -> None:
     step = SensitivityStep.model_construct(
         field=field, old=old, new=new, step_ratio=1.0, device_bytes=2.0**30, fits=True, refused=None
@@ -68,15 +58,12 @@ def test_changes_in_words(field: str, old: Any, new: Any, words: str) -> None:
     assert in_words(field, new) in step_sentence(step)
 
 
-@pytest.mark.parametrize(
-    ("objective", "values", "priced", "words"),
-    [
-        ("cost", (20_000.0, 15_000.0), True, "25.0% cheaper ($15,000 against $20,000)"),
-        ("cost", (200.0, 150.0), False, "25.0% cheaper (150 GPU-hours against 200 GPU-hours)"),
-        ("energy", (2.0, 1.0), True, "50.0% less energy"),
-        ("throughput", (2.0, 1.0), True, "2.00 times as fast"),
-    ],
-)
+@pytest.mark.parametrize(("objective", "values", "priced", "words"), [
+    ("cost", (20_000.0, 15_000.0), True, "25.0% cheaper ($15,000 against $20,000)"),
+    ("cost", (200.0, 150.0), False, "25.0% cheaper (150 GPU-hours against 200 GPU-hours)"),
+    ("energy", (2.0, 1.0), True, "50.0% less energy"),
+    ("throughput", (2.0, 1.0), True, "2.00 times as fast"),
+])  # fmt: skip
 def test_a_gain_names_what_it_is_in(
     objective: Any, values: tuple[float, float], priced: bool, words: str
 ) -> None:

@@ -95,19 +95,12 @@ def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
         pool(tmp_path, sys.executable).check(NEED)
 
 
-@pytest.mark.parametrize(
-    ("raised", "words"),
-    [
-        (
-            "ModuleNotFoundError(\"No module named 'torch'\", name='torch')",
-            "cannot import torch (No module named 'torch')",
-        ),
-        (
-            "OSError('libcudart.so.12: cannot open shared object file')",
-            "cannot import torch (OSError: libcudart.so.12",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("raised", "words"), [
+    ("ModuleNotFoundError(\"No module named 'torch'\", name='torch')",
+        "cannot import torch (No module named 'torch')"),
+    ("OSError('libcudart.so.12: cannot open shared object file')",
+        "cannot import torch (OSError: libcudart.so.12"),
+])  # fmt: skip
 def test_the_program_of_the_check_says_what_cannot_be_imported(
     tmp_path: Path, raised: str, words: str
 ) -> None:
@@ -201,18 +194,15 @@ BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
 FLOAT8 = {**BF16, "precision": "float8-rowwise"}
 
 
-@pytest.mark.parametrize(
-    ("gpu", "more", "arguments"),
-    [
-        ("h100-sxm-80gb", {}, ["torchao.float8", *FLAGS]),
-        ("b200", {}, ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
-        ("a100-sxm-80gb", {}, FLAGS),
-        ("h100-sxm-80gb", {"search": {"fix": {"precision": "bf16"}}}, FLAGS),
-        ("h100-sxm-80gb", {"search": {"fix": BF16}}, ["--several-gpus"]),
-        ("h100-sxm-80gb", {"layout": BF16}, ["--several-gpus"]),
-        ("h100-sxm-80gb", {"layout": FLOAT8}, ["torchao.float8", "--several-gpus"]),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "more", "arguments"), [
+    ("h100-sxm-80gb", {}, ["torchao.float8", *FLAGS]),
+    ("b200", {}, ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
+    ("a100-sxm-80gb", {}, FLAGS),
+    ("h100-sxm-80gb", {"search": {"fix": {"precision": "bf16"}}}, FLAGS),
+    ("h100-sxm-80gb", {"search": {"fix": BF16}}, ["--several-gpus"]),
+    ("h100-sxm-80gb", {"layout": BF16}, ["--several-gpus"]),
+    ("h100-sxm-80gb", {"layout": FLOAT8}, ["torchao.float8", "--several-gpus"]),
+])  # fmt: skip
 def test_what_the_candidates_need_is_asked_for(
     gpu: str, more: dict[str, Any], arguments: list[str]
 ) -> None:

@@ -105,13 +105,9 @@ def few(count: int) -> Candidates:
 GP_LACKS = "needs torch and scipy; not installed: {}; install the probe extra"
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "words"),
-    [
-        *(("gp", one, GP_LACKS.format(", ".join(one))) for one in (*zip(GP.needs), GP.needs)),
-        ("cma-es", ("cmaes",), "not installed: cmaes; install the package cmaes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "missing", "words"), [
+    *(("gp", one, GP_LACKS.format(", ".join(one))) for one in (*zip(GP.needs), GP.needs)),
+    ("cma-es", ("cmaes",), "not installed: cmaes; install the package cmaes")])  # fmt: skip
 def test_a_sampler_says_what_it_needs_and_what_is_missing(
     name: str, missing: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

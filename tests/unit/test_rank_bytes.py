@@ -72,10 +72,8 @@ def test_under_a_pipeline_the_logits_that_the_loss_frees_are_kept() -> None:
     assert piped.leftover_bytes[:, 0] == pytest.approx([0.0, freed])
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages", "waiting"),
-    [("1F1B", 1, 0), ("GPipe", 1, 7), ("Interleaved1F1B", 2, 0), ("LoopedBFS", 2, 7)],
-)
+@pytest.mark.parametrize(("schedule", "stages", "waiting"), [
+    ("1F1B", 1, 0), ("GPipe", 1, 7), ("Interleaved1F1B", 2, 0), ("LoopedBFS", 2, 7)])  # fmt: skip
 def test_losses_wait_where_all_forwards_come_first(
     schedule: str, stages: int, waiting: int
 ) -> None:

@@ -52,28 +52,23 @@ TITAN = {"trainer": "torchtitan", "trainer_version": "0.3"}
 FAKE = {"emulate_rank": 0, "fake_tensors": True}
 
 
-@pytest.mark.parametrize(
-    ("field", "layout", "options"),
-    [
-        ("dp_shard", {"dp_shard": 3}, {"num_gpus": 4}),
-        ("pp_schedule", {**PIPELINE, "pp_schedule": "ZB-1p"}, {"num_gpus": 2}),
-        ("zero_stage", {"zero_stage": 1}, {}),
-        ("fake_tensors", {}, {"fake_tensors": True}),
-        ("emulate_rank", {}, {"emulate_rank": 1}),
-        ("num_layers", {}, {"num_layers": 5}),
-        ("ac", {"compile": True, "ac": "memory-budget-0.5"}, FAKE),
-        ("ac", {**ZBV, "ac": "selective-op"}, {"num_gpus": 2}),
-        ("zero_stage", {**ZBV, "dp_shard": 2, "zero_stage": 3}, {"num_gpus": 4}),
-        ("cpu_offload", {"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}),
-        ("trainer", {"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}),
-        ("seq_len", {}, {"model": "tied", "training": {"seq_len": 2048}}),
-        ("overlap", {}, {"training": {"overlap": {"dp": False}}}),
-        ("chunked_loss", {}, {"training": {"chunked_loss": True}}),
-        ("fused_cross_entropy", {}, {"training": {"fused_cross_entropy": True}}),
-        ("ac", {"ac": "modules-mlp"}, {}),
-        ("cuda_graphs", {}, {"training": {"cuda_graphs": "full", **TITAN}}),
-    ],
-)
+@pytest.mark.parametrize(("field", "layout", "options"), [
+    ("dp_shard", {"dp_shard": 3}, {"num_gpus": 4}),
+    ("pp_schedule", {**PIPELINE, "pp_schedule": "ZB-1p"}, {"num_gpus": 2}),
+    ("zero_stage", {"zero_stage": 1}, {}), ("fake_tensors", {}, {"fake_tensors": True}),
+    ("emulate_rank", {}, {"emulate_rank": 1}), ("num_layers", {}, {"num_layers": 5}),
+    ("ac", {"compile": True, "ac": "memory-budget-0.5"}, FAKE),
+    ("ac", {**ZBV, "ac": "selective-op"}, {"num_gpus": 2}),
+    ("zero_stage", {**ZBV, "dp_shard": 2, "zero_stage": 3}, {"num_gpus": 4}),
+    ("cpu_offload", {"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}),
+    ("trainer", {"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}),
+    ("seq_len", {}, {"model": "tied", "training": {"seq_len": 2048}}),
+    ("overlap", {}, {"training": {"overlap": {"dp": False}}}),
+    ("chunked_loss", {}, {"training": {"chunked_loss": True}}),
+    ("fused_cross_entropy", {}, {"training": {"fused_cross_entropy": True}}),
+    ("ac", {"ac": "modules-mlp"}, {}),
+    ("cuda_graphs", {}, {"training": {"cuda_graphs": "full", **TITAN}}),
+])  # fmt: skip
 def test_what_cannot_run_is_refused_with_its_field(
     field: str, layout: dict[str, Any], options: dict[str, Any]
 ) -> None:

@@ -169,10 +169,8 @@ def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes() -> None:
     assert planner.study_of(plan).metric_names == ["seconds_per_token"]
 
 
-@pytest.mark.parametrize(
-    ("objective", "name"),
-    [("memory", "device_bytes"), ("cost", "cost_usd"), ("energy", "joules_per_token")],
-)
+@pytest.mark.parametrize(("objective", "name"), [
+    ("memory", "device_bytes"), ("cost", "cost_usd"), ("energy", "joules_per_token")])  # fmt: skip
 def test_the_value_is_what_the_plan_minimises(objective: str, name: str) -> None:
     search = {"objective": objective, "top_k": 3, "prefer": "fastest", "fix": NARROW}
     plan = planner.recommend({**JOB, "search": search})

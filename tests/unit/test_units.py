@@ -67,18 +67,14 @@ def test_no_number_is_shown_with_an_exponent() -> None:
     assert not [text for text in shown if "e" in text]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1234.5, "1,230"), (99.96, "100"), (100.4, "100"), (0.1234, "0.123"), (7.0, "7")],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (1234.5, "1,230"), (99.96, "100"), (100.4, "100"), (0.1234, "0.123"), (7.0, "7")])  # fmt: skip
 def test_three_digits(value: float, text: str) -> None:
     assert three_digits(value) == text
 
 
-@pytest.mark.parametrize(
-    ("typed", "count"),
-    [("15T", 15e12), ("15 T", 15e12), ("300B", 300e9), ("2e12", 2e12), ("7k", 7e3)],
-)
+@pytest.mark.parametrize(("typed", "count"), [
+    ("15T", 15e12), ("15 T", 15e12), ("300B", 300e9), ("2e12", 2e12), ("7k", 7e3)])  # fmt: skip
 def test_counts_are_read_with_their_suffix(typed: str, count: float) -> None:
     assert parse_count(typed) == count
 
