@@ -34,9 +34,7 @@ def subjects(wiring: Wiring) -> list[str]:
 
 
 @EACH_DATABASE
-def test_old_lines_go_however_many_there_are(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_lines_go_however_many(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 2)
     for number, days in enumerate((400, 90, 31, 30.1, 29.9, 0)):
         note(wiring, f"plan-{number}", days)
@@ -45,9 +43,7 @@ def test_old_lines_go_however_many_there_are(
     assert wiring.audit.prune(30) == 0
 
 
-def test_a_worker_prunes_in_its_turn_and_seldom(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_prune_in_turn_and_seldom(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     note(wiring, "plan-1", 31)
     note(wiring, "plan-2", 29)
     workers = TaskWorkers(wiring, 0)

@@ -63,9 +63,7 @@ class TestMeasurements:
         store.add([])
 
     @pytest.mark.parametrize("limit", [1, 3, 7])
-    def test_pages_hold_every_measurement_once_newest_first(
-        self, store: SqlMeasurementStore, limit: int
-    ) -> None:
+    def test_pages_hold_all_once_newest_first(self, store: SqlMeasurementStore, limit: int) -> None:
         store.add([measurement(number) for number in range(7)])  # pairs share a moment
         seen: list[str] = []
         for page in pages_of(lambda cursor: store.list(MeasurementFilter(), cursor, limit)):
@@ -87,9 +85,7 @@ class TestMeasurements:
         assert ids(rung="emulated", model="llama3-8b") == "4"
         assert ids(gpu="\0") == ""
 
-    def test_a_question_finds_its_measurements_oldest_first(
-        self, store: SqlMeasurementStore
-    ) -> None:
+    def test_a_question_finds_measurements_oldest_first(self, store: SqlMeasurementStore) -> None:
         other = measurement(3, layout={"dp_shard": 4, "tp": 2})
         store.add([other, measurement(1), measurement(2, model="llama3-70b")])
         same = {**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}}
@@ -169,9 +165,7 @@ class TestProbes:
         length = (first.lease_until - first.started_at).total_seconds()
         assert length == pytest.approx(30.0, abs=0.1)
 
-    def test_many_claimers_share_without_doubles(
-        self, store: SqlProbeStore, engine: Engine
-    ) -> None:
+    def test_claimers_share_without_doubles(self, store: SqlProbeStore, engine: Engine) -> None:
         claimers = 1 if is_memory(engine.url) else 4  # a database in memory is one connection
         store.add([probe_record(number) for number in range(12)])
         seen: list[str] = []
@@ -255,9 +249,7 @@ class TestProbes:
         again = store.claim(lease("host:2"))
         assert (again.fencing_token, again.attempts) == (2, 1)
 
-    def test_a_probe_whose_worker_was_lost_waits_and_ends_with_its_attempts(
-        self, store: SqlProbeStore
-    ) -> None:
+    def test_a_lost_workers_probe_ends_with_its_attempts(self, store: SqlProbeStore) -> None:
         lost = ProbeEnd(state="failed", failure="lost_workers", message="twice")
         waiting = store.retry(self.claimed(store, max_attempts=2), lost)
         assert (waiting.state, waiting.attempts, waiting.message) == ("queued", 1, "twice")

@@ -137,9 +137,7 @@ class TestPools:
         bytes_ = (outcome.attempted_bytes, outcome.allocated_bytes)
         assert (outcome.rank, bytes_) == (1, (2**31, round(70.5 * 2**30)))
 
-    def test_a_killed_worker_is_named_and_the_first_cause_not_its_victims(
-        self, subject: Subject
-    ) -> None:
+    def test_a_killed_worker_and_the_cause_are_named_not_victims(self, subject: Subject) -> None:
         killed, first = self.failed(subject, "killed"), self.failed(subject, "victims")
         assert (killed.kind, killed.rank) == (FailureKind.KILLED, 1)
         assert (first.kind, first.rank, first.message) == (FailureKind.CRASH, 1, "KeyError: 'rope'")

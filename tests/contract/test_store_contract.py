@@ -36,9 +36,7 @@ def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:
 
 
 class TestPlans:
-    def test_a_plan_comes_back_as_it_was_saved_whatever_its_texts(
-        self, store: SqlStore, plan: Plan
-    ) -> None:
+    def test_a_plan_of_any_texts_comes_back_as_saved(self, store: SqlStore, plan: Plan) -> None:
         store.save_plan(plan, LABELS)
         assert store.get_plan(plan.id) == plan
         texts = {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}
@@ -151,9 +149,7 @@ class TestIdempotency:
             keys.keep("key", "request", self.answer)
         assert len(store.list_plans().items) == 1
 
-    def test_what_an_older_version_left_unanswered_is_done(
-        self, keys: IdempotencyStore, store: SqlStore
-    ) -> None:
+    def test_what_older_releases_left_runs(self, keys: IdempotencyStore, store: SqlStore) -> None:
         with writing(store.engine) as session:
             session.add(IdempotencyRow(key_hash="key", request_hash="request", created_at=NOW))
         assert keys.kept("key", "request") is None

@@ -121,9 +121,7 @@ def at_once(workers: list[Wiring], ask: Callable[[Wiring], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("skip", 0), ("catch-up", 1)])
-def test_nights_missed_are_skipped_or_made_up_once(
-    wiring: Wiring, clock: Clock, missed: str, runs: int
-) -> None:
+def test_missed_nights_once_or_never(wiring: Wiring, clock: Clock, missed: str, runs: int) -> None:
     sweep = stored(wiring, missed=missed)
     clock.time = NIGHT + timedelta(days=3, hours=5)
     assert [len(schedule_due(wiring)) for _ in range(2)] == [runs, 0]
@@ -143,9 +141,7 @@ def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(
 
 
 @EACH_DATABASE
-def test_a_run_of_ours_is_never_up_for_a_worker(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_ours_is_for_no_worker(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, add = stored(wiring), wiring.tasks.add
     taken: list[TaskRecord | None] = []
 
@@ -195,9 +191,7 @@ def test_an_anchor_may_have_any_size_that_a_job_may_choose() -> None:
         read_sweep(values, allow_files=False)
 
 
-def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(
-    wiring: Wiring,
-) -> None:
+def test_an_anchor_of_another_size_is_passed_over_where_it_does_not_fit(wiring: Wiring) -> None:
     clusters = [{"gpu": "cpu", "num_gpus": number} for number in (1, 2)]
     run = ours(wiring, clusters=clusters, measure={"top_k": 0, "anchors": [{"dp_shard": 2}]})
     observer = Observer()

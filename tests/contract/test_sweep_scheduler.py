@@ -124,9 +124,7 @@ def test_out_of_memory_is_a_result_and_never_tried_again(bench: Bench, wiring: W
     assert statuses(report) == {"oom"}
 
 
-def test_what_was_preempted_runs_again_and_does_not_count_as_a_retry(
-    bench: Bench, wiring: Wiring
-) -> None:
+def test_what_was_preempted_runs_again_and_is_no_retry(bench: Bench, wiring: Wiring) -> None:
     ended(wiring)
     with_faults(bench, preempted=0.4)
     another(wiring, bench, retries=0)
@@ -135,9 +133,7 @@ def test_what_was_preempted_runs_again_and_does_not_count_as_a_retry(
     assert report["retried"] == report["probes"] - 12 > 0
 
 
-def test_a_node_that_hangs_is_kept_out_for_all_and_let_in_by_command(
-    bench: Bench, wiring: Wiring
-) -> None:
+def test_a_node_that_hangs_is_kept_out_and_let_in_by_command(bench: Bench, wiring: Wiring) -> None:
     ended(wiring)
     with_faults(bench, bad_nodes=("node1",), bad_share=1.0)
     spec = wiring.sweeps.get(bench.sweeps[0]).spec
@@ -234,9 +230,7 @@ def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
 
 @EACH_DATABASE
 @pytest.mark.slow
-def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(
-    migrated_url: str, tmp_path: Path
-) -> None:
+def test_workers_killed_midway_lose_and_double_nothing(migrated_url: str, tmp_path: Path) -> None:
     bench = Bench(folder=tmp_path, url=migrated_url, nodes=16, seed=5, probe_seconds=0.05)
     wiring = bench.set_up(400, 2)
     bench.run(wiring, 2, kill=True)

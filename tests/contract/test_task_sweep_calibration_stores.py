@@ -185,9 +185,7 @@ class TestCalibrations:
         runs.delete("measurement-001")
         assert not store.put_in_use(H100, calibration(3), newer, NOW)
 
-    def test_runs_that_do_not_count_are_no_inputs(
-        self, engine: Engine, learning: SqlLearningStore
-    ) -> None:
+    def test_uncounted_runs_are_no_inputs(self, engine: Engine, learning: SqlLearningStore) -> None:
         runs = SqlMeasurementStore(engine)
         told = [
             {"refused": "impossible"},

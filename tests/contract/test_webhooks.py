@@ -144,9 +144,7 @@ def lose_the_worker(wiring: Wiring, run: TaskRecord) -> None:
 
 
 @EACH_DATABASE
-def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
-    wiring: Wiring, receiver: Receiver
-) -> None:
+def test_a_run_without_workers_is_told_by_its_finder(wiring: Wiring, receiver: Receiver) -> None:
     run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
     assert TaskWorkers(wiring, 0)._claim_next() is None
@@ -156,9 +154,7 @@ def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
     assert is_idle(wiring)
 
 
-def test_a_run_that_is_queued_again_is_told_when_it_ends(
-    wiring: Wiring, receiver: Receiver
-) -> None:
+def test_a_run_queued_again_is_told_when_it_ends(wiring: Wiring, receiver: Receiver) -> None:
     receiver.answers = [503, 200]
     run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)

@@ -252,9 +252,7 @@ def test_a_worker_that_is_stopped_tells_how(number: int, codes: set[int], sqlite
     assert process.returncode in codes
 
 
-def test_terminals_that_know_no_unicode_get_plain_letters_of_a_real_process(
-    executable: Cli,
-) -> None:
+def test_terminals_without_unicode_get_plain_letters_of_a_real_process(executable: Cli) -> None:
     environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "70"}
     done = executable("recommend", *MAIN_JOB, "--top-k", "2", env=environment)
     assert done.returncode == 0, done.stderr

@@ -26,9 +26,7 @@ def is_refused(status: int, ask: Callable[..., object], *words: Any) -> None:
 
 
 @EACH_DATABASE
-def test_plans_and_estimates_come_as_the_planner_s_own_types(
-    client: Client, job: dict[str, Any]
-) -> None:
+def test_plans_and_estimates_have_the_planners_types(client: Client, job: dict[str, Any]) -> None:
     plan = client.plan({**job, "search": {"top_k": 2}})
     assert isinstance(plan, Plan)
     for _ in range(2):  # then by its ETag
@@ -121,9 +119,7 @@ def test_an_etag_saves_the_answer(app: TestClient, job: dict[str, Any]) -> None:
     assert (other.status_code, other.json()) == (200, plan)
 
 
-def test_the_document_resolves_describes_a_job_and_says_that_errors_are_problems(
-    shared: TestClient,
-) -> None:
+def test_the_document_resolves_describes_a_job_and_errors_as_problems(shared: TestClient) -> None:
     document = shared.get("/openapi.json").json()
     references = list(_values(document, "$ref"))
     assert len(references) > 100

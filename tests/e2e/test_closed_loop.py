@@ -224,9 +224,7 @@ def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     assert min(interrupted) > 0, "and is paid for too"
 
 
-def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
-    recommend_it: Recommend,
-) -> None:
+def test_a_pool_without_the_gpu_is_refused_with_nothing_stored(recommend_it: Recommend) -> None:
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
     done = recommend_it(model="llama3-8b", cluster=cluster)
     assert done.returncode == 2
@@ -366,9 +364,7 @@ def test_a_sweep_measures_learns_and_reports_changes(
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_sweep_shows_how_far_it_is(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_terminal_shows_how_far_a_sweep_is(tmp_path: Path, environment: dict[str, str]) -> None:
     near, far = pty.openpty()
     command = [*PLANNER, "sweep", "run", str(written(tmp_path, SWEEP, "sweep.json"))]
     terminal = {**environment, "TERM": "xterm", "COLUMNS": "120"}
@@ -520,9 +516,7 @@ def test_a_worker_says_what_starts_and_what_ends(
     assert any(line.startswith(f"{study.id} is done: ") for line in told)
 
 
-def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(
-    cli: Cli, tmp_path: Path, wiring: Wiring
-) -> None:
+def test_sweeps_are_scheduled_paused_cancelled(cli: Cli, tmp_path: Path, wiring: Wiring) -> None:
     def scheduled(when: str) -> Any:
         path = written(tmp_path, {**SWEEP, "schedule": when}, "sweep.json")
         return cli("sweep", "schedule", path, "--json")
@@ -600,9 +594,7 @@ def test_over_http_a_queued_plan_can_be_cancelled(idle: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(
-    client: TestClient,
-) -> None:
+def test_over_http_a_cancelled_plan_says_so_and_its_best_is_readable(client: TestClient) -> None:
     def states(what: str, name: str) -> list[str]:
         return [one[name] for one in client.get(what).json()["items"]]
 
@@ -639,9 +631,7 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_smaller_than_the_layouts_leaves_the_plan_on_paper_and_says_so(
-    recommend_it: Recommend,
-) -> None:
+def test_a_pool_too_small_for_the_layouts_leaves_the_plan_on_paper(recommend_it: Recommend) -> None:
     """The CPU pool has 16 processes."""
     cluster = {"gpu": "cpu", "num_gpus": 32, "gpus_per_node": 4}
     plan = said(recommend_it(cluster=cluster, training={"seq_len": 32, "global_batch_size": 128}))

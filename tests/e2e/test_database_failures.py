@@ -170,9 +170,7 @@ def test_a_frozen_server_is_given_up(engine: Engine) -> None:
 
 
 @ON_POSTGRES
-def test_a_server_that_ends_our_connections_is_asked_again(
-    engine: Engine, migrated_url: str
-) -> None:
+def test_a_server_that_ends_connections_is_asked_again(engine: Engine, migrated_url: str) -> None:
     SqlTaskStore(engine).add([task()])
     with engine_of(migrated_url).connect() as connection:
         connection.execute(text(END_OTHERS)).all()
@@ -203,9 +201,7 @@ def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
     assert listed(client) == {plan.id}
 
 
-def test_a_plan_that_cannot_be_read_is_410_and_the_others_are_listed(
-    client: TestClient, plan: Plan
-) -> None:
+def test_an_unreadable_plan_is_410_and_others_are_listed(client: TestClient, plan: Plan) -> None:
     for name in ("plan-a", "plan-b"):
         wiring_of(client).store.save_plan(plan.model_copy(update={"id": name}), plan_labels())
     with wiring_of(client).engine.begin() as connection:

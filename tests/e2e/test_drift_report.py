@@ -164,9 +164,7 @@ def test_quiet_nights_are_no_drift_and_nothing_is_stale(nights: Nights) -> None:
     assert nights.learn().stale is None
 
 
-def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
-    nights: Nights,
-) -> None:
+def test_what_was_learnt_before_a_change_is_left_out_until_measured_anew(nights: Nights) -> None:
     """No version changed, so the stack is the same one and only the sweep can tell."""
     nights.quiet(12)
     before = nights.learn()

@@ -43,9 +43,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[float]
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "bf16"])
-def test_it_trains_as_bf16_does_but_for_its_rounding(
-    losses: Mapping[str, list[float]], name: str
-) -> None:
+def test_it_trains_as_bf16_but_for_rounding(losses: Mapping[str, list[float]], name: str) -> None:
     assert losses[name] == pytest.approx(losses["bf16"], rel=0.01)
     assert losses[name] != losses["bf16"], "nothing was quantised"
 

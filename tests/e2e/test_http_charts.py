@@ -17,9 +17,7 @@ def plan(shared: TestClient) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["pareto", "memory", "time"])
-def test_a_chart_is_that_of_the_library(
-    shared: TestClient, plan: dict[str, Any], kind: Any
-) -> None:
+def test_a_chart_is_the_librarys(shared: TestClient, plan: dict[str, Any], kind: Any) -> None:
     answer = shared.get(f"/plans/{plan['id']}/charts/{kind}")
     assert answer.status_code == 200
     assert answer.json() == Plan.model_validate(plan).plot(kind).spec
@@ -34,9 +32,7 @@ def test_what_has_no_pipeline_has_no_timeline(shared: TestClient, plan: dict[str
     assert (refused["field"], refused["message"]) == ("layout.pp", "a timeline needs a pipeline")
 
 
-def test_explanations_are_those_of_the_command_line(
-    shared: TestClient, plan: dict[str, Any]
-) -> None:
+def test_explanations_are_the_command_lines(shared: TestClient, plan: dict[str, Any]) -> None:
     from planner.plan.explain import explain
 
     parsed = Plan.model_validate(plan)

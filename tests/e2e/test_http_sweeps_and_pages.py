@@ -43,9 +43,7 @@ def where(client: TestClient) -> str:
     return client.post("/sweeps", json=SWEEP).headers["location"]
 
 
-def test_a_run_that_is_asked_for_twice_with_one_key_runs_once(
-    client: TestClient, where: str
-) -> None:
+def test_a_run_asked_for_twice_with_one_key_runs_once(client: TestClient, where: str) -> None:
     first, again = (client.post(f"{where}/run", headers={"idempotency-key": "k"}) for _ in range(2))
     assert (first.status_code, again.status_code, again.json()) == (202, 202, first.json())
     assert again.headers["idempotent-replayed"] == "true"

@@ -104,9 +104,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_an_import_counts_for_everyone_with_shared_alone(
-    cli: Cli, client: TestClient, tmp_path: Path
-) -> None:
+def test_only_a_shared_import_counts_for_all(cli: Cli, client: TestClient, tmp_path: Path) -> None:
     before = step(client, "ann")
     mine = written(tmp_path, row("mine", 2 * before))
     assert cli("measurements", "import", mine).returncode == 0

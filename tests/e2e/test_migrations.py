@@ -165,9 +165,7 @@ def test_a_failed_migration_leaves_nothing(engine: Engine) -> None:
     assert not set(inspect(engine).get_table_names()) & {"plans", VERSION_TABLE}
 
 
-def test_several_processes_create_the_database_at_once(
-    cli: Cli, database_url: str, engine: Engine
-) -> None:
+def test_processes_create_the_database_at_once(cli: Cli, database_url: str, engine: Engine) -> None:
     asked = ("plans",) if database_url.startswith("sqlite") else ("db", "upgrade")
     environment = {"PLANNER_DATABASE_URL": database_url}
     with ThreadPoolExecutor(4) as threads:

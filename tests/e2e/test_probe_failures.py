@@ -85,9 +85,7 @@ def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) ->
 
 
 @pytest.mark.slow
-def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_a_hang_names_the_missing_rank_and_where_it_was(outcomes: dict[str, Outcome]) -> None:
     outcome = failed(outcomes["hang 3"])
     assert "rank 1 was in hang (worker.py:" in outcome.message
     assert "time.sleep" in str(outcome.traceback) or "in hang" in str(outcome.traceback)

@@ -49,9 +49,7 @@ def stopped(run_it: Callable[[Watch], ProbeResult]) -> None:
     assert outcome.kind == FailureKind.INTERRUPTED
 
 
-def test_a_gang_over_two_nodes_measures_under_the_real_torchrun(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
+def test_two_nodes_measure_under_the_real_torchrun(pool: SlurmPool, cluster: SlurmCluster) -> None:
     pool.settings, pool.partition = replace(pool.settings, python=sys.executable), "debug"
     result = run(pool, cluster, "")
     assert isinstance(result.outcome, MeasuredRun), result
@@ -82,9 +80,7 @@ def test_a_stop_cancels_the_job(pool: SlurmPool, cluster: SlurmCluster) -> None:
     stopped(lambda watch: run(pool, cluster, "scatter 600", watch=watch))
 
 
-def test_what_slurm_refuses_is_an_error_in_its_words(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
+def test_what_slurm_refuses_is_told_in_its_words(pool: SlurmPool, cluster: SlurmCluster) -> None:
     wide = {
         "cluster": {"gpu": "cpu", "num_gpus": 6, "gpus_per_node": 2},
         "layout": {"dp_shard": 6},

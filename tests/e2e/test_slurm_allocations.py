@@ -87,9 +87,7 @@ def test_an_allocation_that_ends_is_followed_by_another(cluster: SlurmCluster, h
     assert last_job(cluster) == before + 3
 
 
-def test_a_stopped_probe_leaves_its_allocation_to_the_next(
-    cluster: SlurmCluster, hold: Hold
-) -> None:
+def test_a_stopped_probe_leaves_its_nodes_to_the_next(cluster: SlurmCluster, hold: Hold) -> None:
     before = last_job(cluster)
     with hold() as held:
         stopped(lambda watch: held.run(task("a", "scatter 600"), watch))

@@ -123,9 +123,7 @@ def test_what_is_lost_too_often_says_why(pool: SlurmPool, cluster: SlurmCluster)
     assert (outcome.kind, "preempted" in outcome.message) == (FailureKind.PREEMPTED, True)
 
 
-def test_a_job_that_somebody_cancels_is_not_run_again(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
+def test_a_job_that_was_cancelled_is_not_run_again(pool: SlurmPool, cluster: SlurmCluster) -> None:
     running = Running(pool, cluster, "sleep 600")
     cluster.ask("scancel", *cluster.jobs())
     outcome = running.failed()
@@ -167,9 +165,7 @@ def test_drained_nodes_are_named(pool: SlurmPool, cluster: SlurmCluster) -> None
         cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
 
 
-def test_a_job_survives_its_runner_and_is_found_again(
-    pool: SlurmPool, cluster: SlurmCluster
-) -> None:
+def test_a_job_outlives_its_runner_and_is_found(pool: SlurmPool, cluster: SlurmCluster) -> None:
     """Another pool, as of another process, takes over what the first one left running."""
     _killed_runner(pool, task("sleep 8", 300.0), cluster)
     (job,) = cluster.jobs()

@@ -229,9 +229,7 @@ def probed(site: Site) -> dict[str, Any]:
     return site.get(f"plans/{ident}")
 
 
-def test_every_number_of_a_probed_plan_is_that_of_the_answer(
-    page: Page, probed: dict[str, Any]
-) -> None:
+def test_every_number_of_a_probed_plan_is_the_answers(page: Page, probed: dict[str, Any]) -> None:
     """What is measured is shown wherever the table shows it, with no interval of a prediction."""
     page.go(f"plan/{probed['id']}")
     page.wait("document.querySelector('#compared table')")

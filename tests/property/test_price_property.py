@@ -98,9 +98,7 @@ GPUS = st.sampled_from(("h100-sxm-80gb", "h100-pcie-80gb", "l4", "b200-sxm-180gb
 
 
 @tiers(15, 80, name=GPUS, row=layouts(), more=st.floats(1.0, 16.0), share=st.floats(0.2, 1.5))
-def test_more_peak_at_the_same_power_is_never_slower(
-    name: str, row: Layout, more: float, share: float
-) -> None:
+def test_more_peak_alone_is_never_slower(name: str, row: Layout, more: float, share: float) -> None:
     """Also where the limit feeds fewer units than the GPU has. Of async TP under budgets: below."""
     assume(not (row.async_tp and row.ac.startswith("memory-budget")))
     gpu = load_gpu(name)

@@ -76,9 +76,7 @@ def test_slower_work_or_sends_never_finish_sooner(layout: Sized, data: st.DataOb
 
 @settings(max_examples=25)
 @given(names, st.sampled_from([2, 3, 4, 8]), st.integers(30, 60), st.data())
-def test_equal_stages_are_continued_exactly(
-    name: str, pp: int, rounds: int, data: st.DataObject
-) -> None:
+def test_equal_stages_go_on_exactly(name: str, pp: int, rounds: int, data: st.DataObject) -> None:
     """Sends up to 0.1 beside work of 0.1 to 2. Longer ones can close their circles of waits in odd
     numbers: 1e-3, as unequal stages.
     """

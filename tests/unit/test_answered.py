@@ -42,9 +42,7 @@ def _rest(plan: Plan) -> dict[str, Any]:
     return plan.model_dump(mode="json", exclude={"id", "created_at", "job", "searched"})
 
 
-def test_the_second_answer_is_not_searched_for(
-    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_answer_takes_no_search(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made(wiring, JOB)
     again = AssertionError("searched again")
     monkeypatch.setattr("planner.api.service.recommend", Mock(side_effect=again))

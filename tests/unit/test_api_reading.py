@@ -10,9 +10,7 @@ from planner.errors import SpecError
 
 @pytest.mark.parametrize("number", [".inf", ".nan"])
 @pytest.mark.parametrize("within", ["", "sweep."])
-def test_what_no_number_is_is_named_within_what_the_file_is(
-    number: str, within: str, tmp_path: Path
-) -> None:
+def test_what_is_no_number_is_named_in_its_file(number: str, within: str, tmp_path: Path) -> None:
     path = written(tmp_path, f"budget: {{max_gpu_seconds: {number}}}".encode())
     with pytest.raises(SpecError) as caught:
         read_mapping_file(path, "FILE", within)

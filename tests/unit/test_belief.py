@@ -45,9 +45,7 @@ def described(**figures: Any) -> dict[str, Any]:
     {"peak_flops_per_second": {"fp32": 1.0e12}},
     {"peak_flops_per_second": {"bf16": 1e12}, "memory_bandwidth_bytes_per_second": 1e10},
 ])  # fmt: skip
-def test_a_catalogues_name_takes_the_catalogues_gpu(
-    wiring: Wiring, figures: dict[str, Any]
-) -> None:
+def test_a_catalogue_name_takes_the_catalogues_gpu(wiring: Wiring, figures: dict[str, Any]) -> None:
     before = seconds_of(wiring)
     assert "faster than" in imported(wiring, 1e-3, **described(**figures)).refused["m"]
     imported(wiring, 1.2 * before, "n", **described(**figures))

@@ -270,9 +270,7 @@ def test_a_plan_is_a_table_for_people(plan: Plan) -> None:
             assert rate in shown_as
 
 
-def test_a_plan_is_columns_and_a_frame_where_there_is_pandas(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_is_columns_or_a_pandas_frame(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = plan.columns()
     assert columns["label"] == [one.label for one in plan.ranked]
     assert columns["step_seconds"] == [one.estimate.step_seconds for one in plan.ranked]

@@ -245,9 +245,7 @@ def test_most_of_the_compute_hides_what_no_published_run_hides() -> None:
 
 
 @pytest.mark.parametrize(("tp", "cards"), [(2, 4), (8, 1)])
-def test_a_group_crosses_as_many_network_cards_of_a_node_as_it_has_ranks_there(
-    tp: int, cards: int
-) -> None:
+def test_a_group_crosses_as_many_cards_of_a_node_as_it_has_ranks_there(tp: int, cards: int) -> None:
     """405B on 512 H100, one microbatch: two gathers in 8 bits and one scatter in fp32 a step.
 
     With TP 2 they take 2.0 + 4.0 s at the full 4 x 50 GB/s of a group in a node (its other 4 cards

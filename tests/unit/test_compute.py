@@ -203,9 +203,7 @@ def test_equal_specifications_take_equal_time_under_any_name() -> None:
     ("a100-pcie-80gb", 252.9e12),
     ("h100-sxm-80gb", 794.5e12),
 ])  # fmt: skip
-def test_a_large_gemm_stays_just_below_the_best_shape_that_was_published(
-    name: str, measured: float
-) -> None:
+def test_a_large_gemm_stays_just_below_the_best_published_shape(name: str, measured: float) -> None:
     """micro.csv, GEMM bf16 max achievable (best shape): another source than the curves'."""
     rate = device(name).linear_rate[0] / device(name).profile.compute
     assert 0.88 < rate / measured < 1.08
@@ -271,9 +269,7 @@ def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backwa
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_generations_of_attention_differ_by_what_their_authors_measured_on_hopper(
-    backward: bool,
-) -> None:
+def test_generations_of_attention_differ_as_authors_measured_on_hopper(backward: bool) -> None:
     """micro.csv: FlashAttention-3 and cuDNN run 1.5 to 2 times as fast as -2, -1 slower."""
     names = ("flash1", "flash2", "flash3", "cudnn")
     machines = (device(H100, "torchtitan", name) for name in names)

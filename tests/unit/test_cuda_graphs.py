@@ -190,9 +190,7 @@ def _price(model: str, layout: Any, profile: Any = None, **training: Any) -> Pri
     ("llama3-8b", {"tp": 4}),
     ("qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}),
 ])  # fmt: skip
-def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(
-    model: str, layout: Any
-) -> None:
+def test_graphs_of_a_step_remove_launches_and_waits_alone(model: str, layout: Any) -> None:
     slow, given = {"launch_seconds": 1e-3}, {"trainer_version": "0.18"}
     none, full = (
         _price(model, layout, slow, cuda_graphs=graphs, **given).parts
@@ -244,9 +242,7 @@ def test_slower_launches_are_never_faster_and_graphs_never_slower(
     # its buffers would hold the worst case of routing
     ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, NONE),
 ])  # fmt: skip
-def test_what_torchtitan_captures_by_itself(
-    version: str, model: str, layout: Any, graphs: int
-) -> None:
+def test_what_torchtitan_captures(version: str, model: str, layout: Any, graphs: int) -> None:
     p, batch = job_of(model, layout, trainer="torchtitan", trainer_version=version)
     assert p.context(batch).graphs.tolist() == [graphs]
     many = LayoutBatch.from_layouts([batch.row(0)] * 3)

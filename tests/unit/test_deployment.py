@@ -97,9 +97,7 @@ def test_the_compose_file_has_its_parts_and_no_rights(compose: dict[str, Any]) -
     assert re.findall(r"^USER (\w+)$", IMAGES, re.M)[-1] == "planner"
 
 
-def test_it_waits_for_what_it_needs_and_names_settings_that_there_are(
-    compose: dict[str, Any],
-) -> None:
+def test_it_waits_for_what_it_needs_and_names_settings_that_exist(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert services["migration"]["depends_on"] == {"database": {"condition": "service_healthy"}}
     done = {"migration": {"condition": "service_completed_successfully"}}

@@ -93,9 +93,7 @@ STEPS = [(0.02, 6, 6, 5), (0.05, 6, 6, 3), (0.05, 1, 1, 5), (0.10, 6, 1, 3), (-0
 
 
 @pytest.mark.parametrize(("change", "layouts", "affected", "median"), STEPS)
-def test_a_step_is_found_within_days(
-    change: float, layouts: int, affected: int, median: float
-) -> None:
+def test_steps_are_found_in_days(change: float, layouts: int, affected: int, median: float) -> None:
     watched = {"layouts": layouts, "affected": affected, "histories": 20}
     found = simulated.detection(simulated.step(change), noise=simulated.NORMAL, **watched)
     assert len(found.delays) == found.histories

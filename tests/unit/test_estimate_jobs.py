@@ -94,9 +94,7 @@ def test_parts_are_priced_in_small_portions_alike(monkeypatch: pytest.MonkeyPatc
     assert [line_of(answer) for answer in Estimates(allow_files=False).of(JOBS)] == whole
 
 
-def test_jobs_in_the_same_words_share_what_is_read_and_priced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jobs_in_the_same_words_are_read_and_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
 
     def build(*parts: Any, **more: Any) -> Pricer:

@@ -88,9 +88,7 @@ def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool
 
 @pytest.mark.parametrize("version", ["0.2.2", "0.3.0"])
 @pytest.mark.parametrize("num_gpus", [8, 16])
-def test_the_script_passes_every_argument(
-    version: str, num_gpus: int, tools: Path, tmp_path: Path
-) -> None:
+def test_every_argument_is_passed(version: str, num_gpus: int, tools: Path, tmp_path: Path) -> None:
     values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
     chosen, machines = layout(num_gpus, **values, reduce_dtype="bfloat16"), cluster(num_gpus)
     exported = to_torchtitan(chosen, model("llama3.1-70b"), machines, training(), version)

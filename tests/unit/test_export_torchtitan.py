@@ -255,9 +255,7 @@ def test_what_an_export_leaves_to_the_release_or_notes() -> None:
     ("2025-06-14", "0.2.0", True), ("2025-11-04", "0.2.0", True), ("0.2.3", "0.2.2", True),
     ("0.1.0", "0.2.0", True), ("v0.3.0", "0.3.0", False), ("0.3", "0.3.0", False),
 ])  # fmt: skip
-def test_a_release_or_a_day_is_written_in_the_settings_of_its_time(
-    text: str, number: str, noted: bool
-) -> None:
+def test_a_release_or_day_is_written_in_its_settings(text: str, number: str, noted: bool) -> None:
     made = make(text, name="llama3.1-8b")
     assert made.version == number
     notes = [note for note in made.notes if "Written for TorchTitan" in note]

@@ -311,9 +311,7 @@ def test_what_nobody_registered_is_an_error(job: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.parametrize("trainer", [name for name in TRAINERS])
-def test_precision_is_refused_where_a_trainer_does_not_name_it(
-    with_precision: Precision, trainer: str
-) -> None:
+def test_precisions_that_trainers_lack_are_refused(with_precision: Precision, trainer: str) -> None:
     layout = {"dp_shard": 16, "precision": with_precision.name, "ac": "full"}
     found = planner.estimate(job_of(trainer, layout=layout)).violations
     assert any(f"in {with_precision.name}" in fault.rule for fault in found)

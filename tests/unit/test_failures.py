@@ -257,9 +257,7 @@ class TestOutOfMemory:
             ("512.00 MiB", OWN, False),
         ],
     )  # fmt: skip
-    def test_memory_of_others_is_not_the_layouts(
-        self, tried: str, others: str, foreign: bool
-    ) -> None:
+    def test_memory_of_others_is_foreign(self, tried: str, others: str, foreign: bool) -> None:
         said = self.OTHERS.format(tried=tried, others=others)
         # the program names the class before anybody has read the message
         for kind in (None, "oom"):
@@ -278,9 +276,7 @@ class TestRealTexts:
 
     @pytest.mark.parametrize("program", PROGRAMS)
     @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text["name"])
-    def test_each_has_its_class_and_says_what_to_do(
-        self, text: dict[str, Any], program: str
-    ) -> None:
+    def test_each_has_its_class_and_a_remedy(self, text: dict[str, Any], program: str) -> None:
         found = of_program(program, replace(EXIT, log=text["log"], kernel=text["kernel_log"]))
         assert kind_of(found) in text["accepted"]
         assert text["remedy_names"].lower() in found.message.lower()
@@ -288,9 +284,7 @@ class TestRealTexts:
 
     @pytest.mark.parametrize("program", PROGRAMS)
     @pytest.mark.parametrize("text", OTHERS, ids=lambda text: text["said"][-40:])
-    def test_others_that_the_table_was_not_written_for(
-        self, text: dict[str, Any], program: str
-    ) -> None:
+    def test_others_than_the_table_is_made_for(self, text: dict[str, Any], program: str) -> None:
         start = 'Traceback (most recent call last):\n  File "/w/a.py", line 1, in f\n'
         lines = "\n".join(
             f"[rank1]:[rank1]: {line}" for line in (start + text["said"]).splitlines()

@@ -67,9 +67,7 @@ def test_a_failed_probe_gives_its_part_back() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "fails"), [(32, True), (None, False)])
-def test_where_nothing_can_be_held_the_pool_itself_runs_it(
-    at_once: int | None, fails: bool
-) -> None:
+def test_where_nothing_can_be_held_the_pool_runs_it(at_once: int | None, fails: bool) -> None:
     """It says why it fails; without a limit there is nothing to hold."""
     pool, devices = held(at_once, fails=fails)
     with devices.lent(probe(8)) as whole:

@@ -130,9 +130,7 @@ def test_owners_cost_more_the_more_of_them_there_are() -> None:
     ("torchtitan", {"trainer_version": "torchtitan 2024-12", "torch_version": "2.8.0"}, False),
     ("megatron", {"torch_version": "2.4.0"}, False),
 ])  # fmt: skip
-def test_when_a_norm_is_several_kernels(
-    trainer: str, versions: dict[str, str], chain: bool
-) -> None:
+def test_when_a_norm_has_many_kernels(trainer: str, versions: dict[str, str], chain: bool) -> None:
     given = {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
     assert composite_norm(read_training(given), TRAINERS[trainer]) == chain
 

@@ -98,9 +98,7 @@ def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "./config.json", "~/x.json"])
 @pytest.mark.parametrize("part", ["model", "cluster"])
-def test_no_path_of_a_request_is_opened(
-    path: str, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_path_of_a_request_opens(path: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read_text = Path.read_text
 
     def opened(self: Path, *given: Any, **named: Any) -> str:

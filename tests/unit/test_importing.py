@@ -53,9 +53,7 @@ class TestTorchTitanLogs:
         assert faults(wiring, "0.2.0-single.log").keys() == fields
 
     @pytest.mark.parametrize("text", ["", "hello world\n", "[1, 2]\n"])
-    def test_what_is_no_log_is_said_at_once(
-        self, wiring: Wiring, tmp_path: Path, text: str
-    ) -> None:
+    def test_what_is_no_log_is_refused(self, wiring: Wiring, tmp_path: Path, text: str) -> None:
         (tmp_path / "no.log").write_text(text)
         with pytest.raises(SpecError, match="holds no line of TorchTitan"):
             read_file(wiring, str(tmp_path / "no.log"), None, None)

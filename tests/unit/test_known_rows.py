@@ -104,9 +104,7 @@ def test_too_many_are_forgotten_and_priced_again(
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_seconds_alone_are_those_of_the_costs(
-    pricer: Pricer, rows: LayoutBatch, remembers: bool
-) -> None:
+def test_seconds_alone_are_the_costs(pricer: Pricer, rows: LayoutBatch, remembers: bool) -> None:
     assert len({*rows.ac_kind.tolist()}) > 3
     pricer = replace(pricer, remembers=remembers)
     costs, times = units_at(pricer, rows), unit_times_at(pricer, rows)
@@ -133,18 +131,14 @@ def test_a_changed_job_starts_without(pricer: Pricer, rows: LayoutBatch) -> None
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 
-def test_units_ask_of_pipelines_only_whether_there_are_several_stages(
-    pricer: Pricer, rows: LayoutBatch
-) -> None:
+def test_units_ask_only_whether_there_are_several_stages(pricer: Pricer, rows: LayoutBatch) -> None:
     deeper = replace(rows, pp=np.where(rows.pp > 1, 8, rows.pp))
     assert len(np.unique(distinct_rows(pricer, deeper)[0].pp)) <= 2
     first, second = (unit_work(pricer.context(one), pricer.model) for one in (rows, deeper))
     assert same(first, second)
 
 
-def test_a_layout_costs_what_the_row_that_stands_for_it_does(
-    pricer: Pricer, rows: LayoutBatch
-) -> None:
+def test_a_layout_costs_what_its_representative_does(pricer: Pricer, rows: LayoutBatch) -> None:
     """Experts that keep their precision under pipelines and CP ask for stages, and no others."""
     alone, *_ = (code for code, recipe in enumerate(pricer.recipes) if recipe.experts_alone)
     ways = [

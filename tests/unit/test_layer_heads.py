@@ -139,9 +139,7 @@ def test_block_sparse_attention_is_full_under_megatron() -> None:
     (M3, "0.20", "sparse attention to blocks of tokens (MSA)"),
     (EXAONE, "0.20", "clamped SwiGLU in some layers"),
 ])  # fmt: skip
-def test_megatron_bridge_builds_what_no_argument_of_megatron_says(
-    name: str, core: str, block: str
-) -> None:
+def test_megatron_bridge_builds_what_no_argument_says(name: str, core: str, block: str) -> None:
     model = load_model(name)
     bridges = {f"0.{number + 13}": f"0.{number}" for number in range(3, 8)}
     for number, version in bridges.items():

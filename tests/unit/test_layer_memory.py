@@ -93,9 +93,7 @@ def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any
     ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
     ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
 ])  # fmt: skip
-def test_the_phase_that_needs_most_is_named(
-    given: dict[str, float], phase: Phase, bytes_there: float
-) -> None:
+def test_fullest_phase_is_named(given: dict[str, float], phase: Phase, bytes_there: float) -> None:
     memory = peak(**given)
     assert memory.phase(0, 0) is phase
     states = memory.resident + memory.optimizer

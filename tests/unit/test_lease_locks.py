@@ -136,9 +136,7 @@ def test_another_users_process_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(
-    place: Path, leases: Path, hard: bool
-) -> None:
+def test_a_link_to_our_file_is_refused_and_it_stays(place: Path, leases: Path, hard: bool) -> None:
     victim, link = place / "precious", leases / f"{GPU}.lock"
     victim.write_text("kept")
     link.hardlink_to(victim) if hard else link.symlink_to(victim)
@@ -161,9 +159,7 @@ def test_a_folder_that_others_may_write_is_refused(place: Path, leases: Path) ->
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may give a file to another user")
-def test_a_token_that_another_user_wrote_kills_nobody(
-    tmp_path: Path, bystander: subprocess.Popen[bytes]
-) -> None:
+def test_tokens_of_others_kill_nobody(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     folder = tmp_path / "leases"
     planted(folder)
     os.chown(folder / f"{GPU}.lock", OTHER_USER, OTHER_USER)

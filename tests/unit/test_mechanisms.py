@@ -207,9 +207,7 @@ def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str
 
 
 @pytest.mark.parametrize("other", [{"gpu": "a100-sxm-80gb"}, {"trainer": "megatron"}])
-def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all(
-    other: dict[str, str],
-) -> None:
+def test_runs_elsewhere_or_of_other_trainers_here_count_but_not_all(other: dict[str, str]) -> None:
     asked, calibration = job(tp=2), shown_by(job(tp=2, **other))
     assert basis_of(calibration, asked)["tp"] == "interpolated"
     assert unmeasured_mechanisms(calibration, asked) != ()

@@ -109,9 +109,7 @@ def test_a_script_that_ran_fits_its_card() -> None:
     ("23b-recompute-modules/moe_act_layernorm", "gdn_norm_out",
         "recomputing gdn_norm_out is not priced"),
 ])  # fmt: skip
-def test_what_changes_time_or_memory_and_is_not_priced_is_named(
-    name: str, more: str, words: str
-) -> None:
+def test_what_costs_time_or_memory_unpriced_is_named(name: str, more: str, words: str) -> None:
     found = estimated(name, more=more)
     assert found.valid
     assert sum(words in text for text in found.warnings) == 1

@@ -274,9 +274,7 @@ def test_bytes_of_a_token_are_those_that_kernels_save() -> None:
     (NEXT, "gated-delta", {"q_repeated", "k_repeated", "gate"}),
     (HYBRID, "mamba2", {"gated", "normed"}),
 ])  # fmt: skip
-def test_megatron_keeps_copies_of_what_its_kernels_read(
-    name: str, mixer: Mixer, own: set[str]
-) -> None:
+def test_megatron_saves_copies_its_kernels_read(name: str, mixer: Mixer, own: set[str]) -> None:
     """gated_delta_net.py repeats queries and keys and copies the gate; mamba_mixer.py norms apart
     from the scan, and its projection keeps its input."""
     model = read_model(name)
@@ -371,9 +369,7 @@ def read_back(asked: Job, *version: str) -> tuple[Export, StatedMegatron]:
     (HYBRID, {"tp": 4, "pp": 4, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
         "dp_shard": 4, "layers_per_stage": [15, 15, 15, 15, 15, 15, 14, 14]}),
 ])  # fmt: skip
-def test_arguments_of_a_hybrid_are_read_back(
-    name: str, layout: dict[str, Any], version: str
-) -> None:
+def test_arguments_of_hybrids_read_back(name: str, layout: dict[str, Any], version: str) -> None:
     done, stated = read_back(job(name, 64, **layout), version)
     assert stated.model.value == name
     assert ("gated_delta_net" in done.arguments) == (name == NEXT and version == "0.18")
@@ -458,9 +454,7 @@ def test_a_layer_of_two_branches_is_two_letters() -> None:
     (NEXT, "0.18", "0.15", "gated DeltaNet (linear attention)"),
     (HYBRID, "0.18", "0.17", "Mamba-2 (state space) layers"),
 ])  # fmt: skip
-def test_releases_before_the_block_are_named(
-    name: str, release: str, before: str, words: str
-) -> None:
+def test_releases_older_than_a_block(name: str, release: str, before: str, words: str) -> None:
     model = read_model(name)
     assert lacking(model, release_of("megatron", release)) == []
     assert words in lacking(model, release_of("megatron", before))

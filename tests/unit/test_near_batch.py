@@ -39,9 +39,7 @@ def odd() -> Plan:
     (63, 64, [64]), (64, 64, []), (512, 256, []), (100, 64, [96, 104]), (7, 8, [8]), (1, 64, []),
     (9, 48, [8]),
 ])  # fmt: skip
-def test_batches_that_divide_among_more_ranks_are_near(
-    asked: int, num_gpus: int, sizes: list[int]
-) -> None:
+def test_batches_more_ranks_divide_are_near(asked: int, num_gpus: int, sizes: list[int]) -> None:
     assert nearby(asked, num_gpus) == sizes
 
 

@@ -145,9 +145,7 @@ def test_the_share_that_compute_hides_and_the_parts_of_what_it_does_not() -> Non
 
 
 @pytest.mark.parametrize("m", [1.0, 2.0])
-def test_a_step_begins_with_a_layer_or_the_head_and_ends_with_a_layer_or_the_embedding(
-    m: float,
-) -> None:
+def test_a_step_begins_with_layer_or_head_and_ends_with_layer_or_embedding(m: float) -> None:
     """The root gathers norm and head before the first layer; the embedding's gradient is last."""
     ends = {"gather": np.array([[1.0], [7.0], [3.0]]), "scatter": np.array([[1.0], [4.0], [9.0]])}
     seconds = replace(columns(100.0, 100.0, 0.0, 0.0), **ends)

@@ -70,9 +70,7 @@ def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
         assert seconds(asked, learnt) == pytest.approx(seconds(asked, again), rel=close)
 
 
-def test_what_is_kept_of_a_run_teaches_the_same_and_prices_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_saved_run_teaches_the_same_and_prices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped, runs = shipped_calibration(), runs_of([1.2, 1.2])
     whole = learn(shipped, runs)
     known = []

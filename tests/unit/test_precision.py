@@ -266,9 +266,7 @@ def test_nvfp4_keeps_the_last_layers() -> None:
     ("0.2.2", TENSORWISE, ROWWISE, True), ("0.3.0", ROWWISE, ROWWISE, False),
     ("0.1.0", ROWWISE, "", False), ("0.2.2", "nvfp4", "", False),
 ])  # fmt: skip
-def test_experts_have_recipes_of_their_own(
-    version: str, precision: str, experts: str, alone: bool
-) -> None:
+def test_experts_have_own_recipes(version: str, precision: str, experts: str, alone: bool) -> None:
     """0.2 has grouped float8 products without PP and CP only; 0.1 none; torchao no nvfp4."""
     recipe = TITAN.recipes(version)[code(precision)]
     assert recipe.experts == experts

@@ -79,9 +79,7 @@ def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path)
     ("no json here", 1, "ended with 1 and said nothing"),
     ("[1]", 0, "cannot be asked whether it has torch"),
 ])  # fmt: skip
-def test_an_interpreter_that_cannot_be_asked_says_so(
-    tmp_path: Path, says: str, code: int, words: str
-) -> None:
+def test_a_broken_interpreter_says_so(tmp_path: Path, says: str, code: int, words: str) -> None:
     with pytest.raises(ProbeError, match=words):
         pool(tmp_path, interpreter(tmp_path, says, code)).check(NEED)
 
@@ -101,9 +99,7 @@ def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
     ("OSError('libcudart.so.12: cannot open shared object file')",
         "cannot import torch (OSError: libcudart.so.12"),
 ])  # fmt: skip
-def test_the_program_of_the_check_says_what_cannot_be_imported(
-    tmp_path: Path, raised: str, words: str
-) -> None:
+def test_the_check_names_what_cannot_be_imported(tmp_path: Path, raised: str, words: str) -> None:
     """By the real program, with a torch in the way that is broken or absent."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
@@ -203,9 +199,7 @@ FLOAT8 = {**BF16, "precision": "float8-rowwise"}
     ("h100-sxm-80gb", {"layout": BF16}, ["--several-gpus"]),
     ("h100-sxm-80gb", {"layout": FLOAT8}, ["torchao.float8", "--several-gpus"]),
 ])  # fmt: skip
-def test_what_the_candidates_need_is_asked_for(
-    gpu: str, more: dict[str, Any], arguments: list[str]
-) -> None:
+def test_candidates_needs_are_checked(gpu: str, more: dict[str, Any], arguments: list[str]) -> None:
     _, *asked = command("python", on_gpus(gpu, **more), "a.worker")[3:]
     assert asked == ["a.worker", *arguments]
 
@@ -303,9 +297,7 @@ def test_a_cache_folder_that_cannot_be_made(machine: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_cache_folder_on_a_real_noexec_mount(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_folder_on_a_noexec_mount(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     folder = machine / "tmp"
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

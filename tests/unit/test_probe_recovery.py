@@ -140,8 +140,6 @@ def test_a_probe_that_goes_on_is_awaited_by_the_next(concluded: Conclude) -> Non
 
 
 @pytest.mark.parametrize("fields", [{"max_attempts": 1}, {"cancel_requested": True}])
-def test_what_nobody_awaits_is_ended_in_its_pool(
-    concluded: Conclude, fields: dict[str, Any]
-) -> None:
+def test_what_nobody_awaits_ends_in_its_pool(concluded: Conclude, fields: dict[str, Any]) -> None:
     jobs = ["probe-1"]
     assert (concluded(going_on=jobs, **fields).failure, jobs) == ("interrupted", [])

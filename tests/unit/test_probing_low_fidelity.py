@@ -199,9 +199,7 @@ def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
     )
 
 
-def test_what_has_been_looked_at_is_passed_over_where_nothing_else_can_run(
-    machine: Machine,
-) -> None:
+def test_what_was_looked_at_is_passed_over_where_nothing_else_can_run(machine: Machine) -> None:
     known = [emulated(one, machine) for one in asked_of(range(40))]
     outcome, asked = play(lambda one: emulated(one, machine), known=known, **LOOKS_ALONE)
     assert outcome.spent.probes == 6

@@ -74,9 +74,7 @@ def test_under_a_pipeline_the_logits_that_the_loss_frees_are_kept() -> None:
 
 @pytest.mark.parametrize(("schedule", "stages", "waiting"), [
     ("1F1B", 1, 0), ("GPipe", 1, 7), ("Interleaved1F1B", 2, 0), ("LoopedBFS", 2, 7)])  # fmt: skip
-def test_losses_wait_where_all_forwards_come_first(
-    schedule: str, stages: int, waiting: int
-) -> None:
+def test_losses_wait_where_forwards_come_first(schedule: str, stages: int, waiting: int) -> None:
     """8 microbatches: 7 log-softmaxes in fp32 and logits in bfloat16 besides the one that runs."""
     given = {"pp": 2, "dp_shard": 8, "micro_batch_size": 1, "virtual_stages": stages}
     found = rank_shapes(inputs(batch=64, pp_schedule=schedule, **given)).waiting_loss_bytes

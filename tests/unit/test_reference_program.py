@@ -316,9 +316,7 @@ def test_tracker_counts_products() -> None:
     assert tracker.flops == 2 * 4 * 8 * 16 + 2 * (2 * 2 * 6 * 6 * 4)
 
 
-def test_the_mask_of_a_window_is_built_by_a_compiled_function(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_windows_mask_is_built_by_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eagerly it holds all pairs of tokens: 10.7 GB for 32,768 of them."""
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda built: compiled.append(built.__name__) or built)
@@ -413,9 +411,7 @@ def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatc
     ({**PIPELINE, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
     (PIPELINE, 65, (4, 8)), ({**PIPELINE, "pp_schedule": "GPipe"}, 64, None),
 ])  # fmt: skip
-def test_of_a_long_step_two_short_ones_are_timed(
-    layout: dict[str, Any], per_rank: int, expected: Any
-) -> None:
+def test_two_short_steps_are_timed(layout: dict[str, Any], per_rank: int, expected: Any) -> None:
     gpus = layout.get("pp", 1)
     given = recipe(layout, num_gpus=gpus, training={"global_batch_size": per_rank})
     assert given.timed_microbatches() == expected

@@ -145,9 +145,7 @@ IMITATED = {"rung": "imitated", "expected": 2.5, "source": "emulated"}
         ),
     ],
 )
-def test_the_winner_says_how_its_step_is_known(
-    plan: Plan, found: dict[str, Any], said: str
-) -> None:
+def test_the_winner_says_how_a_step_is_known(plan: Plan, found: dict[str, Any], said: str) -> None:
     assert said in "\n".join(lines_of(with_winner(plan, **found)))
 
 

@@ -578,9 +578,7 @@ def test_choices_and_divisors() -> None:
     ("megatron", "core_v0.15.0", False),
     ("megatron", "core_v0.16.0", True),
 ])  # fmt: skip
-def test_graphs_beside_recomputed_modules_by_release(
-    trainer: str, release: str, legal: bool
-) -> None:
+def test_graphs_with_recomputed_modules_by_release(trainer: str, release: str, legal: bool) -> None:
     row = published()["mbx-247"]
     training = {**row["training"], "trainer": trainer, "trainer_version": release}
     job = read_job({**row, "training": training})

@@ -101,9 +101,7 @@ def test_what_is_no_zone_is_refused(zone: str) -> None:
     ("09:00-17:00", "12:00+00:00", "Asia/Tokyo", False),
     (None, "23:59+02:00", "UTC", True),
 ])  # fmt: skip
-def test_hours_of_the_day_and_of_the_night(
-    hours: str | None, clock: str, zone: str, inside: bool
-) -> None:
+def test_hours_of_day_and_night(hours: str | None, clock: str, zone: str, inside: bool) -> None:
     assert is_within(hours, at(f"2026-07-01T{clock}"), zone) is inside
 
 

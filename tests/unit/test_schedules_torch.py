@@ -86,9 +86,7 @@ class RecordingStage:
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
-def test_single_stage_orders_are_what_torch_runs(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_stage_orders_are_torchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = get_schedule_class(name)
     for part in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
         monkeypatch.setattr(kind, part, lambda *_, **__: None)

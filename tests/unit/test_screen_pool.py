@@ -83,9 +83,7 @@ def test_cells_are_taken_by_their_own_bound_and_those_too_large_are_left_out() -
     assert taken(small) == [3, 0, 1]
 
 
-def test_bands_are_worked_out_as_far_as_the_limit_and_no_further(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bands_are_priced_up_to_the_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their looser bounds of 1 to 4 s; a cell is taken once no unknown one can be before it."""
     monkeypatch.setattr(cell_queue, "BAND", 1)
     cells = queue([2.0, 4.0, 6.0, 8.0], [10.0] * 4, limit=30.0)

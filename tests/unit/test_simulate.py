@@ -128,9 +128,7 @@ def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-9), (0.03, 1e-3), (0.3, 1e-3)])
-def test_long_steps_are_continued_as_if_replayed_whole(
-    name: str, spread: float, tolerance: float
-) -> None:
+def test_long_steps_go_on_as_if_replayed_whole(name: str, spread: float, tolerance: float) -> None:
     """Equal stages: 1e-9. Unequal: 1e-3. Memory exact. m up to 64 microbatches a rank."""
     entry, continued = SCHEDULES[name], 0
     for pp, v in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4)):

@@ -99,9 +99,7 @@ def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> 
     assert plan_id_of(wiring, "%") == "%"  # no pattern of the database
 
 
-def test_a_plan_that_is_not_made_yet_is_named(
-    wiring: Wiring, say: Say, told: Told, plan: Plan
-) -> None:
+def test_a_plan_not_made_yet_is_named(wiring: Wiring, say: Say, told: Told, plan: Plan) -> None:
     at = datetime(2026, 11, 23, tzinfo=UTC)
     own = {"created_at": at, "request": dict(plan.job), "job_hash": "y"}
     wiring.tasks.add([task_record(id="plan-1ccc", **own)])
@@ -166,9 +164,7 @@ def test_the_shell_completes(
     assert (done.value.code, offered & {*offers, but_not}) == (0, offers)
 
 
-def test_a_database_that_is_not_there_completes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_database_no_completion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from planner.api.cli.typed import complete_plan
 
     monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/no/such/folder/x.db")

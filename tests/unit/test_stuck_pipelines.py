@@ -57,9 +57,7 @@ def test_its_estimate_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("pp", "v", "microbatches"), [(5, 2, 8), (5, 2, 5), (8, 2, 10), (8, 2, 20)]
 )
-def test_no_overlap_of_sends_is_priced_with_interleaved_stages(
-    pp: int, v: int, microbatches: int
-) -> None:
+def test_exposed_sends_of_interleaved_stages_are_priced(pp: int, v: int, microbatches: int) -> None:
     """Megatron-LM with --no-overlap-p2p-communication runs these."""
     model = {"base": "llama3.2-1b", "num_hidden_layers": 80}
     layout = {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": v}

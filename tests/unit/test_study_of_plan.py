@@ -81,9 +81,7 @@ def test_parameters_have_the_names_of_the_layouts_fields(study: optuna.Study) ->
     assert {"dp_shard", "ac"} <= names
 
 
-def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(
-    study: optuna.Study,
-) -> None:
+def test_memory_is_a_constraint_and_the_best_trial_is_the_fastest_fit(study: optuna.Study) -> None:
     complete = layouts_of(study, TrialState.COMPLETE).values()
     for trial in complete:
         over = trial.user_attrs["oom_probability"] - OOM_LIMIT
@@ -94,9 +92,7 @@ def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(
     assert unfit, "the fastest of what was priced and does not fit is there"
 
 
-def test_what_was_left_out_is_pruned_with_its_reason_and_number(
-    plan: Plan, study: optuna.Study
-) -> None:
+def test_what_was_left_out_is_pruned_by_reason_and_number(plan: Plan, study: optuna.Study) -> None:
     said = [trial.user_attrs for trial in study.trials if not trial.params]
     assert {one["reason"]: one["layouts"] for one in said} == plan.rejected
     refused = {step.layout: step.refused for step in plan.sensitivity if step.refused is not None}
@@ -181,9 +177,7 @@ def test_the_value_is_what_the_plan_minimises(objective: str, name: str) -> None
     assert without.trials[0].value == pytest.approx(study.best_value, rel=1e-6)
 
 
-def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(
-    plan: Plan, study: optuna.Study
-) -> None:
+def test_an_older_plan_has_ranked_layouts_and_its_front(plan: Plan, study: optuna.Study) -> None:
     values = plan.model_dump(mode="json")
     for name in ("considered", "sizes", "regret"):
         del values[name]

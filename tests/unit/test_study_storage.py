@@ -112,9 +112,7 @@ def asked(app: Any, address: str) -> Any:
     return json.loads(body)
 
 
-def test_a_study_that_is_there_is_kept_unless_it_is_to_be_replaced(
-    few: Plan, tmp_path: Path
-) -> None:
+def test_an_existing_study_is_kept_unless_it_is_to_be_replaced(few: Plan, tmp_path: Path) -> None:
     storage, study = open_storage(None, tmp_path / "study.log"), planner.study_of(few)
 
     def trials() -> Any:

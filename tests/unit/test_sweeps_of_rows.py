@@ -54,9 +54,7 @@ def job_of(**given: Any) -> Job:
     ({"micro_batch_size": 4, "ep": 8}, {"micro_batch_size": 2}),
     ({"tp": 8, "ac": "full"}, {"cpu_offload": True}),
 ])  # fmt: skip
-def test_each_key_of_the_rule_outweighs_those_after_it(
-    earlier: dict[str, Any], later: dict[str, Any]
-) -> None:
+def test_each_key_outweighs_those_after_it(earlier: dict[str, Any], later: dict[str, Any]) -> None:
     assert order(later, earlier) == [1, 0]
 
 

@@ -76,9 +76,7 @@ def recorded(name: str) -> tuple[ProbeTask, str]:
 @pytest.mark.parametrize(
     "version", ["0.2.0", "0.2.1", "0.2.2", "0.2.7", "0.2.2+git1234", "0.3.0", "0.3.1"]
 )
-def test_a_command_for_every_version_of_both_lines(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_every_version_has_a_command(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     asked = task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)
     found = program(monkeypatch, asked, version)
     said = flags(found)

@@ -66,9 +66,7 @@ def test_recomputation_is_repeated_for_every_group_of_parameters() -> None:
 
 
 @pytest.mark.parametrize(("ac", "better"), [("none", True), ("full", False)])
-def test_split_backwards_with_checkpointing_cost_more_than_whole_ones(
-    ac: str, better: bool
-) -> None:
+def test_split_backwards_and_checkpointing_cost_more_than_whole_ones(ac: str, better: bool) -> None:
     """ZBV's saving is nothing against nine more forwards a layer; else it wins."""
     whole = layout("Interleaved1F1B", virtual_stages=2, ac=ac)
     prices = priced(layout("ZBVZeroBubble", ac=ac), whole)
