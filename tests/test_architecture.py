@@ -49,15 +49,11 @@ IMPURE_METHODS = {
     "today",
 }  # fmt: skip
 READERS = (
-    "planner/catalog/bridge_recipes.py",
-    "planner/catalog/calibrations.py",
-    "planner/catalog/clusters.py",
-    "planner/catalog/megatron_arguments.py",
-    "planner/catalog/models.py",
-    "planner/intake/machines.py",
-    "planner/intake/models.py",
+    "planner/catalog/bridge_recipes.py", "planner/catalog/calibrations.py",
+    "planner/catalog/clusters.py", "planner/catalog/megatron_arguments.py",
+    "planner/catalog/models.py", "planner/intake/machines.py", "planner/intake/models.py",
     "planner/intake/trainer_files/files.py",
-)
+)  # fmt: skip
 LIBRARY = "planner/library.py"  # who calls a function has no port for the clock: it asks itself
 # The rooms of planner/, from the inside out, as a job walks through them: each reaches itself and
 # what stands before it, and `OUTWARD` names every exception with its reason.

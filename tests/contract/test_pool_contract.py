@@ -35,13 +35,10 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 # what the worker does, by the notes of the job, and the fields of the task that differ
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ok": ("", {"warmup_steps": 1}),
-    "oom": ("oom", {}),
-    "killed": ("die", {}),
-    "victims": ("victims", {}),
-    "slow": ("sleep 600", {"time_limit_seconds": 3.0}),
+    "ok": ("", {"warmup_steps": 1}), "oom": ("oom", {}), "killed": ("die", {}),
+    "victims": ("victims", {}), "slow": ("sleep 600", {"time_limit_seconds": 3.0}),
     "emulated": ("", {"emulate_rank": 1, "fake_tensors": True}),
-}
+}  # fmt: skip
 needed("torch")
 
 

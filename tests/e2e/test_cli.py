@@ -129,16 +129,11 @@ def test_estimate_in_words_and_as_json(say: Say, tmp_path: Path, job: dict[str, 
 def test_estimate_many_answers_every_line_in_order(cli: Cli, job: dict[str, Any]) -> None:
     good = {**job, "layout": LAYOUT}
     lines = [
-        json.dumps({**good, "id": 0}),
-        "not json",
-        "",
-        json.dumps([1]),
-        json.dumps({**good, "id": "bad", "modell": 1}),
-        json.dumps({**job, "id": "no layout"}),
+        json.dumps({**good, "id": 0}), "not json", "", json.dumps([1]),
+        json.dumps({**good, "id": "bad", "modell": 1}), json.dumps({**job, "id": "no layout"}),
         json.dumps({**good, "id": "x"}).replace("8192", "NaN"),
-        json.dumps({**good, "id": "tp", "layout": {"tp": 3}}),
-        json.dumps({**good, "id": "last"}),
-    ]
+        json.dumps({**good, "id": "tp", "layout": {"tp": 3}}), json.dumps({**good, "id": "last"}),
+    ]  # fmt: skip
     done = cli("estimate", "--jobs", "-", input="\n".join(lines))
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -149,17 +149,13 @@ def test_how_to_measure_is_said_by_the_job_unless_the_request_says_it(idle: Test
 
 NO_KERNEL = {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}
 WRONG: tuple[tuple[Any, str], ...] = (
-    ({"job": NO_LAYOUT, "kernels": [NO_KERNEL]}, "kernels.0"),
-    ([], "body"),
-    ({}, "job"),
+    ({"job": NO_LAYOUT, "kernels": [NO_KERNEL]}, "kernels.0"), ([], "body"), ({}, "job"),
     ({"job": {**BARE, "layout": None}}, "layout"),
     ({"job": {**BARE, "layout": {"dp_shard": 3}}}, "layout.dp_shard"),
-    ({"job": BARE, "steps": 0}, "steps"),
-    ({"job": BARE, "stepps": 1}, "stepps"),
-    ({"job": BARE, "pool": "cloud"}, "pool"),
-    ({"job": BARE, "pool": "replay:/etc/passwd"}, "pool"),
+    ({"job": BARE, "steps": 0}, "steps"), ({"job": BARE, "stepps": 1}, "stepps"),
+    ({"job": BARE, "pool": "cloud"}, "pool"), ({"job": BARE, "pool": "replay:/etc/passwd"}, "pool"),
     ({"job": {**BARE, "model": "/etc/passwd"}}, "model"),
-)
+)  # fmt: skip
 
 
 def test_wrong_requests_are_422(idle: TestClient) -> None:

@@ -40,13 +40,10 @@ SWEEP: dict[str, Any] = {
 def environment(cluster: SlurmCluster, tmp_path: Path, sqlite_url: str) -> dict[str, str]:
     needed("torch")
     return {
-        **clean_environment(),
-        "PATH": cluster.environment["PATH"],
-        "SLURM_CONF": str(cluster.conf),
-        "PLANNER_DATABASE_URL": sqlite_url,
-        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        **clean_environment(), "PATH": cluster.environment["PATH"], "SLURM_CONF": str(cluster.conf),
+        "PLANNER_DATABASE_URL": sqlite_url, "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
         "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
-    }
+    }  # fmt: skip
 
 
 @contextmanager

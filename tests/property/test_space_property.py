@@ -33,13 +33,10 @@ def jobs(draw: st.DrawFn) -> Any:
     model = {**draw(st.sampled_from([TINY, TINY_MOE])), **shape}
     drawn = {
         "gpu": ["h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"],
-        "num_gpus": [1, 2, 4, 6, 8, 12],
-        "trainer": sorted(TRAINERS),
-        "seq_len": [512, 516, 1000, 777],
-        "global_batch_size": range(1, 25),
-        "attention_kernel": ["flash", "unfused"],
-        "max_grad_norm": [1.0, None],
-    }
+        "num_gpus": [1, 2, 4, 6, 8, 12], "trainer": sorted(TRAINERS),
+        "seq_len": [512, 516, 1000, 777], "global_batch_size": range(1, 25),
+        "attention_kernel": ["flash", "unfused"], "max_grad_norm": [1.0, None],
+    }  # fmt: skip
     return context(model, **{name: draw(st.sampled_from(of)) for name, of in drawn.items()})
 
 

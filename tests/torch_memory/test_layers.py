@@ -14,18 +14,15 @@ from tests.torch_memory.tracking import RANDOM_STATE_BYTES, on_meta, planned_lay
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workspace")]
 
 KINDS = {
-    "llama": Sizes(),
-    "llama, keys and values repeated": Sizes(repeat_kv=True),
-    "llama, composite norms": Sizes(norm="composite"),
-    "llama, rotate_half": Sizes(rotary="half"),
+    "llama": Sizes(), "llama, keys and values repeated": Sizes(repeat_kv=True),
+    "llama, composite norms": Sizes(norm="composite"), "llama, rotate_half": Sizes(rotary="half"),
     "gpt": Sizes(norm="layer", mlp="gelu", rotary="none"),
     "nemotron": Sizes(norm="layer", mlp="squared-relu"),
     "latent attention": Sizes(kv_rank=64, qk_rope=16),
     "experts": Sizes(experts=4, top_k=2, expert_ffn=96),
-    "latent attention, experts": Sizes(
-        kv_rank=64, q_rank=96, qk_rope=16, experts=4, top_k=2, expert_ffn=96, shared_ffn=96
-    ),
-}
+    "latent attention, experts": Sizes(kv_rank=64, q_rank=96, qk_rope=16, experts=4, top_k=2,
+        expert_ffn=96, shared_ffn=96),
+}  # fmt: skip
 MODES = ("none", "full", "selective-op", "selective-layer-2")
 
 

@@ -26,19 +26,15 @@ pytestmark = [
 ]
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "fsdp": {"dp_shard": 8},
-    "fsdp, accumulating": {"dp_shard": 8, "accumulate": 2},
-    "hsdp": {"dp_replicate": 2, "dp_shard": 4},
-    "tp": {"dp_shard": 4, "tp": 2},
-    "tp 4, zero 2": {"dp_shard": 2, "tp": 4, "zero_stage": 2},
-    "cp": {"dp_shard": 4, "cp": 2},
+    "fsdp": {"dp_shard": 8}, "fsdp, accumulating": {"dp_shard": 8, "accumulate": 2},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 4}, "tp": {"dp_shard": 4, "tp": 2},
+    "tp 4, zero 2": {"dp_shard": 2, "tp": 4, "zero_stage": 2}, "cp": {"dp_shard": 4, "cp": 2},
     "pp": {"dp_shard": 4, "pp": 2, "accumulate": 4},
     "pp, resharding": {"dp_shard": 4, "pp": 2, "accumulate": 4, "zero_stage": 3},
     "pp and tp": {"dp_shard": 2, "pp": 2, "tp": 2, "accumulate": 4},
     "pp, GPipe": {"dp_shard": 2, "pp": 4, "accumulate": 4, "pp_schedule": "GPipe"},
-    "pp, LoopedBFS": {
-        "dp_shard": 4, "pp": 2, "accumulate": 4, "pp_schedule": "LoopedBFS", "virtual_stages": 2,
-    },
+    "pp, LoopedBFS": {"dp_shard": 4, "pp": 2, "accumulate": 4, "pp_schedule": "LoopedBFS",
+        "virtual_stages": 2},
     "bf16 reduction": {"dp_shard": 8, "reduce_dtype": "bfloat16"},
 }  # fmt: skip
 # LoopedBFS's losses wait as GPipe's do. Its gradients come stage by stage, with the first backward
@@ -79,16 +75,13 @@ def drawn(name: str, number: int) -> dict[str, Any]:
     replicas = layout.get("dp_shard", 1) * layout.get("dp_replicate", 1)
     tp, pp = (layout.get(axis, 1) for axis in ("tp", "pp"))
     model = {
-        "name": "generated",
-        "hidden_size": hidden,
-        "num_hidden_layers": rng.choice((4, 6)),
+        "name": "generated", "hidden_size": hidden, "num_hidden_layers": rng.choice((4, 6)),
         "num_attention_heads": heads,
         "num_key_value_heads": heads // rng.choice((1, 2)) if tp < 4 else heads,
-        "head_dim": head_dim,
-        "intermediate_size": hidden * rng.choice((2, 4)),
+        "head_dim": head_dim, "intermediate_size": hidden * rng.choice((2, 4)),
         "vocab_size": 1024 * rng.choice((1, 4, 8)),
         "tie_word_embeddings": tp * pp == 1 and rng.random() < 0.3,
-    }
+    }  # fmt: skip
     seq = 1024 * rng.choice((1, 2))
     layout |= {"micro_batch_size": batch, "ac": rng.choice(("none", "full", "selective-op"))}
     given = {"layout": layout, "trainer": "torchtitan"}

@@ -103,23 +103,11 @@ def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str])
 
 
 @pytest.mark.parametrize("arguments", [
-    ["nope"],
-    ["--nope"],
-    ["recommend", "--seq-len", "x"],
-    ["estimate"],
-    ["estimate", "--job", "/", "--jobs", "/"],
-    ["estimate", "--jobs", "/"],
-    ["estimate", "--jobs", "/no/such.jsonl"],
-    ["explain", "plan-nope"],
-    ["explain", "\0"],
-    ["export", "plan-nope"],
-    ["catalog"],
-    ["catalog", "planets"],
-    ["catalog", "gpus", "h1000"],
-    ["db"],
-    ["db", "sink"],
-    ["serve", "--port", "70000"],
-    ["serve", "--host", "0.0.0.0"],
+    ["nope"], ["--nope"], ["recommend", "--seq-len", "x"], ["estimate"],
+    ["estimate", "--job", "/", "--jobs", "/"], ["estimate", "--jobs", "/"],
+    ["estimate", "--jobs", "/no/such.jsonl"], ["explain", "plan-nope"], ["explain", "\0"],
+    ["export", "plan-nope"], ["catalog"], ["catalog", "planets"], ["catalog", "gpus", "h1000"],
+    ["db"], ["db", "sink"], ["serve", "--port", "70000"], ["serve", "--host", "0.0.0.0"],
     *(["recommend", *MAIN_JOB, *wrong.split()] for wrong in (
         "--probe 1", "--fix tp", "--fix nope=1", "--fix tp=x", "--fix tp=1 --fix tp=2",
         "--allow tp=1 --allow tp=2", '--fix ac="\\e[31mnone"', "--allow precision=bf17",

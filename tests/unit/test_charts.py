@@ -210,12 +210,9 @@ def test_a_sweep_is_drawn_against_its_first_run() -> None:
 
 def test_a_study_is_drawn_result_by_result() -> None:
     events = [
-        ("asked", None, None, 0.0),
-        ("told", None, None, 5.0),
-        ("told", 2.0, "imitated", 10.0),
-        ("asked", 2.0, "imitated", 10.0),
-        ("told", 1.5, "probed", 30.0),
-    ]
+        ("asked", None, None, 0.0), ("told", None, None, 5.0), ("told", 2.0, "imitated", 10.0),
+        ("asked", 2.0, "imitated", 10.0), ("told", 1.5, "probed", 30.0),
+    ]  # fmt: skip
     names = ("event", "best_step_seconds", "best_rung", "gpu_seconds")
     same = {"layout": "fsdp 8", "message": "m", "probes": 1, "expected_regret": 0.1}
     chart = study_chart([{**dict(zip(names, one, strict=True)), **same} for one in events])

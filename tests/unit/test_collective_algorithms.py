@@ -282,16 +282,12 @@ def test_answer_explains_its_choice() -> None:
 
 
 @pytest.mark.parametrize(("given", "field", "remedy"), [
-    ({"op": "gossip"}, "op", "all-reduce"),
-    ({"size_bytes": 0.0}, "size", "GiB"),
-    ({"size_bytes": float("nan")}, "size", "GiB"),
-    ({"num_ranks": 1}, "num_ranks", "up to 64"),
+    ({"op": "gossip"}, "op", "all-reduce"), ({"size_bytes": 0.0}, "size", "GiB"),
+    ({"size_bytes": float("nan")}, "size", "GiB"), ({"num_ranks": 1}, "num_ranks", "up to 64"),
     ({"num_ranks": 65}, "num_ranks", "at most 64"),
-    ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"),
-    ({"stride": 0}, "stride", "use 1"),
+    ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"), ({"stride": 0}, "stride", "use 1"),
     ({"algorithm": "carrier-pigeon"}, "algorithm", "ring"),
-    ({"algorithm": "torus"}, "algorithm", "ring"),
-    ({"algorithm": "pairwise"}, "algorithm", "ring"),
+    ({"algorithm": "torus"}, "algorithm", "ring"), ({"algorithm": "pairwise"}, "algorithm", "ring"),
     ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
 ])  # fmt: skip
 def test_wrong_requests_name_the_field_and_what_would_pass(

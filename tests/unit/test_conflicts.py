@@ -39,13 +39,9 @@ def test_degrees_that_do_not_divide_the_gpus_are_told_of_the_largest(
 
 
 @pytest.mark.parametrize("search", [
-    {},
-    {"fix": {"tp": 2, "pp": 4}},
-    {"allow": {"tp": [3, 4]}},
-    {"allow": {"tp": [4, 8], "pp": [2, 4]}},
-    {"fix": {"cp_method": "alltoall"}},
-    {"fix": {"pp_schedule": "ZBVZeroBubble"}},
-    {"fix": {"pp": 2, "virtual_stages": 2}},
+    {}, {"fix": {"tp": 2, "pp": 4}}, {"allow": {"tp": [3, 4]}},
+    {"allow": {"tp": [4, 8], "pp": [2, 4]}}, {"fix": {"cp_method": "alltoall"}},
+    {"fix": {"pp_schedule": "ZBVZeroBubble"}}, {"fix": {"pp": 2, "virtual_stages": 2}},
     {"fix": {"tp": 1, "sequence_parallel": True}},
 ])  # fmt: skip
 def test_where_one_combination_is_left_there_is_no_fault(search: dict[str, Any]) -> None:

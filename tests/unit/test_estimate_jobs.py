@@ -29,23 +29,19 @@ def job(layout: object, **parts: Any) -> dict[str, Any]:
 
 EXPERTS: dict[str, Any] = {"model": "mixtral-8x7b"}
 JOBS = [
-    job({"tp": 2}, id="a"),
-    job({"tp": 2, "ac": "full", "compile": True}, id=2),
-    job({"tp": 8, "pp": 4}, id="interleaved"),
-    job({"tp": 3, "pp": 64}, id="several rules broken"),
+    job({"tp": 2}, id="a"), job({"tp": 2, "ac": "full", "compile": True}, id=2),
+    job({"tp": 8, "pp": 4}, id="interleaved"), job({"tp": 3, "pp": 64}, id="several rules broken"),
     job({"pp": 4, "pp_schedule": "1F1B", "layers_per_stage": [9, 8, 8, 7]}),
-    job({"pp": 4, "pp_schedule": "ZBVZeroBubble"}),
-    job({"ep": 8}, **EXPERTS),
+    job({"pp": 4, "pp_schedule": "ZBVZeroBubble"}), job({"ep": 8}, **EXPERTS),
     job({"ep": 8, "pp": 2, "cp": 2, "ac": "selective-op"}, **EXPERTS),
     job({"ep": 8}, gpu="a100-sxm-80gb", **EXPERTS),
     job({"tp": 4, "pp": 4, "ac": "block-2"}, training=MEGATRON),
     job({"tp": 4, "pp": 8, "virtual_stages": 2, "ac": "none"}, training=MEGATRON),
     job({"tp": 2, "pp": 2, "ac": "uniform-2"}, training=MEGATRON),
     job({"ep": 4, "pp": 2}, training=MEGATRON, **EXPERTS),
-    job({"tp": 8}, num_gpus=8, training={**TITAN, "precision_of_moon": 1}),
-    job({"tp": 1}, id=7),
+    job({"tp": 8}, num_gpus=8, training={**TITAN, "precision_of_moon": 1}), job({"tp": 1}, id=7),
     job({"precision": "float8-rowwise", "compile": True, "tp": 2}, id="a"),
-]
+]  # fmt: skip
 MALFORMED: list[object] = [
     {"id": "no layout", **{k: v for k, v in JOBS[0].items() if k not in ("layout", "id")}},
     {**JOBS[0], "model": "llama9", "id": "unknown model"},

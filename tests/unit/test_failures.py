@@ -210,20 +210,14 @@ class TestOutOfMemory:
         assert found.attempted_bytes == round(1.96 * 2**30)
         assert found.allocated_bytes == round(22.41 * 2**30)
 
-    @pytest.mark.parametrize(
-        ("attempted", "said"),
-        [
-            (None, "RuntimeError: CUDA error: out of memory"),
-            (None, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`"),
-            (None, "torch.distributed.DistBackendError: NCCL\nCuda failure 2 'out of memory'"),
-            (
-                4000,
-                "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-                "4000 bytes.",
-            ),
-            (2**29, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. G"),
-        ],
-    )
+    @pytest.mark.parametrize(("attempted", "said"), [
+        (None, "RuntimeError: CUDA error: out of memory"),
+        (None, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`"),
+        (None, "torch.distributed.DistBackendError: NCCL\nCuda failure 2 'out of memory'"),
+        (4000, "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+            "4000 bytes."),
+        (2**29, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. G"),
+    ])  # fmt: skip
     def test_other_ways_to_say_it(self, attempted: int | None, said: str) -> None:
         found = out_of_memory(errors=(raised(1, said),))
         assert (found.attempted_bytes, found.allocated_bytes) == (attempted, None)

@@ -290,18 +290,12 @@ def test_a_process_that_is_gone_was_killed_unless_memory_ran_out_since_it_began(
     assert not was_killed(crashed())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"{platform.node()}:{NOBODY}:1",
-        f"{platform.node()}:x:1:2:3:4",
-        "",
-        None,
-        crashed(boot="4026539999"),
-        crashed(namespace="4026539999"),
-    ],
-    ids=["of an older version", "no number", "empty", "none", "other machine", "other container"],
-)
+@pytest.mark.parametrize("name", [
+    f"{platform.node()}:{NOBODY}:1", f"{platform.node()}:x:1:2:3:4", "", None,
+    crashed(boot="4026539999"), crashed(namespace="4026539999"),
+], ids=[
+    "of an older version", "no number", "empty", "none", "other machine", "other container"
+])  # fmt: skip
 def test_whoever_we_cannot_tell_about_counts_as_alive(name: str | None) -> None:
     assert has_crashed(name) is False
 

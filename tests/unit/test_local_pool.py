@@ -46,22 +46,16 @@ GPU-1d2c3b4a-0000-1111-2222-333344445555, 4243, [N/A], [Insufficient Permissions
 BROKEN = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 SOLD = [
     ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm-80gb"),
-    ("NVIDIA H100 PCIe", 81559, "h100-pcie-80gb"),
-    ("NVIDIA H100 NVL", 95830, "h100-nvl-94gb"),
-    ("NVIDIA H200", 143771, "h200-sxm-141gb"),
-    ("NVIDIA A100-SXM4-40GB", 40960, "a100-sxm-40gb"),
+    ("NVIDIA H100 PCIe", 81559, "h100-pcie-80gb"), ("NVIDIA H100 NVL", 95830, "h100-nvl-94gb"),
+    ("NVIDIA H200", 143771, "h200-sxm-141gb"), ("NVIDIA A100-SXM4-40GB", 40960, "a100-sxm-40gb"),
     ("NVIDIA A100 80GB PCIe", 81920, "a100-pcie-80gb"),
-    ("Tesla V100-SXM2-32GB", 32768, "v100-sxm-32gb"),
-    ("NVIDIA L4", 23034, "l4"),
-    ("NVIDIA L40S", 46068, "l40s"),
-    ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090"),
+    ("Tesla V100-SXM2-32GB", 32768, "v100-sxm-32gb"), ("NVIDIA L4", 23034, "l4"),
+    ("NVIDIA L40S", 46068, "l40s"), ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090"),
     ("NVIDIA GeForce RTX 5090", 32607, "rtx-5090"),
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "rtx-pro-6000-96gb"),
-    ("NVIDIA RTX A6000", 49140, "a6000-48gb"),
-    ("NVIDIA H20", 97871, "h20-sxm-96gb"),
-    ("NVIDIA L20", 46068, "l20"),
-    ("NVIDIA GeForce RTX 3090", 24576, ""),
-]
+    ("NVIDIA RTX A6000", 49140, "a6000-48gb"), ("NVIDIA H20", 97871, "h20-sxm-96gb"),
+    ("NVIDIA L20", 46068, "l20"), ("NVIDIA GeForce RTX 3090", 24576, ""),
+]  # fmt: skip
 H100 = Gpu(
     index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20,
     used_bytes=0.0, driver="550", sliced=False,

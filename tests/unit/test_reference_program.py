@@ -294,12 +294,9 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
 
 def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {
-        "mem_get_info": (10, 100),
-        "memory_reserved": 60,
-        "max_memory_allocated": 50,
-        "max_memory_reserved": 70,
-        "memory_stats": {"num_alloc_retries": 2},
-    }
+        "mem_get_info": (10, 100), "memory_reserved": 60, "max_memory_allocated": 50,
+        "max_memory_reserved": 70, "memory_stats": {"num_alloc_retries": 2},
+    }  # fmt: skip
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     found = ref.memory.of_gpu(3, torch.device("cuda"), 5, 7)
@@ -339,15 +336,11 @@ def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
     assert ref.environment.describe(torch.device("cpu")).allocator == value
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        # at its power cap, as it should be
-        ("1980, 698.23, 0x0000000000000004\n", (1.98e9, 698.23, False)),
-        ("1200, [N/A], 0x0000000000000020", (1.2e9, "absent", True)),
-        ("[N/A], [N/A], [Not Supported]", ("absent", "absent", "absent")),
-    ],
-)
+@pytest.mark.parametrize(("line", "found"), [
+    ("1980, 698.23, 0x0000000000000004\n", (1.98e9, 698.23, False)),  # at its power cap
+    ("1200, [N/A], 0x0000000000000020", (1.2e9, "absent", True)),
+    ("[N/A], [N/A], [Not Supported]", ("absent", "absent", "absent")),
+])  # fmt: skip
 def test_a_line_of_nvidia_smi(line: str, found: tuple[Any, ...]) -> None:
     query = ref.environment.parse_query(f"550.54.15, {line}")
     assert query.pop("driver") == "550.54.15"

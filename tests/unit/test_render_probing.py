@@ -130,21 +130,13 @@ def with_winner(plan: Plan, source: str = "probed", expected: float = 2.0, **mea
 IMITATED = {"rung": "imitated", "expected": 2.5, "source": "emulated"}
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ({}, "Measured: 2 s a step, over 1 run; predicted "),
-        (
-            {"runs": 3, "mean_step_seconds": 2.25},
-            "Measured: 2 s a step, the fastest of 3 runs (mean 2.25 s); predicted ",
-        ),
-        (
-            IMITATED,
-            "Not run itself: 2 s ± 7% a step by smaller runs that stood for it; "
-            "2.5 s expected with all that was measured; predicted ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("found", "said"), [
+    ({}, "Measured: 2 s a step, over 1 run; predicted "),
+    ({"runs": 3, "mean_step_seconds": 2.25},
+        "Measured: 2 s a step, the fastest of 3 runs (mean 2.25 s); predicted "),
+    (IMITATED, "Not run itself: 2 s ± 7% a step by smaller runs that stood for it; "
+        "2.5 s expected with all that was measured; predicted "),
+])  # fmt: skip
 def test_the_winner_says_how_a_step_is_known(plan: Plan, found: dict[str, Any], said: str) -> None:
     assert said in "\n".join(lines_of(with_winner(plan, **found)))
 

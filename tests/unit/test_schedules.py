@@ -136,17 +136,13 @@ def test_pairs_and_idle_cells_are_read_and_written_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m", "words"), [
-    ("1F1B", 4, 1, 3, "3 < pp=4"),
-    ("1F1B", 4, 2, 8, "one stage per rank, not 2"),
+    ("1F1B", 4, 1, 3, "3 < pp=4"), ("1F1B", 4, 2, 8, "one stage per rank, not 2"),
     ("Interleaved1F1B", 4, 1, 8, "at least 2 stages per rank"),
     ("Interleaved1F1B", 4, 2, 11, "11 is no multiple of 11 // pp=4"),
     ("InterleavedZeroBubble", 4, 2, 9, "9 is no multiple"),
-    ("LoopedBFS", 4, 1, 8, "at least 2 stages"),
-    ("ZBVZeroBubble", 4, 3, 8, "exactly 2 stages"),
-    ("DualPipeV", 4, 2, 7, "7 < 2 x pp=4"),
-    ("ZB-1p", 4, 2, 8, "one stage per rank"),
-    ("ZB-2p", 4, 2, 8, "one stage per rank"),
-    ("GPipe", 4, 2, 8, "one stage per rank"),
+    ("LoopedBFS", 4, 1, 8, "at least 2 stages"), ("ZBVZeroBubble", 4, 3, 8, "exactly 2 stages"),
+    ("DualPipeV", 4, 2, 7, "7 < 2 x pp=4"), ("ZB-1p", 4, 2, 8, "one stage per rank"),
+    ("ZB-2p", 4, 2, 8, "one stage per rank"), ("GPipe", 4, 2, 8, "one stage per rank"),
 ])  # fmt: skip
 def test_rules_speak(name: str, pp: int, v: int, m: int, words: str) -> None:
     message = SCHEDULES[name].violation(pp, v, m)
@@ -261,16 +257,11 @@ def send_slope(entry: Schedule, size: Size, how: Transport) -> float:
 
 
 @pytest.mark.parametrize(("name", "trainer", "overlap", "within"), [
-    ("GPipe", "torchtitan", True, 0.01),
-    ("1F1B", "torchtitan", True, 0.01),
-    ("1F1B", "megatron", True, 0.01),
-    ("LoopedBFS", "torchtitan", True, 0.01),
-    ("Interleaved1F1B", "megatron", True, 2.01),
-    ("Interleaved1F1B", "megatron", False, 0.01),
-    ("Interleaved1F1B", "torchtitan", False, 0.01),
-    ("ZB-1p", "megatron", True, 0.01),
-    ("ZB-2p", "megatron", True, 0.01),
-    ("ZB-1p", "megatron", False, 0.01),
+    ("GPipe", "torchtitan", True, 0.01), ("1F1B", "torchtitan", True, 0.01),
+    ("1F1B", "megatron", True, 0.01), ("LoopedBFS", "torchtitan", True, 0.01),
+    ("Interleaved1F1B", "megatron", True, 2.01), ("Interleaved1F1B", "megatron", False, 0.01),
+    ("Interleaved1F1B", "torchtitan", False, 0.01), ("ZB-1p", "megatron", True, 0.01),
+    ("ZB-2p", "megatron", True, 0.01), ("ZB-1p", "megatron", False, 0.01),
     ("Interleaved1F1B", "torchtitan", True, 2.01),
 ])  # fmt: skip
 def test_exposed_sends_are_the_slope(name: str, trainer: str, overlap: bool, within: float) -> None:

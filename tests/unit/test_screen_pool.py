@@ -17,15 +17,11 @@ def limit(best: float, structures: list[float], slack: float = 1.1, count: int =
     return pool.limit(slack)
 
 
-@pytest.mark.parametrize(
-    ("structures", "expected"),
-    [
-        ([10.0, 10.5], 11.0),  # the front's slack, beyond the second structure
-        ([10.0, 12.0, 13.0], 12.0),  # the second structure, beyond the slack
-        ([10.0, 40.0], ENOUGH * 10.0),
-        ([10.0], ENOUGH * 10.0),  # a second one is still to be found
-    ],
-)
+@pytest.mark.parametrize(("structures", "expected"), [
+    ([10.0, 10.5], 11.0),  # the front's slack, beyond the second structure
+    ([10.0, 12.0, 13.0], 12.0),  # the second structure, beyond the slack
+    ([10.0, 40.0], ENOUGH * 10.0), ([10.0], ENOUGH * 10.0),  # a second is still to be found
+])  # fmt: skip
 def test_the_screen_ends_behind_the_slack_and_the_last_structure_shown(
     structures: list[float], expected: float
 ) -> None:

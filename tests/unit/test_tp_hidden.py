@@ -118,12 +118,9 @@ def test_a_collective_is_covered_by_the_products_beside_it() -> None:
 
     found = covers(ops, {name: One(x) for name, x in powers.items()}, 1)  # type: ignore[misc]
     expected = {
-        "attention_in": ("wq", "wk", "wv"),
-        "attention_sum": ("wo",),
-        "mlp_in": ("mlp_w1", "mlp_w3"),
-        "mlp_sum": ("mlp_w2",),
-        "head_in": ("head",),
-    }
+        "attention_in": ("wq", "wk", "wv"), "attention_sum": ("wo",),
+        "mlp_in": ("mlp_w1", "mlp_w3"), "mlp_sum": ("mlp_w2",), "head_in": ("head",),
+    }  # fmt: skip
     assert set(names) == {name for beside in expected.values() for name in beside}
     for name, beside in expected.items():
         assert found[name].forward[0] == sum(powers[x] for x in beside), name

@@ -136,15 +136,12 @@ def test_under_a_pipeline_or_replicas_gradients_add_up(layout: Any, moved: float
     assert float(pricer.optimizer_step.sum_bytes(batch)[0]) == moved
 
 
-@pytest.mark.parametrize(
-    ("layout", "dense", "expert"),
-    [
-        ({"dp_shard": 8, "cp": 2}, 1 / 16, 1 / 16),
-        ({"dp_shard": 16, "ep": 8}, 1 / 16, 1 / 2),  # 2 ranks hold the same experts
-        ({"dp_replicate": 2, "dp_shard": 8, "ep": 8}, 1 / 8, 1.0),
-        ({"dp_replicate": 16, "zero_stage": 0}, 1.0, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("layout", "dense", "expert"), [
+    ({"dp_shard": 8, "cp": 2}, 1 / 16, 1 / 16),
+    ({"dp_shard": 16, "ep": 8}, 1 / 16, 1 / 2),  # 2 ranks hold the same experts
+    ({"dp_replicate": 2, "dp_shard": 8, "ep": 8}, 1 / 8, 1.0),
+    ({"dp_replicate": 16, "zero_stage": 0}, 1.0, 1.0),
+])  # fmt: skip
 def test_experts_are_sharded_over_their_ranks(layout: Any, dense: float, expert: float) -> None:
     pricer, batch = case(**layout)
     given = np.array([[64.0]]), np.array([[16.0]])
