@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from planner.api.storage.drift import SqlDriftStore
 from planner.api.storage.engine import is_memory
-from planner.api.storage.job_records import Lease, ProbeEnd, ProbeFilter, ProbeRecord
+from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
@@ -19,7 +19,7 @@ from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT, side_by_side
 from tests.stand_ins.ageing import age
-from tests.stand_ins.records import NOW, pages_of, probe_record
+from tests.stand_ins.records import NOW, lease, pages_of, probe_record
 
 SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
 SUBJECT = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
@@ -128,10 +128,6 @@ class TestMeasurements:
         ann = replace(everything, owner="ann")
         assert found(ann) == ("02468", 0)
         assert found(ann, subject=replace(SUBJECT, owner="ann")) == ("468", 2)
-
-
-def lease(owner: str = "host:1", seconds: float = 30.0) -> Lease:
-    return Lease(owner=owner, seconds=seconds)
 
 
 class TestProbes:

@@ -25,7 +25,7 @@ from planner.api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
 from tests.conftest import EACH_DATABASE, side_by_side
-from tests.stand_ins.records import probe_record
+from tests.stand_ins.records import claimed, probe_record
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 TEN_SECONDS = timedelta(seconds=10)
@@ -82,10 +82,6 @@ def ours(wiring: Wiring, **more: Any) -> TaskRecord:
 
 def reported(wiring: Wiring, run: TaskRecord, observer: Observer | None = None) -> dict[str, Any]:
     return dict(run_sweep(wiring, run, observer or Observer()).result)
-
-
-def claimed(wiring: Wiring) -> TaskRecord:
-    return wiring.tasks.claim(new_lease())
 
 
 @EACH_DATABASE
@@ -147,7 +143,7 @@ def test_a_run_of_ours_is_for_no_worker(wiring: Wiring, monkeypatch: pytest.Monk
 
     def add_and_look(tasks: Sequence[TaskRecord], **how: Any) -> list[TaskRecord]:
         made = add(tasks, **how)
-        taken.append(wiring.tasks.claim(new_lease()))
+        taken.append(claimed(wiring))
         return made
 
     monkeypatch.setattr(wiring.tasks, "add", add_and_look)
@@ -232,7 +228,7 @@ def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
     cancel_sweep(wiring, sweep.id)
     assert wiring.tasks.heartbeat(held, new_lease()) is True, "asked to stop"
     assert wiring.tasks.list(TaskFilter(state="queued")).items == []
-    assert wiring.tasks.claim(new_lease()) is None
+    assert claimed(wiring) is None
 
 
 def test_a_run_asked_for_while_its_sweep_is_cancelled_is_refused(wiring: Wiring) -> None:
@@ -260,9 +256,9 @@ def test_a_night_that_comes_while_the_last_one_runs(
     assert states_of(wiring, sweep) == states
     assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=2)
     assert wiring.tasks.heartbeat(held, new_lease()) is (overlap == "replace")
-    assert wiring.tasks.claim(new_lease()) is None, "one run of a sweep at a time"
+    assert claimed(wiring) is None, "one run of a sweep at a time"
     wiring.tasks.finish(held, TaskEnd(state="done"))
-    assert (wiring.tasks.claim(new_lease()) is None) is (overlap == "skip")
+    assert (claimed(wiring) is None) is (overlap == "skip")
     clock.time = NIGHT + timedelta(days=2)
     schedule_due(wiring)
     assert states_of(wiring, sweep).count("queued") == 1
@@ -275,7 +271,7 @@ def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], cloc
         clock.time = NIGHT + timedelta(days=night)
         assert len(schedule_due(workers[0])) == 1
     for left in range(4, 0, -1):
-        (held,) = filter(None, at_once(workers, lambda worker: worker.tasks.claim(new_lease())))
+        (held,) = filter(None, at_once(workers, claimed))
         assert states_of(workers[0], sweep).count("queued") == left - 1
         workers[0].tasks.finish(held, TaskEnd(state="done"))
 
@@ -289,7 +285,7 @@ def states_of(wiring: Wiring, sweep: SweepRecord) -> list[str]:
 @EACH_DATABASE
 def test_the_higher_priority_is_claimed_first(wiring: Wiring) -> None:
     names = [run_now(wiring, stored(wiring, priority=p), ours=False).id for p in (0, -1, 5)]
-    taken = [wiring.tasks.claim(new_lease()) for _ in names]
+    taken = [claimed(wiring) for _ in names]
     assert [task.id for task in taken if task] == [names[2], names[0], names[1]]
 
 

@@ -28,7 +28,7 @@ from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
 from planner.probes.pools import BACKENDS
 from tests.conftest import EACH_DATABASE, side_by_side
-from tests.stand_ins.records import probe_record
+from tests.stand_ins.records import claimed, probe_record
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +55,6 @@ def with_faults(bench: Bench, **faults: Any) -> None:
     own = {name: faults.pop(name) for name in ("probe_seconds", "nodes") if name in faults}
     changed = cluster.model_copy(update={"faults": Faults(**faults), **own})
     path.write_text(changed.model_dump_json())
-
-
-def claimed(wiring: Wiring) -> TaskRecord:
-    return wiring.tasks.claim(new_lease())
 
 
 def ended(wiring: Wiring) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.calibrations import SqlCalibrationStore
-from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.job_records import TaskEnd, TaskFilter, TaskRecord
 from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.records import CalibrationRecord, Subject, SweepRecord
@@ -18,15 +18,11 @@ from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import JOB, LAYOUT
-from tests.stand_ins.records import NOW, task_record
+from tests.stand_ins.records import NOW, lease, task_record
 
 
 def task(number: int, **fields: Any) -> TaskRecord:
     return task_record(number, id=f"plan-{number:03d}", **fields)
-
-
-def lease(owner: str, seconds: float = 30.0) -> Lease:
-    return Lease(owner=owner, seconds=seconds)
 
 
 class TestTasks:

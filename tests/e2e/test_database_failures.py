@@ -21,7 +21,6 @@ from sqlalchemy import Connection, Engine, event, text, update
 from planner.api.errors import UnavailableError, UnreadableError
 from planner.api.jobs import leases
 from planner.api.jobs import workers as module
-from planner.api.jobs.leases import new_lease
 from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
@@ -39,7 +38,7 @@ from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, END_OTHERS, engine_of, job_values
 from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 from tests.served import in_process, wiring_of
-from tests.stand_ins.records import plan_labels, task_record
+from tests.stand_ins.records import claimed, plan_labels, task_record
 
 SECONDS = 0.5  # that an engine of these tests waits
 MOST_SECONDS = 100.0  # on however busy a machine, and far below waiting for ever
@@ -60,7 +59,7 @@ def wiring(migrated_url: str) -> Wiring:
 def held(wiring: Wiring) -> TaskRecord:
     """A task that this process works on."""
     wiring.tasks.add([task()])
-    return wiring.tasks.claim(new_lease())
+    return claimed(wiring)
 
 
 def probe(wiring: Wiring, *, max_attempts: int) -> ProbeRecord:

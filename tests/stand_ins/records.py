@@ -5,8 +5,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from planner.api.storage.job_records import ProbeRecord, TaskRecord
+from planner.api.jobs.leases import new_lease
+from planner.api.storage.job_records import Lease, ProbeRecord, TaskRecord
 from planner.api.storage.records import PlanLabels
+from planner.api.wiring import Wiring
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 PROBE = ProbeRecord(
@@ -32,6 +34,14 @@ def task_record(number: int = 1, **fields: Any) -> TaskRecord:
     at = NOW + timedelta(seconds=number)
     own = TaskRecord(id=f"plan-{number}", kind="study", created_at=at, request={})
     return replace(own, **fields)
+
+
+def lease(owner: str = "host:1", seconds: float = 30.0) -> Lease:
+    return Lease(owner=owner, seconds=seconds)
+
+
+def claimed(wiring: Wiring) -> TaskRecord:
+    return wiring.tasks.claim(new_lease())
 
 
 def plan_labels(model: str = "llama3-8b", gpu: str = "h100-sxm-80gb") -> PlanLabels:
