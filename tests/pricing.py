@@ -117,14 +117,9 @@ def collective_of(
     """Seconds of a collective in a run, for each payload."""
     sent = np.atleast_1d(np.asarray(payload, dtype=np.float64))
     return collective_seconds(
-        operation,
-        sent,
-        np.full(sent.shape, float(ranks)),
-        np.full(sent.shape, float(stride)),
-        p.fabric,
-        base_seconds=p.profile.collective_seconds,
-        nvls_gain=p.profile.nvls_gain,
-    )
+        operation, sent, np.full(sent.shape, float(ranks)), np.full(sent.shape, float(stride)),
+        p.fabric, base_seconds=p.profile.collective_seconds, nvls_gain=p.profile.nvls_gain,
+    )  # fmt: skip
 
 
 STAGE_COLUMNS = (

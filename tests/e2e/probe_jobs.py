@@ -44,13 +44,9 @@ MODELS: dict[str, Values] = {
 
 
 def task(
-    layout: Values,
-    *,
-    num_gpus: int = 1,
-    model: str | Values = "llama",
-    training: Values | None = None,
-    **options: Any,
-) -> Values:
+    layout: Values, *, num_gpus: int = 1, model: str | Values = "llama",
+    training: Values | None = None, **options: Any,
+) -> Values:  # fmt: skip
     """A probe of a tiny model in float32 on CPUs."""
     training = {"seq_len": 32, "global_batch_size": 8, "trainer": "fsdp", **(training or {})}
     job = {

@@ -236,13 +236,9 @@ def test_a_pool_without_the_gpu_is_refused_with_nothing_stored(recommend_it: Rec
     ({"probe": {"max_probes": 1, "pool": "replay:/no.jsonl"}}, "probe_failed", "/no.jsonl"),
     ({"model": "gone"}, "invalid_request", "no model of this name")])  # fmt: skip
 def test_a_study_that_cannot_begin_ends_with_the_reason(
-    cli: Cli,
-    wiring: Wiring,
-    surroundings: Surroundings,
-    changed: dict[str, Any],
-    failure: str,
+    cli: Cli, wiring: Wiring, surroundings: Surroundings, changed: dict[str, Any], failure: str,
     words: str,
-) -> None:
+) -> None:  # fmt: skip
     study = ask_study(wiring, JOB, allow_files=False, ours=False)
     for one in wiring.tasks.list().items:
         wiring.tasks.cancel(one.id)

@@ -69,16 +69,10 @@ class Nights:
         return bool(active)
 
     def run(
-        self,
-        night: int,
-        slower: float = 0.0,
-        torch: str = "2.11.0",
-        *,
-        hosts: Sequence[str] = ("node-1", "node-1"),
-        slow_host: float = 0.0,
-        slow_driver: str = "570.86",
-        reported: bool = True,
-    ) -> dict[str, Any]:
+        self, night: int, slower: float = 0.0, torch: str = "2.11.0", *,
+        hosts: Sequence[str] = ("node-1", "node-1"), slow_host: float = 0.0,
+        slow_driver: str = "570.86", reported: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
         """One night's report; all layouts are slower than at first by this share.
 
         hosts: of each layout. slow_host, slow_driver: of node-2. reported: else only stored.

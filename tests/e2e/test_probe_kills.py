@@ -67,13 +67,9 @@ class Runners:
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.stand_ins.runners", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=clean_environment(),
-        )
+            [sys.executable, "-m", "tests.stand_ins.runners", str(folder)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean_environment(),
+        )  # fmt: skip
 
     def start(self, kill: Kill) -> tuple[int, str]:
         """(pid of the runner, id of its probe)."""

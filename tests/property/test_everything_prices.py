@@ -122,16 +122,10 @@ def odd_gpu(draw: np.random.Generator, base: str) -> dict[str, Any]:
 
 
 def priced(
-    draw: np.random.Generator,
-    model: str,
-    gpu: str | dict[str, Any],
-    trainer: str,
-    *,
-    rows: int = ROWS,
-    num_gpus: int | None = None,
-    cluster: Mapping[str, Any] = MappingProxyType({}),
-    **training: Any,
-) -> Priced:
+    draw: np.random.Generator, model: str, gpu: str | dict[str, Any], trainer: str, *,
+    rows: int = ROWS, num_gpus: int | None = None,
+    cluster: Mapping[str, Any] = MappingProxyType({}), **training: Any,
+) -> Priced:  # fmt: skip
     num_gpus = num_gpus or int(draw.choice(NUM_GPUS))
     optimizers = ("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd")
     version = "zero-bubble, main of 2026-06" if trainer == "megatron" else None  # it has nvfp4

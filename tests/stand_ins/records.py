@@ -12,16 +12,9 @@ from planner.api.wiring import Wiring
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 PROBE = ProbeRecord(
-    id="",
-    created_at=NOW,
-    request={},
-    job_hash="0" * 64,
-    model="m",
-    gpu="cpu",
-    num_gpus=1,
-    layout="l",
-    pool="local",
-)
+    id="", created_at=NOW, request={}, job_hash="0" * 64, model="m", gpu="cpu", num_gpus=1,
+    layout="l", pool="local",
+)  # fmt: skip
 
 
 def probe_record(number: int = 1, **fields: Any) -> ProbeRecord:

@@ -116,11 +116,9 @@ def settings(probes: int = 6, gpu_seconds: float = 1e12, **changes: Any) -> Stud
 
 
 def play(
-    answer: Callable[[Proposal], Measurement],
-    known: Sequence[Measurement] = (),
-    on_event: Callable[[Event], None] | None = None,
-    **changes: Any,
-) -> tuple[StudyResult, list[Proposal]]:
+    answer: Callable[[Proposal], Measurement], known: Sequence[Measurement] = (),
+    on_event: Callable[[Event], None] | None = None, **changes: Any,
+) -> tuple[StudyResult, list[Proposal]]:  # fmt: skip
     """A study of all candidates with `settings(**changes)`, and what it asked, in order."""
     asked: list[Proposal] = []
 

@@ -41,12 +41,9 @@ def toml_of(exported: Export) -> dict:
 
 
 def make(
-    version: str = "0.2.2",
-    name: str = "llama3.1-70b",
-    job: dict | None = None,
-    num_gpus: int = 256,
-    **values: object,
-) -> Export:
+    version: str = "0.2.2", name: str = "llama3.1-70b", job: dict | None = None,
+    num_gpus: int = 256, **values: object,
+) -> Export:  # fmt: skip
     made = training(**(job or {}))
     return export(layout(num_gpus, **values), model(name), cluster(num_gpus), made, version)
 

@@ -135,13 +135,9 @@ def task(num_gpus: int, gpu: Any = "h100-sxm-80gb") -> ProbeTask:
 
 
 def pool(
-    folder: Path,
-    gpus: Sequence[Gpu] | Callable[[], Survey] = IDLE,
-    *,
-    seconds: float = 0.0,
-    visible: str | None = None,
-    **more: Any,
-) -> tuple[LocalPool, FakeLauncher]:
+    folder: Path, gpus: Sequence[Gpu] | Callable[[], Survey] = IDLE, *, seconds: float = 0.0,
+    visible: str | None = None, **more: Any,
+) -> tuple[LocalPool, FakeLauncher]:  # fmt: skip
     launcher = FakeLauncher(seconds)
     settings = LocalSettings(
         machine=str(folder),

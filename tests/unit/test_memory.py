@@ -31,12 +31,9 @@ def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> R
 
 
 def memory(
-    held: RankShapes,
-    trainer: str = "megatron",
-    microbatches: float = 1.0,
-    training: Any = None,
+    held: RankShapes, trainer: str = "megatron", microbatches: float = 1.0, training: Any = None,
     **layout: Any,
-) -> PeakMemory:
+) -> PeakMemory:  # fmt: skip
     """Without workspace."""
     given = {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, **(training or {})}
     batch = layouts_of(layout, trainer=trainer, num_gpus=RANKS)

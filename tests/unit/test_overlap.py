@@ -36,13 +36,9 @@ def columns(
 
 
 def exposed(
-    seconds: UnitColumns,
-    microbatches: float = 1.0,
-    trainer: str = "torchtitan",
-    overlap: bool = True,
-    dp_hidden: float = 1.0,
-    **layout: Any,
-) -> ExposedSeconds:
+    seconds: UnitColumns, microbatches: float = 1.0, trainer: str = "torchtitan",
+    overlap: bool = True, dp_hidden: float = 1.0, **layout: Any,
+) -> ExposedSeconds:  # fmt: skip
     given = {"trainer": trainer, "overlap": {"dp": overlap}}
     training = read_training({"seq_len": 128, "global_batch_size": 64, **given})
     units = np.array([[[float(LAYERS)], [1.0], [1.0]]])

@@ -49,12 +49,9 @@ def apart(batch: LayoutBatch, spread: TimeSpread, row: int = 0) -> np.ndarray:
 
 
 def chosen(
-    values: list[dict],
-    seconds: list[float],
-    oom: list[float] | None = None,
-    own: float = 0.06,
+    values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06,
     calibration: Calibration = ALL_BUT_BUDGETS,
-) -> int:
+) -> int:  # fmt: skip
     """The place of the layout that comes first."""
     batch = batch_of(*values)
     lacking, supported = unmeasured(batch, NODE, calibration).T, np.ones(len(batch), np.bool_)

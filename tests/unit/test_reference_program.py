@@ -360,18 +360,14 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
         return 1980 if step % 2 else 1780
 
     nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlSystemGetDriverVersion=lambda: b"580.1",
-        nvmlDeviceGetClockInfo=clock,
-        nvmlDeviceGetPowerUsage=lambda handle: 650_000,
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetClockInfo=clock, nvmlDeviceGetPowerUsage=lambda handle: 650_000,
         nvmlDeviceGetTemperature=lambda handle, kind: 63,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x20,
         nvmlDeviceGetComputeRunningProcesses=lambda handle: range(2 if enough.is_set() else 1),
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-    )
+        NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0,
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(ref.environment, "READ_SECONDS", 0.0)
     monkeypatch.setattr(ref.environment, "_uuid", lambda device: "GPU-1")

@@ -22,12 +22,9 @@ from tests.golden.rows import published
 
 
 def job(
-    model: Any = "llama3-8b",
-    gpu: str = "h100-sxm-80gb",
-    num_gpus: int = 8,
-    top_k: int = 10,
+    model: Any = "llama3-8b", gpu: str = "h100-sxm-80gb", num_gpus: int = 8, top_k: int = 10,
     **training: Any,
-) -> Job:
+) -> Job:  # fmt: skip
     return read_job(job_values(model, gpu, num_gpus, 4096, 64, search={"top_k": top_k}, **training))
 
 

@@ -52,14 +52,10 @@ def queue(seconds: list[float], device: list[float], limit: float, smallest: boo
     """Cells of these bounds; those above the limit cannot fit. Looser bounds are half as long."""
     own, needed = np.array(seconds), np.array(device)
     cell_bounds: Any = SimpleNamespace(
-        cells=seconds,
-        seconds=own,
-        coarse_bound_seconds=own / 2.0,
-        device_bytes=needed,
-        within=lambda rows, most: rows[own[rows] <= most],
-        know=lambda rows: None,
+        cells=seconds, seconds=own, coarse_bound_seconds=own / 2.0, device_bytes=needed,
+        within=lambda rows, most: rows[own[rows] <= most], know=lambda rows: None,
         may_fit=lambda rows: needed[rows] <= limit,
-    )
+    )  # fmt: skip
     return CellQueue(cell_bounds, by_memory=smallest)
 
 

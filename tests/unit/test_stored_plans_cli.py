@@ -148,12 +148,9 @@ def test_a_layout_is_given_once(say: Say, command: str, arguments: list[str], sa
     ("sho", {"show"}, "sweep"),
 ])  # fmt: skip
 def test_the_shell_completes(
-    words: str,
-    offers: set[str],
-    but_not: str,
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, offers: set[str], but_not: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     line = f"planner-cli {words}"
     monkeypatch.setenv("_PLANNER_CLI_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)

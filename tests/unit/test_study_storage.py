@@ -135,12 +135,9 @@ def test_an_existing_study_is_kept_unless_it_is_to_be_replaced(few: Plan, tmp_pa
     (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
 ])  # fmt: skip
 def test_half_a_study_is_not_left_behind(
-    few: Plan,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: BaseException,
+    few: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: BaseException,
     told: type[BaseException],
-) -> None:
+) -> None:  # fmt: skip
     storage = open_storage(None, tmp_path / "study.log")
     study = planner.study_of(few)
     added: list[int] = []
