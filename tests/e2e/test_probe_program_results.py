@@ -219,7 +219,7 @@ def test_kinds_are_given_only_where_they_are_sure() -> None:
     assert rank_error(ValueError(), 0).message == "ValueError"
 
 
-def test_a_result_is_written_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
     write_whole(path, "first")
 
