@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 690,
     "functions that import inside": 48,
 }
-TEST_LINES = 49_481
+TEST_LINES = 49_494
 
 
 def test_the_code_weighs_no_more() -> None:
