@@ -27,7 +27,6 @@ class StudyPosterior:
     winner: the answer so far, the fastest layout that ran itself; the leader if none has.
     leader: the fastest expected of all measured ones, at any fidelity; before the first, the
         fastest expected that fits. Proposals are compared with it.
-    best: expected log seconds of the leader, or of a faster candidate under way.
     measured: whether anything was measured.
     fits, barred (N,): whether memory is known to suffice, whether it is excluded.
     log_share (N,): log of predicted over usable memory.
@@ -39,7 +38,6 @@ class StudyPosterior:
     log_seconds: FloatColumn
     winner: int
     leader: int
-    best: float
     measured: bool
     fits: BoolColumn
     barred: BoolColumn
@@ -51,6 +49,11 @@ class StudyPosterior:
     known_regrets: dict[int, ExpectedRegret] = field(
         default_factory=dict, compare=False, repr=False
     )
+
+    @property
+    def best(self) -> float:
+        """Expected log seconds of the leader."""
+        return float(self.log_seconds[self.leader])
 
     def expected_seconds(self, row: int) -> float:
         """Seconds of a step: as measured if that is believed, else from the posterior."""

@@ -95,15 +95,14 @@ def test_a_failure_of_the_machine_excludes_no_layout(kind: str, study: ProbeStud
     assert study.spent.failures_in_a_row == 1
 
 
-@pytest.mark.parametrize("parallel", [1, 3])
-def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
+def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout() -> None:
     machine = Machine.wrong_by(small(), 0.1)
     told = failed(BROKEN).model_copy(update={"message": "no torch"})
 
     def breaks_after_two(asked: Proposal) -> Measurement:
         return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
 
-    outcome, _ = play(breaks_after_two, parallel=parallel)
+    outcome, _ = play(breaks_after_two)
     assert (outcome.stopped, outcome.broken) == ("no probe can run here: no torch", "no torch")
     assert outcome.spent.probes == 2, "what could not run is no probe"
     assert {one.row for one in outcome.ranked if one.record} == {one.row for one in machine.asked}
@@ -163,8 +162,7 @@ def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> No
 
 def test_one_run_64_times_its_prediction_reorders_nothing_and_is_run_again_first() -> None:
     prior = small().prior.log_seconds
-    machine, study = Machine.wrong_by(small(), 0.0), ProbeStudy(small(), settings(99, parallel=2))
-    first, second = study.ask(), study.ask()
+    machine, study = Machine.wrong_by(small(), 0.0), ProbeStudy(small(), settings(99))
 
     def odd(row: int) -> Measured:
         seconds = 64.0 * float(np.exp(prior[row]))
@@ -176,7 +174,9 @@ def test_one_run_64_times_its_prediction_reorders_nothing_and_is_run_again_first
         assert seconds == pytest.approx(prior[[one.row for one in ranked]], abs=0.02)
         return ranked
 
+    second = study.ask()
     study.tell(second, machine.run(second))
+    first = study.ask()
     study.tell(first, measurement(first, odd(first.row)))
     assert study.knowledge.odd() == {first.row: pytest.approx(64.0)}
     ranked = ranked_as_predicted()

@@ -160,23 +160,6 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
             assert posterior.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
 
 
-def test_several_at_once_are_apart(machine: Machine) -> None:
-    study = study_of(parallel=4)
-    knowledge = study.knowledge
-    first = study.ask_many()
-    known = {asked.row for asked in first}
-    assert len(known) == 4
-    for asked in first:
-        study.tell(asked, machine.run(asked))
-    alone = knowledge.posterior().promising(knowledge.untried(), 1, risk_limit=OOM_LIMIT)
-    second = study.ask_many()
-    rows = [asked.row for asked in second]
-    assert rows[:1] == alone
-    assert np.all(knowledge.posterior().time.variance(np.array(rows)) < 2e-4)
-    assert len({*rows}) == 4
-    assert all(asked.repeat == (asked.row in known) for asked in second)
-
-
 def test_risky_layouts_wait_until_memory_is_known(machine: Machine) -> None:
     risky = np.flatnonzero(small().prior.oom_probability > 0.2)
     assert len(risky)
@@ -202,20 +185,6 @@ def test_noise_is_settled_by_a_second_look() -> None:
     assert again.repeat
     assert again.row in (0, 1)
     assert "to tell it from its rival" in again.reason
-
-
-def test_no_second_look_beside_a_faster_one_under_way() -> None:
-    """What two slower layouts settle between them is worth nothing if a third beats both."""
-    candidates, seconds = few(4), np.array([2.0, 2.2, 2.201, 4.0])
-    candidates = replace(candidates, prior=replace(candidates.prior, log_seconds=seconds))
-    knowledge, machine = Knowledge(candidates), Machine(candidates, seconds)
-    for number, row in enumerate((1, 2, 3)):
-        knowledge.observe(row, machine.timed(row, number))
-    sampler = CostModelSampler(knowledge)
-    again = sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN)
-    assert again.row == 2
-    knowledge.expect(0)
-    assert sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN) is None
 
 
 def test_the_tree_starts_warm_with_the_models_picks(machine: Machine) -> None:
