@@ -151,14 +151,6 @@ class Row:
             else self.estimate.peak_reserved_bytes
         )
 
-    def memory_pairs(self) -> list[tuple[float, float]]:
-        """(predicted, measured) bytes of every peak that was measured."""
-        pairs = (
-            (self.predicted_allocated_bytes, self.measured_allocated_bytes),
-            (self.predicted_reserved_bytes, self.measured_reserved_bytes),
-        )
-        return [(predicted, measured) for predicted, measured in pairs if predicted and measured]
-
     @property
     def baseline_seconds(self) -> float | None:
         """Step time at 40% of the dense bf16 peak, by TorchTitan's count of flops."""

@@ -83,7 +83,7 @@ def test_a_broken_machine_ends_the_study_before_the_budget() -> None:
 
 
 def test_a_runner_without_an_answer_ends_the_study() -> None:
-    outcome = run(small(), settings(), lambda asked: ())
+    outcome = run(small(), settings(), lambda asked: None)
     assert (outcome.stopped, outcome.spent.probes) == ("the runner gave no result", 0)
 
 
@@ -151,7 +151,7 @@ def test_measurements_of_other_layouts_are_named_and_ignored(machine: Machine) -
     asked = ProbeStudy(small(), settings()).ask()
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
-    emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0))
+    emulated = measurement(replace(asked, row=7), Measured(rung="emulated", step_seconds=1.0))
     outcome, _ = play(machine.run, known=[stranger, emulated], probes=1)
     assert outcome.ignored == (stranger.id, emulated.id)
     assert stranger.id != emulated.id
