@@ -22,7 +22,6 @@ def command(
     cursor: Cursor = None,
     json: Json = False,
 ) -> None:
-    """Print who asked for, ran, cancelled and imported what, when, for how many GPU-seconds."""
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
     page = wire().audit.list(wanted, cursor, limit)
     if json:

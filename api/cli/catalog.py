@@ -43,7 +43,6 @@ def command(
     own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
     json: Json = False,
 ) -> None:
-    """List what is known by name, or show one entry with its sources; keep entries of your own."""
     if add is not None:
         say(f"stored as {_added(kind, name, add)}")
         return

@@ -63,7 +63,6 @@ def command(
     num_gpus: NumGpusOption = None,
     json: Json = False,
 ) -> None:
-    """Price layouts: time, memory, and how sure."""
     if sum(given is not None for given in (job, jobs, plan)) != 1:
         remedy = "give --job FILE, --jobs FILE.jsonl, or --plan PLAN_ID --rank N"
         raise fault("--job", job, "exactly one of --job, --jobs and --plan is needed", remedy)

@@ -17,7 +17,6 @@ from planner.errors import NotFoundError
 
 
 def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> None:
-    """List stored plans, and those that probes are still spent on, newest first."""
     page = page_of_plans(wire(), cursor, limit)
     if json:
         show_json(page.model_dump())
@@ -32,7 +31,6 @@ def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> 
 
 
 def show_plan(plan_id: PlanId, plot: PlotOrText = None, json: Json = False) -> None:
-    """Print a stored plan again, as `recommend` printed it."""
     check_plot(plot, text=not json)
     wiring = wire()
     name = plan_id_of(wiring, plan_id)

@@ -76,7 +76,6 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Run layouts for a few steps and record time, memory and what went wrong."""
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
         "emulate": emulate,

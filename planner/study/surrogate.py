@@ -73,16 +73,11 @@ class ErrorPosterior:
         gain = _solved(self.lower, self.scale**2 * self.columns[:, row])
         return np.asarray(self.scale**2 * (column - gain @ self.columns))
 
-    def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
-        """Covariance with every candidate's error (N,), and variance, of a weighted sum.
-
-        loading (Q,): weights of the shared directions in the sum.
-        """
-        effects, variances = self.along_each([loading])
-        return effects[0], float(variances[0])
-
     def along_each(self, loadings: Sequence[Sequence[float]]) -> tuple[FloatColumn, FloatColumn]:
-        """`along` for E weighted sums: (E, N) and (E,)."""
+        """Covariance with every candidate's error (E, N), and variance (E,), of E weighted sums.
+
+        loadings (E, Q): weights of the shared directions in each.
+        """
         weights = np.array(loadings)
         columns = weights @ self.field.factor.T
         inner = self.scale**2 * np.array(

@@ -115,10 +115,10 @@ def test_a_direction_moves_all_that_load_on_it(prior: CorrelatedErrors) -> None:
     posterior = condition(prior, [Observation(row=None, value=1.0, variance=1e-6, loading=loading)])
     moved = posterior.scale**2 * prior.factor[:, 0] / (posterior.scale**2 + 1e-6)
     assert posterior.mean == pytest.approx(moved, abs=1e-8)
-    effect, variance = posterior.along(loading)
+    (effect,), (variance,) = posterior.along_each([loading])
     assert variance == pytest.approx(1e-6, rel=0.2)
     assert np.abs(effect).max() < 1e-6
-    before, unit = condition(prior, []).along(loading)
+    (before,), (unit,) = condition(prior, []).along_each([loading])
     assert unit == pytest.approx(1.0)
     assert before == pytest.approx(prior.factor[:, 0])
 

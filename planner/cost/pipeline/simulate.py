@@ -146,13 +146,11 @@ def simulate(
     *,
     transport: Transport = IDEAL,
     times: bool = False,
-    memory: bool = True,
 ) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     shape: (pp, virtual stages, microbatches).
     times: record when each action ran; nothing is extrapolated then.
-    memory: as in `replay`.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
@@ -168,8 +166,8 @@ def simulate(
     pipeline = SimulatedPipeline(schedule, *shape, transport)
     if times:
         whole = compile_together([pipeline])[0]
-        return replay(whole, costs, num_microbatches=shape[2], times=True, memory=memory)
-    return simulate_together([Asked(pipeline, costs)], memory=memory)[0]
+        return replay(whole, costs, num_microbatches=shape[2], times=True)
+    return simulate_together([Asked(pipeline, costs)])[0]
 
 
 class Asked(NamedTuple):
