@@ -17,7 +17,7 @@ from planner.api.service import Estimates, Refusal, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.drawing import chart_of
-from planner.calibration.outcome import Compared, ComparedRow
+from planner.calibration.outcome import Compared
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
@@ -141,11 +141,11 @@ def _wanted(text: str) -> tuple[str, list[str]]:
     return key, [value.strip().lower() for value in values.split(",")]
 
 
-def _meets(row: ComparedRow, wanted: Sequence[tuple[str, list[str]]]) -> bool:
+def _meets(row: Compared, wanted: Sequence[tuple[str, list[str]]]) -> bool:
     return all(row.label(key).lower() in values for key, values in wanted)
 
 
-def _check_some(rows: Sequence[ComparedRow], wanted: Sequence[tuple[str, list[str]]]) -> None:
+def _check_some(rows: Sequence[Compared], wanted: Sequence[tuple[str, list[str]]]) -> None:
     """Raises SpecError for a value that no row has, and where no row meets all."""
     for key, values in wanted:
         known = {row.label(key) for row in rows}
