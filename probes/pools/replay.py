@@ -115,7 +115,6 @@ def _key(task: ProbeTask) -> str:
             task.trainer,
             task.device,
             task.emulate_rank,
-            task.num_layers,
             task.fake_tensors,
         )
     )
