@@ -332,22 +332,13 @@ def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Flo
     """
     saved = costs.saved_bytes_CS.T
     nothing = np.zeros_like(saved)
-    share, forward_extra, backward_extra = (
-        nothing if column is None else column.T
-        for column in (
-            costs.weight_grad_bytes_CS,
-            costs.forward_transient_bytes_CS,
-            costs.backward_transient_bytes_CS,
-        )
-    )
-    change, extra = (
-        [saved, share - saved, -share, -saved, nothing, nothing],
-        [saved + forward_extra, backward_extra, nothing, backward_extra, nothing, nothing],
-    )
+    share = nothing if costs.weight_grad_bytes_CS is None else costs.weight_grad_bytes_CS.T
+    change = [saved, share - saved, -share, -saved, nothing, nothing]
+    extra = [saved, *[nothing] * 5]
     if schedule.pairs:
         f, b = np.array(schedule.pairs).T
         change.append(saved[f] - saved[b])
-        extra.append(saved[f] + forward_extra[f] + backward_extra[b])
+        extra.append(saved[f])
     change_KC, extra_KC = np.concatenate(change), np.concatenate(extra)
     kept, peaks = [], []
     for rank in range(schedule.num_ranks):
