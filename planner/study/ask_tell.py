@@ -157,18 +157,17 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
         key=lambda row: (posterior.expected_seconds(row), row),
     )
     rows, odd = [posterior.winner, *rest], knowledge.odd()
-    risk = posterior.risk(np.array(rows))
     ranked = tuple(
         Ranked(
             row=row,
             layout=study.candidates.batch.row(row),
             expected_seconds=posterior.expected_seconds(row),
             sd=posterior.deviation(row),
-            risk=float(risk[index]),
+            risk=float(posterior.risk[row]),
             record=knowledge.records.get(row),
             odd=odd.get(row),
         )
-        for index, row in enumerate(rows)
+        for row in rows
     )
     pruned = [
         (study.candidates.batch.row(row), reason)

@@ -288,7 +288,7 @@ def _first_that_fits(knowledge: Knowledge, memory: ErrorPosterior, log_seconds: 
     """The fastest expected candidate that fits; the likeliest to fit if none does."""
     rows = np.flatnonzero(~knowledge.barred)
     rows = rows if len(rows) else np.arange(len(log_seconds))
-    risk = risk_of(knowledge.log_share, memory, rows)
+    risk = risk_of(knowledge.log_share, memory)[rows]
     safe = rows[risk <= OOM_LIMIT]
     return int(safe[np.argmin(log_seconds[safe])]) if len(safe) else int(rows[np.argmin(risk)])
 
@@ -325,7 +325,7 @@ def _censored(posterior: ErrorPosterior, row: int, least: float) -> Observation:
     It matches the first two moments. With m, v the posterior before it, a = (t - m) / sqrt(v)
     and h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
     """
-    sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
+    sd = float(np.sqrt(posterior.variance[row]))
     mean = float(posterior.mean[row])
     a = np.array((least - mean) / sd)
     hazard = float(normal.density(a) / np.maximum(normal.upper_tail(a), 1e-300))

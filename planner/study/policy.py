@@ -112,7 +112,7 @@ class Policy:
             row not in self.knowledge.records
             and bool(self.knowledge.untried()[row])
             and self.payable(row)
-            and float(posterior.risk(np.array([row]))[0]) <= OOM_LIMIT
+            and float(posterior.risk[row]) <= OOM_LIMIT
         )
 
     def _odd(self) -> tuple[int, float] | None:
@@ -131,7 +131,7 @@ class Policy:
         free = self.knowledge.untried()
         free[beside] = False
         rows = posterior.promising(free, 1, risk_limit=OOM_LIMIT)
-        if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
+        if not rows or float(posterior.improvement[rows[0]]) < LEAST_LOW_FIDELITY_GAIN:
             return False
         evaluation = self.choice(rows[0]).evaluation
         after = evaluation.gpu_seconds + self.evaluations.full(beside).gpu_seconds
@@ -162,11 +162,10 @@ class Policy:
 
     def _prospect(self, row: int) -> Prospect:
         posterior = self.knowledge.posterior()
-        rows = np.array([row])
         return Prospect(
             gap=float(posterior.log_seconds[row] - posterior.best),
-            sd=float(np.sqrt(posterior.time.variance(rows)[0])),
-            fits=1.0 - float(posterior.risk(rows)[0]),
+            sd=float(np.sqrt(posterior.time.variance[row])),
+            fits=1.0 - float(posterior.risk[row]),
         )
 
     def micro(self) -> tuple[MicroProbe, str] | None:

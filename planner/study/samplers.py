@@ -176,7 +176,7 @@ class FiniteSampler(BaseSampler):
         if self.risk_limit >= 1.0 or not free.any():
             return free
         rows = np.flatnonzero(free)
-        risk = posterior.risk(rows)
+        risk = posterior.risk[rows]
         safe = np.zeros_like(free)
         safe[rows[risk <= max(self.risk_limit, float(risk.min()))]] = True
         return safe
@@ -230,12 +230,11 @@ class CostModelSampler(FiniteSampler):
         return super().has_more() or bool(self.knowledge.repeatable())
 
     def _gain(self, posterior: StudyPosterior, row: int) -> float:
-        rows = np.array([row])
-        return float(posterior.improvement(rows)[0] * (1.0 - posterior.risk(rows)[0]))
+        return float(posterior.improvement[row] * (1.0 - posterior.risk[row]))
 
     def _least_risky(self, posterior: StudyPosterior, free: BoolColumn) -> Pick:
         rows = np.flatnonzero(free)
-        row = int(rows[np.argmin(posterior.risk(rows))])
+        row = int(rows[np.argmin(posterior.risk[rows])])
         return Pick(
             row=row, reason=f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
         )
@@ -380,9 +379,8 @@ def _seconds(log_seconds: float) -> str:
 
 
 def _predicted(posterior: StudyPosterior, row: int) -> str:
-    rows = np.array([row])
-    sd = float(np.sqrt(posterior.time.variance(rows)[0]))
-    fits = 1.0 - float(posterior.risk(rows)[0])
+    sd = float(np.sqrt(posterior.time.variance[row]))
+    fits = 1.0 - float(posterior.risk[row])
     return (
         f"{_seconds(float(posterior.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
         f"probability {fits:.2f}"

@@ -70,7 +70,7 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     for text in (LAUGHS, "gpu: &a [*a]\n"):
         file = tmp_path / "cluster.yaml"
         file.write_text(f"{text}num_gpus: 8\n")
-        with pytest.raises(SpecError, match="YAML aliases|deeper than 64 levels"):
+        with pytest.raises(SpecError, match=r"YAML aliases|deeper than 64 levels"):
             read_job({**JOB, "cluster": str(file)})
 
 

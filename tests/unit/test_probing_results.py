@@ -50,9 +50,9 @@ def test_the_memory_model_learns_from_what_ran_out() -> None:
     row, risk, knowledge = row_with_larger(), small().prior.oom_probability, Knowledge(small())
     alike = np.flatnonzero((risk > 0.001) & (risk < 0.5))
     alike = alike[~pruning.at_least(small().batch, row, 64).mask[alike]]
-    before = knowledge.posterior().risk(alike)
+    before = knowledge.posterior().risk[alike]
     knowledge.observe(row, probing_cases.out_of_memory())
-    after = knowledge.posterior().risk(alike)
+    after = knowledge.posterior().risk[alike]
     assert np.all(after >= before - 1e-9)
     assert np.mean(after) > 1.5 * np.mean(before)
 
@@ -71,9 +71,9 @@ def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
     row = next(row for row in riskiest if pruning.at_most(candidates.batch, row, 64).mask.sum() > 2)
     knowledge = Knowledge(candidates)
     below = np.flatnonzero(pruning.at_most(candidates.batch, row, 64).mask)
-    assert knowledge.posterior().risk(below).max() > 0.01
+    assert knowledge.posterior().risk[below].max() > 0.01
     knowledge.observe(row, Measured(rung="probed", step_seconds=10.0))
-    assert knowledge.posterior().risk(below).max() == 0.0
+    assert knowledge.posterior().risk[below].max() == 0.0
 
 
 def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again(study: ProbeStudy) -> None:

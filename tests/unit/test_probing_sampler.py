@@ -134,44 +134,28 @@ def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitt
     for _ in range(6):
         probe(study, machine)
         posterior, untried = study.knowledge.posterior(), study.knowledge.untried()
-        sd = np.sqrt(posterior.time.variance())
+        sd = np.sqrt(posterior.time.variance)
         z = (posterior.best - posterior.log_seconds) / sd
         improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z))
-        improvement *= 1.0 - posterior.risk(np.arange(len(small())))
+        improvement *= 1.0 - posterior.risk
         improvement[~untried] = -1.0
         order = np.argsort(-improvement, kind="stable").tolist()
         assert posterior.promising(untried, 1) == order[:1]
         assert posterior.promising(untried, 20) == order[:20]
 
 
-def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After results all over the candidates: bounds are loose in places and tight in others."""
-    for name, value in (("posterior.CHUNK", 16), ("posterior.FIRST", 1), ("surrogate.FEW", 3)):
-        monkeypatch.setattr(f"planner.study.{name}", value)
-    candidates, rng = small(), np.random.default_rng(0)
-    machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)
-    for number, row in enumerate(rng.choice(len(candidates), 25, replace=False)):
-        knowledge.observe(int(row), machine.timed(int(row), number))
-        posterior, rows = knowledge.posterior(), np.flatnonzero(knowledge.untried())
-        risk = posterior.risk(rows)
-        value = np.where(risk <= OOM_LIMIT, posterior.improvement(rows) * (1.0 - risk), -1.0)
-        for count in (1, 5):
-            expected = list(rows[np.lexsort((rows, -value))[:count]])
-            assert posterior.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
-
-
 def test_risky_layouts_wait_until_memory_is_known(machine: Machine) -> None:
     risky = np.flatnonzero(small().prior.oom_probability > 0.2)
     assert len(risky)
     study = study_of()
-    before = study.knowledge.posterior().risk(risky)
+    before = study.knowledge.posterior().risk[risky]
     for _ in range(3):
         asked = study.ask()
-        assert study.knowledge.posterior().risk(np.array([asked.row]))[0] <= OOM_LIMIT
+        assert study.knowledge.posterior().risk[asked.row] <= OOM_LIMIT
         less = {"peak_reserved_bytes": 0.8 * small().memory["peak_reserved_bytes"][asked.row]}
         told = machine.timed(asked.row, 0).model_copy(update=less)
         study.tell(asked, measurement(asked, told))
-    assert np.median(study.knowledge.posterior().risk(risky)) < 0.2 * np.median(before)
+    assert np.median(study.knowledge.posterior().risk[risky]) < 0.2 * np.median(before)
 
 
 def test_noise_is_settled_by_a_second_look() -> None:
