@@ -99,7 +99,7 @@ class ProbeTask(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_older(cls, values: Any) -> Any:
-        """Tasks of releases that could leave out layers say `num_layers`: null where none was."""
+        """Tasks of releases that could leave out layers hold `num_layers`, null where none was."""
         if isinstance(values, dict) and values.get("num_layers", "") is None:
             return {name: one for name, one in values.items() if name != "num_layers"}
         return values

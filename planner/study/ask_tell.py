@@ -136,8 +136,8 @@ def run(
             stopped = "the runner gave no result"
             break
         ruled_out = len(study.tell(asked, result))
-        said = _result_message(result)
-        notify(_event(study, "told", said, asked=asked, result=result, ruled_out=ruled_out))
+        message = _result_message(result)
+        notify(_event(study, "told", message, asked=asked, result=result, ruled_out=ruled_out))
     notify(_event(study, "stopped", stopped))
     return outcome(study, stopped)
 
