@@ -86,8 +86,7 @@ class CompiledSchedule:
     reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
     first_N: whether the node begins a level.
     rank_N: rank of an item, at least R for a transfer.
-    order, slot_A: actions of each rank, and the node of each item; empty in a schedule that
-        `stretched` made.
+    order, slot_A: actions of each rank, and the node of each item.
     """
 
     order: tuple[ActionColumns, ...]
