@@ -178,20 +178,6 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
     assert 0.0 < OWN_SHARE <= 1.0
 
 
-def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands beside a layout; of two splits each has its own."""
-    given = {"dp_shard": 2, "pp": 4, "micro_batch_size": 1}
-    splits = ({"layers_per_stage": split} for split in ([8, 8, 8, 8], [9, 8, 8, 7]))
-    first, second, third = (batch_of(given | one, trainer="megatron") for one in (*splits, {}))
-    here = pricer(trainer="megatron")
-    whole = LayoutBatch.concatenate([second, first, third])
-    together = time_spread(here, whole, here.price(whole)).loadings
-    monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))
-    for place, one in enumerate((second, first, third)):
-        alone = time_spread(here, one, here.price(one)).loadings
-        np.testing.assert_allclose(alone[:, 0], together[:, place], rtol=1e-9)
-
-
 def run(
     number: int, predicted: float, off: float, source: str = "one source", complete: bool = True
 ) -> Row:
