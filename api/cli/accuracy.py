@@ -118,7 +118,7 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
     """(predictions made now, number of lines that could not be read)."""
     text = _text(jobs)
     with working("predicting", total=text.count("\n"), quiet=quiet) as shown:
-        measured, malformed = _read(text, shown.done)
+        measured, malformed = read_rows(text, shown.done)
     for line, error in malformed:
         note(f"line {line}: {error}")
     if not measured:
@@ -166,15 +166,10 @@ def _check_some(rows: Sequence[Compared], wanted: Sequence[tuple[str, list[str]]
         )
 
 
-def read_rows(path: str | None) -> tuple[list[Row], list[tuple[int, str]]]:
-    """(rows with their estimates, (line, error) of what could not be read).
-
-    Raises SpecError for a file that is not there.
-    """
-    return _read(_text(path), lambda: None)
-
-
-def _read(text: str, done: Callable[[], None]) -> tuple[list[Row], list[tuple[int, str]]]:
+def read_rows(
+    text: str, done: Callable[[], None] = lambda: None
+) -> tuple[list[Row], list[tuple[int, str]]]:
+    """(rows with their estimates, (line, error) of what could not be read)."""
     reader, estimates = JobReader(), Estimates(allow_files=True)
 
     rows: list[Row] = []

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.api.calibration.update import line_about, update_about, update_from_measurements
-from planner.api.cli.output import make_console, note, say, show, show_json
+from planner.api.cli.output import make_console, note, note_more, say, show, show_json
 from planner.api.cli.plotting import write_file
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from planner.api.cli.working import working
@@ -153,8 +153,7 @@ def list_(
         return
     console = make_console()
     show(measurements_table(page.items, predicted, console.width), console)
-    if page.next_cursor is not None:
-        note(f"more: --cursor {page.next_cursor}")
+    note_more(page)
     for one in page.items:
         if one.refused is not None:
             note(f"not believed: {one.id}: {one.refused}")

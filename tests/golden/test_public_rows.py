@@ -107,7 +107,7 @@ def worse(ours: dict[str, float], committed: dict[str, float]) -> dict[str, tupl
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    found, malformed = read_rows(str(PUBLIC))
+    found, malformed = read_rows(PUBLIC.read_text())
     assert malformed == []
     return found
 
@@ -225,7 +225,7 @@ def test_a_figure_that_grows_is_named() -> None:
 
 
 def main(loosen: bool) -> int:
-    rows = read_rows(str(PUBLIC))[0]
+    rows = read_rows(PUBLIC.read_text())[0]
     fitted = Fitted.find(rows, shipped_calibration())
     ours = figures(rows, fitted, fitted.left_out(rows, "group"))
     committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}
