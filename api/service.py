@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 from planner.api.calibration.read import learned
 from planner.api.identity import TimeOrderedIds, hash_of_job
 from planner.api.input.jobs import check_one_size, completed, parse_job
-from planner.api.input.text import read_json
 from planner.api.jobs.plans import entry_of
 from planner.api.own_entries import with_own
 from planner.api.storage.records import PlanLabels, StoredEstimate
@@ -19,6 +19,7 @@ from planner.estimates import Estimator, estimate_jobs
 from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
+from planner.intake.text import read_json
 from planner.plan.recommend import recommend
 from planner.ports import Both, Ports, in_turn
 from planner.specs.estimate import Estimate
@@ -30,9 +31,11 @@ from planner.units import MEGA
 CalibrationOf = Callable[[Job], Calibration | None]
 
 Answer: TypeAlias = "Estimate | Refusal"
+ValueT = TypeVar("ValueT")
 
 ESTIMATE_PREFIX = "estimate"
 MAX_LINE_BYTES = int(10 * MEGA)
+FIRST_CHUNK = 64  # jobs answered first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,14 @@ class Estimates:
                 yield parse_for_estimate(values, self._reader)
             except PlannerError as error:
                 yield refusal(values, error)
+
+
+def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
+    """The values in chunks, each 4 times the one before, so that the first answers come soon."""
+    rest, size = iter(values), FIRST_CHUNK
+    while chunk := list(islice(rest, size)):
+        yield chunk
+        size = min(4 * size, most)
 
 
 def _answer(job: Job, answer: Estimate | PlannerError) -> "Estimate | Refusal":

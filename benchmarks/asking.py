@@ -47,7 +47,7 @@ def answer(job: Job, asked: Proposal, log_seconds: float) -> Measurement:
     measured = Measured.model_validate(
         {"rung": asked.fidelity, "step_seconds": float(np.exp(log_seconds))}
     )
-    return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=measured)
+    return Measurement(id=f"m-{asked.row}", created_at="", job=job, measured=measured)
 
 
 def main() -> None:

@@ -12,11 +12,12 @@ import json
 import pathlib
 
 import numpy as np
+from conformal import memory_coverage, memory_deviation
+from map_fit import fit
 
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
-from planner.calibration.conformal import memory_coverage, memory_deviation
-from planner.calibration.fit import Data, fingerprint, fit
+from planner.calibration.fit import Data, fingerprint
 from planner.calibration.held_out import Fitted
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document

@@ -64,28 +64,29 @@ ROWS: dict[str, dict[str, Any]] = {
         for name, rank in (("first", 0), ("middle", 8 * 32), ("last", 15 * 32))
     },
     "mixtral-ep8": {
-        "model": "mixtral-8x7b", "gpus": 64, "layers": 4,
+        "model": {"base": "mixtral-8x7b", "num_hidden_layers": 4}, "gpus": 64,
         "training": {"seq_len": 4096, "global_batch_size": 64},
         "layout": {"dp_shard": 64, "ep": 8, "micro_batch_size": 1, "ac": "selective-op"},
     },
     "mixtral-ep8-full": {
-        "model": "mixtral-8x7b", "gpus": 64, "layers": 4,
+        "model": {"base": "mixtral-8x7b", "num_hidden_layers": 4}, "gpus": 64,
         "training": {"seq_len": 4096, "global_batch_size": 64},
         "layout": {"dp_shard": 64, "ep": 8, "micro_batch_size": 1, "ac": "full"},
     },
     "deepseek-v3-ep32": {
-        "model": "deepseek-v3", "gpus": 256, "layers": 5,
+        "model": {"base": "deepseek-v3", "num_hidden_layers": 5}, "gpus": 256,
         "training": {"seq_len": 4096, "global_batch_size": 256},
         "layout": {"dp_shard": 256, "ep": 32, "micro_batch_size": 1, "ac": "full"},
     },
-    "8b-cp8-128k": {"model": "llama3.1-8b", "gpus": 64, "layers": 4, "training": LONG,
+    "8b-cp8-128k": {
+        "model": {"base": "llama3.1-8b", "num_hidden_layers": 4}, "gpus": 64, "training": LONG,
         "layout": {"dp_shard": 8, "cp": 8, "ac": "full"}},
     "8b-cp8-128k-op": {
-        "model": "llama3.1-8b", "gpus": 64, "layers": 4, "training": LONG,
+        "model": {"base": "llama3.1-8b", "num_hidden_layers": 4}, "gpus": 64, "training": LONG,
         "layout": {"dp_shard": 8, "cp": 8, "ac": "selective-op"},
     },
     "8b-tp8-mbs8-none": {
-        "model": "llama3.1-8b", "gpus": 64, "layers": 8,
+        "model": {"base": "llama3.1-8b", "num_hidden_layers": 8}, "gpus": 64,
         "training": {"seq_len": 8192, "global_batch_size": 64},
         "layout": {"dp_shard": 8, "tp": 8, "micro_batch_size": 8, "ac": "none"},
     },
@@ -101,13 +102,7 @@ def task_of(name: str, row: dict[str, Any]) -> ProbeTask:
         "layout": row["layout"],
     }
     return ProbeTask(
-        id=name,
-        job=job,
-        device="cpu",
-        emulate_rank=row.get("rank", 0),
-        fake_tensors=True,
-        num_layers=row.get("layers"),
-        steps=1,
+        id=name, job=job, device="cpu", emulate_rank=row.get("rank", 0), fake_tensors=True, steps=1
     )
 
 

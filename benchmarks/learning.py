@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from map_fit import fit
 
 from planner.api.calibration.update import update_from_measurements
 from planner.api.input.measurements import store_new
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire
-from planner.calibration.fit import Data, fit
+from planner.calibration.fit import Data
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer

@@ -10,8 +10,9 @@ import argparse
 
 import numpy as np
 from calibrate import measured_rows
+from map_fit import fit, take
 
-from planner.calibration.fit import Data, fit, predict
+from planner.calibration.fit import Data, predict
 from planner.calibration.linear_model import Scales
 from planner.intake.jobs import read_job
 
@@ -50,8 +51,8 @@ def main() -> None:
     error = np.full(len(jobs), np.nan)
     for label in sorted(set(names)):
         out = labels == label
-        held = data.take(out)
-        error[out] = np.expm1(predict(held, fit(data.take(~out))[0]) - held.log_seconds)
+        held = take(data, out)
+        error[out] = np.expm1(predict(held, fit(take(data, ~out))[0]) - held.log_seconds)
         print(line(f"{options.by} {label}", error[out], shortcut[out]), flush=True)
     print(line("complete rows", error[complete], shortcut[complete]))
     print(line("all rows, left out", error, shortcut))

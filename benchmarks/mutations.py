@@ -85,7 +85,7 @@ class Mutation:
     def module(self) -> str:
         """Dotted name of the file."""
         name = self.file.removesuffix(".py").replace("/", ".")
-        return name if name.startswith("planner.") else f"planner.{name}"
+        return name if name.startswith(("planner.", "benchmarks.")) else f"planner.{name}"
 
 
 def mutations() -> list[Mutation]:

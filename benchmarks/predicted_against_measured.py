@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from map_fit import fit, take
 
-from planner.calibration.fit import Data, fit
+from planner.calibration.fit import Data
 from planner.cost.machine.shipped import shipped_calibration
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -123,7 +124,7 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     half = np.arange(len(real)) % 2 == 0
     seconds = np.zeros(len(real))
     for taught in (half, ~half):
-        calibration, _ = fit(data.take(taught), shipped_calibration(), own=True)
+        calibration, _ = fit(take(data, taught), shipped_calibration(), own=True)
         for row in np.flatnonzero(~taught):
             seconds[row] = estimate_job(jobs[row], calibration).step_seconds or np.nan
     return {row["id"]: float(value) for row, value in zip(real, seconds, strict=True)}

@@ -72,24 +72,17 @@ class Machine:
     rng: np.random.Generator
     told: list[tuple[int, float | None]] = field(default_factory=list)
 
-    def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
+    def measure(self, one: Proposal) -> Measurement:
         """A `Measure`."""
-        for one in asked:
-            assert one.row is not None, "these studies time no kernels"
-            numbers = self.truth.probe(one.row, self.rng)
-            self.told.append((one.row, numbers.step_seconds))
-            name = f"m-{len(self.told)}"
-            yield one, Measurement(id=name, created_at="", job=JOB, measured=numbers)
+        assert one.row is not None, "these studies time no kernels"
+        numbers = self.truth.probe(one.row, self.rng)
+        self.told.append((one.row, numbers.step_seconds))
+        name = f"m-{len(self.told)}"
+        return Measurement(id=name, created_at="", job=JOB, measured=numbers)
 
 
 def play(
-    truth: Truth,
-    seed: int,
-    *,
-    probes: int,
-    tolerance: float,
-    parallel: int = 1,
-    pair: Pair | None = None,
+    truth: Truth, seed: int, *, probes: int, tolerance: float, pair: Pair | None = None
 ) -> Played:
     """Plays one study to its end.
 
@@ -100,7 +93,6 @@ def play(
         seed=seed,
         budget=Budget(probes=probes, gpu_seconds=1e15),
         tolerance=tolerance,
-        parallel=parallel,
         cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
         first=None if pair is None else pair.first,
         isolating=None if pair is None else pair.isolating,
@@ -196,12 +188,9 @@ def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
         for name in JOBS:
             truth = Truth.of_landscape(generate(name, error, seed), noise)
             whole = seed % 2 == 0
-            parallel = 3 if seed % 3 == 2 else 1
             yield (
                 "generated landscapes",
-                play(
-                    truth, seed, probes=probes, tolerance=-1.0 if whole else 0.01, parallel=parallel
-                ),
+                play(truth, seed, probes=probes, tolerance=-1.0 if whole else 0.01),
             )
 
 

@@ -5,7 +5,6 @@ PlannerError
     UnknownNameError   no such model, GPU, cluster, schedule; names the closest
   InfeasibleError      the request is sound but nothing fits                 -> HTTP 409, exit 3
     UnsupportedError   ... but its trainer cannot run it; names what could
-  MissingDataError     no peak or calibration for this op, dtype and GPU     -> HTTP 422, exit 2
   ProbeError           a probe or a backend failed                           -> HTTP 502, exit 4
   MissingPackageError  a package of one of our extras is not installed     -> HTTP 503, exit 4
   StoreError           storage: NotFoundError (404), ConflictError (409)
@@ -183,12 +182,6 @@ class UnsupportedError(InfeasibleError):
 
     def as_dict(self) -> dict[str, object]:
         return {**super().as_dict(), "could": list(self.could), "violations": list(self.violations)}
-
-
-class MissingDataError(SpecError):
-    """No peak or calibration for this operation, dtype and GPU; the remedy says what adds it."""
-
-    kind = "missing_data"
 
 
 class ProbeError(PlannerError):

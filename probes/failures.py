@@ -51,7 +51,7 @@ VICTIM = re.compile(
     r"|DistNetworkError|recvValue|KeyboardInterrupt"
 )
 REFUSED_TYPES = re.compile(
-    r"(?:^|\.)(?:SpecError|UnknownNameError|MissingDataError|InvalidLayout\w*|LayoutError"
+    r"(?:^|\.)(?:SpecError|UnknownNameError|InvalidLayout\w*|LayoutError"
     r"|Refused\w*)$"
 )
 RULE_TYPES = frozenset({"AssertionError", "ValueError", "NotImplementedError"})

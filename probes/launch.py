@@ -39,8 +39,6 @@ GUARDIAN_SECONDS = 60.0
 TAIL_BYTES = 4096
 SHOWN_CHARACTERS = 100
 
-# Variables by which programs find libraries, caches, devices, networks and their own settings.
-
 Progress = Callable[[str], None]
 
 

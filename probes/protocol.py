@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
@@ -64,7 +64,6 @@ class ProbeTask(BaseModel):
     device: `cuda` (NCCL) or `cpu` (gloo).
     emulate_rank: runs this rank of the layout in one process with torch's fake process group.
     fake_tensors: memory and counts only (FakeTensorMode).
-    num_layers: fewer layers than the model has.
     warmup_steps: steps before timing.
     steps: timed steps; timing ends early when the spread is below `spread_below`.
     least_seconds: seconds that timed steps take on a GPU, however many they are.
@@ -86,7 +85,6 @@ class ProbeTask(BaseModel):
     device: Literal["cuda", "cpu"] = "cuda"
     emulate_rank: int | None = None
     fake_tensors: bool = False
-    num_layers: int | None = None
     warmup_steps: int = 3
     steps: int = 10
     spread_below: float = 0.01
@@ -97,6 +95,14 @@ class ProbeTask(BaseModel):
     routing: Literal["learned", "balanced"] = "balanced"
     time_limit_seconds: float = 600.0
     kernels: list[dict[str, Any]] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older(cls, values: Any) -> Any:
+        """Tasks of releases that could leave out layers hold `num_layers`, null where none was."""
+        if isinstance(values, dict) and values.get("num_layers", "") is None:
+            return {name: one for name, one in values.items() if name != "num_layers"}
+        return values
 
     def shapes(self) -> list[KernelShape]:
         """The kernels to time. Raises KeyError or ValueError for an invalid shape."""
@@ -270,9 +276,7 @@ class ProbeResult(BaseModel):
     @property
     def rung(self) -> Rung:
         """The fidelity of the run: how much of the layout really ran."""
-        if self.task.emulate_rank is not None:
-            return "emulated"
-        return "imitated" if self.task.num_layers is not None else "probed"
+        return "probed" if self.task.emulate_rank is None else "emulated"
 
     def measurement(self) -> Measurement:
         """The measurement to store; it has the same keys as a published row."""

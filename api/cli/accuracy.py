@@ -10,19 +10,19 @@ from planner.api.cli.output import make_console, note, show, show_json
 from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
-from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
 from planner.api.service import Estimates, Refusal, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.drawing import chart_of
-from planner.calibration.outcome import Compared, ComparedRow
+from planner.calibration.outcome import Compared
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
 from planner.intake.jobs import JobReader
+from planner.intake.text import read_json
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
@@ -118,7 +118,7 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
     """(predictions made now, number of lines that could not be read)."""
     text = _text(jobs)
     with working("predicting", total=text.count("\n"), quiet=quiet) as shown:
-        measured, malformed = _read(text, shown.done)
+        measured, malformed = read_rows(text, shown.done)
     for line, error in malformed:
         note(f"line {line}: {error}")
     if not measured:
@@ -141,11 +141,11 @@ def _wanted(text: str) -> tuple[str, list[str]]:
     return key, [value.strip().lower() for value in values.split(",")]
 
 
-def _meets(row: ComparedRow, wanted: Sequence[tuple[str, list[str]]]) -> bool:
+def _meets(row: Compared, wanted: Sequence[tuple[str, list[str]]]) -> bool:
     return all(row.label(key).lower() in values for key, values in wanted)
 
 
-def _check_some(rows: Sequence[ComparedRow], wanted: Sequence[tuple[str, list[str]]]) -> None:
+def _check_some(rows: Sequence[Compared], wanted: Sequence[tuple[str, list[str]]]) -> None:
     """Raises SpecError for a value that no row has, and where no row meets all."""
     for key, values in wanted:
         known = {row.label(key) for row in rows}
@@ -166,15 +166,10 @@ def _check_some(rows: Sequence[ComparedRow], wanted: Sequence[tuple[str, list[st
         )
 
 
-def read_rows(path: str | None) -> tuple[list[Row], list[tuple[int, str]]]:
-    """(rows with their estimates, (line, error) of what could not be read).
-
-    Raises SpecError for a file that is not there.
-    """
-    return _read(_text(path), lambda: None)
-
-
-def _read(text: str, done: Callable[[], None]) -> tuple[list[Row], list[tuple[int, str]]]:
+def read_rows(
+    text: str, done: Callable[[], None] = lambda: None
+) -> tuple[list[Row], list[tuple[int, str]]]:
+    """(rows with their estimates, (line, error) of what could not be read)."""
     reader, estimates = JobReader(), Estimates(allow_files=True)
 
     rows: list[Row] = []

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.output import note, say, show_json
+from planner.api.cli.output import show_page
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.render.queues import audit_line
 from planner.api.storage.records import AuditFilter
@@ -22,16 +22,6 @@ def command(
     cursor: Cursor = None,
     json: Json = False,
 ) -> None:
-    """Print who asked for, ran, cancelled and imported what, when, for how many GPU-seconds."""
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
     page = wire().audit.list(wanted, cursor, limit)
-    if json:
-        body = {"items": [asdict(event) for event in page.items], "next_cursor": page.next_cursor}
-        show_json(body)
-        return
-    for event in page.items:
-        say(audit_line(event))
-    if not page.items:
-        say("nothing of this is in the audit trail")
-    if page.next_cursor is not None:
-        note(f"more: --cursor {page.next_cursor}")
+    show_page(page, asdict, audit_line, "nothing of this is in the audit trail", json=json)

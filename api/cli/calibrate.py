@@ -37,7 +37,6 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make the calibration of every measured trainer and GPU anew; plans use the newest."""
     wiring = wire()
     if gpu is not None:
         gpu = load_gpu(gpu, field="--gpu").name

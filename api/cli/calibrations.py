@@ -6,7 +6,7 @@ import typer
 
 from planner.api.calibration.revert import revert
 from planner.api.calibration.update import line_about
-from planner.api.cli.output import note, say, show_json
+from planner.api.cli.output import note, say, show_json, show_page
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.cli.working import working
 from planner.api.identity import local_user
@@ -22,15 +22,8 @@ CalibrationId = Annotated[str, typer.Argument(metavar="ID", help="As `calibratio
 def list_(limit: Limit = 50, cursor: Cursor = None, json: Json = False) -> None:
     """List calibrations, newest first; a plan names the one that it rests on."""
     page = wire().calibrations.list(cursor, limit)
-    if json:
-        show_json({"items": list(map(_line, page.items)), "next_cursor": page.next_cursor})
-        return
-    for one in page.items:
-        say(_sentence(one))
-    if not page.items:
-        say("nothing was learned here: plans rest on the calibration that ships")
-    if page.next_cursor is not None:
-        note(f"more: --cursor {page.next_cursor}")
+    nothing = "nothing was learned here: plans rest on the calibration that ships"
+    show_page(page, _line, _sentence, nothing, json=json)
 
 
 @app.command("show")

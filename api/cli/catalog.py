@@ -9,7 +9,6 @@ import yaml
 from planner.api.catalog import catalog_entry, catalog_list, kind_of
 from planner.api.cli.output import make_console, say, show, show_json
 from planner.api.cli.typed import Json
-from planner.api.input.text import read_mapping_file
 from planner.api.own_entries import (
     KINDS,
     PREFIX,
@@ -22,6 +21,7 @@ from planner.api.own_entries import (
 from planner.api.render.catalog import catalog_table
 from planner.api.wiring import wire
 from planner.errors import fault
+from planner.intake.text import read_mapping_file
 
 
 def command(
@@ -43,7 +43,6 @@ def command(
     own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
     json: Json = False,
 ) -> None:
-    """List what is known by name, or show one entry with its sources; keep entries of your own."""
     if add is not None:
         say(f"stored as {_added(kind, name, add)}")
         return

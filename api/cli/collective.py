@@ -41,7 +41,6 @@ def command(
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
     json: Json = False,
 ) -> None:
-    """Price one collective: seconds, steps, bytes on the wire, the algorithm and why."""
     asked = {
         "op": op,
         "size": size,

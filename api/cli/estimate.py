@@ -29,6 +29,7 @@ from planner.api.service import (
     Estimates,
     Refusal,
     estimate_one,
+    growing,
     job_lines,
     line_of,
     meant,
@@ -38,7 +39,7 @@ from planner.errors import fault
 from planner.intake.near_files import with_near_file
 from planner.units import counted
 
-FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
+MOST_CHUNK = 4096  # jobs answered at once
 COLLECT_AFTER = 200_000  # objects more than before
 
 
@@ -63,7 +64,6 @@ def command(
     num_gpus: NumGpusOption = None,
     json: Json = False,
 ) -> None:
-    """Price layouts: time, memory, and how sure."""
     if sum(given is not None for given in (job, jobs, plan)) != 1:
         remedy = "give --job FILE, --jobs FILE.jsonl, or --plan PLAN_ID --rank N"
         raise fault("--job", job, "exactly one of --job, --jobs and --plan is needed", remedy)
@@ -103,28 +103,16 @@ def _many(path: str) -> None:
     wiring = wire()
     learnt = CalibrationLookup(wiring, local_user())
     estimates = Estimates(allow_files=True, calibration_of=learnt)
-    num_readable = 0
-    chunk: list[object] = []
-    size = FIRST_CHUNK
-
-    def answer() -> None:
-        for entry in estimates.of(chunk):
-            sys.stdout.write(line_of(entry) + "\n")
-        sys.stdout.flush()
-        chunk.clear()
-
-    num_lines = 0
+    num_readable = num_lines = 0
     # answers on the same terminal are progress enough
     with working("pricing", quiet=sys.stdout.isatty()) as shown:
-        for num_lines, value in enumerate(job_lines(_raw_lines(path)), start=1):
-            num_readable += not isinstance(value, Refusal)
-            chunk.append(meant(wiring, value))
-            if len(chunk) >= size:
-                shown.say(f"{num_lines:,} lines")
-                answer()
-                size = min(4 * size, MOST_CHUNK)
-        shown.say(counted(num_lines, "line"))
-        answer()
+        for chunk in growing(job_lines(_raw_lines(path)), MOST_CHUNK):
+            num_lines += len(chunk)
+            num_readable += sum(not isinstance(value, Refusal) for value in chunk)
+            shown.say(counted(num_lines, "line"))
+            for entry in estimates.of([meant(wiring, value) for value in chunk]):
+                sys.stdout.write(line_of(entry) + "\n")
+            sys.stdout.flush()
     if learnt.shipped_alone:
         note(f"priced with the shipped calibration alone: {learnt.shipped_alone}")
     if not num_readable:

@@ -21,7 +21,6 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Why this layout of a stored plan, and why not another."""
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)

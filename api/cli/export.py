@@ -31,7 +31,6 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write the configuration and command that run a layout."""
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     exported = export_rank(plan, rank, to=format, version=trainer_version)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.api.calibration.update import line_about, update_about, update_from_measurements
-from planner.api.cli.output import make_console, note, say, show, show_json
+from planner.api.cli.output import make_console, note, note_more, say, show, show_json
 from planner.api.cli.plotting import write_file
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from planner.api.cli.working import working
@@ -16,11 +16,11 @@ from planner.api.identity import local_user
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import row_of, shown_row, to_csv
 from planner.api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
-from planner.api.input.text import read_mapping_file
 from planner.api.render.comparison import beside
 from planner.api.render.probe import measurements_table
 from planner.api.wiring import Wiring, wire
 from planner.errors import fault
+from planner.intake.text import read_mapping_file
 from planner.units import counted
 
 app = typer.Typer(rich_markup_mode=None)
@@ -153,8 +153,7 @@ def list_(
         return
     console = make_console()
     show(measurements_table(page.items, predicted, console.width), console)
-    if page.next_cursor is not None:
-        note(f"more: --cursor {page.next_cursor}")
+    note_more(page)
     for one in page.items:
         if one.refused is not None:
             note(f"not believed: {one.id}: {one.refused}")

@@ -5,11 +5,16 @@ import os
 import re
 import sys
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console, RenderableType
 
+    from planner.api.storage.records import Page
+
+ItemT = TypeVar("ItemT")
 PIPED_WIDTH = 110
 MAX_WIDTH = 130
 MIN_WIDTH = 40
@@ -35,6 +40,30 @@ def say(text: str) -> None:
 def show_json(value: object, indent: int | None = 2) -> None:
     """JSON on stdout; a value without a JSON form, such as a time, as text."""
     say(json.dumps(value, indent=indent, default=str))
+
+
+def show_page(
+    page: "Page[ItemT]",
+    document: "Callable[[ItemT], object]",
+    sentence: "Callable[[ItemT], str]",
+    nothing: str,
+    *,
+    json: bool,
+) -> None:
+    """One page of a list: as JSON, or a line each. nothing: what an empty page says."""
+    if json:
+        show_json({"items": list(map(document, page.items)), "next_cursor": page.next_cursor})
+        return
+    for one in page.items:
+        say(sentence(one))
+    if not page.items:
+        say(nothing)
+    note_more(page)
+
+
+def note_more(page: "Page[ItemT]") -> None:
+    if page.next_cursor is not None:
+        note(f"more: --cursor {page.next_cursor}")
 
 
 def flush_output() -> None:

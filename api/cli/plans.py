@@ -5,7 +5,7 @@ import json as encoder
 import typer
 
 from planner.api.cli.given import PlanId
-from planner.api.cli.output import make_console, note, say, show, show_json
+from planner.api.cli.output import make_console, note_more, say, show, show_json
 from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
 from planner.api.cli.recommend import print_plan
 from planner.api.cli.typed import Cursor, Json, Limit
@@ -17,7 +17,6 @@ from planner.errors import NotFoundError
 
 
 def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> None:
-    """List stored plans, and those that probes are still spent on, newest first."""
     page = page_of_plans(wire(), cursor, limit)
     if json:
         show_json(page.model_dump())
@@ -27,12 +26,10 @@ def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> 
         return
     console = make_console()
     show(plans_table(page.items, console.width), console)
-    if page.next_cursor is not None:
-        note(f"more: --cursor {page.next_cursor}")
+    note_more(page)
 
 
 def show_plan(plan_id: PlanId, plot: PlotOrText = None, json: Json = False) -> None:
-    """Print a stored plan again, as `recommend` printed it."""
     check_plot(plot, text=not json)
     wiring = wire()
     name = plan_id_of(wiring, plan_id)

@@ -122,7 +122,6 @@ def command(
     plot: PlotOrText = None,
     json: Json = False,
 ) -> None:
-    """Rank the layouts that train MODEL fastest on this cluster."""
     flags = JobFlags(
         job=job,
         model=model,

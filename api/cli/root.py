@@ -85,7 +85,8 @@ def tree(words: Sequence[str] | None = None) -> typer.Typer:
             app.add_typer(group, name=name, help=text)
         else:
             module = import_module(f"planner.api.cli.{'plans' if name in IN_PLANS else name}")
-            app.command(name)(getattr(module, IN_PLANS.get(name, "command")))
+            command = getattr(module, IN_PLANS.get(name, "command"))
+            app.command(name, help=None if command.__doc__ else text)(command)
     return app
 
 

@@ -14,36 +14,36 @@ from planner.api.render.plan import plan_view
 from planner.errors import fault
 from planner.specs.plan import Plan
 
-MARKER = ".planner"
+FLAG, MARKER = "--save-dir", ".planner"
 
 
-def check_target(target: Path, field: str = "--save-dir") -> None:
+def check_target(target: Path) -> None:
     """Raises SpecError unless `target` is free, empty, or was written by us before."""
     try:
         if target.exists() and not target.is_dir():
-            raise fault(field, str(target), "is a file", "name a new or empty directory")
+            raise fault(FLAG, str(target), "is a file", "name a new or empty directory")
         if target.is_dir() and any(target.iterdir()) and not (target / MARKER).is_file():
             raise fault(
-                field,
+                FLAG,
                 str(target),
                 "is not empty and was not written by planner-cli",
                 "name a new or empty directory",
             )
     except (OSError, ValueError) as error:
         raise fault(
-            field,
+            FLAG,
             str(target),
             f"cannot be used ({getattr(error, 'strerror', None) or error})",
             "name a new directory",
         ) from None
 
 
-def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-dir") -> None:
+def write_folder(target: Path, files: Mapping[str, str]) -> None:
     """Replaces `target` by a folder with these files (relative path -> text).
 
     Raises SpecError; then nothing has changed.
     """
-    check_target(target, field)
+    check_target(target)
     target = target.expanduser().absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
                 path = new / name
                 if not path.resolve().is_relative_to(new.resolve()):
                     raise fault(
-                        field, name, "is a file name outside the folder", "report this as a bug"
+                        FLAG, name, "is a file name outside the folder", "report this as a bug"
                     )
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
@@ -65,7 +65,7 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
             new.rename(target)
     except OSError as error:
         rule = f"cannot be written ({error.strerror or error})"
-        raise fault(field, str(target), rule, "name a directory that you may write to") from None
+        raise fault(FLAG, str(target), rule, "name a directory that you may write to") from None
 
 
 def save_plan(plan: Plan, target: Path) -> None:

@@ -19,7 +19,6 @@ def command(
         int | None, typer.Option(min=0, max=65535, help="Port; default PLANNER_PORT or 8000.")
     ] = None,
 ) -> None:
-    """Serve POST /plan and the rest; OpenAPI at /docs."""
     need("fastapi", "uvicorn", "prometheus_client", "limits", extra="server")
     from planner.api.http.app import create_app
     from planner.api.http.security import refuse_open_door

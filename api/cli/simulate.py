@@ -34,7 +34,6 @@ def command(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Play out one step of a pipeline: who waits when, and what each stage holds."""
     check_plot(plot)
     wiring = wire()
     parsed = parse_job(with_own(wiring, layout_given(wiring, job, plan, rank)), allow_files=True)

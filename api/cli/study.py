@@ -39,7 +39,6 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the study of a plan for optuna-dashboard and Optuna's plots."""
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     try:

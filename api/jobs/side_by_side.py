@@ -3,7 +3,7 @@
 import platform
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from planner.api.jobs.held_devices import HeldDevices
@@ -30,35 +30,41 @@ def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
 
 
 def enqueue_in_room(
-    wiring: Wiring, requested: Sequence[RequestedProbe], claimed: Claimed[TaskRecord, TaskEnd]
-) -> list[ProbeRecord]:
-    """Probes of a claimed task, ours, as soon as their pool has room for all of them.
+    wiring: Wiring, requested: RequestedProbe, claimed: Claimed[TaskRecord, TaskEnd]
+) -> ProbeRecord:
+    """A probe of a claimed task, ours, as soon as its pool has room for it.
 
-    A stop ends the waiting: they are stored, and end as soon as they start.
+    A stop ends the waiting: it is stored, and ends as soon as it starts.
     """
-    if not requested:
-        return []
-    first = requested[0]
-    name = first.request.pool
-    room: Room | None = room_of(wiring.pool(name), name, first.job.cluster)
+    name = requested.request.pool
+    room: Room | None = room_of(wiring.pool(name), name, requested.job.cluster)
     waits = False
     try:
         while True:
             try:
-                return enqueue(
-                    wiring, requested, max_attempts=1, ours=True, parent=claimed.record, room=room
-                )
+                return _enqueue(wiring, requested, claimed, room)
             except NoRoomError as error:
                 if not waits:
                     waits = True
-                    wanted = sum(one.devices for one in requested)
-                    wiring.tasks.wait_for_room(claimed.record, name, wanted)
+                    wiring.tasks.wait_for_room(claimed.record, name, requested.devices)
                 claimed.report(f"waits for room: {error}")
                 if claimed.stop.wait(POLL_SECONDS):
                     room = None
     finally:
         if waits:
             wiring.tasks.wait_for_room(claimed.record, None, None)
+
+
+def _enqueue(
+    wiring: Wiring,
+    requested: RequestedProbe,
+    claimed: Claimed[TaskRecord, TaskEnd],
+    room: Room | None,
+) -> ProbeRecord:
+    (record,) = enqueue(
+        wiring, [requested], max_attempts=1, ours=True, parent=claimed.record, room=room
+    )
+    return record
 
 
 @dataclass(slots=True)
@@ -108,14 +114,7 @@ class SideBySide:
         if full or (taken and taken + requested.devices > room.devices):
             return None
         try:
-            (record,) = enqueue(
-                self.wiring,
-                [requested],
-                max_attempts=1,
-                ours=True,
-                parent=self.claimed.record,
-                room=room,
-            )
+            record = _enqueue(self.wiring, requested, self.claimed, room)
         except NoRoomError:
             self._want(requested.devices)
             return None

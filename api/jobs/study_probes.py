@@ -1,6 +1,6 @@
 """The probes of a study: its questions as probes of the queue, their ends as measurements."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,42 +53,31 @@ class StudyProbes:
     untaught: list[ProbeRecord] = field(default_factory=list)
     succeeded: set[str] = field(default_factory=set)
 
-    def measure(self, asked: Sequence[Proposal]) -> Iterable[tuple[Proposal, Result]]:
-        """Each question with its measurement or timings, in order.
-
-        Timings that were interrupted are left out.
-        """
-        requested = []
-        for question in asked:
-            probe = self._requested(question)
-            if isinstance(probe, Measurement):
-                yield question, probe
-            else:
-                requested.append((question, probe))
-        records = enqueue_in_room(self.wiring, [one for _, one in requested], self.claimed)
-        watches = {
-            record.id: Watch(stop=self.observer.stop, progress=self._progress_of(record))
-            for record in records
-        }
-        ended = run_all(self.wiring, records, watches)
-        for (question, _), record in zip(requested, ended, strict=True):
-            if question.micro is not None:
-                if record.state != "cancelled":
-                    update_from_probes(self.wiring, [record])
-                    timed = MicroResult(
-                        observed=question.micro.observed(timings_of(record)),
-                        gpu_seconds=gpu_seconds_of(record),
-                        message=record.message or "",
-                    )
-                    yield question, timed
-                continue
-            measurement = self._measurement(record)
-            if measurement is not None:
-                measurement = self._with_cause(measurement)
-                self.untaught.append(record)
-                if question.fidelity == "probed":
-                    self.update_calibration()
-                yield question, measurement
+    def measure(self, question: Proposal) -> Result | None:
+        """The question's measurement or timings; None where timing was interrupted."""
+        probe = self._requested(question)
+        if isinstance(probe, Measurement):
+            return probe
+        record = enqueue_in_room(self.wiring, probe, self.claimed)
+        watch = Watch(stop=self.observer.stop, progress=self._progress_of(record))
+        (record,) = run_all(self.wiring, [record], {record.id: watch})
+        if question.micro is not None:
+            if record.state == "cancelled":
+                return None
+            update_from_probes(self.wiring, [record])
+            return MicroResult(
+                observed=question.micro.observed(timings_of(record)),
+                gpu_seconds=gpu_seconds_of(record),
+                message=record.message or "",
+            )
+        measurement = self._measurement(record)
+        if measurement is None:
+            return None
+        measurement = self._with_cause(measurement)
+        self.untaught.append(record)
+        if question.fidelity == "probed":
+            self.update_calibration()
+        return measurement
 
     def _requested(self, question: Proposal) -> RequestedProbe | Measurement:
         """The probe of a question; of one that this pool cannot run a measurement that says so."""

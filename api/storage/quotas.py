@@ -1,12 +1,13 @@
 """Quotas of a key, counted in the transaction that stores its request."""
 
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from planner.api.asker import Asker
 from planner.api.errors import QuotaError
 from planner.api.storage.clock import database_time
 from planner.api.storage.job_records import OPEN
+from planner.api.storage.room import take_turns
 from planner.api.storage.tables import PlanRow, ProbeRow, TaskRow
 from planner.units import DAY
 
@@ -20,9 +21,7 @@ def check_quota(
     quota = asker.quota
     if quota is None:
         return
-    if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer at a time
-        lock = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
-        session.execute(lock, {"name": f"quota of {asker.name}"})
+    take_turns(session, f"quota of {asker.name}")
     if plans:
         used = plans_today(session, asker.name)
         _check("plans_per_day", used, plans, quota.plans_per_day, RETRY_DAILY_SECONDS)

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.calibration.classes import class_of, interval_score
 from planner.calibration.mechanisms import used_by
-from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
+from planner.calibration.outcome import Compared, rounded, rounded_or_none
 from planner.calibration.repeats import SOFTWARE
 from planner.calibration.sweeps import rule_of_thumb
 from planner.columns import LayoutBatch
@@ -151,14 +151,6 @@ class Row:
             else self.estimate.peak_reserved_bytes
         )
 
-    def memory_pairs(self) -> list[tuple[float, float]]:
-        """(predicted, measured) bytes of every peak that was measured."""
-        pairs = (
-            (self.predicted_allocated_bytes, self.measured_allocated_bytes),
-            (self.predicted_reserved_bytes, self.measured_reserved_bytes),
-        )
-        return [(predicted, measured) for predicted, measured in pairs if predicted and measured]
-
     @property
     def baseline_seconds(self) -> float | None:
         """Step time at 40% of the dense bf16 peak, by TorchTitan's count of flops."""
@@ -230,9 +222,9 @@ class UnitErrors:
     coverage: float
 
     @classmethod
-    def of(cls, rows: "Sequence[ComparedRow]") -> "UnitErrors | None":
+    def of(cls, rows: Sequence[Compared]) -> "UnitErrors | None":
         """None where no row has a measured step."""
-        by_unit: dict[str, list[ComparedRow]] = {}
+        by_unit: dict[str, list[Compared]] = {}
         for row in rows:
             if row.predicted_seconds and row.measured_seconds:
                 by_unit.setdefault(row.label("unit"), []).append(row)
@@ -309,7 +301,7 @@ def family_of(model: str) -> str:
     return "".join(takewhile(str.isalpha, model.lower())) or "-"
 
 
-def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
+def summarise(rows: Sequence[Compared], name: str) -> Summary:
     answered = [row for row in rows if row.valid]
     inside = [_inside(row) for row in answered]
     covered = [flag for flag in inside if flag is not None]
@@ -336,33 +328,33 @@ def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
     )
 
 
-def by_label(rows: Sequence[ComparedRow], key: str) -> list[Summary]:
+def by_label(rows: Sequence[Compared], key: str) -> list[Summary]:
     """One summary for each value of a label, most rows first."""
-    groups: dict[str, list[ComparedRow]] = {}
-    for row in rows:
-        groups.setdefault(row.label(key), []).append(row)
-    return [
-        summarise(members, f"{key} {value}")
-        for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    ]
+    return _grouped(rows, key, lambda row: (row.label(key),))
 
 
-def by_technique(rows: Sequence[ComparedRow]) -> list[Summary]:
+def by_technique(rows: Sequence[Compared]) -> list[Summary]:
     """One summary for each technique, most rows first.
 
     A row counts under every one that it uses.
     """
-    groups: dict[str, list[ComparedRow]] = {}
+    return _grouped(rows, "technique", lambda row: row.used)
+
+
+def _grouped(
+    rows: Sequence[Compared], key: str, names_of: Callable[[Compared], Iterable[str]]
+) -> list[Summary]:
+    groups: dict[str, list[Compared]] = {}
     for row in rows:
-        for name in row.techniques():
+        for name in names_of(row):
             groups.setdefault(name, []).append(row)
     return [
-        summarise(members, f"technique {name}")
+        summarise(members, f"{key} {name}")
         for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 
-def _widths(rows: Sequence[ComparedRow]) -> tuple[np.ndarray, np.ndarray]:
+def _widths(rows: Sequence[Compared]) -> tuple[np.ndarray, np.ndarray]:
     """Half widths and interval scores of the measured rows that have an interval."""
     found = [
         (np.log(high / low) / 2.0, np.log(row.measured_seconds / row.predicted_seconds))
@@ -374,7 +366,7 @@ def _widths(rows: Sequence[ComparedRow]) -> tuple[np.ndarray, np.ndarray]:
     return half, interval_score(misses, half)
 
 
-def _inside(row: ComparedRow) -> bool | None:
+def _inside(row: Compared) -> bool | None:
     if row.interval_seconds is None or row.measured_seconds is None:
         return None
     low, high = row.interval_seconds

@@ -70,14 +70,7 @@ class CorrelatedErrors:
     def column(self, row: int) -> FloatColumn:
         """Covariance of every candidate with this one, (N,)."""
         if row not in self.known:
-            mean, product = np.zeros(len(self.sd)), np.ones(len(self.sd))
-            for group in self.groups:
-                alike = group.column(row)
-                mean += alike
-                product *= alike
-            correlation = self._correlation(mean, product)
-            correlation[row] += self.weights.nugget
-            self.known[row] = self.factor @ self.factor[row] + self.sd * self.sd[row] * correlation
+            self.known[row] = self.between(np.arange(len(self.sd)), np.array([row]))[:, 0]
         return self.known[row]
 
     def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:
@@ -87,13 +80,8 @@ class CorrelatedErrors:
             alike = group.between(first, second)
             mean += alike
             product *= alike
-        correlation = self._correlation(mean, product) + self.weights.nugget * (
-            first[:, None] == second[None, :]
-        )
+        mean = mean / len(self.groups) if self.groups else np.ones_like(mean)
+        same, w = first[:, None] == second[None, :], self.weights
+        correlation = w.shift + w.additive * mean + w.joint * product + w.nugget * same
         own = self.sd[first][:, None] * self.sd[second][None, :] * correlation
         return np.asarray(self.factor[first] @ self.factor[second].T + own)
-
-    def _correlation(self, total: FloatColumn, product: FloatColumn) -> FloatColumn:
-        mean = total / len(self.groups) if self.groups else np.ones_like(total)
-        w = self.weights
-        return np.asarray(w.shift + w.additive * mean + w.joint * product)

@@ -1,4 +1,4 @@
-"""Fits a calibration to measured runs: maximum a posteriori, with a Laplace posterior.
+"""The model of measured runs that a calibration is fitted by, linearised at its knobs.
 
     log measured = log f(knobs) + offset(stack) + offset(unit) + noise
 
@@ -15,8 +15,6 @@ scale of their Student t, as in its multivariate form.
 Runs of one unit are alike: neighbouring layouts of one model, whose errors the model's form makes
 and not chance. So n of them count as sqrt(n) runs.
 
-The knobs are found by Gauss-Newton steps that are halved until they help, the rest in each step by
-expectation maximisation.
 Source of the scales: Dempster, Laird and Rubin 1977, section 4.4 (variance components); with t:
 `student.weights`.
 Letters: R runs, P unknowns (knobs' shared and own shifts, then those of stacks and units), J
@@ -26,12 +24,12 @@ derivative of log seconds (R, P).
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.linear_model import PLACE_KEY, Linear, Names, Scales, Unknowns, by_key
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.calibration.linear_model import Linear, Names, Unknowns, by_key
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import FP16
 from planner.cost.machine.knobs import KNOBS, VENDOR_ATTENTION, Calibration, kernels_at, profile_at
 from planner.cost.machine.stacks import stack_name, unit_name
@@ -42,9 +40,6 @@ from planner.specs.measurement import ADDED_LATER
 from planner.trainers.registry import TRAINERS, code_of
 
 STEP = 0.03
-# A round that gains less log likelihood than ENOUGH ends the fit. HALVINGS: of a step that does not
-# help.
-ENOUGH, MOST_ROUNDS, HALVINGS = 0.5, 15, 4
 FINGERPRINT_DIGITS = 12
 
 
@@ -108,23 +103,6 @@ class Data:
                 unit_name(stack, layout.precision, job.model)
                 for stack, layout, job in zip(stacks, layouts, jobs, strict=True)
             ),
-        )
-
-    def take(self, keep: BoolColumn) -> "Data":
-        """The runs where this mask is true; rows are renumbered."""
-        number = np.cumsum(keep) - 1
-        groups = []
-        for group in self.groups:
-            inside = keep[group.rows]
-            if inside.any():
-                rows = number[group.rows[inside]]
-                groups.append(replace(group, batch=group.batch.take(inside), rows=rows))
-        stacks, units = (
-            tuple(name for name, kept in zip(names, keep, strict=True) if kept)
-            for names in (self.stacks, self.units)
-        )
-        return Data(
-            groups=tuple(groups), log_seconds=self.log_seconds[keep], stacks=stacks, units=units
         )
 
     @property
@@ -210,76 +188,6 @@ def _touches(knob: str, group: Runs) -> bool:
         "inter_node": job.cluster.num_nodes > 1,
         "straggler_delay": job.cluster.num_gpus > 1,
     }.get(knob, True)
-
-
-def fit(
-    data: Data,
-    prior: Calibration | None = None,
-    *,
-    own: bool = False,
-    begin: Calibration | None = None,
-) -> tuple[Calibration, Linear]:
-    """Fits a calibration to these runs; returns it with its linearisation.
-
-    prior: the calibration to start from; unless given, the prior before any run.
-    own: the runs are one's own: what their stacks have in common stays in the calibration, and the
-        scales stay as they are.
-    begin: a calibration whose knobs the search begins at; it ends sooner there, at the same place.
-    """
-    start = prior or Calibration.prior()
-    unknowns = Unknowns.of(data.names, start)
-    knobs = unknowns.of_knobs
-    run_sd = start.own_run_sd if own else start.run_sd
-    scales = Scales(run=run_sd, stack=start.stack_sd, unit=start.unit_sd)
-    shifts = unknowns.mean[knobs]
-    if begin is not None:
-        known = dict(zip(begin.keys, begin.shifts, strict=True))
-        names = [key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine]
-        shifts = np.array([known.get(key, mean) for key, mean in zip(names, shifts, strict=True)])
-    at = _at(start, unknowns, shifts)
-    linear = linearise(data, at, unknowns)
-    for _ in range(MOST_ROUNDS):
-        solution = linear.solve(scales, estimate=not own, strange=not own)
-        scales = solution.scales
-        before = linear.loss(scales, shifts, linear.predicted, strange=not own)
-        gain = 0.0
-        for halving in range(HALVINGS):
-            tried = shifts + 0.5**halving * (solution.x[knobs] - shifts)
-            predicted = predict(data, _at(start, unknowns, tried))
-            gain = before - linear.loss(scales, tried, predicted, strange=not own)
-            if gain > 0.0:
-                shifts = tried
-                break
-        if gain <= 0.0:
-            break
-        linear = linearise(data, _at(start, unknowns, shifts), unknowns)
-        if gain < ENOUGH:
-            break
-    solution = linear.solve(scales, estimate=not own, strange=not own)
-    found = solution.scales
-    within = start.own_run_sd if own else linear.solve(found, alike=False).scales.run
-    keys = np.array([own or mine for mine in knobs]) & np.array(
-        [not name.startswith(PLACE_KEY) for name, _ in unknowns.keys]
-    )
-    values = solution.x.copy()
-    values[knobs] = shifts
-    return replace(
-        start,
-        keys=tuple(key for key, mine in zip(unknowns.keys, keys, strict=True) if mine),
-        shifts=values[keys],
-        covariance=solution.covariance[np.ix_(keys, keys)],
-        sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds),
-        run_sd=start.run_sd if own else found.run,
-        stack_sd=found.stack,
-        unit_sd=found.unit,
-        own_run_sd=within,
-    ), linear
-
-
-def _at(start: Calibration, unknowns: Unknowns, shifts: FloatColumn) -> Calibration:
-    knobs = unknowns.of_knobs
-    keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
-    return replace(start, keys=keys, shifts=shifts, covariance=np.eye(len(keys)))
 
 
 def _pricer(job: Job, shifts: FloatColumn) -> Pricer:

@@ -21,13 +21,12 @@ from planner.calibration import student
 from planner.calibration.basis import WIDER, widening
 from planner.calibration.classes import factor_of
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
-from planner.columns.groups import layout_hashes
+from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
-from planner.cost.price import Pricer, Prices, Steps
+from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.trainers.registry import code_of
 
@@ -69,7 +68,7 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     names = unit_names(stack, pricer.model)
     offsets = calibration.offsets(trainer, gpu.family, stack, names)
     with_offset = (offsets.slopes @ directions.T)[batch.precision].T
-    moved = moved_step_seconds(pricer, batch)
+    moved = pricer.step_seconds_on(list(moved_pricers(pricer)), batch)
     loadings = np.log(moved) - np.log(prices.step_seconds) + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
@@ -103,18 +102,6 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
 def hidden_share(prices: Prices) -> FloatColumn:
     """Data-parallel communication that nobody waits for, over a rank's own work, (N,)."""
     return np.asarray(prices.stage_seconds.hidden / prices.stage_seconds.busy)
-
-
-def moved_step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
-    """Step seconds under each of `moved_pricers`, (D, N); a layout is priced once.
-
-    To ask is dearer than a hundred layouts more, so ask first for all that will be wanted.
-    """
-
-    def priced(rows: IntColumn) -> list[Steps]:
-        return [Steps(pricer.step_seconds_on(list(moved_pricers(pricer)), batch.take(rows)))]
-
-    return pricer.known_moved.at(layout_hashes(batch), priced).seconds
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:

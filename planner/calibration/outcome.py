@@ -2,50 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are equal
 
 
-class ComparedRow(Protocol):
-    """A measured run and its prediction, as the figures read them.
-
-    It is a `Row`, or a `Compared` read from a stored report.
-    Seconds and bytes; None if not measured, not answered, or without an interval.
-    predicted_*_bytes: of the rank that the run reported.
-    """
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def valid(self) -> bool: ...
-    @property
-    def fits(self) -> bool: ...
-    @property
-    def measured_seconds(self) -> float | None: ...
-    @property
-    def measured_allocated_bytes(self) -> float | None: ...
-    @property
-    def measured_reserved_bytes(self) -> float | None: ...
-    @property
-    def predicted_seconds(self) -> float | None: ...
-    @property
-    def interval_seconds(self) -> tuple[float, float] | None: ...
-    @property
-    def predicted_allocated_bytes(self) -> float | None: ...
-    @property
-    def predicted_reserved_bytes(self) -> float | None: ...
-    @property
-    def baseline_seconds(self) -> float | None: ...
-
-    def label(self, key: str) -> str: ...
-    def techniques(self) -> Sequence[str]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The numbers of a `ComparedRow`, as a stored report holds them.
+    """The numbers of a measured run and its prediction, as a stored report holds them.
 
+    Seconds and bytes; None if not measured, not answered, or without an interval.
     layout: its short text, "-" without one.
     labels: values by the keys of `accuracy.LABELS`.
     seen: whether the calibration was fitted to this run.
@@ -81,9 +46,6 @@ class Compared:
     def label(self, key: str) -> str:
         """Value of a grouping key, one of LABELS."""
         return self.labels[key]
-
-    def techniques(self) -> Sequence[str]:
-        return self.used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

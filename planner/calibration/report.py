@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
 from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
+from planner.calibration.outcome import Compared, OwnRuns
 from planner.calibration.repeats import Repeats, repeats
 from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
 
-ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
 REGRET_AT = (1, 3, 5)
 GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 
@@ -97,7 +96,7 @@ class Report:
         }
 
 
-def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: True) -> Report:
+def report(found: Comparison, keep: Callable[[Compared], bool] = lambda _: True) -> Report:
     """Computes all figures. keep: rows to report; what was left out of the fit does not change."""
     rows = [row for row in found.rows if keep(row)]
     num_fitted = sum(row.seen for row in found.rows)
@@ -130,7 +129,7 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
     )
 
 
-def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[AfterOwnRuns]:
+def _after_own_runs(found: Comparison, rows: Sequence[Compared]) -> list[AfterOwnRuns]:
     labels = {key: {row.label("unit"): row.label(key) for row in rows} for key in ("kind", "class")}
     results = []
     for count, units in found.own_runs.items():
@@ -159,12 +158,12 @@ def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict
     return {name: fmean(errors) for name, errors in found.items()}
 
 
-def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:
+def complete(rows: Sequence[Compared]) -> list[Compared]:
     """Rows whose publisher states all settings."""
     return [row for row in rows if row.label("complete") == "True"]
 
 
-def by_platform(rows: Sequence[ComparedRow]) -> list[Summary]:
+def by_platform(rows: Sequence[Compared]) -> list[Summary]:
     """One summary for each trainer on a family of GPUs, most rows first.
 
     One of its complete rows follows if there are any.

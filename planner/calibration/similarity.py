@@ -39,9 +39,6 @@ class Group:
     codes: IntColumn
     correlation: FloatColumn
 
-    def column(self, row: int) -> FloatColumn:
-        return np.asarray(self.correlation[self.codes[row]][self.codes])
-
     def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:
         """Correlations of rows `first` (A,) with rows `second` (B,), (A, B)."""
         return np.asarray(self.correlation[np.ix_(self.codes[first], self.codes[second])])

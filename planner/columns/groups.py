@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import TRAINER_SPLIT, Column, IntColumn, LayoutBatch
+from planner.columns import Column, IntColumn, LayoutBatch
 
 
 def _odd_numbers(count: int) -> list[int]:
@@ -69,12 +69,6 @@ def _high_and_low(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _scrambled(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed ^= mixed >> np.uint64(29)
     return mixed
-
-
-def layout_hashes(batch: LayoutBatch) -> NDArray[np.uint64]:
-    """A 64-bit hash of every whole layout, which does not depend on the others in its batch."""
-    splits = np.array([*map(hash, batch.splits), TRAINER_SPLIT], dtype=np.int64)[batch.split]
-    return hashes([splits, *(column for name, column in batch.columns() if name != "split")])
 
 
 def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:

@@ -14,8 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.columns.memo import Memo
-from planner.columns.table import Table
 from planner.cost import lower_bounds as bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
 from planner.cost.cost_inputs import CostInputs, JobColumns
@@ -42,13 +40,6 @@ from planner.trainers.registry import TRAINERS, training_release
 # the month of torch 2.1, which has expandable segments
 TORCH_2_1 = "2023-10"
 WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
-
-
-@dataclass(frozen=True, slots=True)
-class Steps(Table):
-    """Step seconds of U layouts on each of V machines, (V, U)."""
-
-    seconds: FloatColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +87,10 @@ class Pricer(PreparedJob):
     """Prices the layouts of one job.
 
     variants: pricers like this one, with other recipes or another profile, by what they are for.
-    known_moved: steps of layouts on machines with moved knobs, as far as intervals asked for them.
     """
 
     variants: dict[Hashable, "Pricer"] = field(
         default_factory=dict, init=False, compare=False, repr=False
-    )
-    known_moved: Memo[Steps] = field(
-        default_factory=lambda: Memo(Steps), init=False, compare=False, repr=False
     )
 
     @classmethod

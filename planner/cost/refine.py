@@ -140,17 +140,10 @@ def first_groups(pricer: Pricer, batch: LayoutBatch, most: int, most_groups: int
     return np.array(chosen, dtype=np.int64)
 
 
-def play(
-    pricer: Pricer,
-    batch: LayoutBatch,
-    prices: StepTimes,
-    rows: IntColumn,
-    *,
-    keep_times: bool = False,
-) -> Simulation:
+def play(pricer: Pricer, batch: LayoutBatch, prices: StepTimes, rows: IntColumn) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
 
-    keep_times: record when each action ran.
+    It records when each action ran.
     """
     pipeline = _pipeline(pricer, batch, rows)
     return simulate(
@@ -158,7 +151,7 @@ def play(
         pipeline.shape,
         _stage_costs(pricer, batch, prices, rows, (1.0,)),
         transport=pipeline.transport,
-        times=keep_times,
+        times=True,
     )
 
 

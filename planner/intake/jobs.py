@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from planner.catalog.models import is_model_name
@@ -15,7 +16,7 @@ from planner.specs.current import CurrentSpec
 from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.specs.validation import build, closest
+from planner.specs.validation import SpecT, build, closest
 from planner.trainers.registry import TRAINERS, resolve_layout, trainer_name
 from planner.trainers.release import torch_release
 
@@ -54,9 +55,9 @@ class JobReader:
         model, named = self._part("model", values, faults, self._model) or (None, None)
         cluster, machine = self._part("cluster", values, faults, self._cluster) or (None, None)
         training = self._part("training", values, faults, read_training)
-        search = self._part("search", values, faults, _search) or _NO_SEARCH
-        probe = self._part("probe", values, faults, _probe)
-        current = self._part("current", values, faults, _current)
+        search = self._spec("search", values, faults, SearchSpec) or _NO_SEARCH
+        probe = self._spec("probe", values, faults, ProbeSpec)
+        current = self._spec("current", values, faults, CurrentSpec)
         if current is not None and values.get("layout") is None:
             faults.append(
                 Fault(
@@ -122,6 +123,11 @@ class JobReader:
             faults.extend(error.faults)
             return None
 
+    def _spec(
+        self, key: str, values: Mapping[Any, Any], faults: list[Fault], spec: type[SpecT]
+    ) -> SpecT | None:
+        return self._part(key, values, faults, partial(build, spec, field=key))
+
     def _read_once(self, key: str, value: object, parser: Callable[[object], PartT]) -> PartT:
         try:
             text = json.dumps(value)
@@ -155,18 +161,6 @@ def _unlike_a_job(values: Mapping[Any, Any]) -> Iterator[Fault]:
     job_id = values.get("id")
     if isinstance(job_id, bool) or not isinstance(job_id, str | int | None):
         yield Fault("id", job_id, "must be a text or an integer", "quote it")
-
-
-def _search(values: object) -> SearchSpec:
-    return build(SearchSpec, values, "search")
-
-
-def _probe(values: object) -> ProbeSpec:
-    return build(ProbeSpec, values, "probe")
-
-
-def _current(values: object) -> CurrentSpec:
-    return build(CurrentSpec, values, "current")
 
 
 def read_training(values: object, field: str = "training") -> TrainingSpec:

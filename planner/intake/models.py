@@ -12,7 +12,7 @@ and biases).
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -64,26 +64,18 @@ _AS_WRITTEN = ("norms_per_layer", "embedding_norm", "lm_head_bias", "attention_s
 _OTHER_PARTS = frozenset(
     f"{part}_config" for part in ("vision", "audio", "speech", "projector", "qformer", "image")
 )
-BaseLoader = Callable[[str], Mapping[str, object]]
 Values = dict[str, object]
 T = TypeVar("T", int, str, bool)
 
 
-def read_model(
-    value: object,
-    field: str = "model",
-    base_loader: BaseLoader | None = None,
-    allow_files: bool = True,
-) -> ModelSpec:
+def read_model(value: object, field: str = "model", allow_files: bool = True) -> ModelSpec:
     """The ModelSpec of a catalogue name, a path of a config.json, or a mapping.
 
-    base_loader: the keys of a catalogue name; the catalogue's unless given.
     allow_files: pass False where the text comes from a network.
     Raises UnknownNameError, or SpecError with every fault.
     """
     if isinstance(value, ModelSpec):
         return value
-    loader = base_loader or model_keys
     if isinstance(value, Mapping):
         if PUBLISHED & value.keys():
             return _from_config(
@@ -91,16 +83,16 @@ def read_model(
                 field,
                 str(value.get("_name_or_path") or value.get("model_type")),
             )
-        return build_model(value, field=field, base_loader=loader)
+        return build_model(value, field=field)
     if isinstance(value, str) and value.strip():
-        return _from_text(value.strip(), field, loader, allow_files)
+        return _from_text(value.strip(), field, allow_files)
     remedy = "give a catalogue name, a path to a config.json, or a mapping"
     raise SpecError(Fault(field, value, "is neither a name, a path nor a mapping", remedy))
 
 
-def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> ModelSpec:
+def _from_text(text: str, field: str, allow_files: bool) -> ModelSpec:
     try:
-        keys = loader(text)
+        keys = model_keys(text)
     except UnknownNameError as unknown:
         if block := NAMED.get(text.lower()):
             rule = f"has {block}; our operations have no such block"
@@ -111,7 +103,7 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
             remedy = "send the keys of the config.json as a mapping"
             raise SpecError(Fault(field, text, "files are not read here", remedy)) from None
         return _from_file(text, field)
-    return build_model(keys, field=field, base_loader=loader)
+    return build_model(keys, field=field)
 
 
 def _unknown_name(field: str, name: str, also: str) -> SpecError:
@@ -271,7 +263,6 @@ def build_model(
     field: str = "model",
     name: str = "custom",
     ignore_unknown: bool = False,
-    base_loader: BaseLoader | None = None,
 ) -> ModelSpec:
     """The ModelSpec of Hugging Face keys.
 
@@ -281,7 +272,7 @@ def build_model(
     Raises SpecError with every fault found.
     """
     keys = read_keys(translated(raw, field), field, ignore_unknown)
-    values = _with_base(keys, field, base_loader)
+    values = _with_base(keys, field)
     family = _family(values, keys, field)
     given, values = (
         values,
@@ -325,7 +316,7 @@ def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
     return Fault(f"{field}.{keys.given_as.get(key, key)}", fault.value, fault.rule, fault.remedy)
 
 
-def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values:
+def _with_base(keys: Keys, field: str) -> Values:
     """The user's values over those of `base`.
 
     A null means "none" where that is a meaning of the key, else "unset".
@@ -335,9 +326,7 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
     if not isinstance(base, str):
         return own
     try:
-        found = read_keys(
-            translated((base_loader or model_keys)(base), f"{field}.base"), f"{field}.base", False
-        )
+        found = read_keys(translated(model_keys(base), f"{field}.base"), f"{field}.base", False)
     except UnknownNameError as unknown:
         raise _unknown_name(
             f"{field}.base", base, "leave base out and write the keys of its config.json"
@@ -639,4 +628,4 @@ def load_model(name: str) -> ModelSpec:
 
     Raises UnknownNameError naming the closest.
     """
-    return build_model(model_keys(name), field="model", base_loader=model_keys)
+    return build_model(model_keys(name), field="model")

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.intervals import moved_step_seconds, spread
+from planner.calibration.intervals import spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.whole_run import busy_seconds, run_columns
 from planner.search.choice import pareto
-from planner.search.choice.preference import contenders, eligible
 from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.size_candidates import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
@@ -73,7 +72,7 @@ def considered(
         (choice.at_size.pricer.cluster.num_gpus, choice.layout): place
         for place, choice in enumerate(ranked, start=1)
     }
-    most = most_of_size(len(sizes))
+    most = max(MOST_CONSIDERED // len(sizes), FEWEST_A_SIZE)
     found = [
         entry
         for at_size, fits in zip(sizes, fitting, strict=True)
@@ -89,22 +88,6 @@ def considered(
             one.objective or 0.0,
         ),
     )
-
-
-def most_of_size(num_sizes: int) -> int:
-    """How many layouts that fit are looked at of each size."""
-    return max(MOST_CONSIDERED // num_sizes, FEWEST_A_SIZE)
-
-
-def prepare_spread(job: Job, at_size: OneSize, fitting: Fitting, most: int) -> None:
-    """Prices for intervals at once what ranking and `considered` will ask for by and by."""
-    layouts = _looked_at(job, at_size, fitting, [], most)
-    if job.search.simplest_first and at_size.weighed is not None:
-        expected = eligible(at_size.weighed, at_size.scores, at_size.expected, at_size.oom)
-        rows = contenders(at_size.weighed, expected).tolist()
-        layouts = list(dict.fromkeys([*layouts, *(at_size.candidates[row][2] for row in rows)]))
-    if layouts:
-        moved_step_seconds(at_size.pricer, LayoutBatch.from_layouts(layouts))
 
 
 def _looked_at(

@@ -21,7 +21,7 @@ from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
-from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
+from planner.specs.layout import Layout, changed_fields, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.plan_comparisons import Regret, SensitivityStep
 from planner.specs.training import CUDA_GRAPHS
@@ -303,9 +303,8 @@ def difference(
     lines = []
     fields = changed_fields(our_layout, their_layout)
     if fields:
-        lines.append(
-            "differs: " + ", ".join(_instead(name, a, b) for name, (a, b) in fields.items())
-        )
+        words = [_instead(name, getattr(our_layout, name), new) for name, new in fields.items()]
+        lines.append(f"differs: {', '.join(words)}")
     lines.append(_speed(ours.step_seconds, theirs.step_seconds))
     first, second = time_parts(ours), time_parts(theirs)
     moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
@@ -317,11 +316,6 @@ def difference(
         delta_bytes = theirs.device_bytes - ours.device_bytes
         lines.append(f"memory {'+' if delta_bytes >= 0 else '-'}{format_bytes(abs(delta_bytes))}")
     return lines
-
-
-def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[FieldValue, FieldValue]]:
-    a, b = first.model_dump(), second.model_dump()
-    return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
 def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:

@@ -19,13 +19,7 @@ from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
 from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_for
-from planner.plan.considered import (
-    Fitting,
-    considered,
-    fitting_layouts,
-    most_of_size,
-    prepare_spread,
-)
+from planner.plan.considered import Fitting, considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
 from planner.ports import Both, Ports
@@ -108,8 +102,6 @@ def recommend(
     for at_size in fitting:
         rate(job, at_size, several=len(sizes) > 1)
     fits = [fitting_layouts(at_size) for at_size in fitting]
-    for at_size, layouts in zip(fitting, fits, strict=True):
-        prepare_spread(job, at_size, layouts, most_of_size(len(fitting)))
     ranking = rank(job, fitting)
     ranked = ranking.choices
     outcome: StudyResult | None = None

@@ -93,11 +93,7 @@ def timeline(job: Job) -> PipelineTimeline:
         remedy = "use a smaller batch for the drawing; the pattern repeats"
         raise fault(field, job.training.global_batch_size, f"{rule} to draw", remedy)
     simulation = play(
-        pricer,
-        batch,
-        pricer.price(batch, every_rank=True),
-        np.zeros(1, dtype=np.int64),
-        keep_times=True,
+        pricer, batch, pricer.price(batch, every_rank=True), np.zeros(1, dtype=np.int64)
     )
     schedule = SCHEDULES[job.layout.pp_schedule]
     joined = schedule.synchronous_end

@@ -2,12 +2,11 @@
 
     outcome = run(candidates, settings, measure, resumed=stored, on_event=show)
 
-`measure` runs what is asked and yields results as they come: `(asked, Measurement)`, or `(asked,
-MicroResult)` for a micro-probe. It stores each measurement before yielding it. After a crash the
-same call with those measurements as `resumed=` continues where the study stopped.
+`measure` runs what is asked, and stores a measurement before it returns it. After a crash the same
+call with those measurements as `resumed=` continues where the study stopped.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,7 +26,7 @@ from planner.units import format_seconds
 SHOWN = 20
 
 Result = Measurement | MicroResult
-Measure = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Result]]]
+Measure = Callable[[Proposal], Result | None]  # None: it was interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,37 +125,21 @@ def run(
     study.restore(resumed, spent=True, asked=asked_before)
     notify = on_event or (lambda _: None)
     while (stopped := _stopped(study, should_stop)) is None:
-        asked = study.ask_many()
-        if not asked:
+        asked = study.ask()
+        if asked is None:
             stopped = "no candidate is left that may be probed"
             break
-        for one in asked:
-            notify(_event(study, "asked", one.reason, asked=one))
-        waiting = {one.number: one for one in asked}
-        for one, result in measure(asked):
-            ruled_out = study.tell(waiting.pop(one.number), result)
-            notify(
-                _event(
-                    study,
-                    "told",
-                    _result_message(result),
-                    asked=one,
-                    result=result,
-                    ruled_out=len(ruled_out),
-                )
-            )
-        for one in waiting.values():
-            study.give_up(one)
-        if len(waiting) == len(asked):
+        notify(_event(study, "asked", asked.reason, asked=asked))
+        result = measure(asked)
+        if result is None:
+            study.give_up()
             stopped = "the runner gave no result"
             break
+        ruled_out = len(study.tell(asked, result))
+        message = _result_message(result)
+        notify(_event(study, "told", message, asked=asked, result=result, ruled_out=ruled_out))
     notify(_event(study, "stopped", stopped))
     return outcome(study, stopped)
-
-
-def one_at_a_time(measure_one: Callable[[Proposal], Result]) -> Measure:
-    """A `Measure` from a function of one probe."""
-    return lambda asked: ((one, measure_one(one)) for one in asked)
 
 
 def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
@@ -174,18 +157,17 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
         key=lambda row: (posterior.expected_seconds(row), row),
     )
     rows, odd = [posterior.winner, *rest], knowledge.odd()
-    risk = posterior.risk(np.array(rows))
     ranked = tuple(
         Ranked(
             row=row,
             layout=study.candidates.batch.row(row),
             expected_seconds=posterior.expected_seconds(row),
             sd=posterior.deviation(row),
-            risk=float(risk[index]),
+            risk=float(posterior.risk[row]),
             record=knowledge.records.get(row),
             odd=odd.get(row),
         )
-        for index, row in enumerate(rows)
+        for row in rows
     )
     pruned = [
         (study.candidates.batch.row(row), reason)

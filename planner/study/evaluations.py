@@ -53,7 +53,6 @@ class Proposal:
     gpu_seconds_limit: most it may use; the runner's time limit follows from it.
     """
 
-    number: int
     row: int | None = None
     layout: Layout | None = None
     fidelity: str

@@ -18,7 +18,6 @@ from planner.study.candidates import Candidates
 from planner.study.posterior import StudyPosterior, risk_of
 from planner.study.records import (
     FULL_FIDELITY,
-    RUN_SD,
     EmulatedResult,
     EmulatedResults,
     Record,
@@ -56,28 +55,16 @@ class Knowledge:
         self.affordable: BoolColumn = np.ones(count, dtype=np.bool_)
         self.whole_affordable: BoolColumn = self.affordable
         self.refused: BoolColumn = np.zeros(count, dtype=np.bool_)
-        self.pending: list[int] = []
         self.first: int | None = None  # to be measured before all others: the answer without probes
         self.first_measures = ""  # what that measures for the first time, as a clause
         self._posterior: StudyPosterior | None = None
-
-    def expect(self, row: int) -> None:
-        """An evaluation of this candidate is under way."""
-        self.pending.append(row)
-        self._touch()
-
-    def forget(self, row: int) -> None:
-        """The evaluation under way gave nothing: as if it had not been proposed."""
-        if row in self.pending:
-            self.pending.remove(row)
-        self._touch()
 
     def observe(self, row: int, measured: Measured, *, counts: bool = True) -> list[int]:
         """Updates with one result; returns the rows that it rules out.
 
         counts: whether a failure is final, because the layout itself cannot be run.
         """
-        self.forget(row)
+        self._touch()
         full = measured.rung in FULL_FIDELITY
         if measured.status == "oom":
             return self._ran_out(row, measured)
@@ -227,7 +214,6 @@ class Knowledge:
         self._posterior = None
 
     def posterior(self) -> StudyPosterior:
-        """The posterior now; evaluations under way are assumed to give what is expected."""
         if self._posterior is None:
             self._posterior = _conditioned(self)
         return self._posterior
@@ -257,7 +243,7 @@ class Knowledge:
             for row, record in self.records.items()
             if record.fidelity in FULL_FIDELITY or record.status != "ok"
         ]
-        free[[*known, *self.pending]] = False
+        free[known] = False
         return free
 
     def repeatable(self) -> list[Record]:
@@ -266,21 +252,12 @@ class Knowledge:
         The fastest of all is left out: no further run changes that it is the fastest.
         """
         ran = [one for one in self.timed() if one.measured]
-        return [
-            one for one in ran[1:] if self.whole_affordable[one.row] and one.row not in self.pending
-        ]
+        return [one for one in ran[1:] if self.whole_affordable[one.row]]
 
 
 def _conditioned(knowledge: Knowledge) -> StudyPosterior:
     prior = knowledge.candidates.prior.log_seconds
-    times = knowledge.time_observations()
-    time = condition(knowledge.time, times)
-    if knowledge.pending:
-        believed = [
-            Observation(row=row, value=float(time.mean[row]), variance=RUN_SD**2)
-            for row in knowledge.pending
-        ]
-        time = condition(knowledge.time, [*times, *believed])
+    time = condition(knowledge.time, knowledge.time_observations())
     memory = condition(knowledge.memory, knowledge.memory_observations())
     log_seconds = prior + time.mean
     timed = knowledge.timed()
@@ -291,7 +268,6 @@ def _conditioned(knowledge: Knowledge) -> StudyPosterior:
         else _first_that_fits(knowledge, memory, log_seconds)
     )
     ran = [record.row for record in timed if record.measured and record.row in rows]
-    best = min(float(log_seconds[row]) for row in (leader, *knowledge.pending))
     return StudyPosterior(
         fits=knowledge.fits,
         barred=knowledge.barred,
@@ -304,7 +280,6 @@ def _conditioned(knowledge: Knowledge) -> StudyPosterior:
         log_seconds=log_seconds,
         winner=ran[0] if ran else leader,
         leader=leader,
-        best=best,
         measured=bool(rows),
     )
 
@@ -313,7 +288,7 @@ def _first_that_fits(knowledge: Knowledge, memory: ErrorPosterior, log_seconds: 
     """The fastest expected candidate that fits; the likeliest to fit if none does."""
     rows = np.flatnonzero(~knowledge.barred)
     rows = rows if len(rows) else np.arange(len(log_seconds))
-    risk = risk_of(knowledge.log_share, memory, rows)
+    risk = risk_of(knowledge.log_share, memory)[rows]
     safe = rows[risk <= OOM_LIMIT]
     return int(safe[np.argmin(log_seconds[safe])]) if len(safe) else int(rows[np.argmin(risk)])
 
@@ -350,7 +325,7 @@ def _censored(posterior: ErrorPosterior, row: int, least: float) -> Observation:
     It matches the first two moments. With m, v the posterior before it, a = (t - m) / sqrt(v)
     and h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
     """
-    sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
+    sd = float(np.sqrt(posterior.variance[row]))
     mean = float(posterior.mean[row])
     a = np.array((least - mean) / sd)
     hazard = float(normal.density(a) / np.maximum(normal.upper_tail(a), 1e-300))

@@ -1,9 +1,9 @@
-"""The ledger of a study: its budget, expenses and reservations."""
+"""The ledger of a study: its budget and expenses."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from planner.columns import BoolColumn
-from planner.study.evaluations import MOST_FAILURES, ProbeCost, Proposal
+from planner.study.evaluations import MOST_FAILURES, ProbeCost
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.regret import TOLERANCE
 from planner.units import counted
@@ -43,7 +43,6 @@ class StudySettings:
     """Settings by which a study spends its budget.
 
     tolerance: expected regret at which it stops.
-    parallel: probes that run at once.
     whole: whether the pool can run the layouts themselves; otherwise there are only emulated
         ranks, and they count as probes.
     emulates: whether it can emulate ranks.
@@ -59,7 +58,6 @@ class StudySettings:
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     tolerance: float = TOLERANCE
-    parallel: int = 1
     cost: ProbeCost = field(default_factory=ProbeCost)
     whole: bool = True
     emulates: bool = False
@@ -73,47 +71,25 @@ class StudySettings:
 
 
 class Ledger:
-    """Spends a budget in shares. Mutable.
+    """Spends a budget. Mutable.
 
-    parallel: evaluations that run at once, each within its share.
-    reserved: evaluations under way, by number.
     by_row: GPU-seconds spent on each candidate.
     """
 
-    def __init__(self, budget: Budget, *, parallel: int, gpu_seconds_before: float = 0.0) -> None:
-        self.budget, self.parallel = budget, parallel
+    def __init__(self, budget: Budget, *, gpu_seconds_before: float = 0.0) -> None:
+        self.budget = budget
         self.spent = Spent(gpu_seconds=gpu_seconds_before)
-        self.reserved: dict[int, Proposal] = {}
         self.by_row: dict[int, float] = {}
 
     def gpu_seconds_left(self) -> float:
-        """GPU-seconds neither spent nor reserved."""
-        reserved = sum(one.gpu_seconds_limit for one in self.reserved.values())
-        return self.budget.gpu_seconds - self.spent.gpu_seconds - reserved
-
-    def share(self) -> float:
-        """GPU-seconds for one more evaluation, so that all that may run at once stay in budget."""
-        return self.gpu_seconds_left() / max(self.parallel - len(self.reserved), 1)
+        return self.budget.gpu_seconds - self.spent.gpu_seconds
 
     def probes_left(self) -> int:
-        """Probes neither spent nor reserved."""
-        reserved = sum(one.counts for one in self.reserved.values())
-        return self.budget.probes - self.spent.probes - reserved
+        return self.budget.probes - self.spent.probes
 
     def low_fidelity_left(self) -> bool:
         """Whether one more low-fidelity evaluation may run that does not count as a probe."""
-        reserved = sum(one.row is not None and not one.counts for one in self.reserved.values())
-        quota = LOW_FIDELITY_PER_PROBE * self.budget.probes
-        return self.spent.low_fidelity + reserved < quota
-
-    def reserve(self, proposal: Proposal) -> Proposal:
-        """Reserves a share for the evaluation, which is its limit."""
-        reserved = replace(proposal, gpu_seconds_limit=self.share())
-        self.reserved[reserved.number] = reserved
-        return reserved
-
-    def release(self, proposal: Proposal) -> None:
-        del self.reserved[proposal.number]
+        return self.spent.low_fidelity < LOW_FIDELITY_PER_PROBE * self.budget.probes
 
     def pay(
         self,

@@ -42,7 +42,6 @@ class Policy:
         spent, knowledge = self.ledger.spent, self.knowledge
         if (
             knowledge.timed()
-            and not knowledge.pending
             and (spent.probes >= self.settings.budget.probes or self.unconfirmed() is None)
             and not self._isolates()
             and self._odd() is None
@@ -54,15 +53,14 @@ class Policy:
         exhausted = self.ledger.exhausted(failed[-1].message if failed else "no message")
         if exhausted is not None:
             return exhausted
-        share = self.ledger.share()
-        if self.evaluations.runnable(share).any() or self.evaluations.emulable(share).any():
+        left = max(self.ledger.gpu_seconds_left(), 0.0)
+        if self.evaluations.runnable(left).any() or self.evaluations.emulable(left).any():
             return None
         if not self.settings.whole and not self.evaluations.emulation_works():
             return (
                 f"the pool is smaller than {counted(knowledge.candidates.size.num_gpus, 'GPU')}, "
                 "and no scaled-down run on it could stand for a layout"
             )
-        left = max(self.ledger.gpu_seconds_left(), 0.0)
         return f"the {left:.3g} GPU-seconds left do not pay for another probe"
 
     def regret(self, of: int | None = None) -> ExpectedRegret:
@@ -73,7 +71,7 @@ class Policy:
 
     def required(self) -> Pick | None:
         """The layout to run first: one that isolates a mechanism, or one whose run was odd."""
-        if (self.knowledge.records or self.ledger.reserved) and self._isolates():
+        if self.knowledge.records and self._isolates():
             assert self.settings.isolating is not None, "only what isolates is asked"
             row, reason = self.settings.isolating
             return Pick(row=row, reason=reason)
@@ -101,11 +99,7 @@ class Policy:
         """The leader, if it has only low-fidelity results and can be run itself."""
         leader = self.knowledge.posterior().leader
         record = self.knowledge.records.get(leader)
-        unconfirmed = (
-            record is not None
-            and record.fidelity not in FULL_FIDELITY
-            and leader not in self.knowledge.pending
-        )
+        unconfirmed = record is not None and record.fidelity not in FULL_FIDELITY
         return leader if unconfirmed and self.payable(leader) else None
 
     def _isolates(self) -> bool:
@@ -118,13 +112,13 @@ class Policy:
             row not in self.knowledge.records
             and bool(self.knowledge.untried()[row])
             and self.payable(row)
-            and float(posterior.risk(np.array([row]))[0]) <= OOM_LIMIT
+            and float(posterior.risk[row]) <= OOM_LIMIT
         )
 
     def _odd(self) -> tuple[int, float] | None:
         """A layout whose odd run may be repeated, and measured over predicted seconds."""
         for row, factor in self.knowledge.odd().items():
-            if row not in self.knowledge.pending and self.payable(row):
+            if self.payable(row):
                 return row, factor
         return None
 
@@ -137,11 +131,11 @@ class Policy:
         free = self.knowledge.untried()
         free[beside] = False
         rows = posterior.promising(free, 1, risk_limit=OOM_LIMIT)
-        if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
+        if not rows or float(posterior.improvement[rows[0]]) < LEAST_LOW_FIDELITY_GAIN:
             return False
         evaluation = self.choice(rows[0]).evaluation
         after = evaluation.gpu_seconds + self.evaluations.full(beside).gpu_seconds
-        return evaluation.name != FULL and after <= self.ledger.share()
+        return evaluation.name != FULL and after <= self.ledger.gpu_seconds_left()
 
     # ---- at which fidelity ---------------------------------------------------------------------
 
@@ -158,21 +152,20 @@ class Policy:
         return choose_evaluation(prospect, emulation, full if payable else None)
 
     def payable(self, row: int) -> bool:
-        """Whether the layout itself can be run within its share."""
-        return bool(self.evaluations.runnable(self.ledger.share())[row])
+        """Whether what is left pays for a run of the layout itself."""
+        return bool(self.evaluations.runnable(self.ledger.gpu_seconds_left())[row])
 
     def emulable(self) -> BoolColumn:
         """Candidates that may be emulated now: affordable, and not tried before, (N,)."""
-        affordable = self.evaluations.emulable(self.ledger.share())
+        affordable = self.evaluations.emulable(self.ledger.gpu_seconds_left())
         return affordable & ~self.evaluations.emulated & self.ledger.low_fidelity_left()
 
     def _prospect(self, row: int) -> Prospect:
         posterior = self.knowledge.posterior()
-        rows = np.array([row])
         return Prospect(
             gap=float(posterior.log_seconds[row] - posterior.best),
-            sd=float(np.sqrt(posterior.time.variance(rows)[0])),
-            fits=1.0 - float(posterior.risk(rows)[0]),
+            sd=float(np.sqrt(posterior.time.variance[row])),
+            fits=1.0 - float(posterior.risk[row]),
         )
 
     def micro(self) -> tuple[MicroProbe, str] | None:
@@ -183,7 +176,8 @@ class Policy:
         affordable = [
             probe
             for probe in self.settings.micro_probes
-            if probe.name not in self.evaluations.timed and probe.gpu_seconds <= self.ledger.share()
+            if probe.name not in self.evaluations.timed
+            and probe.gpu_seconds <= self.ledger.gpu_seconds_left()
         ]
         if not affordable:
             return None

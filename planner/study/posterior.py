@@ -1,25 +1,24 @@
 """The posterior of a study: step time and memory of every candidate, and which are promising.
 
-Letters: N candidates, M rows.
+Letters: N candidates.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn
+from planner.columns import BoolColumn, FloatColumn
 from planner.study import normal
 from planner.study.records import Record
 from planner.study.regret import ExpectedRegret, expected_regret
 from planner.study.surrogate import ErrorPosterior
 
 RIVALS = 128  # candidates in the regret: those with the largest expected improvement
-# rows whose bound is computed together; rows of them that are evaluated first
-CHUNK, FIRST = 8192, 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyPosterior:
     """The posterior of step time and memory of every candidate at one point of the study.
 
@@ -27,7 +26,6 @@ class StudyPosterior:
     winner: the answer so far, the fastest layout that ran itself; the leader if none has.
     leader: the fastest expected of all measured ones, at any fidelity; before the first, the
         fastest expected that fits. Proposals are compared with it.
-    best: expected log seconds of the leader, or of a faster candidate under way.
     measured: whether anything was measured.
     fits, barred (N,): whether memory is known to suffice, whether it is excluded.
     log_share (N,): log of predicted over usable memory.
@@ -39,18 +37,19 @@ class StudyPosterior:
     log_seconds: FloatColumn
     winner: int
     leader: int
-    best: float
     measured: bool
     fits: BoolColumn
     barred: BoolColumn
     log_share: FloatColumn
     believed: Mapping[int, Record]
-    known_promising: dict[tuple[bytes, int, float], list[int]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
     known_regrets: dict[int, ExpectedRegret] = field(
         default_factory=dict, compare=False, repr=False
     )
+
+    @property
+    def best(self) -> float:
+        """Expected log seconds of the leader."""
+        return float(self.log_seconds[self.leader])
 
     def expected_seconds(self, row: int) -> float:
         """Seconds of a step: as measured if that is believed, else from the posterior."""
@@ -62,20 +61,20 @@ class StudyPosterior:
         """Standard deviation of the logarithm of `expected_seconds`."""
         record = self.believed.get(row)
         own = None if record is None else record.variance
-        return float(np.sqrt(self.time.variance(np.array([row]))[0] if own is None else own))
+        return float(np.sqrt(self.time.variance[row] if own is None else own))
 
-    def risk(self, rows: IntColumn) -> FloatColumn:
-        """P(device memory > usable), (M,); 0 for what ran and what needs no more than that."""
-        return np.where(self.fits[rows], 0.0, risk_of(self.log_share, self.memory, rows))
+    @cached_property
+    def risk(self) -> FloatColumn:
+        """P(device memory > usable), (N,); 0 for what ran and what needs no more than that."""
+        return np.where(self.fits, 0.0, risk_of(self.log_share, self.memory))
 
-    def improvement(self, rows: IntColumn) -> FloatColumn:
-        """Expected improvement over the best in log seconds, about a share of the step, (M,).
+    @cached_property
+    def improvement(self) -> FloatColumn:
+        """Expected improvement over the best in log seconds, about a share of the step, (N,).
 
         On condition that the layout fits.
         """
-        return normal.expected_excess(
-            self.log_seconds[rows] - self.best, np.sqrt(self.time.variance(rows))
-        )
+        return normal.expected_excess(self.log_seconds - self.best, np.sqrt(self.time.variance))
 
     def regret(self, *, seed: int = 0, of: int | None = None) -> ExpectedRegret:
         """Expected regret of the winner, or of row `of`, against all that are not ruled out.
@@ -97,7 +96,7 @@ class StudyPosterior:
                     )
                     covariance[index, index] = record.variance
             self.known_regrets[compared] = expected_regret(
-                mean, covariance, 1.0 - self.risk(rows), 0, seed=seed
+                mean, covariance, 1.0 - self.risk[rows], 0, seed=seed
             )
         return self.known_regrets[compared]
 
@@ -106,70 +105,16 @@ class StudyPosterior:
 
         At most `count` of them, none with a risk of running out of memory above risk_limit.
         """
-        key = (allowed.tobytes(), count, risk_limit)
-        if key not in self.known_promising:
-            self.known_promising[key] = self._promising(allowed, count, risk_limit)
-        return self.known_promising[key]
-
-    def _promising(self, allowed: BoolColumn, count: int, risk_limit: float) -> list[int]:
-        """Exact, by two upper bounds of the value.
-
-        Rows are visited in the order of a loose bound (variance before any observation, certain to
-        fit) until it decides. Of these, only rows whose tighter bound (variance after a few
-        observations) is high enough are evaluated.
-        """
-        rows = np.flatnonzero(allowed)
-        if not len(rows):
-            return []
-        bound = normal.expected_excess(
-            self.log_seconds[rows] - self.best, np.sqrt(self.time.widest()[rows])
-        )
-        chosen, values = np.zeros(0, dtype=np.int64), np.zeros(0)
-        for order in _descending(bound):
-            part = rows[order]
-            ceiling = normal.expected_excess(
-                self.log_seconds[part] - self.best, np.sqrt(self.time.at_most(part))
-            )
-            first = np.argsort(-ceiling, kind="stable")[:FIRST]
-            chosen, values = self._best_of(chosen, values, part[first], count, risk_limit)
-            ceiling[first] = -1.0
-            least = values[-1] if len(values) == count else -0.5
-            chosen, values = self._best_of(chosen, values, part[ceiling > least], count, risk_limit)
-            if len(values) == count and bound[order].min() <= values[-1]:
-                break
-        return [int(row) for row in chosen]
-
-    def _best_of(
-        self, chosen: IntColumn, values: FloatColumn, more: IntColumn, count: int, risk_limit: float
-    ) -> tuple[IntColumn, FloatColumn]:
-        """The best `count` of the chosen rows and of more rows within the risk, with values."""
-        risk = self.risk(more)
-        value = np.where(risk <= risk_limit, self.improvement(more) * (1.0 - risk), -1.0)
-        chosen, values = (
-            np.concatenate([chosen, more[value >= 0]]),
-            np.concatenate([values, value[value >= 0]]),
-        )
-        best = np.lexsort((chosen, -values))[:count]
-        return chosen[best], values[best]
+        rows = np.flatnonzero(allowed & (self.risk <= risk_limit))
+        value = self.improvement[rows] * (1.0 - self.risk[rows])
+        best = np.argsort(-value, kind="stable")[:count]
+        return [int(row) for row in rows[best]]
 
 
-def _descending(values: FloatColumn) -> Iterator[IntColumn]:
-    """Indices of the values in chunks, largest values first.
+def risk_of(log_share: FloatColumn, memory: ErrorPosterior) -> FloatColumn:
+    """P(device memory > usable) of every candidate, (N,).
 
-    Everything is sorted only if a second chunk is asked for.
+    log_share (N,): log of predicted over usable memory.
     """
-    if len(values) > CHUNK:
-        first = np.argpartition(-values, CHUNK)
-        yield first[:CHUNK]
-        rest = first[CHUNK:]
-        ordered = rest[np.argsort(-values[rest], kind="stable")]
-    else:
-        ordered = np.arange(len(values))
-    for start in range(0, len(ordered), CHUNK):
-        yield ordered[start : start + CHUNK]
-
-
-def risk_of(log_share: FloatColumn, memory: ErrorPosterior, rows: IntColumn) -> FloatColumn:
-    """P(device memory > usable) of these rows, (M,). log_share (N,): log predicted over usable."""
-    distance = -(log_share[rows] + memory.mean[rows])
-    return normal.upper_tail(distance / np.sqrt(memory.variance(rows)))
+    distance = -(log_share + memory.mean)
+    return normal.upper_tail(distance / np.sqrt(memory.variance))

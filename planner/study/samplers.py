@@ -176,7 +176,7 @@ class FiniteSampler(BaseSampler):
         if self.risk_limit >= 1.0 or not free.any():
             return free
         rows = np.flatnonzero(free)
-        risk = posterior.risk(rows)
+        risk = posterior.risk[rows]
         safe = np.zeros_like(free)
         safe[rows[risk <= max(self.risk_limit, float(risk.min()))]] = True
         return safe
@@ -186,27 +186,21 @@ class CostModelSampler(FiniteSampler):
     """Expected improvement x P(fits) under the posterior of a study.
 
     The posterior is the cost model's with a Gaussian process on its error. The first trial is the
-    model's best that fits. Probes under way count as if they came out as expected (kriging
-    believer), so several can be asked at once. A measured layout is probed again when noise, not
-    lack of measurements, is what hides the winner.
+    model's best that fits. A measured layout is probed again when noise, not lack of measurements,
+    is what hides the winner.
     """
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
         posterior = self.knowledge.posterior()
         free = self.knowledge.untried()
         first = self.knowledge.first
-        if (
-            first is not None
-            and not posterior.measured
-            and not self.knowledge.pending
-            and free[first]
-        ):
+        if first is not None and not posterior.measured and free[first]:
             said = self.knowledge.first_measures
             also = f", which {said}" if said else ""
             return Pick(
                 row=first, reason=f"number 1 on paper{also}: {_predicted(posterior, first)}"
             )
-        if not posterior.measured and not self.knowledge.pending and free[posterior.leader]:
+        if not posterior.measured and free[posterior.leader]:
             return Pick(
                 row=posterior.leader,
                 reason=f"the model's first: {_predicted(posterior, posterior.leader)}",
@@ -236,12 +230,11 @@ class CostModelSampler(FiniteSampler):
         return super().has_more() or bool(self.knowledge.repeatable())
 
     def _gain(self, posterior: StudyPosterior, row: int) -> float:
-        rows = np.array([row])
-        return float(posterior.improvement(rows)[0] * (1.0 - posterior.risk(rows)[0]))
+        return float(posterior.improvement[row] * (1.0 - posterior.risk[row]))
 
     def _least_risky(self, posterior: StudyPosterior, free: BoolColumn) -> Pick:
         rows = np.flatnonzero(free)
-        row = int(rows[np.argmin(posterior.risk(rows))])
+        row = int(rows[np.argmin(posterior.risk[rows])])
         return Pick(
             row=row, reason=f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
         )
@@ -250,15 +243,13 @@ class CostModelSampler(FiniteSampler):
         """The measured layout that may be the fastest when it runs once more.
 
         None if that is worth no more than `least`. The worth of a layout d behind the fastest, with
-        its own variance v and noise t, is E[max(0, s Z - d)], s = v / sqrt(v + t). The fastest is
-        one that ran, or one under way where that is expected to be faster.
+        its own variance v and noise t, is E[max(0, s Z - d)], s = v / sqrt(v + t).
         """
         timed = self.knowledge.repeatable()
         best = self.knowledge.records[posterior.winner].log_seconds if timed else None
         if best is None:
             return None
-        under_way = [float(posterior.log_seconds[row]) for row in self.knowledge.pending]
-        gap = np.array([record.log_seconds or 0.0 for record in timed]) - min([best, *under_way])
+        gap = np.array([record.log_seconds or 0.0 for record in timed]) - best
         variance = np.array([record.variance or 0.0 for record in timed])
         worth = normal.expected_excess(gap, variance / np.sqrt(variance + RUN_SD**2))
         place = int(np.argmax(worth))
@@ -388,9 +379,8 @@ def _seconds(log_seconds: float) -> str:
 
 
 def _predicted(posterior: StudyPosterior, row: int) -> str:
-    rows = np.array([row])
-    sd = float(np.sqrt(posterior.time.variance(rows)[0]))
-    fits = 1.0 - float(posterior.risk(rows)[0])
+    sd = float(np.sqrt(posterior.time.variance[row]))
+    fits = 1.0 - float(posterior.risk[row])
     return (
         f"{_seconds(float(posterior.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
         f"probability {fits:.2f}"

@@ -63,17 +63,13 @@ class ProbeStudy:
         self.evaluations = Evaluations(
             self.knowledge, settings.cost, whole=settings.whole, emulates=settings.emulates
         )
-        self.ledger = Ledger(
-            settings.budget,
-            parallel=settings.parallel,
-            gpu_seconds_before=settings.gpu_seconds_before,
-        )
+        self.ledger = Ledger(settings.budget, gpu_seconds_before=settings.gpu_seconds_before)
         self.policy = Policy(settings, self.knowledge, self.evaluations, self.ledger)
         sampler = make_sampler(settings.sampler, self.knowledge, seed=settings.seed)
         self.trials = Trials(sampler, self._about)
         self.ignored: list[str] = []
         self.broken: str | None = None
-        self._next = 0
+        self._trial: optuna.Trial | None = None  # under way
 
     @property
     def spent(self) -> Spent:
@@ -138,7 +134,7 @@ class ProbeStudy:
         """The next evaluation; None when the budget is used up or nothing is left to evaluate."""
         self.trials.settle(self.knowledge.records.values())
         policy, knowledge = self.policy, self.knowledge
-        knowledge.whole_affordable = self.evaluations.runnable(self.ledger.share())
+        knowledge.whole_affordable = self.evaluations.runnable(self.ledger.gpu_seconds_left())
         knowledge.affordable = knowledge.whole_affordable | policy.emulable()
         if self.ledger.probes_left() <= 0:
             return None
@@ -149,16 +145,6 @@ class ProbeStudy:
         if pick is not None:
             return self._evaluate(pick)
         return self._evaluate() if self.trials.sampler.has_more() else None
-
-    def ask_many(self) -> list[Proposal]:
-        """As many evaluations as may run at once now."""
-        proposals: list[Proposal] = []
-        while (
-            len(self.ledger.reserved) < self.settings.parallel
-            and (following := self.ask()) is not None
-        ):
-            proposals.append(following)
-        return proposals
 
     def _evaluate(self, pick: Pick | None = None) -> Proposal:
         """Starts a run of the layout of `pick`, or the best evaluation of the sampler's pick."""
@@ -171,36 +157,28 @@ class ProbeStudy:
         reason = f"{pick.reason}; {choice.reason(self.evaluations.full(row))}"
         trial.set_user_attr("reason", reason)
         self.trials.notes[row] = {"reason": reason}
-        self._next += 1
-        self.trials.open[self._next] = trial
-        proposal = self.ledger.reserve(
-            Proposal(
-                number=self._next,
-                row=row,
-                layout=self.candidates.batch.row(row),
-                fidelity=evaluation.name,
-                num_gpus=evaluation.num_gpus,
-                reason=reason,
-                counts=evaluation.name == FULL or choice.full_probability is None,
-                expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
-                gpu_seconds=evaluation.gpu_seconds,
-                repeat=pick.repeat,
-            )
+        self._trial = trial
+        return Proposal(
+            row=row,
+            layout=self.candidates.batch.row(row),
+            fidelity=evaluation.name,
+            num_gpus=evaluation.num_gpus,
+            reason=reason,
+            counts=evaluation.name == FULL or choice.full_probability is None,
+            expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
+            gpu_seconds=evaluation.gpu_seconds,
+            gpu_seconds_limit=self.ledger.gpu_seconds_left(),
+            repeat=pick.repeat,
         )
-        self.knowledge.expect(row)
-        return proposal
 
     def _time_kernels(self, micro: MicroProbe, reason: str) -> Proposal:
-        self._next += 1
-        return self.ledger.reserve(
-            Proposal(
-                number=self._next,
-                fidelity=MICRO,
-                num_gpus=micro.num_gpus,
-                gpu_seconds=micro.gpu_seconds,
-                micro=micro,
-                reason=reason,
-            )
+        return Proposal(
+            fidelity=MICRO,
+            num_gpus=micro.num_gpus,
+            gpu_seconds=micro.gpu_seconds,
+            gpu_seconds_limit=self.ledger.gpu_seconds_left(),
+            micro=micro,
+            reason=reason,
         )
 
     # ---- tell ----------------------------------------------------------------------------------
@@ -217,13 +195,12 @@ class ProbeStudy:
             if failure == BROKEN:
                 self.broken = measured.message or failure
             self._pay(measured, row, emulated=emulated, counts=False)
-            self.give_up(proposal, failure=failure)
+            self.give_up(failure=failure)
             return []
-        self.ledger.release(proposal)
-        trial = self.trials.open.pop(proposal.number)
+        trial, self._trial = self._trial, None
+        assert trial is not None, "a result answers the evaluation under way"
         notes = {"measurement": result.id, "rung": proposal.fidelity}
         if failure == UNABLE:  # nothing is learnt, and it is not proposed again
-            self.knowledge.forget(row)
             self.evaluations.observe_unable(row)
             why = {"rung": proposal.fidelity, "reason": measured.message or UNABLE}
             self.trials.close(trial, TrialState.PRUNED, why)
@@ -240,22 +217,17 @@ class ProbeStudy:
         return ruled_out
 
     def _tell_micro(self, proposal: Proposal, result: MicroResult) -> list[int]:
-        self.ledger.release(proposal)
         assert proposal.micro is not None, "a micro-probe says which it is"
         self.evaluations.timed.add(proposal.micro.name)
         self._observe_effects(result.observed)
         self.ledger.pay(result.gpu_seconds)
         return []
 
-    def give_up(self, proposal: Proposal, *, failure: str = INTERRUPTED) -> None:
-        """Withdraws a proposal that will get no result, as if it had not been made."""
-        self.ledger.release(proposal)
-        if proposal.row is not None:
-            self.knowledge.forget(proposal.row)
-        if proposal.number in self.trials.open:
-            trial = self.trials.open.pop(proposal.number)
-            self.trials.close(trial, TrialState.FAIL, {"failure": failure})
-            self.trials.stale = True
+    def give_up(self, *, failure: str = INTERRUPTED) -> None:
+        """Withdraws the evaluation under way, as if it had not been proposed."""
+        if self._trial is not None:
+            self.trials.close(self._trial, TrialState.FAIL, {"failure": failure})
+            self._trial, self.trials.stale = None, True
 
     def optuna_study(self) -> optuna.Study:
         """The Optuna study, one trial a candidate once nothing is under way."""

@@ -8,6 +8,7 @@ Letters: N candidates, Q shared directions, n observations, A and B rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,8 +19,6 @@ SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
 # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
 SCALE_SD = 0.5
 JITTER = 1e-10
-# observations behind a bound; slack of a bound, so that rounding does not break it
-FEW, ROUNDING = 8, 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class Observation:
     loading: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ErrorPosterior:
     """The errors after n observations.
 
@@ -56,15 +55,16 @@ class ErrorPosterior:
     columns: FloatColumn
     lower: FloatColumn
 
-    def variance(self, rows: IntColumn | slice = slice(None)) -> FloatColumn:
-        """Variance of the errors of these rows, run-to-run noise left out."""
-        white = _whitened(self.lower, self._cross(rows))
-        prior = self.scale**2 * self.field.variance[rows]
+    @cached_property
+    def variance(self) -> FloatColumn:
+        """Variance of every candidate's error, (N,), run-to-run noise left out."""
+        white = _whitened(self.lower, self.scale**2 * self.columns)
+        prior = self.scale**2 * self.field.variance
         return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", white, white), JITTER))
 
     def covariance(self, rows: IntColumn) -> FloatColumn:
         """Covariance of the errors of these rows among themselves, (A, A)."""
-        white = _whitened(self.lower, self._cross(rows))
+        white = _whitened(self.lower, self.scale**2 * self.columns[:, rows])
         return np.asarray(self.scale**2 * self.field.between(rows, rows) - white.T @ white)
 
     def with_row(self, row: int) -> FloatColumn:
@@ -73,16 +73,11 @@ class ErrorPosterior:
         gain = _solved(self.lower, self.scale**2 * self.columns[:, row])
         return np.asarray(self.scale**2 * (column - gain @ self.columns))
 
-    def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
-        """Covariance with every candidate's error (N,), and variance, of a weighted sum.
-
-        loading (Q,): weights of the shared directions in the sum.
-        """
-        effects, variances = self.along_each([loading])
-        return effects[0], float(variances[0])
-
     def along_each(self, loadings: Sequence[Sequence[float]]) -> tuple[FloatColumn, FloatColumn]:
-        """`along` for E weighted sums: (E, N) and (E,)."""
+        """Covariance with every candidate's error (E, N), and variance (E,), of E weighted sums.
+
+        loadings (E, Q): weights of the shared directions in each.
+        """
         weights = np.array(loadings)
         columns = weights @ self.field.factor.T
         inner = self.scale**2 * np.array(
@@ -95,29 +90,6 @@ class ErrorPosterior:
         effects = self.scale**2 * (columns - gains.T @ self.columns)
         own = self.scale**2 * (weights**2).sum(axis=1) - (gains * inner).sum(axis=0)
         return effects, np.maximum(own, JITTER)
-
-    def at_most(self, rows: IntColumn) -> FloatColumn:
-        """Upper bound of the variance of these rows, (A,): that after the first FEW observations.
-
-        More observations never widen it.
-        """
-        few = self.columns[:FEW]
-        prior = self.scale**2 * self.field.variance[rows]
-        if not len(few):
-            return np.asarray(np.maximum(prior, JITTER))
-        cross = self.scale**2 * few[:, rows]
-        white = _whitened(self.lower[: len(few), : len(few)], cross)
-        return np.asarray(
-            np.maximum(prior - np.einsum("nr,nr->r", white, white), JITTER) * (1.0 + ROUNDING)
-        )
-
-    def widest(self) -> FloatColumn:
-        """Upper bound of every candidate's variance, (N,): that before any observation."""
-        return np.asarray(self.scale**2 * self.field.variance)
-
-    def _cross(self, rows: IntColumn | slice) -> FloatColumn:
-        """Covariance of observations and rows, (n, A)."""
-        return np.asarray(self.scale**2 * self.columns[:, rows])
 
 
 def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPosterior:

@@ -30,7 +30,6 @@ class Trials:
 
     notes: by candidate, why it was asked and which measurement answered.
     about: what was predicted of a candidate and spent on it, as attributes.
-    open: trials under way, by the number of their proposal.
     stale: whether a candidate may have several trials.
     """
 
@@ -41,7 +40,6 @@ class Trials:
         self.about = about
         self.study = self._empty()
         self.notes: dict[int, dict[str, Any]] = {}
-        self.open: dict[int, optuna.Trial] = {}
         self.stale = False
 
     def ask(self, pick: Pick | None = None) -> optuna.Trial:
@@ -81,11 +79,8 @@ class Trials:
         )
 
     def settle(self, records: Iterable[Record]) -> None:
-        """Merges repeats into one trial a candidate, unless trials are under way.
-
-        Trials under way would lose their study.
-        """
-        if self.stale and not self.open:
+        """Merges repeats into one trial a candidate, where no trial is under way."""
+        if self.stale:
             self.rebuild(records)
             self.stale = False
 

@@ -202,7 +202,7 @@ def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
     return np.asarray(1.0 + np.sqrt(2.0 * np.log(np.maximum(ep, 1.0)) / np.maximum(copies, 1.0)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Communication:
     """A collective that one axis inserts at a place in a layer.
 
@@ -220,90 +220,42 @@ class Communication:
     of_parts: bool = False
 
 
+def _shards_tokens(b: LayoutBatch) -> BoolColumn:
+    return np.asarray(b.sequence_parallel & (b.tp > 1))
+
+
+def _repeats_tokens(b: LayoutBatch) -> BoolColumn:
+    return np.asarray(~b.sequence_parallel & (b.tp > 1))
+
+
+def _by_method(method: int) -> Callable[[LayoutBatch], BoolColumn]:
+    return lambda b: (b.cp > 1) & (b.cp_method == method)
+
+
 SITES: Mapping[str, tuple[Communication, ...]] = {
     "tp_enter": (
-        Communication(
-            axis="tp",
-            forward="all-gather",
-            backward="reduce-scatter",
-            applies=lambda b: b.sequence_parallel & (b.tp > 1),
-        ),
-        Communication(
-            axis="tp",
-            forward=None,
-            backward="all-reduce",
-            applies=lambda b: ~b.sequence_parallel & (b.tp > 1),
-        ),
+        Communication("tp", "all-gather", "reduce-scatter", _shards_tokens),
+        Communication("tp", None, "all-reduce", _repeats_tokens),
     ),
     "tp_exit": (
-        Communication(
-            axis="tp",
-            forward="reduce-scatter",
-            backward="all-gather",
-            applies=lambda b: b.sequence_parallel & (b.tp > 1),
-        ),
-        Communication(
-            axis="tp",
-            forward="all-reduce",
-            backward=None,
-            applies=lambda b: ~b.sequence_parallel & (b.tp > 1),
-        ),
+        Communication("tp", "reduce-scatter", "all-gather", _shards_tokens),
+        Communication("tp", "all-reduce", None, _repeats_tokens),
     ),
     # Megatron-Core transformer/moe/token_dispatcher.py: routed rows are gathered over the ranks
     # that cut an expert, and their partial sums scattered back.
-    "etp_enter": (
-        Communication(
-            axis="etp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.etp > 1
-        ),
-    ),
-    "etp_exit": (
-        Communication(
-            axis="etp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.etp > 1
-        ),
-    ),
+    "etp_enter": (Communication("etp", "all-gather", "reduce-scatter", lambda b: b.etp > 1),),
+    "etp_exit": (Communication("etp", "reduce-scatter", "all-gather", lambda b: b.etp > 1),),
     # "tokens" are a rank's own. The keys and values of all ranks are gathered or passed round.
     "cp_enter": (
-        Communication(
-            axis="cp",
-            forward="all-gather",
-            backward="reduce-scatter",
-            of_parts=True,
-            applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER),
-        ),
-        Communication(
-            axis="cp",
-            forward="rotate",
-            backward="rotate-gradients",
-            of_parts=True,
-            applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL),
-        ),
-        Communication(
-            axis="cp",
-            forward="all-to-all",
-            backward="all-to-all",
-            applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES),
-        ),
+        Communication("cp", "all-gather", "reduce-scatter", _by_method(ALLGATHER), of_parts=True),
+        Communication("cp", "rotate", "rotate-gradients", _by_method(ALLTOALL), of_parts=True),
+        Communication("cp", "all-to-all", "all-to-all", _by_method(ULYSSES)),
     ),
-    "cp_exit": (
-        Communication(
-            axis="cp",
-            forward="all-to-all",
-            backward="all-to-all",
-            applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES),
-        ),
-    ),
+    "cp_exit": (Communication("cp", "all-to-all", "all-to-all", _by_method(ULYSSES)),),
     # Recurrent mixers run over all tokens of some heads, whatever method attention has.
     # Megatron-Core ssm/mamba_context_parallel.py, ssm/gated_delta_net.py (tensor_a2a_cp2hp).
-    "cp_heads": (
-        Communication(
-            axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: b.cp > 1
-        ),
-    ),
-    "ep_exchange": (
-        Communication(
-            axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1
-        ),
-    ),
+    "cp_heads": (Communication("cp", "all-to-all", "all-to-all", lambda b: b.cp > 1),),
+    "ep_exchange": (Communication("ep", "all-to-all", "all-to-all", lambda b: b.ep > 1),),
 }
 
 

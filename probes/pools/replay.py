@@ -1,7 +1,7 @@
 """The pool of recordings: tests and shows everything above a pool without a GPU.
 
-A recording answers a task with the same model, cluster, training, layout, trainer, device, rank and
-layers. Several recordings of one task are returned in turn, so repeated probes are as noisy as they
+A recording answers a task with the same model, cluster, training, layout, trainer, device and
+rank. Several recordings of one task are returned in turn, so repeated probes are as noisy as they
 really were.
 """
 
@@ -115,7 +115,6 @@ def _key(task: ProbeTask) -> str:
             task.trainer,
             task.device,
             task.emulate_rank,
-            task.num_layers,
             task.fake_tensors,
         )
     )

@@ -1,13 +1,13 @@
 """The recipe of one probe, resolved once for all parts of the program. No torch here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from planner.cost.pipeline.stages import stage_layers
-from planner.errors import Fault, SpecError, fault
+from planner.errors import Fault, SpecError
 from planner.probes.protocol import ProbeTask
 from planner.rules import violations
 from planner.schedules import SCHEDULES, schedules_of
@@ -17,7 +17,6 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS
-from planner.units import counted
 from planner.work.axes import expected_imbalance
 
 # Weights below which every parameter is drawn whole from its own seed and then cut, so that all
@@ -61,8 +60,6 @@ class ReferenceRecipe:
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required to probe", "add the layout to run"))
         layout, training = job.layout, job.training
-        if task.num_layers is not None:
-            job = job.model_copy(update={"model": with_layers(job.model, task.num_layers)})
         broken = violations(layout, job.model, job.cluster, training)
         faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(
             _beyond(task, job, layout)
@@ -204,28 +201,6 @@ def extrapolated(timed: tuple[int, int], whole: int, short: float, longer: float
     """Seconds of a step of `whole` microbatches: a + b M through the two sizes that were timed."""
     few, more = timed
     return short + (whole - few) / (more - few) * (longer - short)
-
-
-def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
-    """The model's first layers, with its embedding and head.
-
-    Raises SpecError if the rest is no valid model.
-    """
-    if not 1 <= num_layers <= model.num_hidden_layers:
-        remedy = f"use 1 to {model.num_hidden_layers}"
-        layers = counted(model.num_hidden_layers, "layer")
-        rule = f"is not among the {layers} of {model.name}"
-        raise fault("num_layers", num_layers, rule, remedy)
-    fewer = model.model_copy(
-        update={
-            "num_hidden_layers": num_layers,
-            "sliding_mask": model.sliding_mask[:num_layers],
-            "dense_layers": tuple(i for i in model.dense_layers if i < num_layers),
-        }
-    )
-    if faults := fewer.clashes():
-        raise SpecError([replace(fault, remedy="keep more layers") for fault in faults])
-    return fewer
 
 
 def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | None:

@@ -17,7 +17,6 @@ from planner.probes.trainers.titan_failures import failure
 from planner.probes.trainers.titan_log import StepLine, TitanLog, read_log
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
 from planner.units import GIB
 
 SECONDS, ACTIVE, RESERVED = (
@@ -37,11 +36,10 @@ COARSE_TOKENS_PER_SECOND = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanProbe:
-    """The run that was planned. model: with the layers that it had in this run."""
+    """The run that was planned."""
 
     task: ProbeTask
     job: Job
-    model: ModelSpec
     layout: Layout
 
     @property
@@ -135,7 +133,7 @@ def _measured(
         step_seconds_each=each,
         tokens_per_second_per_gpu=rate,
         mfu=model_flops_utilisation(
-            asked.model, asked.job.cluster, rate, asked.job.training.seq_len
+            asked.job.model, asked.job.cluster, rate, asked.job.training.seq_len
         ),
         losses=[losses[step] for step in asked.steps],
         gradient_norms=[norms[step] for step in asked.steps if step in norms],

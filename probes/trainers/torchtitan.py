@@ -20,14 +20,12 @@ from planner.export.torchtitan import export
 from planner.probes.evidence import Evidence
 from planner.probes.programs import Program, allocator_settings
 from planner.probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
-from planner.probes.reference.recipe import with_layers
 from planner.probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from planner.probes.trainers.titan_log import read_log
 from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
 from planner.probes.trainers.titan_versions import PACKAGES, clash, line, versions_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
 
 OUTPUTS = "outputs"
 # text for every data-parallel rank before it repeats; at least one sample
@@ -107,7 +105,7 @@ class TitanTrainer:
         if refused is not None:
             return refused
         assert job.layout is not None
-        exported = _export(job, job.layout, task, versions["torchtitan"])
+        exported = _export(job, job.layout, versions["torchtitan"])
         if exported.blockers:
             lines = "; ".join(str(fault) for fault in exported.blockers)
             return _refusal(
@@ -130,7 +128,7 @@ class TitanTrainer:
         """
         job = task.parsed()
         assert job.layout is not None, "a probe's job has a layout"
-        asked = TitanProbe(task=task, job=job, model=_model(job, task), layout=job.layout)
+        asked = TitanProbe(task=task, job=job, layout=job.layout)
         left = evidence or Evidence(
             reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds
         )
@@ -182,26 +180,10 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
     return _refusal(FailureKind.INVALID_LAYOUT, text)
 
 
-def _model(job: Job, task: ProbeTask) -> ModelSpec:
-    """The job's model, with fewer layers if the task asks for it.
-
-    Raises SpecError if there is no such model.
-    """
-    if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
-        return job.model
-    model = with_layers(job.model, task.num_layers)
-    return model.model_copy(update={"name": f"{model.name}-{task.num_layers}-layers"})
-
-
-def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:
-    """The layout for the installed version, without checkpoints.
-
-    A pipeline split is left out for a model with fewer layers.
-    """
-    if task.num_layers is not None:
-        layout = layout.model_copy(update={"layers_per_stage": None})
+def _export(job: Job, layout: Layout, version: str) -> Export:
+    """The layout for the installed version, without checkpoints."""
     training = job.training.model_copy(update={"checkpoint": None})
-    return export(layout, _model(job, task), job.cluster, training, line(version))
+    return export(layout, job.model, job.cluster, training, line(version))
 
 
 def _program(task: ProbeTask, job: Job, exported: Export) -> Program:

@@ -209,7 +209,7 @@ def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring
     wiring.probes.add([taken], lease=new_lease())
     job = {**run.request["jobs"][0], "layout": run.request["measure"]["anchors"][0]}
     (asked, *_) = probe_of_job({"job": job, "pool": run.request["pool"]}, allow_files=False)
-    (stored,) = enqueue_in_room(wiring, [asked], Claimed(wiring.tasks, run, stop))
+    stored = enqueue_in_room(wiring, asked, Claimed(wiring.tasks, run, stop))
     assert stored.state == "running", "it ends as soon as it starts"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from planner.api.cli.accuracy import read_rows
-from planner.calibration.accuracy import Row, summarise
+from planner.calibration.accuracy import Row, Summary, summarise
 from planner.calibration.classes import class_of, interval_score
 from planner.calibration.held_out import Fitted
 from planner.calibration.outcome import OwnRuns
@@ -39,6 +39,10 @@ REFUSED = {
 }  # fmt: skip
 
 
+def summary_of(rows: list[Row], name: str) -> Summary:
+    return summarise([row.compared(seen=True) for row in rows], name)
+
+
 def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]:
     """Mean absolute relative errors of step time and memory, first as predicted without the row's
     source, then in sample; the same over units, and of the rest of a unit after own runs; by how
@@ -47,15 +51,15 @@ def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]
 
     out: the rows as predicted without their source.
     """
-    unseen, everything = summarise(out, "left out"), summarise(rows, "all")
+    unseen, everything = summary_of(out, "left out"), summary_of(rows, "all")
     after = fitted.after_own_runs()
     errors = {
         "left_out_all": unseen.time,
-        "left_out_complete": summarise(complete(out), "complete").time,
+        "left_out_complete": summary_of(complete(out), "complete").time,
         "step_time_all": everything.time,
-        "step_time_complete": summarise(complete(rows), "complete").time,
+        "step_time_complete": summary_of(complete(rows), "complete").time,
         "allocated": everything.allocated,
-        "allocated_complete": summarise(complete(rows), "complete").allocated,
+        "allocated_complete": summary_of(complete(rows), "complete").allocated,
         "reserved": everything.reserved,
     }
     compared = [row.compared(seen=True) for row in out]
@@ -89,8 +93,7 @@ def interval_figures(out: list[Row]) -> dict[str, float]:
     """By class the mean interval score, and by how much intervals hold more or less than 90%."""
     found = {}
     for name, members in sorted(by_class(out).items()):
-        summary = summarise(members, name)
-
+        summary = summary_of(members, name)
         found[f"interval_score, {name}"] = summary.interval_score
         found[f"coverage_off, {name}"] = abs(summary.coverage - 0.9)
     return found
@@ -104,7 +107,7 @@ def worse(ours: dict[str, float], committed: dict[str, float]) -> dict[str, tupl
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    found, malformed = read_rows(str(PUBLIC))
+    found, malformed = read_rows(PUBLIC.read_text())
     assert malformed == []
     return found
 
@@ -129,7 +132,7 @@ def test_every_row_is_answered(rows: list[Row]) -> None:
         if not row.estimate.valid
     }
     assert refused == {name: [field] for name, field in REFUSED.items()}
-    assert summarise(rows, "all").unanswered == len(REFUSED)
+    assert summary_of(rows, "all").unanswered == len(REFUSED)
 
 
 def most_mfu(row: Row) -> float:
@@ -175,12 +178,12 @@ def test_intervals_beat_a_table_of_three_widths(out: list[Row]) -> None:
         width = 0.45 if "experts" in name else 0.15 if "Hopper" in name else 0.25
         misses = np.log([row.measured_seconds / row.predicted_seconds for row in members])
         table.append(interval_score(misses, np.full(len(misses), width)))
-        ours.append(np.full(len(misses), summarise(members, name).interval_score))
+        ours.append(np.full(len(misses), summary_of(members, name).interval_score))
     assert np.concatenate(ours).mean() < np.concatenate(table).mean()
 
 
 def test_the_model_beats_forty_percent_of_the_peak(rows: list[Row]) -> None:
-    everything = summarise(rows, "all")
+    everything = summary_of(rows, "all")
     assert everything.time.rows == everything.baseline.rows > 350
     assert everything.time.mape < everything.baseline.mape / 3
 
@@ -222,7 +225,7 @@ def test_a_figure_that_grows_is_named() -> None:
 
 
 def main(loosen: bool) -> int:
-    rows = read_rows(str(PUBLIC))[0]
+    rows = read_rows(PUBLIC.read_text())[0]
     fitted = Fitted.find(rows, shipped_calibration())
     ours = figures(rows, fitted, fitted.left_out(rows, "group"))
     committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}

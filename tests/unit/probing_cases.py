@@ -13,7 +13,7 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
-from planner.study.ask_tell import Event, StudyResult, one_at_a_time, run
+from planner.study.ask_tell import Event, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.evaluations import Proposal
 from planner.study.ledger import Budget, StudySettings
@@ -94,7 +94,7 @@ class Machine:
 
 def measurement(asked: Proposal, measured: Measured) -> Measurement:
     """As a store would give it back."""
-    job, name = read_job({**REQUEST, "layout": asked.layout.model_dump()}), asked.number
+    job, name = read_job({**REQUEST, "layout": asked.layout.model_dump()}), asked.row
     when = "2026-01-01T00:00:00Z"
     return Measurement(id=f"measurement-{name}", created_at=when, job=job, measured=measured)
 
@@ -127,7 +127,7 @@ def play(
         return answer(one)
 
     more = {"known": known, "on_event": on_event}
-    return run(small(), settings(**changes), one_at_a_time(measure), **more), asked
+    return run(small(), settings(**changes), measure, **more), asked
 
 
 def told_of(row: int, rung: str, seconds: float) -> Measured:

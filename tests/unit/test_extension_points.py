@@ -39,7 +39,7 @@ from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs import probe_trainers
 from planner.specs.cluster import ClusterSpec
-from planner.study.ask_tell import one_at_a_time, run
+from planner.study.ask_tell import run
 from planner.study.ledger import Budget, StudySettings
 from planner.study.study import ProbeStudy
 from planner.trainers.base import TrainerRules
@@ -248,7 +248,7 @@ def test_sampler(seeds: list[int]) -> None:
     settings = StudySettings(
         sampler="quasi-random", seed=5, budget=Budget(probes=4, gpu_seconds=1e12), tolerance=-1.0
     )
-    result = run(candidates, settings, one_at_a_time(machine.run))
+    result = run(candidates, settings, machine.run)
     assert (result.spent.probes, seeds) == (4, [3, 5])
     reasons = [trial.user_attrs["reason"] for trial in result.study.trials]
     assert all(reason.startswith("quasi-random's choice") for reason in reasons), reasons

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.map_fit import fit
 from planner.calibration import student
-from planner.calibration.fit import Data, fingerprint, fit, linearise, predict
+from planner.calibration.fit import Data, fingerprint, linearise, predict
 from planner.calibration.linear_model import Linear, Scales, Unknowns
 from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document

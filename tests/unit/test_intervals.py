@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from planner.calibration import conformal, intervals, student
+from benchmarks import conformal
+from planner.calibration import intervals, student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER, basis, memory_basis, seen, widening
 from planner.calibration.classes import PRIOR_UNITS, Misses, class_of, factor_of, interval_score
-from planner.calibration.conformal import MEMORY_FLOOR
 from planner.calibration.intervals import memory_deviation, oom_probability, spread, time_spread
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, LayoutBatch
@@ -178,20 +178,6 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
     assert 0.0 < OWN_SHARE <= 1.0
 
 
-def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands beside a layout; of two splits each has its own."""
-    given = {"dp_shard": 2, "pp": 4, "micro_batch_size": 1}
-    splits = ({"layers_per_stage": split} for split in ([8, 8, 8, 8], [9, 8, 8, 7]))
-    first, second, third = (batch_of(given | one, trainer="megatron") for one in (*splits, {}))
-    here = pricer(trainer="megatron")
-    whole = LayoutBatch.concatenate([second, first, third])
-    together = time_spread(here, whole, here.price(whole)).loadings
-    monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))
-    for place, one in enumerate((second, first, third)):
-        alone = time_spread(here, one, here.price(one)).loadings
-        np.testing.assert_allclose(alone[:, 0], together[:, place], rtol=1e-9)
-
-
 def run(
     number: int, predicted: float, off: float, source: str = "one source", complete: bool = True
 ) -> Row:
@@ -214,7 +200,7 @@ def of_one_peak(runs: list[Row]) -> float:
 
 def test_runs_that_agree_leave_the_floor_and_too_few_the_prior() -> None:
     agreeing = [run(number, 40 * GIB, 0.0) for number in range(conformal.LEAST_MEMORY_RUNS)]
-    assert conformal.memory_deviation(agreeing) == MEMORY_FLOOR
+    assert conformal.memory_deviation(agreeing) == conformal.MEMORY_FLOOR
     assert conformal.memory_deviation(agreeing[1:]) == conformal.MEMORY_PRIOR
 
 
@@ -246,9 +232,9 @@ BYTES, SHARES = 1.0 / PEAKS, np.full(len(PEAKS), 0.1)  # a GiB of each, or 10% o
 
 def test_errors_of_equal_bytes_are_a_fixed_part_and_of_equal_shares_a_relative_one() -> None:
     relative, fixed = conformal.memory_deviation(off_by(BYTES))
-    assert (relative, fixed) == (MEMORY_FLOOR[0], pytest.approx(GIB, rel=0.1))
+    assert (relative, fixed) == (conformal.MEMORY_FLOOR[0], pytest.approx(GIB, rel=0.1))
     relative, fixed = conformal.memory_deviation(off_by(SHARES))
-    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), MEMORY_FLOOR[1])
+    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), conformal.MEMORY_FLOOR[1])
 
 
 def test_every_place_counts_once_in_the_stretch_and_in_the_fit() -> None:
@@ -258,7 +244,7 @@ def test_every_place_counts_once_in_the_stretch_and_in_the_fit() -> None:
     assert of_one_peak([*few, *many]) == pytest.approx(0.9, rel=0.01)
     many = off_by(BYTES, "many", times=20)
     relative, fixed = conformal.memory_deviation([*off_by(SHARES, "place {}"), *many])
-    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), MEMORY_FLOOR[1])
+    assert (relative, fixed) == (pytest.approx(0.1, rel=0.1), conformal.MEMORY_FLOOR[1])
 
 
 DENSE, EXPERTS = "dense, Hopper and Ampere", "experts, Blackwell"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch, memo
-from planner.columns.groups import layout_hashes
+from planner.columns.groups import hashes
 from planner.cost.cost_inputs import shards_at, unit_times_at, units_at
 from planner.cost.cost_rows import distinct_rows
 from planner.cost.layer.unit_work import unit_work
@@ -182,4 +182,4 @@ def test_one_number_for_all_layouts_stays_one_number(rows: LayoutBatch) -> None:
         first, second = same_tp.take(chosen), materialised.take(chosen)
         assert first.tp.strides == (0,)
         assert np.array_equal(first.tp, second.tp)
-        assert np.array_equal(layout_hashes(first), layout_hashes(second))
+        assert np.array_equal(hashes([first.tp]), hashes([second.tp]))

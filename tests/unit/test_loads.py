@@ -12,7 +12,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.loads import BESIDE
-from planner.cost.pipeline.stages import rank_units
+from planner.cost.pipeline.stages import rank_layers
 from planner.cost.price import Pricer
 from planner.schedules import SCHEDULES
 from tests.pricing import batch_of, pricer
@@ -41,7 +41,8 @@ def test_every_rank_finds_the_units_microbatches_and_fields_that_it_has() -> Non
     loads, at = found.loads.of_ranks, found.loads.at_rank
     for row in range(len(batch)):
         ranks = int(batch.pp[row])
-        expected = rank_units(batch, row, pricer.model, pricer.rules)
+        alone = batch.take(np.array([row]))
+        expected = rank_layers(alone, pricer.model, pricer.rules, every_rank=True).units[..., 0]
         assert (found.units[:ranks, :, row] == expected).all()
         assert (found.mean_units[:, row] == expected.mean(axis=0)).all()
         assert found.rank[:ranks, row].tolist() == list(range(ranks))

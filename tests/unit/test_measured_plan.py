@@ -1,6 +1,5 @@
 """Plans that spent probes stand by what they measured, on landscapes played again exactly."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +48,13 @@ class Pool:
         self.told: list[tuple[Layout, float]] = []
         self.events: list[Event] = []
 
-    def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
-        for one in asked:
-            assert one.expected_seconds is not None
-            rng = np.random.default_rng([self.seed, len(self.told)])
-            step = 0.04 * float(np.exp(self.noise_sd * rng.standard_normal()))
-            self.told.append((one.layout, step))
-            numbers = {"step_seconds": step, "gpu_seconds": 10.0, "steps": 10}
-            yield one, measurement(one.layout, f"m-{len(self.told)}", **numbers)
+    def measure(self, one: Proposal) -> Measurement:
+        assert one.expected_seconds is not None
+        rng = np.random.default_rng([self.seed, len(self.told)])
+        step = 0.04 * float(np.exp(self.noise_sd * rng.standard_normal()))
+        self.told.append((one.layout, step))
+        numbers = {"step_seconds": step, "gpu_seconds": 10.0, "steps": 10}
+        return measurement(one.layout, f"m-{len(self.told)}", **numbers)
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
@@ -170,9 +168,9 @@ def test_number_one_on_paper_is_measured_first(played: Played) -> None:
 
 
 def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
-    def broken(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
+    def broken(one: Proposal) -> Measurement:
         failed = {"status": "failed", "failure": BROKEN, "message": "no driver"}
-        return ((one, measurement(one.layout, "m", **failed)) for one in asked)
+        return measurement(one.layout, "m", **failed)
 
     plan = planned(measure=broken)
     assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in planned().ranked]

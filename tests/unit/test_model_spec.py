@@ -167,10 +167,6 @@ class TestInline:
         model = read_model(keys)
         assert {name: getattr(model, name) for name in found} == found
 
-    def test_base_loader_of_the_caller(self):
-        mine = {"base": "mine", "vocab_size": 5}
-        assert read_model(mine, base_loader=lambda name: DENSE).vocab_size == 5
-
     def test_keys_without_bearing_may_travel_along(self):
         more = {"pretraining_tp": 1, "torch_dtype": "bfloat16"}
         assert read_model({**DENSE, **more}) == read_model(DENSE)

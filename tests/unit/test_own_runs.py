@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu_survey import MEASURED, read_rows
+from benchmarks.map_fit import fit
 from planner.calibration import update
-from planner.calibration.fit import Data, fit
+from planner.calibration.fit import Data
 from planner.calibration.own_runs import (
     PRIOR_RUNS,
     REFERENCE,

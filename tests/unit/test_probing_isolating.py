@@ -1,6 +1,5 @@
 """A study measures first what number 1 on paper, or the fastest on paper, rests on unmeasured."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,14 +51,13 @@ class Pool:
         self.factor = factor
         self.asked: list[Proposal] = []
 
-    def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
-        for one in asked:
-            self.asked.append(one)
-            step = seconds(one.layout) * (self.factor if has_budget(one) else 1.0)
-            job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
-            numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
-            name = f"m-{len(self.asked)}"
-            yield one, Measurement(id=name, created_at="", job=job, measured=numbers)
+    def measure(self, one: Proposal) -> Measurement:
+        self.asked.append(one)
+        step = seconds(one.layout) * (self.factor if has_budget(one) else 1.0)
+        job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
+        numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
+        name = f"m-{len(self.asked)}"
+        return Measurement(id=name, created_at="", job=job, measured=numbers)
 
     def plan(self, max_probes: int = 6, **search: Any) -> Plan:
         probe = {"max_probes": max_probes, "max_gpu_seconds": 1e9}

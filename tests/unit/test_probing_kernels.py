@@ -102,7 +102,7 @@ def test_products_that_training_runs_have_seen_say_little_more() -> None:
 def test_as_predicted_is_news_too(kernels: StudyKernels, candidates: Candidates) -> None:
     observed = kernels.observed(timings(kernels, "attention-backward", 1.0))
     assert [one.log_ratio for one in observed] == pytest.approx([0.0])
-    narrowed, wide = (posterior_of(candidates, seen).time.variance() for seen in (observed, ()))
+    narrowed, wide = (posterior_of(candidates, seen).time.variance for seen in (observed, ()))
     assert (narrowed <= wide + 1e-12).all()
     assert (narrowed < 0.99 * wide).any()
 

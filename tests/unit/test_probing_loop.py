@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.specs.measurement import Measured, Measurement
-from planner.study.ask_tell import Event, one_at_a_time, run
+from planner.study.ask_tell import Event, run
 from planner.study.evaluations import ProbeCost, Proposal
 from planner.study.study import ProbeStudy
 from tests.conftest import one_fast
@@ -20,8 +20,7 @@ def machine() -> Machine:
     return Machine.wrong_by(small(), 0.1)
 
 
-@pytest.mark.parametrize("parallel", [1, 3])
-def test_gpu_seconds_are_kept_if_probes_use_their_limits(parallel: int, machine: Machine) -> None:
+def test_gpu_seconds_are_kept_if_probes_use_their_limits(machine: Machine) -> None:
     most = 8000.0
 
     def greedy(asked: Proposal) -> Measurement:
@@ -30,12 +29,10 @@ def test_gpu_seconds_are_kept_if_probes_use_their_limits(parallel: int, machine:
         measured = machine.run(asked).measured.model_copy(update={"gpu_seconds": spent})
         return measurement(asked, measured)
 
-    outcome, asked = play(greedy, probes=50, gpu_seconds=most, parallel=parallel)
+    outcome, asked = play(greedy, probes=50, gpu_seconds=most)
     assert outcome.spent.gpu_seconds <= most + 1e-6
     assert len(asked) >= 2
     assert "GPU-seconds left do not pay" in outcome.stopped
-    if parallel > 1:
-        assert sum(one.gpu_seconds_limit for one in asked[:parallel]) <= most + 1e-6
 
 
 def test_the_cost_of_starting_is_learnt(machine: Machine) -> None:
@@ -72,9 +69,7 @@ def test_it_does_not_stop_before_the_run_that_isolates_what_nobody_measured() ->
 
 
 def test_asked_to_stop_it_returns_the_best_so_far(machine: Machine) -> None:
-    outcome = run(
-        small(), settings(), one_at_a_time(machine.run), should_stop=lambda: len(machine.asked) >= 2
-    )
+    outcome = run(small(), settings(), machine.run, should_stop=lambda: len(machine.asked) >= 2)
     assert outcome.stopped == "asked to stop"
     assert len(machine.asked) == 2
     assert outcome.ranked[0].row in [asked.row for asked in machine.asked]
@@ -88,14 +83,14 @@ def test_a_broken_machine_ends_the_study_before_the_budget() -> None:
 
 
 def test_a_runner_without_an_answer_ends_the_study() -> None:
-    outcome = run(small(), settings(), lambda asked: ())
+    outcome = run(small(), settings(), lambda asked: None)
     assert (outcome.stopped, outcome.spent.probes) == ("the runner gave no result", 0)
 
 
 def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     candidates, stored = small(), list[Measurement]()
     whole, machine = (Machine.wrong_by(candidates, 0.12) for _ in range(2))
-    uninterrupted = run(candidates, settings(), one_at_a_time(whole.run))
+    uninterrupted = run(candidates, settings(), whole.run)
 
     def dies(asked: Proposal) -> Measurement:
         if len(stored) == 3:
@@ -104,10 +99,10 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
         return stored[-1]
 
     with pytest.raises(KeyboardInterrupt):
-        run(candidates, settings(), one_at_a_time(dies))
+        run(candidates, settings(), dies)
     told = zip(stored, machine.asked, strict=True)
     before = {"resumed": stored, "asked_before": {one.id: (it.reason, None) for one, it in told}}
-    resumed = run(candidates, settings(), one_at_a_time(machine.run), **before)
+    resumed = run(candidates, settings(), machine.run, **before)
     rows = [asked.row for asked in machine.asked]
     assert len(rows) == 6
     assert rows == [asked.row for asked in whole.asked]
@@ -156,7 +151,7 @@ def test_measurements_of_other_layouts_are_named_and_ignored(machine: Machine) -
     asked = ProbeStudy(small(), settings()).ask()
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
-    emulated = measurement(replace(asked, number=7), Measured(rung="emulated", step_seconds=1.0))
+    emulated = measurement(replace(asked, row=7), Measured(rung="emulated", step_seconds=1.0))
     outcome, _ = play(machine.run, known=[stranger, emulated], probes=1)
     assert outcome.ignored == (stranger.id, emulated.id)
     assert stranger.id != emulated.id

@@ -134,61 +134,28 @@ def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitt
     for _ in range(6):
         probe(study, machine)
         posterior, untried = study.knowledge.posterior(), study.knowledge.untried()
-        sd = np.sqrt(posterior.time.variance())
+        sd = np.sqrt(posterior.time.variance)
         z = (posterior.best - posterior.log_seconds) / sd
         improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z))
-        improvement *= 1.0 - posterior.risk(np.arange(len(small())))
+        improvement *= 1.0 - posterior.risk
         improvement[~untried] = -1.0
         order = np.argsort(-improvement, kind="stable").tolist()
         assert posterior.promising(untried, 1) == order[:1]
         assert posterior.promising(untried, 20) == order[:20]
 
 
-def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After results all over the candidates: bounds are loose in places and tight in others."""
-    for name, value in (("posterior.CHUNK", 16), ("posterior.FIRST", 1), ("surrogate.FEW", 3)):
-        monkeypatch.setattr(f"planner.study.{name}", value)
-    candidates, rng = small(), np.random.default_rng(0)
-    machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)
-    for number, row in enumerate(rng.choice(len(candidates), 25, replace=False)):
-        knowledge.observe(int(row), machine.timed(int(row), number))
-        posterior, rows = knowledge.posterior(), np.flatnonzero(knowledge.untried())
-        risk = posterior.risk(rows)
-        value = np.where(risk <= OOM_LIMIT, posterior.improvement(rows) * (1.0 - risk), -1.0)
-        for count in (1, 5):
-            expected = list(rows[np.lexsort((rows, -value))[:count]])
-            assert posterior.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
-
-
-def test_several_at_once_are_apart(machine: Machine) -> None:
-    study = study_of(parallel=4)
-    knowledge = study.knowledge
-    first = study.ask_many()
-    known = {asked.row for asked in first}
-    assert len(known) == 4
-    for asked in first:
-        study.tell(asked, machine.run(asked))
-    alone = knowledge.posterior().promising(knowledge.untried(), 1, risk_limit=OOM_LIMIT)
-    second = study.ask_many()
-    rows = [asked.row for asked in second]
-    assert rows[:1] == alone
-    assert np.all(knowledge.posterior().time.variance(np.array(rows)) < 2e-4)
-    assert len({*rows}) == 4
-    assert all(asked.repeat == (asked.row in known) for asked in second)
-
-
 def test_risky_layouts_wait_until_memory_is_known(machine: Machine) -> None:
     risky = np.flatnonzero(small().prior.oom_probability > 0.2)
     assert len(risky)
     study = study_of()
-    before = study.knowledge.posterior().risk(risky)
+    before = study.knowledge.posterior().risk[risky]
     for _ in range(3):
         asked = study.ask()
-        assert study.knowledge.posterior().risk(np.array([asked.row]))[0] <= OOM_LIMIT
+        assert study.knowledge.posterior().risk[asked.row] <= OOM_LIMIT
         less = {"peak_reserved_bytes": 0.8 * small().memory["peak_reserved_bytes"][asked.row]}
         told = machine.timed(asked.row, 0).model_copy(update=less)
         study.tell(asked, measurement(asked, told))
-    assert np.median(study.knowledge.posterior().risk(risky)) < 0.2 * np.median(before)
+    assert np.median(study.knowledge.posterior().risk[risky]) < 0.2 * np.median(before)
 
 
 def test_noise_is_settled_by_a_second_look() -> None:
@@ -202,20 +169,6 @@ def test_noise_is_settled_by_a_second_look() -> None:
     assert again.repeat
     assert again.row in (0, 1)
     assert "to tell it from its rival" in again.reason
-
-
-def test_no_second_look_beside_a_faster_one_under_way() -> None:
-    """What two slower layouts settle between them is worth nothing if a third beats both."""
-    candidates, seconds = few(4), np.array([2.0, 2.2, 2.201, 4.0])
-    candidates = replace(candidates, prior=replace(candidates.prior, log_seconds=seconds))
-    knowledge, machine = Knowledge(candidates), Machine(candidates, seconds)
-    for number, row in enumerate((1, 2, 3)):
-        knowledge.observe(row, machine.timed(row, number))
-    sampler = CostModelSampler(knowledge)
-    again = sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN)
-    assert again.row == 2
-    knowledge.expect(0)
-    assert sampler._repeat(knowledge.posterior(), samplers.LEAST_REPEAT_GAIN) is None
 
 
 def test_the_tree_starts_warm_with_the_models_picks(machine: Machine) -> None:

@@ -17,7 +17,7 @@ from planner.intake.models import read_model
 from planner.probes.protocol import ProbeTask
 from planner.trainers.registry import resolve_layout
 from tests.conftest import job_values, needed
-from tests.e2e.probe_jobs import MODELS, task
+from tests.e2e.probe_jobs import task
 
 torch = needed("torch")
 needed("planner.probes.reference.run")  # and with it all of its parts
@@ -56,7 +56,7 @@ FAKE = {"emulate_rank": 0, "fake_tensors": True}
     ("dp_shard", {"dp_shard": 3}, {"num_gpus": 4}),
     ("pp_schedule", {**PIPELINE, "pp_schedule": "ZB-1p"}, {"num_gpus": 2}),
     ("zero_stage", {"zero_stage": 1}, {}), ("fake_tensors", {}, {"fake_tensors": True}),
-    ("emulate_rank", {}, {"emulate_rank": 1}), ("num_layers", {}, {"num_layers": 5}),
+    ("emulate_rank", {}, {"emulate_rank": 1}),
     ("ac", {"compile": True, "ac": "memory-budget-0.5"}, FAKE),
     ("ac", {**ZBV, "ac": "selective-op"}, {"num_gpus": 2}),
     ("zero_stage", {**ZBV, "dp_shard": 2, "zero_stage": 3}, {"num_gpus": 4}),
@@ -74,15 +74,6 @@ def test_what_cannot_run_is_refused_with_its_field(
 ) -> None:
     with pytest.raises(SpecError, match=field):
         recipe(layout, **options)
-
-
-def test_fewer_layers_keep_what_each_layer_is() -> None:
-    mixed, windows = read_model(MODELS["mla"]), read_model(MODELS["sinks"])
-    fewer = ref.recipe.with_layers
-    assert [kind.moe for kind in fewer(mixed, 2).layer_kinds()] == [False, True]
-    assert fewer(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
-    with pytest.raises(SpecError, match="keep more layers"):
-        fewer(mixed, 1)
 
 
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])

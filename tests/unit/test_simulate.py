@@ -23,7 +23,6 @@ from planner.cost.pipeline.simulate import (
     replay,
     simulate,
     simulate_together,
-    stretched,
 )
 from planner.export.trace import chrome_trace
 from planner.schedules import SCHEDULES, from_csv
@@ -75,17 +74,12 @@ def test_a_weights_gradient_does_not_hold_up_the_inputs() -> None:
     assert (whole, split) == (6.0, 5.0)
 
 
-def test_memory_counts_saved_weight_share_and_transients() -> None:
+def test_memory_counts_what_is_saved_until_the_weights_gradient() -> None:
     held = {"saved_bytes": 10.0, "weight_grad_bytes": 4.0}
-    transient = {"forward_transient_bytes": 1.0, "backward_transient_bytes": 5.0}
-    result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", costs([[1.0]], **held, **transient))
+    result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", costs([[1.0]], **held))
     kept = result.timeline.kept_bytes_AC[:, 0]
     assert kept.tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
-    # the first I: both microbatches and its transient
-    assert result.peak_saved_bytes_CR.tolist() == [[25.0]]
-    heavy = {**transient, "forward_transient_bytes": 7.0, "saved_bytes": 10.0}
-    forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], **heavy))
-    assert forward_heavy.peak_saved_bytes_CR.tolist() == [[27.0]]
+    assert result.peak_saved_bytes_CR.tolist() == [[20.0]]
 
 
 @drawn(st.data())
@@ -174,25 +168,6 @@ def continued_as_whole(name: str, size: tuple[int, int, int], given: StageCosts)
     short = simulate(SCHEDULES[name], size, given).makespan_seconds_C
     whole = replay(compiled(SCHEDULES[name], *size), given, num_microbatches=size[2])
     np.testing.assert_allclose(short, whole.makespan_seconds_C, rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("GPipe", "LoopedBFS")])
-def test_a_stretched_schedule_is_the_compiled_one(name: str) -> None:
-    entry = SCHEDULES[name]
-    for pp, v in ((2, 1), (4, 1), (7, 1), (2, 2), (4, 2), (3, 4)):
-        m = 10 * pp
-        if entry.violation(pp, v, m):
-            continue
-        made = stretched(compiled(entry, pp, v, m - 4 * pp), m - 4 * pp, pp, 4)
-        assert made is not None
-        whole = compiled(entry, pp, v, m)
-        for column in ("work_N", "reach_DN", "first_N", "rank_N"):
-            np.testing.assert_array_equal(getattr(made, column), getattr(whole, column))
-
-
-def test_orders_with_two_phases_are_not_stretched() -> None:
-    for name, v in (("GPipe", 1), ("LoopedBFS", 2)):
-        assert stretched(compiled(SCHEDULES[name], 4, v, 20), 20, 4, 3) is None
 
 
 @pytest.mark.parametrize("m", [54, 63])

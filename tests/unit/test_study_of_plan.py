@@ -17,7 +17,7 @@ from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.specs.plan import Plan
-from planner.study.ask_tell import one_at_a_time, run
+from planner.study.ask_tell import run
 from planner.study.ledger import Budget, StudySettings
 from planner.study.measured_search import summary
 from planner.study.of_plan import VALUES
@@ -237,7 +237,7 @@ def test_probes_that_ran_out_of_memory_or_failed(probed: Plan) -> None:
         row: Measured(status="oom", message="no room") if row % 2 else Measured(status="failed")
         for row in range(len(candidates))
     }
-    probing: dict[str, Any] = summary(run(candidates, settings, one_at_a_time(machine.run)))
+    probing: dict[str, Any] = summary(run(candidates, settings, machine.run))
     shown = planner.study_of(probed.model_copy(update={"probing": probing})).trials
     states = [trial.state for trial in shown if trial.params]
     assert {TrialState.PRUNED, TrialState.FAIL} & set(states)

@@ -117,11 +117,11 @@ def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = task(training={"checkpoint": {"interval_steps": 1}}, num_layers=4)
+    few = {"base": "llama3-8b", "num_hidden_layers": 4}
+    asked = task(training={"checkpoint": {"interval_steps": 1}}, model=few)
     found = program(monkeypatch, asked)
     assert found.env["HF_HUB_OFFLINE"] == found.env["HF_DATASETS_OFFLINE"] == "1"
     said = tomllib.loads(found.files["train.toml"])
-    # fewer layers are registered as a model
     assert (said["checkpoint"]["enable"], said["model"]["name"]) == (False, "planner_model")
     assert "n_layers=4," in found.files["planner_model.py"]
 

@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 100_006,
-    "code lines": 70_878,
+    "lines": 99_334,
+    "code lines": 70_371,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
     "p95 of function lines": 32,
-    "longest function": 147,
-    "public classes": 690,
+    "longest function": 146,
+    "public classes": 687,
     "functions that import inside": 48,
 }
-TEST_LINES = 49_494
+TEST_LINES = 49_383
 
 
 def test_the_code_weighs_no_more() -> None:

@@ -1,6 +1,6 @@
 """POST /estimate, GET /estimates/{id}."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -26,6 +26,7 @@ from planner.api.service import (
     Answer,
     Refusal,
     estimate_many,
+    growing,
     job_lines,
     keep_estimates,
     line_of,
@@ -37,7 +38,7 @@ from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 
 JSON_LINES = "application/jsonl"
-FIRST_CHUNK, MOST_CHUNK = 64, 1024  # jobs priced before the next lines are sent
+MOST_CHUNK = 1024  # jobs priced before the next lines are sent
 LINES: dict[str, Any] = {"schema": {"description": "One JSON object a line"}}
 router = APIRouter(tags=["estimates"], route_class=strict_route(also=(JSON_LINES,)))
 JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
@@ -88,7 +89,7 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
     """Lines as they are priced. Where there is no room for the first ones, none are sent."""
     idempotency_key(request)  # a wrong one is wrong here too
-    chunks = _chunks(jobs)
+    chunks = growing(jobs, MOST_CHUNK)
     first = await _priced(request, key, next(chunks, ()))
 
     async def lines() -> AsyncIterator[str]:
@@ -98,14 +99,6 @@ async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Re
             yield "".join(f"{line_of(answer)}\n" for answer in answers)
 
     return StreamingResponse(lines(), media_type=JSON_LINES)
-
-
-def _chunks(jobs: Sequence[object]) -> Iterator[Sequence[object]]:
-    """All of them, few at first, so that the first lines come soon."""
-    start, size = 0, FIRST_CHUNK
-    while start < len(jobs):
-        yield jobs[start : start + size]
-        start, size = start + size, min(4 * size, MOST_CHUNK)
 
 
 async def _priced(

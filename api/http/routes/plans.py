@@ -42,7 +42,8 @@ from planner.api.settings import ApiKey
 from planner.api.storage.job_records import OPEN
 from planner.api.storage.records import Page, PlanLine
 from planner.errors import NotFoundError, PlannerError, SpecError
-from planner.plan.explain import changed_fields, explain
+from planner.plan.explain import explain
+from planner.specs.layout import changed_fields
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"], route_class=strict_route())
@@ -169,7 +170,9 @@ def explain_plan(
     lines, changed = explain(plan, rank, versus), {}
     if versus is not None:
         pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
-        changed = {name: list(both) for name, both in changed_fields(*pair).items()}
+        changed = {
+            name: [getattr(pair[0], name), new] for name, new in changed_fields(*pair).items()
+        }
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 

@@ -199,37 +199,13 @@ LIBRARIES: Mapping[str, Library] = {
         in_switch_flag_seconds=5.8e-6,
     ),
 }
+_CLOSED_FORM = Protocol(
+    name="closed form", base_seconds=0.0, inner_hop=1.0, inner_share=1.0, outer_share=1.0
+)
 IDEAL = Library(
-    collectives=(
-        Protocol(
-            name="closed form",
-            base_seconds=0.0,
-            inner_hop=1.0,
-            inner_share=1.0,
-            outer_hop=1.0,
-            outer_share=1.0,
-        ),
-    ),
-    exchange=(
-        Protocol(
-            name="closed form",
-            base_seconds=0.0,
-            inner_hop=1.0,
-            inner_share=1.0,
-            outer_hop=1.0,
-            outer_share=1.0,
-        ),
-    ),
-    in_switch=(
-        Protocol(
-            name="closed form",
-            base_seconds=0.0,
-            inner_hop=1.0,
-            inner_share=1.0,
-            outer_hop=1.0,
-            outer_share=1.0,
-        ),
-    ),
+    collectives=(_CLOSED_FORM,),
+    exchange=(_CLOSED_FORM,),
+    in_switch=(_CLOSED_FORM,),
     exchange_peers=float("inf"),
     basis="datasheet",
     source="datasheet bandwidth and latency",

@@ -45,7 +45,7 @@ class Simulation:
 
     span_seconds_CR: from a rank's first start to its last end.
     busy_seconds_CR: sum of its items.
-    peak_saved_bytes_CR: most saved activations and transients at any time, without what lies in
+    peak_saved_bytes_CR: most saved activations at any time, without what lies in
         buffers of the whole step.
     last_forward_seconds_CR: when a rank's last forward ended. Its growth with the microbatches is
         the rank's own pace.
@@ -86,8 +86,7 @@ class CompiledSchedule:
     reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
     first_N: whether the node begins a level.
     rank_N: rank of an item, at least R for a transfer.
-    order, slot_A: actions of each rank, and the node of each item; empty in a schedule that
-        `stretched` made.
+    order, slot_A: actions of each rank, and the node of each item.
     """
 
     order: tuple[ActionColumns, ...]
@@ -332,22 +331,13 @@ def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Flo
     """
     saved = costs.saved_bytes_CS.T
     nothing = np.zeros_like(saved)
-    share, forward_extra, backward_extra = (
-        nothing if column is None else column.T
-        for column in (
-            costs.weight_grad_bytes_CS,
-            costs.forward_transient_bytes_CS,
-            costs.backward_transient_bytes_CS,
-        )
-    )
-    change, extra = (
-        [saved, share - saved, -share, -saved, nothing, nothing],
-        [saved + forward_extra, backward_extra, nothing, backward_extra, nothing, nothing],
-    )
+    share = nothing if costs.weight_grad_bytes_CS is None else costs.weight_grad_bytes_CS.T
+    change = [saved, share - saved, -share, -saved, nothing, nothing]
+    extra = [saved, *[nothing] * 5]
     if schedule.pairs:
         f, b = np.array(schedule.pairs).T
         change.append(saved[f] - saved[b])
-        extra.append(saved[f] + forward_extra[f] + backward_extra[b])
+        extra.append(saved[f])
     change_KC, extra_KC = np.concatenate(change), np.concatenate(extra)
     kept, peaks = [], []
     for rank in range(schedule.num_ranks):

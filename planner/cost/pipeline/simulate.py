@@ -3,9 +3,8 @@
 Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -67,17 +66,13 @@ class SimulatedPipeline(NamedTuple):
         repeats = self.schedule.repeats_after(self.pp, self.virtual_stages, self.num_microbatches)
         return repeats if repeats > 1 else self.pp
 
-    @property
-    def legal(self) -> bool:
-        return self.schedule.violation(*self.shape) is None
-
     def with_microbatches(self, count: int) -> "SimulatedPipeline":
         return self._replace(num_microbatches=count)
 
 
 KEPT_NODES = 2**22
 """Nodes of compiled orders that are kept, some 300 MB (judgement)."""
-KEPT: RecentlyUsed[tuple[SimulatedPipeline, int], CompiledSchedule] = RecentlyUsed(KEPT_NODES)
+KEPT: RecentlyUsed[SimulatedPipeline, CompiledSchedule] = RecentlyUsed(KEPT_NODES)
 
 
 def compiled(
@@ -101,7 +96,7 @@ def compile_together(pipelines: Sequence[SimulatedPipeline]) -> list[CompiledSch
 
     Those under one transport are compiled together, which takes a fraction of the time.
     """
-    known = {pipeline: KEPT.get((pipeline, 0)) for pipeline in pipelines}
+    known = {pipeline: KEPT.get(pipeline) for pipeline in pipelines}
     found = {pipeline: made for pipeline, made in known.items() if made is not None}
     missing = [pipeline for pipeline in known if pipeline not in found]
     for transport in {pipeline.transport for pipeline in missing}:
@@ -111,7 +106,7 @@ def compile_together(pipelines: Sequence[SimulatedPipeline]) -> list[CompiledSch
             made = compile_graph(lower(orders, transport), orders)
             found.update(zip(group, made, strict=True))
     for pipeline in missing:
-        KEPT.put((pipeline, 0), found[pipeline], len(found[pipeline].work_N))
+        KEPT.put(pipeline, found[pipeline], len(found[pipeline].work_N))
     return [found[pipeline] for pipeline in pipelines]
 
 
@@ -146,13 +141,11 @@ def simulate(
     *,
     transport: Transport = IDEAL,
     times: bool = False,
-    memory: bool = True,
 ) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     shape: (pp, virtual stages, microbatches).
     times: record when each action ran; nothing is extrapolated then.
-    memory: as in `replay`.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
@@ -168,8 +161,8 @@ def simulate(
     pipeline = SimulatedPipeline(schedule, *shape, transport)
     if times:
         whole = compile_together([pipeline])[0]
-        return replay(whole, costs, num_microbatches=shape[2], times=True, memory=memory)
-    return simulate_together([Asked(pipeline, costs)], memory=memory)[0]
+        return replay(whole, costs, num_microbatches=shape[2], times=True)
+    return simulate_together([Asked(pipeline, costs)])[0]
 
 
 class Asked(NamedTuple):
@@ -191,7 +184,7 @@ def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Si
         for one, two in zip(asked, counts, strict=True)
         for count in two or (one.pipeline.num_microbatches,)
     ]
-    orders = _steady([(one.pipeline, count) for one, count in needed])
+    orders = compile_together([one.pipeline.with_microbatches(count) for one, count in needed])
     pairs = zip(needed, orders, strict=True)
     runs = [OrderRun(order, one.costs, count) for (one, count), order in pairs]
     played = iter(replay_together(runs, memory=memory))
@@ -228,98 +221,6 @@ def _replayed(pipeline: SimulatedPipeline, least: int) -> tuple[int, ...]:
         return ()
     upper = count - (count - few) // stride * stride
     return upper - stride, upper
-
-
-def _bases(pipeline: SimulatedPipeline, count: int, stride: int) -> Iterator[tuple[int, int]]:
-    """(microbatches of a short order, times to repeat its steady block) that make `count`.
-
-    The block is of `stride` microbatches; -1 times is to leave it out.
-    """
-    for least in (4 * pipeline.pp, 5 * pipeline.pp):
-        copies = (count - least) // stride
-        if copies == 0 or copies < -1:
-            break
-        base = count - copies * stride
-        if pipeline.with_microbatches(base).legal:
-            yield base, copies
-
-
-def _steady(needed: Sequence[tuple[SimulatedPipeline, int]]) -> list[CompiledSchedule]:
-    """A compiled order of so many microbatches of each pipeline, for replays without times.
-
-    It is a short one with its steady block repeated, or left out once. Where no block repeats,
-    the whole order is compiled. What is tried first of each is compiled together, then what is
-    tried next of those left.
-    """
-    keys = [(pipeline.with_microbatches(count), pipeline.stride) for pipeline, count in needed]
-    known = {key: KEPT.get(key) for key in keys}
-    found = {key: made for key, made in known.items() if made is not None}
-    tries = {
-        key: itertools.chain(
-            _bases(key[0], key[0].num_microbatches, key[1]), [(key[0].num_microbatches, 0)]
-        )
-        for key in known
-        if key not in found
-    }
-    while left := [key for key in tries if key not in found]:
-        bases = [next(tries[key]) for key in left]
-        short = compile_together(
-            [key[0].with_microbatches(base) for key, (base, _) in zip(left, bases, strict=True)]
-        )
-        for key, (base, copies), order in zip(left, bases, short, strict=True):
-            made = stretched(order, base, key[1], copies) if copies else order
-            if made is not None:
-                found[key] = made
-                KEPT.put(key, made, len(made.work_N))
-    return [found[key] for key in keys]
-
-
-def stretched(
-    base: CompiledSchedule, num_microbatches: int, stride: int, copies: int
-) -> CompiledSchedule | None:
-    """`base`, whose order has `num_microbatches`, with its steady block repeated or removed.
-
-    Each copy adds `stride` microbatches; -1 copies remove as many. None where no block repeats.
-    A block is what `stride` microbatches are in the middle: their transfers, and of each stage F
-    and B, or F, I and W, or half of two pairs. It must follow an equal one. Nodes name what they
-    wait for by distance, so a repeated block finds its inputs in the block before.
-    """
-    stages, nodes = base.num_stages, len(base.work_N)
-    transfers = int((base.rank_N >= base.num_ranks).sum()) // num_microbatches
-    works = np.unique(base.work_N[base.rank_N < base.num_ranks])
-    kinds = 1 if base.pairs else len(works) // stages
-    block = stride * (transfers + kinds * stages)
-    if 2 * block > nodes:
-        return None
-    columns = np.stack([base.work_N, base.rank_N, base.first_N, *base.reach_DN])
-    again_N = np.append((columns[:, block:] == columns[:, :-block]).all(axis=0), False)
-    ends = np.flatnonzero(~again_N)
-    runs = ends - np.append(0, ends[:-1] + 1)
-    end = int(ends[np.argmax(runs)])
-    start = end - int(runs.max())
-    work = base.work_N[start : start + block]
-    counts = np.bincount(work[base.rank_N[start : start + block] < base.num_ranks])
-    if end - start < block or not np.isin(counts, (0, stride)).all():
-        return None
-    work_N, rank_N, first_N, *reach_DN = (
-        np.concatenate(
-            [
-                column[:start],
-                np.tile(column[start : start + block], copies + 1),
-                column[start + block :],
-            ]
-        )
-        for column in columns
-    )
-    return replace(
-        base,
-        order=(),
-        slot_A=np.empty(0, dtype=np.int64),
-        work_N=work_N,
-        rank_N=rank_N,
-        first_N=first_N.astype(np.bool_),
-        reach_DN=np.array(reach_DN),
-    )
 
 
 def _continued(
@@ -364,5 +265,5 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 __all__ = [
     "Asked", "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
     "Timeline", "compile_order", "compile_together", "compiled", "replay", "simulate",
-    "simulate_together", "stretched",
+    "simulate_together",
 ]  # fmt: skip

@@ -53,8 +53,6 @@ class StageCosts:
     crowded_seconds_CS: the same while its rank sends another transfer (None: no slower).
     saved_bytes_CS: saved from F until I or B.
     weight_grad_bytes_CS: bytes that stay from I until W (None: nothing).
-    forward_transient_bytes_CS, backward_transient_bytes_CS: needed on top while F, or I and B, run
-        (None: nothing).
     redone_seconds_CS: what W recomputes if it runs separately from I (None: nothing).
     pair: overlapped forwards and backwards (None: they take as long as one after the other).
     """
@@ -66,8 +64,6 @@ class StageCosts:
     saved_bytes_CS: Floats
     crowded_seconds_CS: Floats | None = None
     weight_grad_bytes_CS: Floats | None = None
-    forward_transient_bytes_CS: Floats | None = None
-    backward_transient_bytes_CS: Floats | None = None
     redone_seconds_CS: Floats | None = None
     pair: PairSeconds | None = None
 

@@ -130,60 +130,6 @@ def _stage_units(sizes: tuple[int, ...], kinds: _Kinds, blocks: int | None) -> F
     return units
 
 
-def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
-    """Units of every pipeline rank of one layout, (pp, K + 2).
-
-    (pp, 2 K + 2) where a layout of the batch has block-N.
-    """
-    sizes, blocks = layers_of_stages(batch, row, model, rules), block_layers(batch)
-    return _rank_units(
-        int(batch.pp[row]),
-        int(batch.virtual_stages[row]),
-        SCHEDULES.of_code(int(batch.pp_schedule[row])),
-        sizes,
-        _kinds(model),
-        None if blocks is None else int(blocks[row]),
-    )
-
-
-@lru_cache(maxsize=8192)
-def _rank_units(
-    pp: int,
-    virtual: int,
-    schedule: Schedule,
-    sizes: tuple[int, ...],
-    kinds: _Kinds,
-    blocks: int | None = None,
-) -> FloatColumn:
-    stages = _stage_units(sizes, kinds, blocks)
-    ranks = np.zeros((pp, stages.shape[1]))
-    holders = (
-        schedule.stage_rank(np.arange(len(stages)), pp, virtual)
-        if pp > 1
-        else np.zeros(1, dtype=np.int64)
-    )
-    np.add.at(ranks, holders, stages)
-    return ranks
-
-
-@lru_cache(maxsize=8192)
-def _deciding_ranks(
-    pp: int,
-    virtual: int,
-    schedule: Schedule,
-    sizes: tuple[int, ...],
-    kinds: _Kinds,
-    blocks: int | None,
-) -> IntColumn:
-    units = _rank_units(pp, virtual, schedule, sizes, kinds, blocks)
-    _, first, kind = np.unique(units, axis=0, return_index=True, return_inverse=True)
-    if not schedule.splits_backward:
-        return np.sort(first)
-    last = np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(last, kind.ravel(), np.arange(pp))
-    return np.union1d(first, last)
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What the ranks of one pipeline hold: `RankLayers` with ranks first, (R, K + 2)."""
@@ -203,9 +149,22 @@ def _held(
     blocks: int | None,
     every_rank: bool,
 ) -> _Held:
-    key = (pp, virtual, SCHEDULES.of_code(code), sizes, kinds, blocks)
-    units, rank = _rank_units(*key), np.arange(pp) if every_rank else _deciding_ranks(*key)
-    return _Held(units if every_rank else units[rank], rank, units.mean(axis=0))
+    schedule, stages = SCHEDULES.of_code(code), _stage_units(sizes, kinds, blocks)
+    units, rank = np.zeros((pp, stages.shape[1])), np.arange(pp)
+    np.add.at(units, schedule.stage_rank(np.arange(len(stages)), pp, virtual), stages)
+    mean_units = units.mean(axis=0)
+    if not every_rank:
+        rank = _deciding_ranks(units, schedule)
+    return _Held(units[rank], rank, mean_units)
+
+
+def _deciding_ranks(units: FloatColumn, schedule: Schedule) -> IntColumn:
+    _, first, kind = np.unique(units, axis=0, return_index=True, return_inverse=True)
+    if not schedule.splits_backward:
+        return np.sort(first)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(last, kind.ravel(), np.arange(len(units)))
+    return np.union1d(first, last)
 
 
 def rank_layers(

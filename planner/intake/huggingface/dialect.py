@@ -45,6 +45,11 @@ def count_of(values: Values, key: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
+def list_of(value: object) -> Sequence[object]:
+    """The value where it is a list; else an empty one."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
 def one_of_each_layer(values: Values, *keys: str) -> Values:
     """A list of one value per layer as that value. Raises MissingBlock where the layers differ."""
     found = dict(values)
@@ -57,5 +62,5 @@ def one_of_each_layer(values: Values, *keys: str) -> Values:
     return found
 
 
-def without(values: Values, *keys: str) -> Values:
+def without(values: Mapping[str, object], *keys: str) -> Values:
     return {key: value for key, value in values.items() if key not in keys}

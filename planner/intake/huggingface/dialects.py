@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
-from planner.intake.huggingface.dialect import Dialect, MissingBlock, Values
+from planner.intake.huggingface.dialect import Dialect, MissingBlock, without
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.layer_readers import BY_LAYER
@@ -254,10 +254,10 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
     dialect = DIALECTS.get(model_type) if isinstance(model_type, str) else None
     if dialect is None:
         return raw
-    values: Values = {key: value for key, value in raw.items() if key not in dialect.parts}
+    values = without(raw, *dialect.parts)
     for part in dialect.parts:
         if isinstance(inner := raw.get(part), Mapping):
-            values |= {key: value for key, value in inner.items() if key != "model_type"}
+            values |= without(inner, "model_type")
     values = {
         dialect.renames.get(key, key): value
         for key, value in values.items()
@@ -283,7 +283,7 @@ def _by_kinds_of_mlp(raw: Mapping[str, object], prefix: str) -> Mapping[str, obj
     leading = dense == list(range(len(dense)))
     others = ("mlp_layer_types", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step")
     return {
-        **{key: value for key, value in raw.items() if key not in others},
+        **without(raw, *others),
         **({"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}),
         **({"num_hash_layers": hashed} if {"moe", "hash_moe"} & {*kinds} else {}),
     }

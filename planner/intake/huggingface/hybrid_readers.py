@@ -7,7 +7,7 @@ configuration_*.py and modeling_*.py.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect import MissingBlock, Values
+from planner.intake.huggingface.dialect import MissingBlock, Values, list_of, without
 from planner.intake.huggingface.dialect_readers import rotated
 
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2"})
@@ -54,14 +54,13 @@ def kimi_linear(values: Values) -> Values:
     own = part if isinstance(part, Mapping) else {}
     heads = own.get("num_heads", values.get("linear_num_heads", 32))
     width = own.get("head_dim", values.get("linear_head_dim", 128))
-    full = _sequence(own.get("full_attn_layers"))
+    full = list_of(own.get("full_attn_layers"))
     numbered = [
         "full_attention" if i + 1 in full else "linear_attention" for i in range(_layers(values))
     ]
     found = _mixed(values, "kimi-delta", _listed(values) or numbered)
-    inert = ("linear_attn_config", "linear_num_heads", "linear_head_dim")
     return {
-        **{key: value for key, value in found.items() if key not in inert},
+        **without(found, "linear_attn_config", "linear_num_heads", "linear_head_dim"),
         **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
         "linear_conv_kernel_dim": own.get(
@@ -82,13 +81,12 @@ def bailing_hybrid(values: Values) -> Values:
     taps = values.get("linear_conv_kernel_dim", values.get("short_conv_kernel_size", 4))
     kinds = _listed(values) or _every(values, every)
     found = kimi_linear({**values, **given, "linear_conv_kernel_dim": taps, "layer_types": kinds})
-    inert = ("head_dim", "layer_group_size", "short_conv_kernel_size")
-    return {key: value for key, value in found.items() if key not in inert}
+    return without(found, "head_dim", "layer_group_size", "short_conv_kernel_size")
 
 
 def mamba(values: Values) -> Values:
     """Mamba-2 where `layer_types` says it, a head's width "auto" by `mamba_expand`."""
-    found = {key: value for key, value in values.items() if key != "mamba_expand"}
+    found = without(values, "mamba_expand")
     expand, hidden = values.get("mamba_expand", 2), values.get("hidden_size")
     heads = values.get("mamba_num_heads")
     automatic = found.get("mamba_head_dim") in ("auto", None)
@@ -115,7 +113,7 @@ def mamba1(values: Values) -> Values:
     """Mamba, the first: in all layers and nothing else, or all but some of Jamba's."""
     hidden, expand = values.get("hidden_size"), values.get("mamba_expand", 2)
     rank, layers = values.get("mamba_dt_rank", "auto"), _layers(values)
-    found = {key: value for key, value in values.items() if key not in _MAMBA1}
+    found = without(values, *_MAMBA1)
     if isinstance(hidden, int) and isinstance(expand, int):
         found["mamba_num_heads"] = values.get("mamba_width") or expand * hidden
         found["mamba_dt_rank"] = -(-hidden // 16) if rank == "auto" else rank
@@ -139,13 +137,12 @@ def falcon_h1(values: Values) -> Values:
     if bool(values.get("mamba_proj_bias")) != bool(values.get("projectors_bias")):
         raise MissingBlock("projectors_bias", "biases of one of Mamba-2's projections")
     found = {**mamba(found), "mixers": ["attention-mamba2"] * _layers(values)}
-    inert = ("mamba_d_ssm", "projectors_bias")
-    return {key: value for key, value in found.items() if key not in inert}
+    return without(found, "mamba_d_ssm", "projectors_bias")
 
 
 def short_conv(values: Values) -> Values:
     """LFM2: gated short convolutions where `layer_types` says "conv", a width that it rounds."""
-    full = _sequence(values.get("full_attn_idxs"))
+    full = list_of(values.get("full_attn_idxs"))
     kinds = _listed(values) or [
         "full_attention" if i in full or not full else "conv" for i in range(_layers(values))
     ]
@@ -157,10 +154,7 @@ def short_conv(values: Values) -> Values:
         width = int(times * width) if isinstance(times, (int, float)) else width
         width = -(-width // unit) * unit if isinstance(unit, int) and unit > 0 else width
     inert = ("full_attn_idxs", *(key for key in values if key.startswith("block_")))
-    return {
-        **{key: value for key, value in found.items() if key not in inert},
-        "intermediate_size": width,
-    }
+    return {**without(found, *inert), "intermediate_size": width}
 
 
 def lfm3(values: Values) -> Values:
@@ -168,21 +162,20 @@ def lfm3(values: Values) -> Values:
     sandwich = bool(values.get("use_sandwich_norm", True))
     own = {"norms_per_layer": 4 if sandwich else 2}
     own |= {"attention_head_gate": bool(values.get("use_attention_gate", True))}
-    inert = ("use_sandwich_norm", "use_attention_gate")
-    return {k: v for k, v in short_conv({**values, **own}).items() if k not in inert}
+    return without(short_conv({**values, **own}), "use_sandwich_norm", "use_attention_gate")
 
 
 def lightning(values: Values) -> Values:
     """MiniMax-01: lightning attention in every second layer, by name or by 0 in a list."""
     numbered = [
         "full_attention" if kind == 1 else "linear_attention"
-        for kind in _sequence(values.get("attn_type_list"))
+        for kind in list_of(values.get("attn_type_list"))
     ]
     layers = range(_layers(values))
     every = ["linear_attention" if i % 2 else "full_attention" for i in layers]
     heads = values.get("num_attention_heads")
     hidden, width = values.get("hidden_size"), values.get("head_dim")
-    found = {key: value for key, value in rotated(values).items() if key != "attn_type_list"}
+    found = without(rotated(values), "attn_type_list")
     if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         width = hidden // heads
     return {
@@ -197,23 +190,20 @@ def granite_hybrid(values: Values) -> Values:
 
     Without experts, the MLP is the one that the config calls shared.
     """
-    rest = {key: value for key, value in values.items() if key != "position_embedding_type"}
+    rest = without(values, "position_embedding_type")
     if values.get("position_embedding_type") in ("nope", None) and "mamba" in _listed(values):
         rest["position_embedding"] = "none"
     if not values.get("num_local_experts"):
         rest["intermediate_size"] = rest.pop("shared_expert_intermediate_size", None)
-        rest = {
-            k: v for k, v in rest.items() if k not in ("num_local_experts", "num_experts_per_tok")
-        }
+        rest = without(rest, "num_local_experts", "num_experts_per_tok")
     return mamba(rest)
 
 
 def bamba(values: Values) -> Values:
     """Attention in the layers that `attn_layer_indices` lists."""
-    chosen = values.get("attn_layer_indices")
-    places = chosen if isinstance(chosen, Sequence) else ()
+    places = list_of(values.get("attn_layer_indices"))
     kinds = ["attention" if i in places else "mamba" for i in range(_layers(values))]
-    rest = {key: value for key, value in values.items() if key != "attn_layer_indices"}
+    rest = without(values, "attn_layer_indices")
     return mamba({**rest, "layer_types": _listed(values) or kinds})
 
 
@@ -229,14 +219,14 @@ def nemotron_h(values: Values) -> Values:
     feeding = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in ("mlp", "moe")}
     found["mixers"] = [
         "none" if kind in feeding else mixer
-        for kind, mixer in zip(kinds, _sequence(found["mixers"]), strict=True)
+        for kind, mixer in zip(kinds, list_of(found["mixers"]), strict=True)
     ]
     found["mixer_only_layers"] = [i for i, kind in enumerate(kinds) if kind not in feeding]
     if feeding["moe"]:
         return {**found, "dense_layers": feeding["mlp"], "topk_method": "noaux_tc"}
     experts = ("num_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
     shared = ("n_shared_experts", "shared_expert_intermediate_size", "n_group", "topk_group")
-    return {key: value for key, value in found.items() if key not in (*experts, *shared)}
+    return without(found, *experts, *shared)
 
 
 def indexed(values: Values, every: int = 1) -> Values:
@@ -247,7 +237,7 @@ def indexed(values: Values, every: int = 1) -> Values:
     """
     spelled = {"F": "full", "S": "shared"}
     given = values.get("indexer_types") or values.get("index_topk_pattern")
-    listed = given if isinstance(given, str) else _sequence(given)
+    listed = given if isinstance(given, str) else list_of(given)
     kinds = [spelled.get(str(kind), str(kind)) for kind in listed]
     freq, offset = values.get("index_topk_freq") or every, values.get("index_skip_topk_offset", 2)
     if not kinds and isinstance(freq, int) and isinstance(offset, int):
@@ -257,13 +247,9 @@ def indexed(values: Values, every: int = 1) -> Values:
         raise MissingBlock("indexer_types", f"indexers of the kind {min(odd)[:40]!r}")
     inert = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     return {
-        **{key: value for key, value in values.items() if key not in (*inert, *_LISTS)},
+        **without(values, *inert, *_LISTS),
         "mixers": ["dsa" if kind == "full" else "dsa-shared" for kind in kinds],
     }
-
-
-def _sequence(value: object) -> Sequence[object]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def _layers(values: Values) -> int:
@@ -285,8 +271,8 @@ def _listed(values: Values) -> list[str]:
             if odd := set(kinds) - _LETTERS.keys():
                 raise MissingBlock(key, f"layers of the kind {min(odd)!r}")
             return [_LETTERS[letter] for letter in kinds]
-        if _sequence(kinds):
-            return [str(kind) for kind in _sequence(kinds)]
+        if list_of(kinds):
+            return [str(kind) for kind in list_of(kinds)]
     return []
 
 
@@ -298,7 +284,7 @@ def _mixed(values: Values, recurrent: str, kinds: Sequence[str]) -> Values:
         raise MissingBlock("layer_types", f"layers of the kind {odd[:40]!r}")
     windows = [kind if kind == "sliding_attention" else "full_attention" for kind in kinds]
     return {
-        **{key: value for key, value in values.items() if key not in _LISTS},
+        **without(values, *_LISTS),
         "mixers": [recurrent if kind in others else "attention" for kind in kinds],
         **({"layer_types": windows} if "sliding_attention" in windows else {}),
     }

@@ -6,7 +6,7 @@ configuration_*.py and modeling_*.py; Megatron-Bridge of 2026-08-22, models/step
 models/exaone/exaone_moe, for what the class does not read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from planner.intake.huggingface.dialect import (
     MAX_LAYERS,
@@ -14,6 +14,7 @@ from planner.intake.huggingface.dialect import (
     MissingBlock,
     Values,
     count_of,
+    list_of,
     without,
 )
 from planner.intake.huggingface.dialect_readers import exaone4
@@ -38,13 +39,13 @@ def step(values: Values) -> Values:
 
     Lists go on to the layers of multi-token prediction, which are dense.
     """
-    layers, kinds = values.get("num_hidden_layers"), list(_list(values.get("layer_types")))
-    found = {key: value for key, value in values.items() if key not in _STEP_LISTS}
+    layers, kinds = values.get("num_hidden_layers"), list(list_of(values.get("layer_types")))
+    found = without(values, *_STEP_LISTS)
     if not isinstance(layers, int):
         return values
     for key in ("layer_types", "swiglu_limits"):
-        if _list(values.get(key)):
-            found[key] = list(_list(values[key]))[:layers]
+        if list_of(values.get(key)):
+            found[key] = list(list_of(values[key]))[:layers]
     other = values.get("attention_other_setting")
     if isinstance(other, Mapping):
         given = {**other, "num_key_value_heads": other.get("num_attention_groups")}
@@ -56,9 +57,9 @@ def step(values: Values) -> Values:
     listed = values.get("moe_layers_enum")
     if isinstance(listed, str):
         listed = [int(one) for one in listed.split(",") if one.strip().isdigit()]
-    if _list(listed):
-        found["dense_layers"] = [i for i in range(layers) if i not in _list(listed)]
-    behind = _list(values.get("mtp_layer_types")) or kinds[layers:]
+    if list_of(listed):
+        found["dense_layers"] = [i for i in range(layers) if i not in list_of(listed)]
+    behind = list_of(values.get("mtp_layer_types")) or kinds[layers:]
     if behind:
         window = values.get("sliding_window") if behind[0] == _WINDOW else 0
         found |= {"mtp_dense": True, "mtp_window": window}
@@ -67,12 +68,12 @@ def step(values: Values) -> Values:
 
 def _rotary(values: Values) -> Values:
     """The base and the share of full layers, and the base of windowed ones, by layer or not."""
-    kinds = _list(values.get("layer_types"))
+    kinds = list_of(values.get("layer_types"))
     found: Values = {}
     for kind, key, name in _ROTARY:
         value, first = values.get(key), kinds.index(kind) if kind in kinds else 0
-        if len(_list(value)) > first:
-            found[name] = _list(value)[first]
+        if len(list_of(value)) > first:
+            found[name] = list_of(value)[first]
         elif isinstance(value, (int, float)) and kind == _FULL:
             found[name] = value
     return found
@@ -80,9 +81,9 @@ def _rotary(values: Values) -> Values:
 
 def clamped(values: Values) -> Values:
     """Clamps of SwiGLU by layer; one for all layers, or none, is one number."""
-    given = _list(values.get("swiglu_limits"))
+    given = list_of(values.get("swiglu_limits"))
     limits = [one if isinstance(one, (int, float)) else 0 for one in given]
-    found = {key: value for key, value in values.items() if key != "swiglu_limits"}
+    found = without(values, "swiglu_limits")
     if len({*limits}) == 1:
         return found | ({"swiglu_limit": limits[0]} if limits[0] else {})
     return found | ({"swiglu_limits": limits} if limits else {})
@@ -94,10 +95,10 @@ def exaone_moe(values: Values) -> Values:
     Layers of multi-token prediction are dense.
     """
     windows, later = (
-        [one if isinstance(one, int) else 0 for one in _list(values.get(key))]
+        [one if isinstance(one, int) else 0 for one in list_of(values.get(key))]
         for key in ("sliding_windows", "mtp_sliding_windows")
     )
-    found = {key: one for key, one in clamped(values).items() if key != "mtp_sliding_windows"}
+    found = without(clamped(values), "mtp_sliding_windows")
     if windows:
         found["layer_types"] = [_WINDOW if one else _FULL for one in windows]
         found |= {"sliding_windows": windows, "sliding_window": max(windows)}
@@ -109,11 +110,11 @@ def exaone_moe(values: Values) -> Values:
 def mimo(values: Values) -> Values:
     """MiMo-V2-Flash: twice as many key heads in windowed layers, and sinks only there."""
     kv = values.get("num_key_value_heads")
-    kinds = [_WINDOW if one else _FULL for one in _list(values.get("hybrid_layer_pattern"))]
+    kinds = [_WINDOW if one else _FULL for one in list_of(values.get("hybrid_layer_pattern"))]
     given = {key: values.get(f"swa_{key}") for key in SLIDING}
     if isinstance(kv, int):
         given["num_key_value_heads"] = given["num_key_value_heads"] or 2 * kv
-    found = {key: one for key, one in values.items() if key not in _MIMO_KEYS}
+    found = without(values, *_MIMO_KEYS)
     found |= {SLIDING[key]: one for key, one in given.items() if one not in (None, values.get(key))}
     found |= {"layer_types": kinds} if kinds else {}
     return {**found, **_dense(values)}
@@ -125,7 +126,7 @@ def gemma4(values: Values) -> Values:
     Its config names the heads of windowed layers first. A dense MLP stands beside the experts. The
     last layers may share the keys and values of those before them.
     """
-    found = {key: value for key, value in values.items() if key not in _GEMMA4_SWITCHES}
+    found = without(values, *_GEMMA4_SWITCHES)
     layers, kinds = values.get("num_hidden_layers"), values.get("layer_types")
     if not kinds and isinstance(layers, int):
         found["layer_types"] = [_FULL if (i + 1) % 6 == 0 else _WINDOW for i in range(layers)]
@@ -151,10 +152,9 @@ def gemma4(values: Values) -> Values:
     if values.get("use_bidirectional_attention") == "all":
         raise MissingBlock("use_bidirectional_attention", "attention both ways (an encoder)")
     if not values.get("enable_moe_block"):
-        experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-        return {key: value for key, value in found.items() if key not in experts}
+        return without(found, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     return {
-        **{key: value for key, value in found.items() if key != "intermediate_size"},
+        **without(found, "intermediate_size"),
         "shared_expert_intermediate_size": values.get("intermediate_size"),
         "moe_branch_norms": True,
     }
@@ -175,7 +175,7 @@ def dots3(values: Values) -> Values:
     A config.json as published says so by `use_dsa` and `swa_` keys, a saved one by layer.
     """
     layers, known = values.get("num_hidden_layers"), values.get("per_layer_config") is not None
-    kinds = list(_list(values.get("layer_types"))) or [
+    kinds = list(list_of(values.get("layer_types"))) or [
         _WINDOW if values.get("use_sliding_window", True) and i > 1 and i % 4 != 1 else _FULL
         for i in range(min(layers, MAX_LAYERS) if isinstance(layers, int) else 0)
     ]
@@ -183,7 +183,7 @@ def dots3(values: Values) -> Values:
     chosen = {_INDEXED: finds is not False, _FULL: bool(finds)}
     bases, shared = values.get("rope_parameters"), "shared_experts_intermediate_size"
     found = {key: one for key, one in values.items() if not key.startswith(_DOTS_KEYS)}
-    if _list(values.get("moe_layer_freq")):
+    if list_of(values.get("moe_layer_freq")):
         found |= {**_dense(values), "moe_layer_freq": 1}
     if isinstance(bases, Mapping) and _WINDOW in bases:
         own = bases.get(_INDEXED, bases.get(_FULL))
@@ -217,7 +217,7 @@ def _windowed_latents(values: Values, known: bool) -> Values:
 
 def _dense(values: Values) -> Values:
     """The layers without experts, of which a list of a number for each layer has 0."""
-    dense = [i for i, one in enumerate(_list(values.get("moe_layer_freq"))) if not one]
+    dense = [i for i, one in enumerate(list_of(values.get("moe_layer_freq"))) if not one]
     return {"dense_layers": dense} if dense else {}
 
 
@@ -236,7 +236,7 @@ def longcat(values: Values) -> Values:
     layers = values.get("num_layers")
     if values.get("zero_expert_type", "identity") != "identity":
         raise MissingBlock("zero_expert_type", "zero experts that are not their input")
-    found = {key: one for key, one in values.items() if key not in _LONGCAT_KEYS}
+    found = without(values, *_LONGCAT_KEYS)
     return {
         **found,
         **({"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}),
@@ -252,10 +252,10 @@ def minimax_m3(values: Values) -> Values:
     given = part if isinstance(part, Mapping) else {}
     sizes = {name: given.get(other, values.get(name)) for name, other in _BLOCK_SIZES.items()}
     blocks, width = sizes.pop("index_topk_blocks"), sizes["index_block_size"]
-    numbered = [_BLOCKS if one else _FULL for one in _list(given.get("sparse_attention_freq"))]
-    kinds = list(_list(values.get("layer_types"))) or numbered
+    numbered = [_BLOCKS if one else _FULL for one in list_of(given.get("sparse_attention_freq"))]
+    kinds = list(list_of(values.get("layer_types"))) or numbered
     rotated, head = values.get("rotary_dim"), values.get("head_dim")
-    found = {key: value for key, value in values.items() if key not in _MINIMAX_KEYS}
+    found = without(values, *_MINIMAX_KEYS)
     if isinstance(rotated, int) and isinstance(head, int) and head > 0:
         found["partial_rotary_factor"] = rotated / head
     if _BLOCKS in kinds:
@@ -275,13 +275,13 @@ def deepseek_v4(values: Values) -> Values:
     given = values.get("compress_rates")
     rates = {**_RATES, **(given if isinstance(given, Mapping) else {})}
     by_rate = {rate: kind for kind, rate in rates.items()} | {0: _WINDOW}
-    listed = [by_rate.get(rate, str(rate)) for rate in _list(values.get("compress_ratios"))]
+    listed = [by_rate.get(rate, str(rate)) for rate in list_of(values.get("compress_ratios"))]
     every = [_ENTRIES[1] if i < 2 or i % 2 == 0 else _ENTRIES[0] for i in numbers]
-    kinds = (list(_list(values.get("layer_types"))) or listed or every)[: len(numbers)]
+    kinds = (list(list_of(values.get("layer_types"))) or listed or every)[: len(numbers)]
     odd = next((kind for kind in kinds if kind not in _COMPRESSED), None)
     if odd is not None:
         raise MissingBlock("layer_types", f"attention of the kind {str(odd)[:40]!r}")
-    found = {key: value for key, value in values.items() if key not in _DEEPSEEK_V4_KEYS}
+    found = without(values, *_DEEPSEEK_V4_KEYS)
     width, rotated = values.get("head_dim"), values.get("qk_rope_head_dim")
     if isinstance(width, int) and isinstance(rotated, int) and width > 0:
         found["partial_rotary_factor"] = rotated / width
@@ -297,10 +297,6 @@ def deepseek_v4(values: Values) -> Values:
         "layer_types": [_WINDOW] * len(kinds),
         **{f"compress_rate_{_COMPRESSED[kind]}": rates[kind] for kind in _ENTRIES},
     }
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 # tokens of a compressed entry, where a config does not say

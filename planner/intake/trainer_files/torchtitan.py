@@ -41,7 +41,6 @@ class StatedTitan:
     registered: dotted settings of the user's own function that `--config` names; None for one of
         TorchTitan's.
     spelling: current name -> name in the text, where they differ.
-    stated_version: the release, where the text names it.
     skipped: parts of a script that are only known once it runs.
     """
 
@@ -52,13 +51,12 @@ class StatedTitan:
     modules: Mapping[str, str] = field(default_factory=dict)
     registered: Mapping[str, object] | None = None
     spelling: Mapping[str, str] = field(default_factory=dict)
-    stated_version: str | None = None
     skipped: tuple[str, ...] = ()
 
     @property
     def version(self) -> str | None:
-        """The release that the text names, else the newest of its line that we export for."""
-        known = self.stated_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
+        """The newest release of its line that we export for."""
+        known = {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
         return f"{known}, {GRAPH_TRAINER}" if self._graph else known
 
     @property

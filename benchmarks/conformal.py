@@ -73,7 +73,11 @@ def _peaks(rows: Sequence[Row]) -> list[tuple[Unit, float, float]]:
         (memory_unit(row), *pair)
         for row in rows
         if row.job.labels.get("complete")
-        for pair in row.memory_pairs()
+        for pair in (
+            (row.predicted_allocated_bytes, row.measured_allocated_bytes),
+            (row.predicted_reserved_bytes, row.measured_reserved_bytes),
+        )
+        if all(pair)
     ]
 
 
