@@ -48,7 +48,7 @@ def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     return GuardianSpec(
         argv=list(argv), env={}, inherit=["PATH"], cwd=str(folder), output=str(folder / LOG),
         end=str(folder / END), token=f"token-of-{folder.name}", bus_ids=[],
-        kernel=str(folder / "kernel.log"), **values,
+        kernel=str(folder / "kernel.log"), stop=str(folder / "stop"), **values,
     )  # fmt: skip
 
 
