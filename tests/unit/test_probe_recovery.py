@@ -152,9 +152,7 @@ def test_what_nobody_awaits_ends_in_its_pool(concluded: Conclude, fields: dict[s
     assert (concluded(going_on=jobs, **fields).failure, jobs) == ("interrupted", [])
 
 
-def test_a_probe_that_was_taken_over_before_it_began_does_not_run_beside_the_next(
-    tmp_path: Path,
-) -> None:
+def test_who_loses_a_probe_before_it_began_does_not_run_it(tmp_path: Path) -> None:
     """Its owner lives, but its lease expired: a clock was put forward."""
     wiring = light_wiring(tmp_path, tmp_path / "probes", light=True)
     asked = probes.probe_of_job({"job": JOB}, allow_files=False)
