@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+TAKEN = "taken"  # a file in the folder of a probe that has a new owner
 TOKEN = "PLANNER_PROBE_TOKEN"
 GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -289,7 +290,7 @@ class Guardian:
         self.spec, self.parent, self.clock, self.stdin = spec, parent, clock, stdin
         self.started, self.first_parent = clock(), parent()
         self.asked = False
-        self.looked = self.started  # for the file that asks to stop
+        self.looked = self.started - STOP_FILE_SECONDS  # the first look is at once
         self.kernel = KernelLog()
         self.status: int | None = None
 
@@ -331,9 +332,7 @@ class Guardian:
         self.status = reap().get(child)
         if self.status is not None:
             return "exit"
-        if self.asked:
-            return "asked"
-        if self._stop_file():
+        if self.asked or self._stop_file():
             return "asked"
         if self.spec["watch_runner"]:
             line = os.read(self.stdin, 16) if select.select([self.stdin], [], [], 0)[0] else None
@@ -346,7 +345,7 @@ class Guardian:
 
     def _stop_file(self) -> bool:
         """Whether the file is there that asks to stop; on a shared disk it reaches every node."""
-        if self.spec.get("stop") is None or self.clock() - self.looked < STOP_FILE_SECONDS:
+        if self.clock() - self.looked < STOP_FILE_SECONDS:
             return False
         self.looked = self.clock()
         return os.path.exists(self.spec["stop"])

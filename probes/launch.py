@@ -55,17 +55,9 @@ def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> li
     inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
     if program.single:
         return [python, *inside]
-    elastic = [
-        "--nnodes",
-        "1",
-        "--nproc-per-node",
-        str(task.num_processes()),
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-    ]
-    return [python, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
+    elastic = f"--nnodes 1 --nproc-per-node {task.num_processes()} --master-addr 127.0.0.1"
+    elastic += f" --master-port {port}"
+    return [python, "-m", "torch.distributed.run", *elastic.split(), *TORCHRUN_FLAGS, *inside]
 
 
 # No restarts, so that the first failure is the only one.
@@ -150,8 +142,8 @@ class GuardianSpec:
     time_limit_seconds: float
     kernel: str
     bus_ids: list[str]
+    stop: str
     watch_runner: bool = True
-    stop: str | None = None
 
 
 class Launcher:
@@ -217,6 +209,7 @@ class Launcher:
             end=str(folder / END),
             token=begin.token,
             kernel=str(folder / KERNEL_LOG),
+            stop=str(folder / guardian.TAKEN),
             bus_ids=list(lease.bus_ids),
             time_limit_seconds=time_limit_seconds,
         )

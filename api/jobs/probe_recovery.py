@@ -99,7 +99,11 @@ def _result_left(record: ProbeRecord) -> ProbeResult | None:
     """
     host, _, path = (record.folder or "").partition(":")
     folder = Path(path)
-    if host != platform.node() or not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
+    if host != platform.node():
+        return None
+    with contextlib.suppress(OSError):  # an owner that lives may be about to start it
+        (folder / guardian.TAKEN).touch()
+    if not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
         return None
     try:
         guardian.kill_all(str(json.loads((folder / BEGIN).read_text(encoding="utf-8"))["token"]))

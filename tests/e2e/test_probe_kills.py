@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.stand_ins.runners import JOB, light_wiring
 KILLS, SEED, AT_ONCE = 50, 20261121, 4
 REAL_TORCHRUN_EVERY = 10
 
+LAUNCHERS = r"torchrun\.py|torch\.distributed\.run"
 VICTIMS = ("runner", "launcher", "worker", "guardian")
 
 
@@ -83,12 +85,6 @@ class Runners:
             pid, probe_id = stdout.readline().split()
         return int(pid), probe_id
 
-    def close(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-        self.process.wait(10)
-
 
 def command_of(pid: int) -> str:
     try:
@@ -105,15 +101,10 @@ def find(victim: str, runner_pid: int, token: str | None) -> int | None:
         below = guardian.descendants(runner_pid)
         return next((pid for pid in below if "guardian.py" in command_of(pid)), None)
     commands = {pid: command_of(pid) for pid in (guardian.bearers(token) if token else ())}
-    launchers = {
-        pid
-        for pid, command in commands.items()
-        if "torchrun.py" in command or "torch.distributed.run" in command
-    }
-    if victim == "launcher":
-        return max(launchers, default=None)
+    launchers = {pid for pid, command in commands.items() if re.search(LAUNCHERS, command)}
     ranks = {pid for pid, command in commands.items() if "planner.probes.inside" in command}
-    return max(ranks - launchers, default=None)
+    # the lowest, for a child has its parent's command line until it becomes another program
+    return min(launchers if victim == "launcher" else ranks - launchers, default=None)
 
 
 def token_of(folder: Path, kill: Kill) -> str | None:
@@ -168,11 +159,8 @@ def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> N
     outside = wiring(tmp_path, Kill(0, "", 0.0, True))
     _ = outside.store  # made once, before everybody asks for it
     runners = Runners(tmp_path)
-    try:
-        with ThreadPoolExecutor(AT_ONCE) as workers:
-            ended = list(workers.map(lambda kill: one(runners, tmp_path, kill), kills()))
-    finally:
-        runners.close()
+    with runners.process, ThreadPoolExecutor(AT_ONCE) as workers:
+        ended = list(workers.map(lambda kill: one(runners, tmp_path, kill), kills()))
     age(outside.engine, 2 * LEASE_SECONDS)
     recover(outside)
     failed = []

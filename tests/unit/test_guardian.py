@@ -104,7 +104,7 @@ class World:
         self.read_end, self.write_end = os.pipe()
 
     def guardian(self, **spec: Any) -> Guardian:
-        values = {"time_limit_seconds": 60.0, "watch_runner": True, **spec}
+        values = {"time_limit_seconds": 60.0, "watch_runner": True, "stop": "none", **spec}
         clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
         return Guardian(values, **clock, stdin=self.read_end)
 
@@ -292,7 +292,7 @@ def test_a_program_that_writes_without_end_leaves_little(tmp_path: Path) -> None
         "for f in (sys.stdout, open('logs/stdout.log', 'w')):\n"
         "    f.write('a' * 30_000_000)\n"
     )
-    limits = {"time_limit_seconds": 60.0, "watch_runner": False, "stop": None}
+    limits = {"time_limit_seconds": 60.0, "watch_runner": False, "stop": "none"}
     spec = spec_of(tmp_path, sys.executable, "-S", "-c", program, **limits, token="t-cut")
     guardian.write_json(tmp_path / "spec", {**spec, "kernel": str(tmp_path / "kernel")})
     command = [sys.executable, "-I", "-S", guardian.__file__, str(tmp_path / "spec")]

@@ -15,20 +15,7 @@ import pytest
 from planner.errors import ProbeError
 from planner.probes import guardian, launch, preflight, variables
 from planner.probes.folder import BEGIN, END, LOG, RESULT, TASK
-from planner.probes.launch import (
-    SPEC,
-    GuardianSpec,
-    Launcher,
-    LaunchSettings,
-    Watch,
-    last_line,
-    new_folder,
-    newest_line,
-    prepare,
-    supervise,
-    tidy,
-    with_free_port,
-)
+from planner.probes.launch import GuardianSpec, Launcher, LaunchSettings, Watch, supervise
 from planner.probes.outcome import Begin
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask
 from planner.probes.variables import DeviceLease, environment
@@ -48,7 +35,7 @@ def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     return GuardianSpec(
         argv=list(argv), env={}, inherit=["PATH"], cwd=str(folder), output=str(folder / LOG),
         end=str(folder / END), token=f"token-of-{folder.name}", bus_ids=[],
-        kernel=str(folder / "kernel.log"), **values,
+        kernel=str(folder / "kernel.log"), stop=str(folder / "stop"), **values,
     )  # fmt: skip
 
 
@@ -62,7 +49,7 @@ class TestSupervise:
         one = replace(one, inherit=["PATH", "NEEDED_HERE"])
         supervise(tmp_path, one, (), Watch())
         assert json.loads((tmp_path / END).read_text())["exit_code"] == 0
-        assert (tmp_path / SPEC).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / launch.SPEC).stat().st_mode & 0o777 == 0o600
         written = "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
         assert not {"hunter2", "swordfish"} & set(re.findall(r"\w+", written))
 
@@ -114,7 +101,7 @@ class TestPorts:
             made.append(SimpleNamespace(outcome=outcomes[attempt]))
             return made[-1]
 
-        assert with_free_port(3, once, watch or Watch()) is made[-1]
+        assert launch.with_free_port(3, once, watch or Watch()) is made[-1]
         return [one.outcome for one in made]
 
     def test_a_clash_is_tried_again_and_nothing_else(self) -> None:
@@ -145,19 +132,19 @@ class TestFolders:
             self.ended(tmp_path, f"ended-{age}", age, RESULT, END)
         self.ended(tmp_path, "running", 99.0, TASK, BEGIN)
         self.ended(tmp_path, "half", 98.0, RESULT)
-        tidy(LaunchSettings(folder=tmp_path, keep=2))
+        launch.tidy(LaunchSettings(folder=tmp_path, keep=2))
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {"ended-0", "ended-1", "running", "half"}
 
     def test_a_name_is_never_used_twice(self, tmp_path: Path) -> None:
-        names = [new_folder(tmp_path / "probes", "probe-1").name for _ in range(3)]
+        names = [launch.new_folder(tmp_path / "probes", "probe-1").name for _ in range(3)]
         assert names == ["probe-1", "probe-1.2", "probe-1.3"]
 
     def test_what_the_program_reads_is_there_before_it_starts(self, tmp_path: Path) -> None:
         seen: list[Path] = []
         begin = Begin.now(num_gpus=2, token="abc")
         settings = LaunchSettings(folder=tmp_path)
-        folder, _ = prepare(settings, TASK_OF_TWO, begin, Watch(folder=seen.append))
+        folder, _ = launch.prepare(settings, TASK_OF_TWO, begin, Watch(folder=seen.append))
         assert seen == [folder]
         assert ProbeTask.model_validate_json((folder / TASK).read_text()) == TASK_OF_TWO
         assert Begin.read(folder / BEGIN) == begin
@@ -188,13 +175,13 @@ class TestEnvironment:
     ])  # fmt: skip
     def test_the_last_line_of_a_log(self, tmp_path: Path, text: str, line: str) -> None:
         (tmp_path / LOG).write_text(text)
-        assert last_line(tmp_path / LOG) == line
+        assert launch.last_line(tmp_path / LOG) == line
 
 
 def test_progress_shows_what_a_node_says_where_nodes_have_logs_of_their_own(tmp_path: Path) -> None:
-    assert newest_line(tmp_path) == ""
+    assert launch.newest_line(tmp_path) == ""
     (tmp_path / "output.log").write_text("")
     (tmp_path / "output.node0.log").write_text("[rank0]:step 1 of 9\n")
-    assert newest_line(tmp_path) == "step 1 of 9"
+    assert launch.newest_line(tmp_path) == "step 1 of 9"
     (tmp_path / "output.log").write_text("srun: error\n")
-    assert newest_line(tmp_path) == "srun: error"
+    assert launch.newest_line(tmp_path) == "srun: error"

@@ -21,6 +21,7 @@ from planner.probes.pools.local import LocalPool, LocalSettings
 from planner.probes.pools.nvidia import Survey
 from planner.probes.pools.replay import ReplayPool
 from planner.probes.pools.slurm import SlurmPool
+from planner.probes.pools.slurm_commands import COMMANDS
 from planner.probes.preflight import Need, ask, command, problem_in
 from planner.probes.protocol import ProbeTask
 from tests.conftest import ROOT, job_values, needed
@@ -159,7 +160,8 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    script(tmp_path / "scancel", "")
+    for name in COMMANDS:
+        script(tmp_path / name, "")
     slurm = SlurmPool(LaunchSettings(folder=tmp_path, python="node-python"), partition="gpu")
 
     def says(text: str) -> None:

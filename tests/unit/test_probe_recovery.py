@@ -1,8 +1,10 @@
 """What becomes of a probe whose owner crashed: its result, another attempt, or its end."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -10,8 +12,13 @@ from unittest.mock import Mock
 import pytest
 
 from planner.api.jobs import probe_recovery, probes
-from planner.api.jobs.leases import new_lease
+from planner.api.jobs.leases import LEASE_SECONDS, new_lease
 from planner.api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.errors import ConflictError
+from planner.probes.folder import END
+from planner.probes.launch import Watch
+from tests.stand_ins.ageing import age
+from tests.stand_ins.runners import JOB, light_wiring
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -143,3 +150,18 @@ def test_a_probe_that_goes_on_is_awaited_by_the_next(concluded: Conclude) -> Non
 def test_what_nobody_awaits_ends_in_its_pool(concluded: Conclude, fields: dict[str, Any]) -> None:
     jobs = ["probe-1"]
     assert (concluded(going_on=jobs, **fields).failure, jobs) == ("interrupted", [])
+
+
+def test_who_loses_a_probe_before_it_began_does_not_run_it(tmp_path: Path) -> None:
+    """Its owner lives, but its lease expired: a clock was put forward."""
+    wiring = light_wiring(tmp_path, tmp_path / "probes", light=True)
+    asked = probes.probe_of_job({"job": JOB}, allow_files=False)
+    [record] = probes.enqueue(wiring, asked, max_attempts=2, ours=True)
+
+    def taken_over(_: Path) -> None:
+        age(wiring.engine, 2 * LEASE_SECONDS)
+        assert [one.state for one in probe_recovery.recover(wiring)] == ["queued"]
+
+    with pytest.raises(ConflictError):
+        probes.run_probe(wiring, record, Watch(folder=taken_over))
+    assert json.loads((tmp_path / "probes" / record.id / END).read_text())["reason"] == "asked"
