@@ -15,7 +15,7 @@ from planner.api.storage.records import PlanLabels, StoredEstimate
 from planner.api.wiring import Question, SystemClock, Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, SpecError, fault
-from planner.estimates import Estimator, estimate_jobs
+from planner.estimates import CalibrationOf, Estimator, estimate_jobs
 from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
@@ -27,8 +27,6 @@ from planner.specs.job import Job
 from planner.specs.plan import Plan
 from planner.trainers.registry import TRAINERS
 from planner.units import MEGA
-
-CalibrationOf = Callable[[Job], Calibration | None]
 
 Answer: TypeAlias = "Estimate | Refusal"
 ValueT = TypeVar("ValueT")
@@ -201,7 +199,7 @@ class Estimates:
     """
 
     def __init__(
-        self, *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
+        self, *, allow_files: bool, calibration_of: CalibrationOf = lambda _: None
     ) -> None:
         self._reader = JobReader(allow_files=allow_files)
         self._estimator = Estimator(calibration_of)
@@ -236,13 +234,6 @@ def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
 
 def _answer(job: Job, answer: Estimate | PlannerError) -> "Estimate | Refusal":
     return Refusal(job.id, answer) if isinstance(answer, PlannerError) else answer
-
-
-def estimate_many(
-    jobs: Sequence[object], *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
-) -> "list[Estimate | Refusal]":
-    """The answers to one batch (`Estimates`)."""
-    return Estimates(allow_files=allow_files, calibration_of=calibration_of).of(jobs)
 
 
 def estimate_one(

@@ -1,14 +1,15 @@
 """Which calibration of the database is in use: the newest that rests on the shipped one."""
 
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from planner.api.storage.records import CalibrationRecord, Subject
 from planner.api.wiring import Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration
-from planner.errors import StoreError
+from planner.estimates import CalibrationOf
 from planner.specs.job import Job
+
+Learned = dict[tuple[str, str], Calibration]
 
 
 def learned(
@@ -40,9 +41,9 @@ def calibration_of(record: CalibrationRecord) -> Calibration:
     return from_document(record.document)
 
 
-def learned_by_gpu(wiring: Wiring, owner: str) -> dict[tuple[str, str], Calibration]:
+def learned_by_gpu(wiring: Wiring, owner: str) -> Learned:
     """All that `learned` answers to this owner, by trainer and GPU."""
-    found: dict[tuple[str, str], Calibration] = {}
+    found: Learned = {}
     for whose in ("", owner):
         for subject in wiring.calibrations.subjects(whose):
             record = wiring.calibrations.latest(subject)
@@ -51,34 +52,11 @@ def learned_by_gpu(wiring: Wiring, owner: str) -> dict[tuple[str, str], Calibrat
     return found
 
 
+def among(learnt: Learned) -> CalibrationOf:
+    """The calibration for a job's trainer on its GPU; None for the shipped one."""
+    return lambda job: learnt.get((job.training.trainer, job.cluster.gpu.name))
+
+
 def rests_on_shipped(record: CalibrationRecord) -> bool:
     """Whether a calibration was made from the one that ships today."""
     return record.id.startswith(f"{shipped_calibration().id}+")
-
-
-@dataclass
-class CalibrationLookup:
-    """The learned calibration of each job of a batch; a trainer and GPU is looked up once.
-
-    owner: see `learned`.
-    shipped_alone: why only the shipped calibration is used, where the database gave no answer.
-    """
-
-    wiring: Wiring
-    owner: str = ""
-    shipped_alone: str | None = None
-    _known: dict[tuple[str, str], Calibration | None] = field(default_factory=dict)
-
-    def __call__(self, job: Job) -> Calibration | None:
-        """The calibration for the job's trainer on its GPU; None for the shipped one."""
-        key = (job.training.trainer, job.cluster.gpu.name)
-        if key not in self._known:
-            self._known[key] = None if self.shipped_alone else self._found(job)
-        return self._known[key]
-
-    def _found(self, job: Job) -> Calibration | None:
-        try:
-            return learned(self.wiring, job, self.owner)
-        except StoreError as error:
-            self.shipped_alone = str(error)
-            return None

@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from planner.api.calibration.read import CalibrationLookup
+from planner.api.calibration.read import Learned, among, learned_by_gpu
 from planner.api.cli.given import (
     GpuOption,
     ModelOption,
@@ -35,7 +35,7 @@ from planner.api.service import (
     meant,
 )
 from planner.api.wiring import Wiring, wire
-from planner.errors import fault
+from planner.errors import StoreError, fault
 from planner.intake.near_files import with_near_file
 from planner.units import counted
 
@@ -101,8 +101,12 @@ def _many(path: str) -> None:
     # answers hold no circles, so that looking for some among thousands of them is mostly in vain
     gc.set_threshold(COLLECT_AFTER)
     wiring = wire()
-    learnt = CalibrationLookup(wiring, local_user())
-    estimates = Estimates(allow_files=True, calibration_of=learnt)
+    learnt: Learned = {}
+    try:
+        learnt = learned_by_gpu(wiring, local_user())
+    except StoreError as error:
+        note(f"priced with the shipped calibration alone: {error}")
+    estimates = Estimates(allow_files=True, calibration_of=among(learnt))
     num_readable = num_lines = 0
     # answers on the same terminal are progress enough
     with working("pricing", quiet=sys.stdout.isatty()) as shown:
@@ -113,8 +117,6 @@ def _many(path: str) -> None:
             for entry in estimates.of([meant(wiring, value) for value in chunk]):
                 sys.stdout.write(line_of(entry) + "\n")
             sys.stdout.flush()
-    if learnt.shipped_alone:
-        note(f"priced with the shipped calibration alone: {learnt.shipped_alone}")
     if not num_readable:
         raise fault(
             "--jobs", path, "holds no line that could be read", "write one JSON object a line"

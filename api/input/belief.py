@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from planner.api.calibration.read import CalibrationLookup
+from planner.api.calibration.read import among, learned_by_gpu
 from planner.api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
 from planner.catalog.clusters import gpu_names
@@ -79,10 +79,10 @@ def checked_rows(
     that only the owner's explains is vouched for by that.
     """
     found = [checked(one, wiring.clock.now()) for one in measurements]
-    learnt = CalibrationLookup(wiring, owner)
     questions = far_off(found, Estimator())
     again = [one for one in found if one.id in questions]
-    still = far_off(again, Estimator(learnt))
+    learnt = learned_by_gpu(wiring, owner) if again else {}
+    still = far_off(again, Estimator(among(learnt)))
     return [
         _refused(one, still[one.id])
         if one.id in still

@@ -56,7 +56,7 @@ def no_pricing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the shipped report needs no estimate")
 
-    monkeypatch.setattr("planner.api.service.estimate_many", never)
+    monkeypatch.setattr("planner.api.service.Estimates.of", never)
     monkeypatch.setattr("planner.calibration.held_out.Fitted.find", never)
 
 

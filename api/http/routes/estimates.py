@@ -1,12 +1,12 @@
 """POST /estimate, GET /estimates/{id}."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response, StreamingResponse
 
-from planner.api.calibration.read import learned_by_gpu
+from planner.api.calibration.read import Learned, among, learned_by_gpu
 from planner.api.http import etags
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
@@ -24,8 +24,8 @@ from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
 from planner.api.service import (
     Answer,
+    Estimates,
     Refusal,
-    estimate_many,
     growing,
     job_lines,
     keep_estimates,
@@ -115,13 +115,9 @@ async def _priced(
     return found
 
 
-def _prices(jobs: Sequence[object], learnt: Mapping[tuple[str, str], Any]) -> list[Answer]:
+def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:
     """Runs in the other process."""
-    return estimate_many(
-        jobs,
-        allow_files=False,
-        calibration_of=lambda job: learnt.get((job.training.trainer, job.cluster.gpu.name)),
-    )
+    return Estimates(allow_files=False, calibration_of=among(learnt)).of(jobs)
 
 
 @router.get(
