@@ -17,7 +17,7 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 109,
+    "alone": 107,
     "apart": 40,
     "bare": 11,
     "docstrings that begin with a pronoun": 153,
