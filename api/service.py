@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from planner.api.calibration.read import learned
 from planner.api.identity import TimeOrderedIds, hash_of_job
 from planner.api.input.jobs import check_one_size, completed, parse_job
+from planner.api.input.text import read_json
 from planner.api.jobs.plans import entry_of
 from planner.api.own_entries import with_own
 from planner.api.storage.records import PlanLabels, StoredEstimate
@@ -19,7 +20,6 @@ from planner.estimates import CalibrationOf, Estimator, estimate_jobs
 from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
-from planner.intake.text import read_json
 from planner.plan.recommend import recommend
 from planner.ports import Both, Ports, in_turn
 from planner.specs.estimate import Estimate

@@ -10,6 +10,7 @@ from planner.api.cli.output import make_console, note, show, show_json
 from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
 from planner.api.cli.typed import Json
 from planner.api.cli.working import working
+from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
 from planner.api.service import Estimates, Refusal, parse_for_estimate
@@ -22,7 +23,6 @@ from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
 from planner.intake.jobs import JobReader
-from planner.intake.text import read_json
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
 

@@ -9,6 +9,7 @@ import yaml
 from planner.api.catalog import catalog_entry, catalog_list, kind_of
 from planner.api.cli.output import make_console, say, show, show_json
 from planner.api.cli.typed import Json
+from planner.api.input.text import read_mapping_file
 from planner.api.own_entries import (
     KINDS,
     PREFIX,
@@ -21,7 +22,6 @@ from planner.api.own_entries import (
 from planner.api.render.catalog import catalog_table
 from planner.api.wiring import wire
 from planner.errors import fault
-from planner.intake.text import read_mapping_file
 
 
 def command(

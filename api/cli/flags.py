@@ -1,13 +1,17 @@
 """From flags to the mapping that a job file would hold; flags override the file."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planner.api.input.current import read_current_file, read_job_file
+from planner.api.input.text import check_plain, read_mapping_file, read_yaml
+from planner.catalog.clusters import cluster_document
 from planner.errors import Fault, SpecError, fault
-from planner.intake.machines import catalogue_request, cluster_request
-from planner.intake.text import check_plain, read_yaml
+
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+CATALOG_LABELS = frozenset({"aliases", "source", "notes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,7 @@ class JobFlags:
             raise fault(
                 "--gpu", self.gpu, "cannot be given beside --cluster", "leave one of the two out"
             )
-        asked = self.cluster if self.cluster is not None else before
-        chosen = cluster_request(asked, allow_files=True)
+        chosen = read_cluster(self.cluster if self.cluster is not None else before)
         if self.gpu is not None:
             chosen = {**(chosen if isinstance(chosen, Mapping) else {}), "gpu": self.gpu}
         if self.num_gpus is not None:
@@ -124,10 +127,27 @@ def check_complete(values: Mapping[str, Any]) -> None:
     )
 
 
+def read_cluster(value: object) -> object:
+    """The mapping in a cluster's file, for a plan that needs no file; else the value."""
+    if not isinstance(value, str) or not (value.lower().endswith(FILE_ENDINGS) or os.sep in value):
+        return value
+    mapping = read_mapping_file(value, "cluster")
+    inner = mapping.get("cluster", mapping)
+    return (
+        {key: item for key, item in inner.items() if key not in CATALOG_LABELS}
+        if isinstance(inner, Mapping)
+        else inner
+    )
+
+
 def spelled_out(cluster: object) -> Mapping[str, Any]:
     """The mapping behind a catalogue name, so that one value of it can be changed."""
     if isinstance(cluster, str):
-        return catalogue_request(cluster)
+        return {
+            key: item
+            for key, item in cluster_document(cluster).items()
+            if key not in CATALOG_LABELS
+        }
     return cluster if isinstance(cluster, Mapping) else {}
 
 

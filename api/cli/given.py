@@ -4,14 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.api.cli.flags import parse_count, spelled_out
+from planner.api.cli.flags import parse_count, read_cluster, spelled_out
 from planner.api.cli.typed import complete_plan
 from planner.api.input.current import read_job_file
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.plans import entry_of, job_of
 from planner.api.wiring import Wiring
 from planner.errors import fault
-from planner.intake.machines import cluster_request
 
 PlanId = Annotated[
     str,
@@ -71,5 +70,4 @@ def completed_by(
         **({} if gpu is None else {"gpu": gpu}),
         **({} if num_gpus is None else {"num_gpus": parse_count(num_gpus)}),
     }
-    machine = cluster_request(values.get("cluster"), allow_files=True)
-    return {**found, "cluster": {**spelled_out(machine), **more}}
+    return {**found, "cluster": {**spelled_out(read_cluster(values.get("cluster"))), **more}}

@@ -16,11 +16,11 @@ from planner.api.identity import local_user
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import row_of, shown_row, to_csv
 from planner.api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
+from planner.api.input.text import read_mapping_file
 from planner.api.render.comparison import beside
 from planner.api.render.probe import measurements_table
 from planner.api.wiring import Wiring, wire
 from planner.errors import fault
-from planner.intake.text import read_mapping_file
 from planner.units import counted
 
 app = typer.Typer(rich_markup_mode=None)

@@ -13,6 +13,7 @@ from planner.api.cli.output import error_line, make_console, note, show, show_js
 from planner.api.cli.typed import Json, complete_plan, complete_pool
 from planner.api.cli.working import progress
 from planner.api.errors import codes_of, lines_of
+from planner.api.input.text import read_mapping_file
 from planner.api.jobs.probe_recovery import recover
 from planner.api.jobs.probes import (
     OOM,
@@ -30,7 +31,6 @@ from planner.api.storage.job_records import ProbeRecord
 from planner.api.wiring import Wiring, wire
 from planner.errors import InfeasibleError, PlannerError, ProbeError, fault
 from planner.estimates import estimate_job
-from planner.intake.text import read_mapping_file
 from planner.probes.launch import Watch
 from planner.probes.pools import listed, pool_forms
 from planner.units import counted

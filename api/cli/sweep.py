@@ -12,6 +12,7 @@ from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
 from planner.api.cli.typed import Json, complete_sweep
 from planner.api.errors import codes_of
 from planner.api.input.names import sweep_id_of
+from planner.api.input.text import read_mapping_file
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.schedule import in_zone
 from planner.api.jobs.sweep_report import failure_in, failure_of
@@ -32,7 +33,6 @@ from planner.api.render.sweep import report_lines
 from planner.api.storage.records import SweepRecord
 from planner.api.wiring import Wiring, wire
 from planner.errors import fault
-from planner.intake.text import read_mapping_file
 from planner.units import counted
 
 app = typer.Typer(rich_markup_mode=None)

@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect
 
 from planner.api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError
 from planner.api.http.schemas import JobBody
+from planner.api.input.text import read_json
 from planner.errors import Fault, fault
-from planner.intake.text import read_json
 from planner.units import MEGA
 
 JSON = "application/json"

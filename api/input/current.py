@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.api.input.text import mapping_in, read_text, read_yaml
 from planner.errors import SpecError, fault
 from planner.intake.current import REMEDY, UNREAD, format_of
 from planner.intake.jobs import read_job
-from planner.intake.text import mapping_in, read_text, read_yaml
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.files import beside, gather, with_arguments
 from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision

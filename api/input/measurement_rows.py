@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.api.input.text import MAX_DEPTH, MAX_FILE_BYTES, read_json
 from planner.errors import fault
-from planner.intake.text import MAX_DEPTH, MAX_FILE_BYTES, read_json
 from planner.specs.measurement import Measurement
 
 # what `shown_row` adds to `measured`; a row imported again may hold it

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from planner.api.catalog import gpu_name_of, model_name_of
 from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
+from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
 from planner.api.storage.common import is_id
 from planner.api.storage.paging import every
@@ -25,7 +26,6 @@ from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
 from planner.intake.current import complete
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
-from planner.intake.text import check_plain, read_text
 from planner.intake.trainer_files.megatron_log import is_log, measured_by
 from planner.probes.trainers.titan_run import (
     check_log,

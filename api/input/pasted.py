@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 from planner.api.input.current import read_current_text
 from planner.api.input.jobs import parse_job
+from planner.api.input.text import check_plain, read_yaml
 from planner.errors import SpecError, fault
-from planner.intake.text import check_plain, read_yaml
 from planner.specs.layout import Layout
 
 NAME = "text"

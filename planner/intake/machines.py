@@ -1,9 +1,10 @@
 """Reads clusters and GPUs as a person writes them: a catalogue name, a mapping, or a file."""
 
-import os
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
+import yaml
 from pydantic import AliasChoices, BaseModel
 
 from planner.catalog.clusters import (
@@ -14,12 +15,14 @@ from planner.catalog.clusters import (
     gpu_names,
 )
 from planner.errors import Fault, SpecError, fault
-from planner.intake.text import read_mapping_file
 from planner.specs.cluster import FILE_ENDINGS, ClusterRequest, ClusterSpec, resolve
 from planner.specs.fabric import LevelRequest
 from planner.specs.gpu import GpuSpec, ScaleOut, ScaleUp
 from planner.specs.gpu_families import SILICON
 from planner.specs.validation import build
+
+_MAX_CHARACTERS = 100_000
+MOST_VALUES = 10_000  # of a user's file
 
 
 def read_cluster(value: object, field: str = "cluster", *, allow_files: bool = True) -> ClusterSpec:
@@ -59,13 +62,9 @@ def cluster_request(value: object, field: str = "cluster", *, allow_files: bool)
 
     Raises SpecError where the file cannot be read.
     """
-    if not allow_files or not isinstance(value, str):
-        return value
-    if not value.lower().endswith(FILE_ENDINGS) and os.sep not in value:
-        return value
-    mapping = read_mapping_file(value, field)
-    inner = mapping.get("cluster", mapping)
-    return _without_labels(inner) if isinstance(inner, Mapping) else inner
+    if allow_files and isinstance(value, str) and value.endswith(FILE_ENDINGS):
+        return read_mapping(value, field)
+    return value
 
 
 def _gpu_of(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:
@@ -180,13 +179,39 @@ def load_cluster(name: str, *, field: str = "cluster") -> ClusterSpec:
 
 @lru_cache(maxsize=256)
 def _cluster(name: str) -> ClusterSpec:
-    return read_cluster(catalogue_request(name), f"clusters/{name}.yaml")
+    keys = {key: value for key, value in cluster_document(name).items() if key not in LABELS}
+    return read_cluster(keys, f"clusters/{name}.yaml")
 
 
-def catalogue_request(name: str) -> Mapping[str, object]:
-    """The mapping behind a catalogue name or alias, so that one value of it can be changed."""
-    return _without_labels(cluster_document(name))
+def _holds_more_than(most: int, document: object) -> bool:
+    """Whether a document has more values, each counted as often as an alias repeats it."""
+    seen, stack = 0, [document]
+    while stack and seen <= most:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return seen > most
 
 
-def _without_labels(document: Mapping[str, object]) -> Mapping[str, object]:
-    return {key: value for key, value in document.items() if key not in LABELS}
+def read_mapping(path: str, field: str) -> Mapping[object, object]:
+    """The mapping in a user's YAML or JSON file.
+
+    Raises SpecError where it cannot be read or holds something else.
+    """
+    remedy = "give the path of a YAML file with gpu and num_gpus, or a catalogue name"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        document = yaml.safe_load(text) if len(text) <= _MAX_CHARACTERS else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SpecError(Fault(field, path, f"cannot be read ({reason})", remedy)) from None
+    if _holds_more_than(MOST_VALUES, document):
+        rule = f"holds more than {MOST_VALUES:,} values, what aliases repeat included"
+        raise SpecError(Fault(field, path, rule, "write out what the aliases mean"))
+    inner = document.get("cluster", document) if isinstance(document, Mapping) else None
+    if not isinstance(inner, Mapping):
+        raise SpecError(Fault(field, path, "holds no mapping of keys to values", remedy))
+    return {key: value for key, value in inner.items() if key not in LABELS}

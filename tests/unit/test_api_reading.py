@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.api.input.text import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
 from planner.errors import SpecError
-from planner.intake.text import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
 
 
 @pytest.mark.parametrize("number", [".inf", ".nan"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from planner import estimates
+from planner.api.input.text import read_json
 from planner.api.service import Estimates, Refusal
 from planner.cost.pipeline import simulate as simulating
 from planner.cost.pipeline.stage_costs import StageCosts
@@ -14,7 +15,6 @@ from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.estimates import Estimator, estimate_job
 from planner.intake.jobs import JobReader, read_job
-from planner.intake.text import read_json
 from planner.schedules import SCHEDULES
 
 TITAN = {"seq_len": 8192, "global_batch_size": 256}

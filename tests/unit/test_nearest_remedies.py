@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from planner.api.cli.root import run
+from planner.api.input.text import read_text
 from planner.errors import Fault, SpecError
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.intake.near_files import near_file
-from planner.intake.text import read_text
 
 
 def remedy_of(call: Any) -> str:
