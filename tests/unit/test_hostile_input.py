@@ -8,12 +8,12 @@ import pytest
 
 from planner.api.cli.output import error_line, say
 from planner.api.input.measurement_rows import csv_rows
+from planner.api.input.text import read_json, read_yaml
 from planner.api.render.grid import Column, grid
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_gpu
 from planner.intake.models import read_model
-from planner.api.input.text import read_json, read_yaml
 from planner.probes.pools import backend_of
 from tests.conftest import ROOT, job_values
 
