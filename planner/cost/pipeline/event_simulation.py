@@ -45,8 +45,8 @@ class Simulation:
 
     span_seconds_CR: from a rank's first start to its last end.
     busy_seconds_CR: sum of its items.
-    peak_saved_bytes_CR: most saved activations and transients at any time, without what lies in
-        buffers of the whole step.
+    peak_saved_bytes_CR: most saved activations at any time, without those in buffers of the whole
+        step.
     last_forward_seconds_CR: when a rank's last forward ended. Its growth with the microbatches is
         the rank's own pace.
     simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
