@@ -157,7 +157,9 @@ def test_places_that_a_token_reaches() -> None:
 
 
 def exposed(p: Pricer, **values: Any) -> float:
-    return float(p.price(batch_of(p, **values)).parts["ep"][0])
+    prices = p.price(batch_of(p, **values))
+    assert sum(prices.parts.values())[0] == pytest.approx(prices.step_seconds[0])
+    return float(prices.parts["ep"][0])
 
 
 def on(num_gpus: int, model: Any = "qwen3-30b-a3b", **training: Any) -> Pricer:
