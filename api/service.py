@@ -281,7 +281,7 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> Sto
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """Exports a ranked layout of a stored plan: its files and the command that starts it.
+    """Files and launch command of one ranked layout of a stored plan.
 
     to: a format; None for that of the plan's trainer.
 

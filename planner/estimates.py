@@ -30,6 +30,8 @@ from planner.errors import Fault, PlannerError, fault
 from planner.intake.current import own_run
 from planner.intake.recipes import recipe_note
 from planner.rules import violations_of
+from planner.rules.cuda_graphs import captured
+from planner.rules.experts import overlaps_exchange
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
@@ -46,6 +48,7 @@ from planner.specs.job import Job
 from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.registry import code_of, training_release
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
@@ -308,6 +311,8 @@ class _Columns:
         self.communication = communication(pricer, self.prices, self.refined)
         self.unslowed = self._unslowed()
         self.hidden_share = hidden_share(self.prices)
+        self.graphs = captured(batch, pricer.rules_context)
+        self.overlaps = overlaps_exchange(batch, pricer.rules_context)
         self.memory_parts = memory_rows(self.prices.memory)
         self.basis = basis(pricer.calibration, pricer, batch)
         self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
@@ -350,6 +355,7 @@ class _Columns:
             learned=self._learned(row),
             warnings=[
                 *self.warnings,
+                *self._by_itself(row),
                 *self._predicted_load(load),
                 *self.unslowed[row],
                 *self._mostly_hidden(row),
@@ -383,6 +389,19 @@ class _Columns:
             yield (
                 f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
                 "gives; training.moe_imbalance states another"
+            )
+
+    def _by_itself(self, row: int) -> Iterator[str]:
+        """CUDA graphs and an overlapped exchange of experts that trainer or recipe decides."""
+        training, title = self.pricer.training, self.pricer.rules.title
+        graphs = CUDA_GRAPHS[int(self.graphs[row])]
+        if graphs != "none" and training.cuda_graphs is None:
+            of = "the whole step" if graphs == "full" else "layers"
+            yield f"{title} captures CUDA graphs of {of} unless training.cuda_graphs is set"
+        if self.overlaps[row] and training.overlap.ep is None:
+            yield (
+                f"{title} runs the exchange of experts under another microbatch's compute, as "
+                "NVIDIA's recipe does, unless training.overlap.ep is false"
             )
 
     def _mostly_hidden(self, row: int) -> Iterator[str]:

@@ -213,7 +213,7 @@ class KnobValue(BaseModel):
 
 
 class CalibrationLine(BaseModel):
-    """One line of the list of calibrations.
+    """A calibration as the list shows it.
 
     runs: number of measured runs it was fitted to.
     run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what

@@ -99,11 +99,7 @@ class ProbeRecord(JobRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEnd(JobEnd):
-    """How a probe ended.
-
-    measurements: stored in the same transaction; the probe's own first, then those of smaller runs
-        that it was extrapolated from.
-    """
+    """The result of a probe; its measurements are stored in the same transaction."""
 
     results: tuple[Mapping[str, Any], ...] = ()
     measurements: tuple[Measurement, ...] = ()
@@ -127,7 +123,7 @@ TaskKind = Literal["study", "sweep"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecord(JobRecord):
-    """A study of one job, whose id is that of the plan it makes, or one run of a sweep.
+    """A background task: a study, with the id of its plan, or one run of a sweep.
 
     parent_id, due_at: the sweep and its scheduled time; a scheduled time is run once.
     result: the report of a sweep's run; None for a study, whose plan is stored.

@@ -1,4 +1,4 @@
-"""The model of measured runs that a calibration is fitted by, linearised at its knobs.
+"""Linear model of measured runs, to which a calibration is fitted.
 
     log measured = log f(knobs) + offset(stack) + offset(unit) + noise
 

@@ -26,7 +26,7 @@ def unit_fields(job: PreparedJob) -> tuple[str, ...]:
 
 
 def open_columns(job: PreparedJob) -> tuple[str, ...]:
-    """The columns that decide on CUDA graphs and an overlapped exchange.
+    """Columns that decide about CUDA graphs and an overlapped exchange.
 
     A job asks for them at every price.
     """
@@ -37,7 +37,7 @@ def open_columns(job: PreparedJob) -> tuple[str, ...]:
 
 
 def unit_key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`layers.key` with `open_columns`; a job asks for it at every price."""
+    """`layers.key` and `open_columns`, looked up once for each job."""
     if job.known.unit_key is not None:
         return job.known.unit_key
     values, several = layers.key(job.cluster.rank_order, job.model, job.recipes)

@@ -388,7 +388,7 @@ def _least_units(
 
 
 def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
-    """`distinct_rows` of the layouts with all that only saves, where they can.
+    """`distinct_rows` of the layouts with every option on that can only save time or memory.
 
     These are async TP, gathers in low precision, and stages for an overlapped exchange.
     """

@@ -58,7 +58,7 @@ def _from_most(training: TrainingSpec, recipe: ExpertRecipe) -> tuple[TrainingSp
 
 
 def with_exchange(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> TrainingSpec:
-    """The training, which overlaps no exchange of experts where neither it nor a recipe says so."""
+    """The training with `overlap.ep` off, unless the job or a recipe decides about it."""
     job = Context(model=model, cluster=cluster, training=training)
     leaves_open = training.overlap.ep is None and not overlapping(job)
     return _without_overlap(training) if leaves_open else training

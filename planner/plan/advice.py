@@ -115,7 +115,7 @@ def beyond_balance(pricer: Pricer, ranked: Mapping[int, Layout]) -> Iterator[str
 
 
 def four_bits(steps: Sequence[SensitivityStep], search: SearchSpec) -> Iterator[str]:
-    """The gain of a format of four bits, which is only searched by request, for number 1."""
+    """A warning where number 1 would be faster in four bits, which are searched by request."""
     if "precision" in {*search.fix, *search.allow}:
         return
     for step in steps:
@@ -129,7 +129,7 @@ def four_bits(steps: Sequence[SensitivityStep], search: SearchSpec) -> Iterator[
 
 
 def overlapped(job: Job, at_size: OneSize) -> Iterator[str]:
-    """The gain of an exchange of experts under compute, where nobody decided about it."""
+    """A warning where overlapping the exchange of experts gains, which the job leaves open."""
     context = at_size.pricer.rules_context
     decided = (job.request["training"].get("overlap") or {}).get("ep") is not None
     able = job.model.is_moe and context.released.overlaps_exchange and not overlapping(context)

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.price import Pricer
+from planner.columns import FloatColumn
 from planner.errors import fault
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
-from planner.rules.cuda_graphs import captured
-from planner.rules.experts import overlaps_exchange
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
@@ -24,7 +21,6 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, changed_fields, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.plan_comparisons import Regret, SensitivityStep
-from planner.specs.training import CUDA_GRAPHS
 from planner.units import counted, format_bytes, format_risk, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
@@ -175,21 +171,6 @@ def precision_sentences(together: Together, layout: Layout, estimate: Estimate) 
     )
 
 
-def recipe_sentences(pricer: Pricer, layout: Layout) -> list[str]:
-    """CUDA graphs and an overlapped exchange of experts that trainer or recipe decides."""
-    job, one, title = (pricer.rules_context, LayoutBatch.from_layouts([layout]), pricer.rules.title)
-    graphs, sentences = CUDA_GRAPHS[int(captured(one, job)[0])], list[str]()
-    if graphs != "none" and job.training.cuda_graphs is None:
-        of = "the whole step" if graphs == "full" else "layers"
-        sentences.append(f"{title} captures CUDA graphs of {of} unless training.cuda_graphs is set")
-    if job.training.overlap.ep is None and overlaps_exchange(one, job)[0]:
-        sentences.append(
-            f"{title} runs the exchange of experts under another microbatch's compute, as NVIDIA's "
-            "recipe does, unless training.overlap.ep is false"
-        )
-    return sentences
-
-
 def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     pricer = together.pricer
     shares = quantised_model(pricer.model, pricer.recipes).shares
@@ -270,7 +251,6 @@ def winner_reasons(
         memory_sentence(together, layout, estimate),
         *sharding_reasons(together, layout),
         *precision_sentences(together, layout, estimate),
-        *recipe_sentences(together.pricer, layout),
         *(
             _change(n, usable)
             for changes in (tempting.values(), closest)

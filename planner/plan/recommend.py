@@ -365,7 +365,7 @@ def _warnings(
     sizes: list[OneSize],
     near: list[str],
 ) -> list[str]:
-    """Warnings before launching the winner; near: of jobs that are nearly this one."""
+    """Warnings before launching the winner; near: about similar jobs."""
     winner = ranked[0]
     pricer = winner.at_size.pricer
     of_size = {

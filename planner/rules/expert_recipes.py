@@ -1,4 +1,4 @@
-"""NVIDIA's recipes, by precision, for what a job leaves open."""
+"""NVIDIA's recipes by precision: defaults for settings that a job does not give."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,7 +14,7 @@ from planner.trainers.recipes import ExpertRecipe, expert_recipe
 
 @lru_cache(maxsize=256)
 def recipes(c: Context) -> Mapping[int, ExpertRecipe]:
-    """NVIDIA's recipe of the job's model for each precision's index; empty where it has none.
+    """NVIDIA's recipes for the job's model, by index of the precision; empty without any.
 
     One that drops tokens captures experts too, which a job without a capacity cannot.
     """
@@ -29,6 +29,6 @@ def recipes(c: Context) -> Mapping[int, ExpertRecipe]:
 
 
 def runs_as(x: LayoutBatch, precision: int, recipe: ExpertRecipe) -> BoolColumn:
-    """Layouts of this precision that exchange experts' rows as the recipe does, (N,)."""
+    """Layouts with the recipe's precision and dispatcher, (N,)."""
     alike = x.moe_dispatcher == MOE_DISPATCHERS.index(recipe.dispatcher)
     return np.asarray((x.ep > 1) & alike & (x.precision == precision))

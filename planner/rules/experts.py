@@ -90,7 +90,7 @@ def _in_the_way(x: Layout, c: Context) -> tuple[str, str]:
 
 
 def overlaps_exchange(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Layouts whose exchange of experts runs under another microbatch's compute, (N,).
+    """Layouts that overlap the exchange of experts with another microbatch's compute, (N,).
 
     Unless the job decides, they overlap where NVIDIA's recipe does with the same dispatcher.
     """
@@ -101,7 +101,7 @@ def overlaps_exchange(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def overlapping(c: Context) -> list[int]:
-    """Precisions in whose recipe the exchange overlaps; none where the job decides."""
+    """Precisions whose recipe overlaps the exchange; none where the job sets `overlap.ep`."""
     if c.training.overlap.ep is not None or not c.model.is_moe:
         return []
     return [index for index, one in recipes(c).items() if one.overlap]

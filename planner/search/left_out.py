@@ -80,7 +80,7 @@ def contract_values(pricer: Pricer) -> dict[str, Values]:
 
 
 def _sets_of(modules: Set[str]) -> Iterator[str]:
-    """Recomputation of every set of these modules."""
+    """Every `ac` that recomputes a set of these modules."""
     for n in range(1, len(modules) + 1):
         for names in combinations(sorted(modules), n):
             yield format_ac(*parse_ac(f"modules-{'+'.join(names)}"))

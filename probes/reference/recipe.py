@@ -32,7 +32,7 @@ SHORT = 4
 class ReferenceRecipe:
     """One probe, resolved.
 
-    task, job: as requested, the model possibly with fewer layers.
+    task, job: as requested.
     layout, model, training, cluster: the job's.
     etp: ranks that share one expert's width; TorchTitan cuts experts by tp while ep = 1.
     num_microbatches: per step and data-parallel rank.

@@ -4,7 +4,7 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 99_340,
+    "lines": 99_335,
     "code lines": 70_379,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,

@@ -133,7 +133,7 @@ def hidden_share(context: CostContext) -> FloatColumn:
 def unpaired_exchange(
     overlaps: BoolColumn, exposed: FloatColumn, idle: FloatColumn, ep_hidden: FloatColumn | float
 ) -> FloatColumn:
-    """Seconds of all microbatches' exchanges that run under compute, if none did so, (N,).
+    """Seconds that all exchanges would add to a step if none overlapped with compute, (N,).
 
     overlaps (N,): see `rules.experts.overlaps_exchange`.
     exposed (N,): seconds of their exchanges that nothing hides.

@@ -122,7 +122,7 @@ def _precisions(c: Context) -> Values:
 
 
 def _recomputations(c: Context) -> Values:
-    """The modes of the trainer's release, and its sets of modules that the model has.
+    """Modes of recomputation that the release offers, without modules the model lacks.
 
     Selective attention drops the score matrix, which flash attention never stores.
     """

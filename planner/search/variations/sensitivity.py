@@ -87,7 +87,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
 
 
 def _of_training(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
-    """Steps in the training: no choices of a search, but they decide.
+    """Steps in settings of the training, which a search does not change.
 
     These are other CUDA graphs, the exchange of experts under compute or not, where the trainer
     takes it, and an even and a doubled load of the busiest expert rank.
