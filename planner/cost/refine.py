@@ -204,7 +204,7 @@ def _stage_costs(
     framework = pricer.rules.framework
     received_S = float(framework.buffers_every_receive) * (np.arange(units_CSK.shape[1]) > 0)
     boundary = np.tile(s.sends.payload_bytes[rows], len(send_scales))[:, None] * (
-        float(framework.keeps_stage_inputs) - received_S
+        float(framework.keeps_stage_outputs) - received_S
     )
     return StageCosts(
         forward_seconds_CS=on_stages(s.forward[:, rows]),

@@ -11,6 +11,7 @@ from planner.export.base import Draft, Settings
 from planner.export.megatron_read import Words, word
 from planner.rules import Context
 from planner.rules.cuda_graphs import captured
+from planner.rules.recomputed_modules import recomputes
 from planner.specs.training import CUDA_GRAPHS, CudaGraphs
 from planner.trainers.release import Release
 
@@ -82,8 +83,12 @@ def _layers(draft: Draft, release: Release) -> Settings:
         by: Settings = {"external_cuda_graph": True} if release.before("0.15") else engine
         return {**by, "cuda_graph_scope": "attn" if experts and not drops else "full"}
     name = "cuda_graph_scope" if release.before("0.18") else "cuda_graph_modules"
-    routed = (["moe"] if drops else ["moe_router", "moe_preprocess"]) * experts
-    return {**engine, name: ["attn", *["mamba"] * scans, *["mlp"] * dense, *routed]}
+    scopes = ["attn", *["mamba"] * scans, *["mlp"] * dense]
+    if experts and drops:
+        scopes.append("moe")
+    elif experts and not recomputes(LayoutBatch.from_layouts([draft.layout]), "moe").any():
+        scopes += ["moe_router", "moe_preprocess"]
+    return {**engine, name: scopes}
 
 
 def read_graphs(words: Words) -> CudaGraphs | None:

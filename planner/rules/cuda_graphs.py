@@ -11,7 +11,6 @@ import numpy as np
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import Context, Rule, under
 from planner.rules.expert_recipes import recipes, runs_as
-from planner.rules.recomputed_modules import ROUTER_GRAPHS
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
 from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.megatron import DEV_0_15
@@ -65,7 +64,7 @@ def _by_itself(c: Context) -> set[int]:
 def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
     training = c.training.model_copy(update={"cuda_graphs": graphs})
     job = Context(model=c.model, cluster=c.cluster, training=training)
-    return tuple(rule for rule in (*CUDA_GRAPH_RULES, ROUTER_GRAPHS) if rule.applies(job))
+    return tuple(rule for rule in CUDA_GRAPH_RULES if rule.applies(job))
 
 
 def _capturing(

@@ -22,7 +22,7 @@ from planner.rules.sharding import splits_backward
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 
 MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
-BLOCK, UNIFORM = AC_KINDS.index("block"), AC_KINDS.index("uniform")
+UNIFORM = AC_KINDS.index("uniform")
 _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
@@ -70,14 +70,11 @@ FEATURE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        key="block-N and uniform-N count layers of a stage",
+        key="uniform-N counts layers of a stage",
         field="ac",
         reads=frozenset({"ac_kind", "ac_value", "pp", "virtual_stages", "split"}),
-        broken=lambda x, c: (
-            ((x.ac_kind == BLOCK) & (x.ac_value >= largest_stage(x, c)))
-            | ((x.ac_kind == UNIFORM) & (x.ac_value > largest_stage(x, c)))
-        ),
-        rule=lambda x, c: f"{x.ac} is as many layers as a stage has, or more",
+        broken=lambda x, c: (x.ac_kind == UNIFORM) & (x.ac_value > largest_stage(x, c)),
+        rule=lambda x, c: f"{x.ac} is more layers than a stage has",
         remedy=lambda x, c: "set ac to full, or fewer layers",
     ),
     Rule(

@@ -46,21 +46,6 @@ def _release(c: Context) -> str:
     return f"{c.trainer.title} core {c.release.number}"
 
 
-ROUTER_GRAPHS = Rule(
-    key="CUDA graphs of the router exclude recomputed experts",
-    field="ac",
-    reads=_READS,
-    applies=lambda c: (
-        c.training.cuda_graphs == "partial"
-        and c.model.is_moe
-        and under("megatron", since="0.16")(c)
-    ),
-    broken=lambda x, c: recomputes(x, "moe"),
-    rule=lambda x, c: (
-        f"{_release(c)} captures routers (moe_router), which it does not where moe is recomputed"
-    ),
-    remedy=lambda x, c: f"{_without(x, 'moe')}, or training.cuda_graphs to none",
-)
 MODULE_RULES: tuple[Rule, ...] = (
     Rule(
         key="shared experts are recomputed from core 0.14 on",
@@ -122,5 +107,4 @@ MODULE_RULES: tuple[Rule, ...] = (
         ),
         remedy=lambda x, c: f"{_without(x, 'moe')}, or training.overlap.ep to false",
     ),
-    ROUTER_GRAPHS,
 )

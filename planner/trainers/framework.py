@@ -18,7 +18,8 @@ class Framework:
         repeated, and a selectively checkpointed region cannot be entered twice. Otherwise only the
         inputs of products stay, and nothing is recomputed.
     buffers_every_receive: a stage has a receive buffer for every microbatch.
-    keeps_stage_inputs: a stage keeps its input besides what the microbatch saved.
+    keeps_stage_outputs: a stage keeps what it sent until its backward; otherwise its data are freed
+        once they are sent. Its input is what its first layer saved.
     saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
         keeps its own share and gathers again.
     rings_attention: context parallelism runs as torch's ring, whose pieces are separate tensors.
@@ -34,7 +35,7 @@ class Framework:
     transports: tuple[TransportRow, ...]
     splits_backward_by_group: bool
     buffers_every_receive: bool
-    keeps_stage_inputs: bool
+    keeps_stage_outputs: bool
     saves_gathered_inputs: bool
     rings_attention: bool
     scores_first: bool
@@ -59,7 +60,7 @@ TORCH = Framework(
     transports=TORCH_ROWS,
     splits_backward_by_group=True,
     buffers_every_receive=True,
-    keeps_stage_inputs=False,
+    keeps_stage_outputs=False,
     saves_gathered_inputs=True,
     rings_attention=True,
     scores_first=True,
@@ -76,7 +77,7 @@ MEGATRON = Framework(
     transports=MEGATRON_ROWS,
     splits_backward_by_group=False,
     buffers_every_receive=False,
-    keeps_stage_inputs=True,
+    keeps_stage_outputs=False,
     saves_gathered_inputs=False,
     rings_attention=False,
     scores_first=False,
@@ -84,6 +85,7 @@ MEGATRON = Framework(
     gathers_cut_rows=True,
     hides_combine=False,  # --moe-shared-expert-overlap is off by default
     whole_table_gradient=False,
-    source="Megatron-LM core/pipeline_parallel/schedules.py, tensor_parallel/layers.py, "
+    source="Megatron-LM core/pipeline_parallel/schedules.py (deallocate_output_tensor), "
+    "tensor_parallel/layers.py, "
     "tensor_parallel/cross_entropy.py, transformer/moe",
 )

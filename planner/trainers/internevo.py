@@ -29,6 +29,8 @@ INTERNEVO = replace(
     zero_2_under_pp=False,
     split="uneven",
     searched_ac=("none", "full"),
+    # internlm/core/scheduler/pipeline_scheduler.py (output_objs)
+    framework=replace(MEGATRON.framework, keeps_stage_outputs=True),
     tp_overlaps=(
         replace(
             DEFERRED,

@@ -48,6 +48,8 @@ MEGATRON_DEEPSPEED = replace(
     ep_over_replicas=False,
     framework=replace(
         MEGATRON_FRAMEWORK,
+        # deepspeed/runtime/pipe/engine.py (pipe_buffers); cut over TP ranks, which is not counted
+        keeps_stage_outputs=True,
         transports=(TransportRow(schedules=ONE_STAGE, transport=_SENDS), *MEGATRON_ROWS),
     ),
     # bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py (F.linear, all-reduces block)

@@ -351,6 +351,11 @@ def test_graphs_by_release(version: str, name: str, graphs: str, expected: str) 
     assert read_graphs(plain_names(read_flags(exported.arguments))) == graphs
 
 
+def test_graphs_leave_out_the_routers_of_recomputed_experts() -> None:
+    exported = make("mixtral-8x7b", {"cuda_graphs": "partial"}, ac="modules-moe")
+    assert flags_of(exported)["--cuda-graph-modules"] == ["attn"]
+
+
 def test_without_graphs_no_argument_names_them() -> None:
     for job in ({}, {"cuda_graphs": "none"}):
         words = plain_names(read_flags(make(job=job).arguments))

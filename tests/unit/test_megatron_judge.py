@@ -86,6 +86,17 @@ def test_a_script_that_megatron_takes() -> None:
     assert estimate_job(job_of_text("train.sh", SCRIPT)).valid
 
 
+def test_graphs_hold_no_routers_of_recomputed_experts() -> None:
+    """As NVIDIA's recipe of Nemotron 3 Nano on H100, which captures attention and Mamba alone."""
+    graphs = "--cuda-graph-impl transformer_engine --cuda-graph-scope attn"
+    name = "23b-recompute-modules/moe_layernorm"
+    assert estimated(name, more=graphs).valid
+    (fault,) = estimated(name, more=f"{graphs} moe_router").violations
+    assert (fault.field, fault.rule) == (
+        "--cuda-graph-scope", "captures no moe_router where moe is recomputed",
+    )  # fmt: skip
+
+
 def test_a_script_that_ran_fits_its_card() -> None:
     """Megatron-LM issue 756: releases since 0.13 do not save what their experts return."""
     name = "11-mixtral-16-h100/ep8tp2"

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn
+from planner.columns import BoolColumn, FloatColumn
 from planner.cost.layer.context import CostContext, OpCost
 from planner.rules.cuda_graphs import FULL, PARTIAL
+from planner.rules.recomputed_modules import recomputes
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import training_release
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
@@ -68,11 +69,11 @@ def launches(
     """
     single, module = context.device.profile.launch_seconds, _module_seconds(context)
     release = training_release(context.training)
-    routers = context.rules.at(release).captures_routing
+    routers = context.rules.at(release).captures_routing & ~recomputes(context.batch, "moe")
     dropless = context.training.moe_capacity_factor is None
     by_layer = is_layer & (context.graphs == PARTIAL)
     captures = context.graphs != FULL
-    eager = [~by_layer | (dropless and _stays_eager(op, routers)) for op in ops]
+    eager = [~by_layer | (dropless & _stays_eager(op, routers)) for op in ops]
     eager_OU = np.array(eager) & captures
     refills = dropless and not release.named.launches_block
     refill = REFILL_LAUNCHES * single * captures if refills else 0.0
@@ -147,10 +148,12 @@ def _module_seconds(context: CostContext) -> FloatColumn:
     return np.where(in_modules, profile.fused_launch_seconds, profile.launch_seconds)
 
 
-def _stays_eager(op: Op, captures_routing: bool) -> bool:
-    """Whether graphs of layers leave it out.
+def _stays_eager(op: Op, captures_routing: BoolColumn) -> BoolColumn:
+    """Whether graphs of layers leave it out, (U,).
 
-    Its size is known only after routing, or it is the router and the release captures none.
+    Its size is known only after routing, or it is the router, which the release does not capture or
+    recomputes with its experts.
+    Source: Megatron-LM core 0.16 transformer_config.py (moe recompute and moe_router).
     """
     match op:
         case Gemm():
@@ -161,4 +164,4 @@ def _stays_eager(op: Op, captures_routing: bool) -> bool:
             dims = op.dims
         case Attention():
             dims = ()
-    return not ROUTED.isdisjoint(dims) or ("experts" in dims and not captures_routing)
+    return (not ROUTED.isdisjoint(dims)) | (("experts" in dims) & ~captures_routing)

@@ -138,11 +138,11 @@ def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
     in_flight, piped = _in_flight(pipes), batch.pp > 1
     all_in_flight = piped & (in_flight >= pipes.m)
     # A stage's input is the buffer that received it, which `received_bytes` counts.
-    inputs_kept = batch.virtual_stages * float(framework.keeps_stage_inputs) - (
+    ends_kept = batch.virtual_stages * float(framework.keeps_stage_outputs) - (
         (batch.virtual_stages - pipes.tables) * float(framework.buffers_every_receive)
     )
     stream = at_rows(inputs.unit.costs.boundary_bytes, inputs.at_unit)
-    boundary = of_layouts(piped * inputs_kept) * stream
+    boundary = of_layouts(piped * ends_kept) * stream
     microbatches = of_layouts(in_flight)
     all_at_once = all_in_flight.astype(np.float64)
     return {

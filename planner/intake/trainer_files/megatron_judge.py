@@ -226,6 +226,9 @@ def _experts(run: ScriptRun) -> Iterator[Broken]:
             yield exchange, "needs --expert-model-parallel-size above 1", OUT
         if run.granularity != "full" and "moe" in run.modules:
             yield exchange, "excludes recomputing moe", "take moe out of --recompute-modules"
+    for flag in ("cuda_graph_scope", "cuda_graph_modules"):
+        if "moe_router" in run.words.get(flag, ()) and "moe" in run.modules:
+            yield flag, "captures no moe_router where moe is recomputed", "take moe_router out"
     if run.has(PADDED) and not run.has(CAPACITY):
         yield PADDED, f"needs {spelled(CAPACITY)}", f"add {spelled(CAPACITY)} 1.0, or take it out"
     if run.has(CAPACITY) and run.word("moe_router_load_balancing_type") == "sinkhorn":
