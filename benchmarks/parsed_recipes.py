@@ -32,7 +32,10 @@ MODELS = {
     "GPT_OSS_120B": "gpt-oss-120b", "NEMOTRON_3_NANO": "nemotron-3-nano-30b-a3b",
     "NEMOTRON_3_SUPER": "nemotron-3-super-120b-a12b",
 }  # fmt: skip
-GPUS = {"GB200": "gb200-nvl72-186gb", "B200": "b200-sxm-180gb", "H100": "h100-sxm-80gb"}
+GPUS = {
+    "GB300": "gb300-nvl72-288gb", "GB200": "gb200-nvl72-186gb", "B300": "b300-sxm-288gb",
+    "B200": "b200-sxm-180gb", "H100": "h100-sxm-80gb",
+}  # fmt: skip
 FORMATS = {
     "BF16": "bf16", "FP8_CS": "float8-tensorwise", "FP8_MX": "mxfp8", "NVFP4": "nvfp4",
 }  # fmt: skip

@@ -53,9 +53,9 @@ class ExpertRecipe:
     drops: bool
 
 
-# model, machines (rack: GB200 and GB300; node: B200 and B300; hopper), formats ("": all), since,
-# dispatcher, graphs, whether the exchange is overlapped ("drops": tokens are dropped instead, which
-# no recipe does from 25.11 on); a later row outranks an earlier one
+# model, machines (rack: GB200 and GB300; node: B200 and B300; hopper; or one of these alone),
+# formats ("-": all), since, dispatcher, graphs, whether the exchange is overlapped ("drops": tokens
+# are dropped instead, which no recipe does from 25.11 on); a later row outranks an earlier one
 _ROWS = """
 mixtral-8x7b      hopper  -      2024-09     alltoall  none     drops
 mixtral-8x7b      rack    -      2025-04     alltoall  partial  drops
@@ -120,6 +120,23 @@ nemotron-3-nano   hopper  -      2026-02.01  hybridep  partial  no
 nemotron-3-super  rack    -      2026-04     hybridep  partial  no
 nemotron-3-super  node    -      2026-04     hybridep  none     no
 nemotron-3-super  node    nvfp4  2026-04     hybridep  partial  no
+deepseek-v3       gb300   -      2026-02     hybridep  none     no
+deepseek-v3       gb300   bf16   2026-02     hybridep  partial  no
+deepseek-v3       gb300   mxfp8  2026-06     hybridep  full     yes
+deepseek-v3       b300    -      2026-04.01  hybridep  partial  no
+deepseek-v3       b300    mxfp8  2026-06.01  hybridep  full     yes
+qwen3-235b        b300    -      2026-02     alltoall  none     yes
+qwen3-235b        b300    -      2026-02.01  alltoall  none     no
+qwen3-235b        b300    -      2026-04.01  hybridep  none     no
+qwen3-235b        b300    mxfp8  2026-06.01  hybridep  full     yes
+qwen3-30b         b300    -      2026-02     hybridep  partial  no
+qwen3-30b         b300    mxfp8  2026-06     hybridep  full     yes
+kimi-k2           gb300   -      2026-02.01  hybridep  none     no
+gpt-oss-120b      gb300   -      2025-11     alltoall  partial  no
+gpt-oss-120b      gb300   mxfp8  2026-06     hybridep  full     yes
+gpt-oss-120b      b300    -      2026-02     alltoall  partial  no
+gpt-oss-120b      b300    -      2026-04     hybridep  partial  no
+nemotron-3-super  b300    -      2026-04     hybridep  partial  no
 """
 RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 
@@ -139,10 +156,10 @@ def expert_recipe(
     rules, release = TRAINERS[training.trainer], training_release(training)
     month = _month(training, newest)
     name = MODELS.get((model.num_experts, model.hidden_size, model.moe_intermediate_size))
-    found = None
+    machines, found = _machines(cluster), None
     for model_name, machine, formats, since, dispatcher, graphs, overlap in RECIPES:
         ended = overlap == "drops" and month >= DROPLESS_SINCE
-        if (model_name, machine) != (name, _machine(cluster)) or since > month or ended:
+        if model_name != name or machine not in machines or since > month or ended:
             continue
         if formats in ("-", precision) and dispatcher in rules.at(release).moe_dispatchers:
             found = ExpertRecipe(
@@ -174,7 +191,7 @@ def _month(training: TrainingSpec, newest: bool) -> str:
     return release.known.day if ours else ""
 
 
-def _machine(cluster: ClusterSpec) -> str:
-    if cluster.gpu.family != "blackwell":
-        return cluster.gpu.family
-    return "rack" if cluster.gpu.scale_up.spans_nodes else "node"
+def _machines(cluster: ClusterSpec) -> tuple[str, str]:
+    gpu = cluster.gpu
+    kind = "rack" if gpu.scale_up.spans_nodes else "node"
+    return gpu.name.partition("-")[0], kind if gpu.family == "blackwell" else gpu.family

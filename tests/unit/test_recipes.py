@@ -87,6 +87,10 @@ OWN = ("alltoall", None, False)
     (GB200, None, {}, {}, OWN),  # somebody's own flags
     (B200, "NeMo 26.02", {}, {}, ("alltoall", "partial", False)),
     (B200, "NeMo 26.04.01", {}, {}, ("hybridep", "partial", False)),
+    # the model of these jobs with 288 GB: its own recipe before the node's
+    ("b300-sxm-288gb", "NeMo 26.02", {}, {}, ("hybridep", "partial", False)),
+    ("b300-sxm-288gb", "NeMo 26.06", {}, {}, ("hybridep", "full", True)),
+    ("gb300-nvl72-288gb", "NeMo 26.06", {}, {}, ("hybridep", "full", True)),
     (H100, "NeMo 26.02", {"precision": "float8-tensorwise"}, {}, ("deepep", "none", True)),
     (H100, "NeMo 26.06", {"precision": "float8-tensorwise"}, {}, ("hybridep", "none", False)),
     (GB200, "NeMo 25.04", {}, {}, OWN),  # before the first recipe
