@@ -12,7 +12,7 @@ import json
 import pathlib
 
 import numpy as np
-from conformal import memory_coverage, memory_deviation
+from conformal import memory_coverage, memory_deviation, memory_factors
 from map_fit import fit
 
 from planner.calibration.accuracy import Row
@@ -86,7 +86,8 @@ def main() -> None:
 def _write(shipped: dict, peaks: list[Row], write: bool) -> None:
     """Adds the factors on intervals, and writes what ships if asked."""
     again = Fitted.find(peaks, from_document(shipped))
-    shipped["interval_factors"] = {} if again is None else dict(again.interval_factors())
+    seconds = {} if again is None else dict(again.interval_factors())
+    shipped["interval_factors"] = seconds | memory_factors(peaks)
     print(f"factors on intervals {shipped['interval_factors']}")
     if write:
         SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -69,7 +69,7 @@ def variance(calibration: Calibration, trainer: str, knob: str = "compute") -> f
 
 def test_no_runs_leave_the_priors() -> None:
     prior = Calibration.prior()
-    profile = prior.profile("torchtitan", "hopper")
+    profile = prior.profile("torchtitan", "hopper", experts=False)
     knobs = [knob for knob in KNOBS if knob.scope == "trainer"]
     assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in knobs)
     found = np.diag(prior.effective_covariance("torchtitan", "hopper"))

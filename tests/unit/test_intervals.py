@@ -24,6 +24,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.specs.job import Job
 from planner.units import GIB
+from tests import pricing
 from tests.conftest import job_values
 from tests.pricing import pricer_of
 from tests.pricing import rows as batch_of
@@ -179,14 +180,20 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
 
 
 def run(
-    number: int, predicted: float, off: float, source: str = "one source", complete: bool = True
+    number: int,
+    predicted: float,
+    off: float,
+    source: str = "one source",
+    complete: bool = True,
+    *,
+    experts: bool = False,
 ) -> Row:
     """A run that needed e^off times the bytes that were predicted."""
     needed = {"peak_allocated_bytes": predicted * np.exp(off)}
     job = SimpleNamespace(
         labels={"complete": complete, "group": source, "measured": needed}, id=number, layout=None,
         cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
-        model=SimpleNamespace(is_moe=False),
+        model=SimpleNamespace(is_moe=experts), training=SimpleNamespace(trainer="megatron"),
     )  # fmt: skip
     unsaid = {"peak_reserved_bytes": None, "memory": None}
     return Row.build(job, SimpleNamespace(peak_allocated_bytes=predicted, **unsaid))  # type: ignore[arg-type]
@@ -216,6 +223,31 @@ def test_coverage_is_of_places_and_of_one_place_none() -> None:
     few = [run(number, 40 * GIB, 0.08, f"few {number}") for number in range(5)]
     assert conformal.memory_coverage([*few, *many]) == 1.0
     assert conformal.memory_coverage(many) is None
+
+
+def test_a_class_deviates_as_its_own_peaks_do_beside_those_of_all() -> None:
+    """Dense units are off by 1%, experts' by 8%; a class of one unit counts as much as all."""
+    dense = [run(number, 40 * GIB, 0.01, f"dense {number}") for number in range(9)]
+    for experts in (1, 9):
+        off = [run(n, 40 * GIB, 0.08, f"experts {n}", experts=True) for n in range(experts)]
+        runs = [*dense, *off]
+        relative, fixed = conformal.memory_deviation(runs)
+        all_of_them = TWO_SIDED_90 * np.hypot(relative, fixed / (40 * GIB))
+        found = conformal.memory_factors(runs)
+        for kind, units, miss in (("dense", 9, 0.01), ("experts", experts, 0.08)):
+            mean = (units * (miss / all_of_them) ** 2 + 1) / (units + 1)
+            assert found[f"memory of megatron: {kind}"] == pytest.approx(np.sqrt(mean), rel=1e-3)
+    assert conformal.memory_factors(dense[1:]) == {}
+
+
+def test_the_shipped_deviation_of_memory_is_that_of_the_class() -> None:
+    ships = shipped_calibration()
+    for name, model, kind in (("megatron", "llama3-8b", "dense"), ("fsdp", "llama3-8b", "dense"),
+                              ("megatron", "mixtral-8x7b", "experts")):  # fmt: skip
+        factor = ships.interval_factors.get(f"memory of {name}: {kind}", 1.0)
+        found = pricing.pricer(model, trainer=name).profile
+        assert found.memory_sd == pytest.approx(factor * ships.memory_sd)
+        assert found.memory_sd_bytes == pytest.approx(factor * ships.memory_sd_bytes)
 
 
 PEAKS = np.linspace(4.0, 80.0, 40)

@@ -204,6 +204,11 @@ class StaleRuns:
     statement: str
 
 
+def memory_class(trainer: str, *, experts: bool) -> str:
+    """The class of runs whose peaks deviate alike."""
+    return f"memory of {trainer}: {'experts' if experts else 'dense'}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A posterior over the knobs.
@@ -223,7 +228,8 @@ class Calibration:
     fitted: fingerprints of the runs.
     place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
     stale: runs of one's own that it leaves out.
-    interval_factors: on the width of 90% intervals, by class (`calibration.classes`).
+    interval_factors: on the width of 90% intervals, by class (`calibration.classes` of seconds,
+        `memory_class` of bytes).
     waiting: measured over predicted seconds of the furthest layout of one's own that it does not
         believe before a second one is as far off, by stack.
     """
@@ -347,9 +353,13 @@ class Calibration:
         directions *= -np.sign(directions[np.arange(len(directions)), largest])[:, None]
         return directions, float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
 
-    def profile(self, trainer: str, family: str) -> Profile:
+    def profile(self, trainer: str, family: str, *, experts: bool) -> Profile:
+        """Constants of a trainer on a GPU family, and how far the memory of its models deviates."""
         moved = profile_at(trainer, self.shift(trainer, family))
-        return replace(moved, memory_sd=self.memory_sd, memory_sd_bytes=self.memory_sd_bytes)
+        factor = self.interval_factors.get(memory_class(trainer, experts=experts), 1.0)
+        return replace(
+            moved, memory_sd=factor * self.memory_sd, memory_sd_bytes=factor * self.memory_sd_bytes
+        )
 
     def offsets(self, trainer: str, family: str, stack: str, units: Sequence[str]) -> "Offsets":
         """What units of a stack have in common beyond the knobs."""
