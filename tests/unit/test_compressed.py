@@ -74,7 +74,7 @@ def test_streams_are_as_many_times_as_wide_between_layers_and_stages() -> None:
     one, four = (found.time.exposed_communication_seconds["pp"] for found in both)
     assert 2 < four / one < 4.5  # not four times, since messages have a latency
     plain, streams = (found.memory.stages[0].activations_bytes for found in both)
-    assert streams > 2 * plain
+    assert streams > 1.9 * plain
     more = 8 * 2 * (24 * (4 * 1024 + 1) + 3) + 4 * (4 * 1024 + 1) + 1
     assert wide.total_parameters() - read_model(DENSE).total_parameters() == more
     still = read_model({**DENSE, "hc_mult": 4, "hc_sinkhorn_iters": 0}).total_parameters()
