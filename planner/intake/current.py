@@ -9,6 +9,7 @@ from planner.errors import Fault, PlannerError, SpecError, fault
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import bridge, megatron, megatron_log, titan_command
+from planner.intake.trainer_files.config_files import PASSES
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
@@ -147,7 +148,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         return dict(values)
     spec = build(CurrentSpec, raw, "current")
     if spec.job:
-        job = _replicated(_merged(spec.job, values))
+        job = _derived(_merged(spec.job, values))
         _raise_missing(spec.name, job, StatedModel(value=None))
         return job
     stated = read(spec, _release(values))
@@ -190,16 +191,19 @@ def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dic
     return job
 
 
-def _replicated(job: dict[str, object]) -> dict[str, object]:
-    """The job, its layout replicated over every rank where nothing is sharded."""
-    layout, cluster = job.get("layout"), job.get("cluster")
+def _derived(job: dict[str, object]) -> dict[str, object]:
+    """The job with what follows from its number of GPUs: replicas of DDP, and the global batch."""
+    passes, layout, cluster = job.pop(PASSES, 0), job.get("layout"), job.get("cluster")
     num_gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
     if not isinstance(layout, Mapping) or not isinstance(num_gpus, int):
         return job
-    if layout.get("zero_stage") != 0 or "dp_replicate" in layout:
-        return job
-    replicas = num_gpus // (layout.get("tp", 1) * layout.get("cp", 1))
-    return {**job, "layout": {**layout, "dp_replicate": max(1, replicas), "dp_shard": 1}}
+    replicas = max(1, num_gpus // (layout.get("tp", 1) * layout.get("cp", 1)))
+    training, micro = job.get("training"), layout.get("micro_batch_size")
+    if isinstance(training, Mapping) and passes and micro:
+        job["training"] = {"global_batch_size": micro * passes * replicas, **training}
+    if layout.get("zero_stage") == 0 and "dp_replicate" not in layout:
+        job["layout"] = {**layout, "dp_replicate": replicas, "dp_shard": 1}
+    return job
 
 
 def _cluster(launched: Mapping[str, object], given: object) -> object:

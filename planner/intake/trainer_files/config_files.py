@@ -14,6 +14,7 @@ from planner.errors import SpecError, fault
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
+PASSES = "gradient_accumulation_steps"
 Lookup = Callable[[str], str | None]
 # key of Axolotl -> field of a layout
 AXOLOTL = {
@@ -35,17 +36,22 @@ GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Ax
 
 @dataclass(slots=True)
 class Read:
-    """A job under construction: its parts, and the notes of its reader."""
+    """A job under construction: its parts, and the notes of its reader.
+
+    passes: microbatches of a step on each data-parallel rank; 0 where the file leaves them open.
+    """
 
     lookup: Lookup
     layout: dict[str, object] = field(default_factory=dict)
     training: dict[str, object] = field(default_factory=dict)
     cluster: dict[str, object] = field(default_factory=dict)
     model: object | None = None
+    passes: int = 0
     notes: list[str] = field(default_factory=list)
 
     def job(self) -> dict[str, object]:
-        parts = {"model": self.model, "cluster": self.cluster, "training": self.training}
+        parts = {"model": self.model, "cluster": self.cluster, "training": self.training,
+                 PASSES: self.passes}  # fmt: skip
         return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
 
 
@@ -184,7 +190,7 @@ def _deepspeed(values: Values, found: Read) -> None:
         found.layout["micro_batch_size"] = micro
     if batch:
         found.training["global_batch_size"] = batch
-    passes = _whole(values, "gradient_accumulation_steps")
+    passes = found.passes = _whole(values, PASSES)
     tp = _whole(_part(values, "tensor_parallel"), "autotp_size") or 1
     if batch and micro and passes and not batch % (micro * passes):
         ranks = batch // (micro * passes)
@@ -212,7 +218,6 @@ def _axolotl(values: Values, found: Read) -> None:
     found.layout.update(sizes)
     if _part(values, "fsdp_config"):
         _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
-    _batch(values, found, _whole(values, "micro_batch_size"))
     _trained(values, found, "sequence_len", bool(values.get("gradient_checkpointing")))
 
 
@@ -227,7 +232,6 @@ def _llama_factory(values: Values, found: Read) -> None:
     found.training["trainer"] = "fsdp"
     micro = _whole(values, "per_device_train_batch_size") or 1
     found.layout["micro_batch_size"] = micro
-    _batch(values, found, micro)
     _trained(values, found, "cutoff_len", values.get("disable_gradient_checkpointing") is not True)
 
 
@@ -245,19 +249,12 @@ def _model(text: object, found: Read) -> object:
     return known[tail]
 
 
-def _batch(values: Values, found: Read, micro: int) -> None:
-    """The global batch, where the file says over how many ranks it accumulates."""
-    shards = found.layout.get("dp_shard")
-    replicas = found.layout.get("dp_replicate", 1)
-    passes = _whole(values, "gradient_accumulation_steps") or 1
-    if isinstance(shards, int) and isinstance(replicas, int) and micro:
-        found.training["global_batch_size"] = micro * passes * shards * replicas
-
-
 def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None:
     if _whole(values, length):
         found.training["seq_len"] = _whole(values, length)
-    found.layout["ac"] = "full" if recomputes else "none"
+    found.passes = _whole(values, PASSES) or 1
+    if recomputes or "ac" not in found.layout:  # FSDP has a setting of its own for it
+        found.layout["ac"] = "full" if recomputes else "none"
     found.layout["compile"] = values.get("torch_compile") is True
     formats = ("fp8", "bf16", "pure_bf16", "bfloat16", "fp16")
     name = next((name for name in formats if values.get(name)), "no")

@@ -50,10 +50,11 @@ def gather(
 
 
 def beside(path: Path) -> Callable[[str], str | None]:
-    """A lookup of named files: by the path as written, else in the folder of the file naming it."""
+    """A lookup of named files: by the path as written, else from the folders of the file on."""
 
     def lookup(name: str) -> str | None:
-        for place in (Path(name), path.parent / name.lstrip("/"), path.parent / Path(name).name):
+        above = (folder / name.lstrip("/") for folder in path.absolute().parents)
+        for place in (Path(name), *above, path.parent / Path(name).name):
             try:
                 if place.is_file() and place.stat().st_size <= MAX_TEXT:
                     return place.read_text(encoding="utf-8")
