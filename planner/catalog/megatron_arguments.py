@@ -1,7 +1,7 @@
 """The arguments of Megatron-LM by release, as its own parser declares them.
 
 Sources: planner/catalog/megatron_arguments.tsv, whose head says how it was made, and
-    megatron_unpriced.tsv beside it.
+    megatron_unpriced.tsv and megatron_pairs.tsv beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,6 +74,36 @@ def arguments() -> Mapping[str, tuple[Argument, ...]]:
 def unpriced_flags() -> Mapping[str, frozenset[str]]:
     """Argument, named with _, that changes time or memory -> its values that are priced."""
     return {name: frozenset(priced.split(",")) for name, priced in _rows("megatron_unpriced")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Arguments that need, or exclude, others: conditions, of which the first names the culprit.
+
+    since, until: the releases of which it is true; "-" for every one.
+    """
+
+    given: tuple[str, ...]
+    excludes: bool
+    others: tuple[str, ...]
+    since: str
+    until: str
+
+    def holds_in(self, number: str | None) -> bool:
+        """Whether it is true of a release; where none is named, whether of every release."""
+        if number is None:
+            return self.since == self.until == "-"
+        late = self.since == "-" or _parts(self.since) <= _parts(number)
+        return late and (self.until == "-" or _parts(number) <= _parts(self.until))
+
+
+@cache
+def pairs() -> tuple[_Pair, ...]:
+    """Every pair of the file."""
+    return tuple(
+        _Pair(tuple(given.split(" and ")), kind == "excludes", tuple(others.split(" or ")), *ages)
+        for given, kind, others, *ages in _rows("megatron_pairs")
+    )
 
 
 def argument(flag: str, number: str) -> Argument | None:

@@ -16,6 +16,8 @@ from planner.specs.layout import RECOMPUTE_MODULES
 from planner.trainers.megatron import CP_TYPES
 
 Words = Mapping[str, Sequence[str]]
+# precisions whose gathers in eight bits are priced; Megatron has others
+GATHERED = ("float8-tensorwise", "float8-delayed")
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 FP8_RECIPES, FP4_RECIPES = (
     {
@@ -79,8 +81,9 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
     """
     kind = word(words, "cp_comm_type") or "p2p"
     degrees = {name: whole(words, argument, 1) for name, argument in DEGREES.items()}
-    if "num_experts" in words:  # split over TP unless the arguments say otherwise
-        degrees["etp"] = whole(words, DEGREES["etp"], degrees["tp"])
+    # experts are split over TP unless the arguments say otherwise; without any it means nothing
+    sparse = "num_experts" in words
+    degrees["etp"] = whole(words, DEGREES["etp"], degrees["tp"]) if sparse else 1
     values: dict[str, object] = {
         **degrees,
         "moe_dispatcher": _dispatcher(words),
@@ -96,13 +99,14 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "master_dtype": "float32",
         "reduce_dtype": "bfloat16" if _narrow(words) else "float32",
     }
-    return {
-        **values,
-        **_data_parallel(words, num_gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])),
+    values |= {
+        **_data_parallel(words, num_gpus // (degrees["tp"] * degrees["pp"]), degrees["cp"]),
         **_stages(words, num_layers),
         **_recompute(words, num_layers),
         **_precision(words),
     }
+    gathers = values["zero_stage"] != 0 and values["precision"] in GATHERED
+    return {**values, "float8_all_gather": gathers and "fp8_param_gather" in words}
 
 
 def _narrow(words: Words) -> bool:
@@ -139,7 +143,8 @@ def _dispatcher(words: Words) -> str:
     return backend if kind == "flex" else "alltoall" if kind == "alltoall_seq" else kind
 
 
-def _data_parallel(words: Words, ranks: int) -> dict[str, object]:
+def _data_parallel(words: Words, sharded: int, cp: int) -> dict[str, object]:
+    """sharded: ranks over which the optimizer may be cut, those of CP among them."""
     replicas = whole(words, "num_distributed_optimizer_instances", 1)
     strategy = word(words, "data_parallel_sharding_strategy")
     stage = next(
@@ -148,9 +153,10 @@ def _data_parallel(words: Words, ranks: int) -> dict[str, object]:
     )
     if "use_torch_fsdp2" in words:
         stage = 2 if "torch_fsdp2_no_reshard_after_forward" in words else 3
-    if ranks == 1 and "num_distributed_optimizer_instances" not in words:
+    if sharded == 1 and "num_distributed_optimizer_instances" not in words:
         stage = 0 if stage == 1 else stage  # a distributed optimizer of one rank
-    return {"dp_replicate": replicas, "dp_shard": max(1, ranks // replicas), "zero_stage": stage}
+    shards = max(1, sharded // cp // replicas)
+    return {"dp_replicate": replicas, "dp_shard": shards, "zero_stage": stage}
 
 
 def _stages(words: Words, num_layers: int) -> dict[str, object]:
@@ -232,9 +238,8 @@ def read_layout(text: str) -> tuple[int, ...]:
 
 
 def _recompute(words: Words, num_layers: int) -> dict[str, object]:
-    granularity = word(words, "recompute_granularity") or (
-        "selective" if "recompute_activations" in words else None
-    )
+    selective = "recompute_activations" in words  # which decides, whatever else is given
+    granularity = "selective" if selective else word(words, "recompute_granularity")
     alone = "moe_layer_recompute" in words  # deprecated: sets the granularity to selective
     if granularity is None and not alone:
         return {"ac": "none"}
@@ -254,11 +259,7 @@ def _recompute(words: Words, num_layers: int) -> dict[str, object]:
 
 
 def _precision(words: Words) -> dict[str, object]:
-    low = (
-        word(words, "fp8_format")
-        or word(words, "fp8")
-        or ("hybrid" if "fp8_recipe" in words else None)
-    )
+    low = word(words, "fp8_format") or word(words, "fp8")  # without one a recipe means nothing
     recipe = word(words, "fp8_recipe") or "delayed"
     plain = "fp16" if "fp16" in words else "bf16"
     known = next((name for name, known in FP8_RECIPES.items() if known == recipe), None)
@@ -268,6 +269,5 @@ def _precision(words: Words) -> dict[str, object]:
         else ("mxfp4" if word(words, "fp4_recipe") == FP4_RECIPES["mxfp4"] else "nvfp4")
         if "fp4_format" in words
         else plain,
-        "float8_all_gather": "fp8_param_gather" in words,
         "param_dtype": "bfloat16" if "bf16" in words or "fp16" in words else "float32",
     }

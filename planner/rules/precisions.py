@@ -246,7 +246,8 @@ PRECISION_RULES: tuple[Rule, ...] = (
         key="float8 all-gather needs dp_shard",
         field="float8_all_gather",
         reads=frozenset({"float8_all_gather", "dp_shard"}),
-        # torchtitan components/quantization/float8.py
+        # torchtitan components/quantization/float8.py; Megatron's optimizer is cut over CP, too
+        applies=lambda c: not _MEGATRON(c),
         broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),
         rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
         remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",

@@ -27,6 +27,7 @@ from planner.specs.layout import MOE_DISPATCHERS, Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import layout_line, release_of
+from planner.trainers.release import Release
 
 JOBS = (
     ("llama3-70b", 64, 36), ("llama3.1-405b", 512, 252), ("qwen3-235b-a22b", 256, 1152),
@@ -87,7 +88,7 @@ def refusals(made: Export) -> list[str]:
 
 
 @cache
-def exports() -> tuple[tuple[Layout, ModelSpec, int, Export], ...]:
+def exports() -> tuple[tuple[Layout, ModelSpec, int, Release, Export], ...]:
     """A legal layout of each of JOBS under each of five releases."""
     found = []
     for seed, (name, num_gpus, batch) in enumerate(JOBS):
@@ -98,17 +99,17 @@ def exports() -> tuple[tuple[Layout, ModelSpec, int, Export], ...]:
             made = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
             chosen = next(legal(spec, num_gpus, batch, seed, version))
             written = export(chosen, spec, cluster(num_gpus), made, version)
-            found.append((chosen, spec, batch, written))
+            found.append((chosen, spec, batch, release_of("megatron", version), written))
     return tuple(found)
 
 
 def test_exports_of_every_release_start() -> None:
     made = exports()
     assert len(made) == 5 * len(JOBS) - 1  # 0.14 has no gated DeltaNet
-    for chosen, spec, batch, exported in made:
+    for chosen, spec, batch, release, exported in made:
         assert refusals(exported) == []
         words = plain_names(read_flags(exported.arguments))
-        assert assertions(words, chosen, spec.num_hidden_layers, batch) == [], exported.command
+        assert assertions(words, chosen, spec.num_hidden_layers, batch, release) == []
     assert any(ROUND in exported.arguments for *_, exported in made)
 
 

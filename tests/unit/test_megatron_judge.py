@@ -14,6 +14,11 @@ from planner.intake.trainer_files.megatron_log import measured_by, words_of
 from planner.specs.estimate import Estimate
 
 CASES = Path(__file__).parents[1] / "cases"
+LINE = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --bf16 "
+    "--num-attention-heads 32 --seq-length 8192 --vocab-size 32000 --micro-batch-size 1 "
+    "--global-batch-size 64 --tensor-model-parallel-size 2"
+)
 SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 # case -> (field, words of the rule or the remedy), as Megatron-LM's validate_args and
 # TransformerConfig of 2026-08-22 refuse them on a CPU
@@ -26,11 +31,11 @@ REFUSED = {
     "33/a_saved_activations_with_sp": (
         "--distribute-saved-activations", "excludes --sequence-parallel"),
     "33/b_saved_activations_no_recompute": (
-        "--distribute-saved-activations", "needs full recomputation"),
+        "--distribute-saved-activations", "needs --recompute-granularity full"),
     "33/c_ep_overlap_full_recompute": ("ep", "whole layers are recomputed"),
     "33/d_ep_overlap_pp_no_vpp": ("ep", "pp=2 and one stage a rank"),
     "33/e_ep_overlap_allgather": ("ep", "the dispatcher allgather"),
-    "33/f_shared_overlap_allgather": ("--moe-shared-expert-overlap", "alltoall and flex alone"),
+    "33/f_shared_overlap_allgather": ("--moe-shared-expert-overlap", "alltoall or flex"),
     "33/g_vpp_microbatches": (
         "--microbatch-group-size-per-virtual-pipeline-stage", "the last has 2, fewer than pp=4"),
     "33/h_gbs": ("dp_shard", "do not divide global_batch_size 102"),
@@ -171,21 +176,29 @@ def test_flags_that_choose_modules(flags: str, ac: str) -> None:
     ("--moe-router-dtype bf16", "--moe-router-dtype", "one of fp32, fp64"),
     ("--max-position-embeddings 4096", "--max-position-embeddings", "less than --seq-length"),
     ("--use_distributed_optimizer", "--use_distributed_optimizer", "is no argument"),
-    ("--fp16", "--fp16", "excludes --bf16"),
     ("--checkpoint-activations", "--checkpoint-activations", "use --recompute-activations"),
-    ("--optimizer-cpu-offload", "--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
+    ("--exp-avg-dtype bf16", "--exp-avg-dtype", "needs --use-precision-aware-optimizer"),
+    ("--save out", "--save", "needs --save-interval"),
+    ("--first-last-layers-bf16 --fp8-format e4m3", "--first-last-layers-bf16", "recipe delayed"),
+    ("--hierarchical-context-parallel-sizes 2 2", "--hierarchical-context-parallel-sizes", "cp=1"),
     ("--recompute-modules core_atn --recompute-activations", "--recompute-modules", "core_atn"),
 ])  # fmt: skip
 def test_each_thing_it_asserts(words: str, field: str, rule: str) -> None:
-    line = (
-        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
-        "--num-attention-heads 32 --seq-length 8192 --vocab-size 32000 --micro-batch-size 1 "
-        "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2"
-    )
-    assert estimate_job(job_of_text("train.sh", line)).valid
-    found = estimate_job(job_of_text("train.sh", f"{line} {words}")).violations
+    found = estimate_job(job_of_text("train.sh", f"{LINE} {words}")).violations
     (fault,) = [one for one in found if one.field == field]
     assert rule in f"{fault.rule}; {fault.value}; {fault.remedy}"
+
+
+def test_a_release_refuses_what_an_older_one_takes() -> None:
+    words = "--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
+    for version, valid in (None, True), ("0.18", True), ("0.19", False):
+        assert changed("--bf16", words, training={"trainer_version": version}).valid is valid
+
+
+def test_what_means_nothing_alone() -> None:
+    words = "--bf16 --fp8-recipe tensorwise --expert-tensor-parallel-size 2 --recompute-activations"
+    read = job_of_text("train.sh", SCRIPT.replace("--bf16", words)).layout
+    assert (read.precision, read.etp, read.ac) == ("bf16", 1, "selective-attention")
 
 
 def test_rounds_of_the_interleaved_schedule() -> None:
@@ -231,8 +244,6 @@ def test_an_older_release_or_a_fork_has_flags_of_its_own() -> None:
     assert not changed("    --sequence-parallel", words).valid
     older = changed("    --sequence-parallel", words, training={"trainer_version": "0.9"})
     assert (older.valid, "--my-own-flag" in str(older.warnings)) == (True, True)
-    job = job_of_text("x.sh", SCRIPT.replace("--bf16", "--bf16 --no-overlap-p2p-communication"))
-    assert (job.training.overlap.pp, job.layout.pp_schedule) == (False, "Interleaved1F1B")
 
 
 def test_the_table_of_arguments() -> None:

@@ -42,6 +42,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import MuonTpMode
 from planner.trainers.megatron_models import adds_a_token
 from planner.trainers.registry import release_of
+from planner.trainers.release import Release
 
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
@@ -101,6 +102,11 @@ class StatedMegatron:
         return self.flags.release()
 
     @property
+    def release(self) -> Release:
+        """The release whose rules judge it."""
+        return release_of("megatron", self.asked or self.version)
+
+    @property
     def model(self) -> StatedModel:
         """The catalogue's model with these shapes, else the shapes; None where some are missing."""
         words = with_layers(self.words)
@@ -111,8 +117,7 @@ class StatedMegatron:
         keys = model_keys(words)
         null = word(self.words, "tokenizer_type") == "NullTokenizer"
         if null and "vocab_size" in keys:
-            release = release_of("megatron", self.asked or self.version)
-            keys["vocab_size"] = whole(self.words, "vocab_size") + adds_a_token(release)
+            keys["vocab_size"] = whole(self.words, "vocab_size") + adds_a_token(self.release)
         hint = (word(self.words, "tokenizer_model") or "").rstrip("/").rpartition("/")[2].lower()
         hint = "" if hint.endswith((".model", ".json")) else hint  # a file of any model
         if "vocab_size" in keys:
@@ -149,11 +154,11 @@ class StatedMegatron:
         layout = read_arguments(self.words, model.num_hidden_layers, num_gpus)
         read = Layout.model_validate(layout)
         batch = whole(self.words, "global_batch_size", read.micro_batch_size * read.dp_degree)
-        release = release_of("megatron", self.asked or self.version)
+        release = self.release
         refused, foreign = self.flags.judged(release)
         if not self.ran:
             refused += muon_faults(self.words, release)
-            refused += assertions(self.words, read, model.num_hidden_layers, batch)
+            refused += assertions(self.words, read, model.num_hidden_layers, batch, release)
         return Run(
             training=self._training(batch),
             layout=layout,
@@ -234,6 +239,8 @@ class StatedMegatron:
         rounds = whole(words, GROUP, size)
         if layout.pp > 1 and layout.virtual_stages > 1 and rounds != size:
             yield f"rounds of {rounds} microbatches are priced as rounds of {size}"
+        if "fp8_param_gather" in words and layout.zero_stage and not layout.float8_all_gather:
+            yield f"--fp8-param-gather of {layout.precision} is priced as a gather in 16 bits"
         latent = "multi_latent_attention" in words
         if latent and "qk_layernorm" not in words:
             yield (
@@ -376,18 +383,17 @@ def megatron_changes(
     for name in FOLLOWING:
         if name in wanted or name == GROUP:
             change(name, wanted.get(name))
-    while contrary := _contrary(words, wanted, winner, layers, global_batch_size):
+    while contrary := _contrary(
+        assertions(words, winner, layers, global_batch_size, stated.release), words, wanted
+    ):
         for name in contrary:
             change(name, None)
     connections = "use_megatron_fsdp" in wanted and "use_megatron_fsdp" not in stated.words
     return changes, [ONE_CONNECTION] * connections
 
 
-def _contrary(
-    words: Words, wanted: Words, winner: Layout, layers: int, global_batch_size: int
-) -> list[str]:
+def _contrary(refused: Sequence[Fault], words: Words, wanted: Words) -> list[str]:
     """Flags that Megatron would refuse beside the new layout, which does not set them."""
-    refused = assertions(words, winner, layers, global_batch_size)
     names = dict.fromkeys(plain_name(fault.field) for fault in refused)
     return [name for name in names if name in words and name not in wanted]
 

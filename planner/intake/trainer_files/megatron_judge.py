@@ -7,16 +7,23 @@ Sources: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py (validate_
     megatron/core/pipeline_parallel/schedules.py (forward_backward_pipelining_with_interleaving).
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.catalog.megatron_arguments import TABLES, alike, argument, arguments, releases_of
+from planner.catalog.megatron_arguments import (
+    TABLES,
+    alike,
+    argument,
+    arguments,
+    pairs,
+    releases_of,
+)
 from planner.errors import Fault, fault
 from planner.export.commands import spelled
 from planner.export.megatron import MUON
 from planner.export.megatron_read import Words, whole, word
-from planner.export.megatron_settings import CAPACITY, PADDED
 from planner.intake.trainer_files.flags import Command
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.layout import Layout
@@ -35,8 +42,13 @@ GONE = {
     "warmup": "--lr-warmup-fraction", "model_parallel_size": "--tensor-model-parallel-size",
 }  # fmt: skip
 CORRECT, OUT, ONE_OUT = "correct it", "take it out", "take one of them out"
-SAVED = "distribute_saved_activations"
-METHOD = "give --recompute-method uniform --recompute-num-layers 1"
+LEVELS, SPLIT = "hierarchical_context_parallel_sizes", "sequence_parallel"  # the latter: with TP
+# values where an argument is not given, as far as the table of pairs asks
+USUAL: Words = {
+    "recompute_modules": ["core_attn"], "moe_token_dispatcher_type": ["allgather"],
+    "optimizer": ["adam"], "ckpt_format": ["torch_dist"], "fp8_recipe": ["delayed"],
+    "attention_dropout": ["0.1"], "position_embedding_type": ["learned_absolute"],
+}  # fmt: skip
 MODULES = frozenset(
     {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
         "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
@@ -137,7 +149,7 @@ def _unknown(flag: str, words: Sequence[str], near: str | None) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """A run as its words and its layout say it. microbatches: of a step."""
+    """A run as its words and its layout describe it. microbatches: of a step."""
 
     words: Words
     layout: Layout
@@ -155,19 +167,16 @@ class ScriptRun:
         return whole(self.words, name, default)
 
     @property
-    def granularity(self) -> str | None:
-        """Recomputation: full, selective or none."""
-        return self.word("recompute_granularity") or (
-            "selective" if self.has("recompute_activations") else None
-        )
-
-    @property
     def modules(self) -> Sequence[str]:
-        return self.words.get("recompute_modules", ("core_attn",))
+        return self.words.get("recompute_modules", USUAL["recompute_modules"])
 
-    @property
-    def dispatcher(self) -> str:
-        return self.word("moe_token_dispatcher_type") or "allgather"
+    def holds(self, condition: str) -> bool:
+        """Whether a condition of the table of pairs holds."""
+        name, sign, values = _atom(condition)
+        if sign == ">":
+            return bool(getattr(self.layout, name) > int(values[0]))
+        given = self.words.get(name) or USUAL.get(name, ())
+        return not set(values).isdisjoint(given) if sign else name in self.words
 
     @property
     def rank_layers(self) -> int:
@@ -176,106 +185,57 @@ class ScriptRun:
         return self.layers + sum(self.has(end) for end in ends)
 
 
-def assertions(words: Words, layout: Layout, layers: int, global_batch_size: int) -> list[Fault]:
+def assertions(
+    words: Words, layout: Layout, layers: int, global_batch_size: int, release: Release
+) -> list[Fault]:
     """Assertions of Megatron that the flags of a script break, each once."""
+    words = {name: one for name, one in words.items() if name != SPLIT or layout.tp > 1}
+    if "recompute_activations" in words:
+        words = {**words, "recompute_granularity": ["selective"]}
     run = ScriptRun(words, layout, layers, layout.num_microbatches(global_batch_size))
-    broken = (*_recomputation(run), *_experts(run), *_optimizer(run), *_rest(run))
-    found = [Fault(spelled(name), run.word(name), rule, remedy) for name, rule, remedy in broken]
-    return [*found, *_stages(run), *_rounds(run)]
+    broken = [Fault(spelled(name), run.word(name), *why) for name, *why in _rest(run)]
+    return [*_pairs(run, release), *broken, *_stages(run), *_rounds(run)]
 
 
-def _recomputation(run: ScriptRun) -> Iterator[Broken]:
-    full, selective = run.granularity == "full", run.granularity == "selective"
-    method, layers = "recompute_method", "recompute_num_layers"
-    if full and not run.has(method):
-        yield "recompute_granularity", "is full recomputation, which needs a method", METHOD
-    if full and run.has(method) and not run.has(layers):
-        yield method, "needs --recompute-num-layers", "give --recompute-num-layers 1"
-    for name in (method, layers):
-        if selective and run.has(name):
-            yield name, "is of full recomputation, and the granularity is selective", OUT
-    if selective and not MODULES.issuperset(run.modules):
-        yield "recompute_modules", f"knows only {', '.join(sorted(MODULES))}", CORRECT
-    if selective and "moe_act" in run.modules and not run.has("moe_grouped_gemm"):
-        rule = "recomputes moe_act, which needs --moe-grouped-gemm"
-        yield "recompute_modules", rule, "add --moe-grouped-gemm"
-    if run.has("moe_layer_recompute") and full:
-        yield "moe_layer_recompute", "excludes full recomputation", OUT
-    if run.has(SAVED):
-        if run.layout.tp == 1:
-            yield SAVED, "cuts saved activations over TP ranks, and tp is 1", OUT
-        if not full:
-            yield SAVED, "needs full recomputation", OUT
-        if run.has("sequence_parallel") and run.granularity is not None:
-            yield SAVED, "excludes --sequence-parallel, which cuts them already", OUT
-
-
-def _experts(run: ScriptRun) -> Iterator[Broken]:
-    shared, exchange = "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm"
-    if run.has(shared):
-        usual = run.dispatcher in ("alltoall", "flex")
-        if run.has("moe_shared_expert_intermediate_size") and not usual:
-            rule = "works with the dispatchers alltoall and flex alone"
-            yield shared, rule, "take it out, or set --moe-token-dispatcher-type alltoall"
-        if "shared_experts" in run.modules:
-            yield shared, "excludes recomputing shared_experts", OUT
-        if run.has(exchange):
-            yield shared, "excludes --overlap-moe-expert-parallel-comm", ONE_OUT
-    if run.has(exchange):
-        if run.layout.ep == 1:
-            yield exchange, "needs --expert-model-parallel-size above 1", OUT
-        if run.granularity != "full" and "moe" in run.modules:
-            yield exchange, "excludes recomputing moe", "take moe out of --recompute-modules"
-    for flag in ("cuda_graph_scope", "cuda_graph_modules"):
-        if "moe_router" in run.words.get(flag, ()) and "moe" in run.modules:
-            yield flag, "captures no moe_router where moe is recomputed", "take moe_router out"
-    if run.has(PADDED) and not run.has(CAPACITY):
-        yield PADDED, f"needs {spelled(CAPACITY)}", f"add {spelled(CAPACITY)} 1.0, or take it out"
-    if run.has(CAPACITY) and run.word("moe_router_load_balancing_type") == "sinkhorn":
-        yield CAPACITY, "excludes the load balancing sinkhorn", ONE_OUT
-    if run.has("delay_wgrad_compute") and not run.has(exchange):
-        yield "delay_wgrad_compute", "needs --overlap-moe-expert-parallel-comm", OUT
-
-
-def _optimizer(run: ScriptRun) -> Iterator[Broken]:
-    gather, with_step = "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
-    sharded = not {"use_distributed_optimizer", "use_megatron_fsdp"}.isdisjoint(run.words)
-    if run.has(gather) and not sharded and run.word("optimizer") != "dist_muon":
-        yield gather, "needs --use-distributed-optimizer", "add --use-distributed-optimizer"
-    if run.has(gather) and not run.has("overlap_grad_reduce"):
-        yield gather, "needs --overlap-grad-reduce", "add --overlap-grad-reduce"
-    if run.has(with_step) and (not run.has(gather) or run.layout.virtual_stages == 1):
-        yield with_step, "needs --overlap-param-gather and interleaved stages", OUT
-    if run.has("optimizer_cpu_offload") and not run.has("use_precision_aware_optimizer"):
-        rule = "needs --use-precision-aware-optimizer"
-        yield "optimizer_cpu_offload", rule, "add --use-precision-aware-optimizer"
-    recomputes = run.granularity is not None
-    if run.number("cpu_offloading_num_layers") > 0 and (run.layout.pp > 1 or recomputes):
-        yield "cpu_offloading_num_layers", "excludes pipelines and recomputation", OUT
-    if run.word("ckpt_format") == "fsdp_dtensor" and not run.has("use_megatron_fsdp"):
-        rule = "writes fsdp_dtensor, which --use-megatron-fsdp alone has"
-        yield "ckpt_format", rule, "set --ckpt-format torch_dist"
-    if run.has("use_torch_fsdp2") and (
-        run.layout.pp * run.layout.ep > 1 or run.has("use_distributed_optimizer")
-    ):
-        rule = "excludes pipelines, expert parallelism and --use-distributed-optimizer"
-        yield "use_torch_fsdp2", rule, ONE_OUT
+def _pairs(run: ScriptRun, release: Release) -> Iterator[Fault]:
+    """Arguments whose others are not there, or are."""
+    number = release.number if release.named.text else None
+    for pair in pairs():
+        met = pair.holds_in(number) and all(map(run.holds, pair.given))
+        found = [other for other in pair.others if run.holds(other)]
+        if met and bool(found) is pair.excludes:
+            name, named = _atom(pair.given[0])[0], [_shown(one) for one in found or pair.others]
+            rule = f"{'excludes' if pair.excludes else 'needs'} {' or '.join(named)}"
+            remedy = ONE_OUT if pair.excludes else f"add {named[0].partition(' or ')[0]}"
+            yield Fault(spelled(name), run.word(name), rule, remedy)
 
 
 def _rest(run: ScriptRun) -> Iterator[Broken]:
-    latent = run.has("multi_latent_attention")
-    if run.has("group_query_attention") and latent:
-        yield "group_query_attention", "excludes --multi-latent-attention", ONE_OUT
-    unsplit = not run.has("kv_channels") and not latent
+    if run.word("recompute_granularity") == "selective" and not MODULES.issuperset(run.modules):
+        yield "recompute_modules", f"knows only {', '.join(sorted(MODULES))}", CORRECT
+    unsplit = not run.has("kv_channels") and not run.has("multi_latent_attention")
     if unsplit and run.number("hidden_size") % run.number("num_attention_heads", 1):
         yield "hidden_size", "does not divide by --num-attention-heads", "give --kv-channels"
     positions = "max_position_embeddings"
     if run.has(positions) and run.number(positions) < run.number("seq_length"):
         yield positions, "is less than --seq-length", "set it to --seq-length or more"
-    if run.has("fp16", "bf16"):
-        yield "fp16", "excludes --bf16", ONE_OUT
+    sizes = run.words.get(LEVELS, ())
+    if sizes and math.prod(int(one) for one in sizes if one.isdigit()) != run.layout.cp:
+        yield LEVELS, f"has another product than cp={run.layout.cp}", CORRECT
     for name in GONE.keys() & run.words.keys():
         yield name, "is no longer valid", f"use {GONE[name]} instead"
+
+
+def _atom(text: str) -> tuple[str, str, list[str]]:
+    """A condition of the table as argument, sign and values."""
+    name, sign, values = re.split(r"([=>]|$)", text, maxsplit=1)
+    return name, sign, values.split(",") if sign else []
+
+
+def _shown(text: str) -> str:
+    name, sign, values = _atom(text)
+    shown = f"{name} above" if sign == ">" else spelled(name)
+    return " ".join([shown, " or ".join(values)] if sign else [shown])
 
 
 def muon_faults(words: Words, release: Release) -> Iterator[Fault]:
