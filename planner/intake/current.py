@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.errors import Fault, PlannerError, SpecError, fault
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.intake.trainer_files import bridge, megatron, megatron_log, titan_command
+from planner.intake.trainer_files import bridge, megatron, megatron_log, primus, titan_command
 from planner.intake.trainer_files.config_files import PASSES
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
@@ -37,6 +37,7 @@ TABLES = frozenset(
 READERS: Mapping[str | None, Callable[[CurrentSpec], Stated]] = {
     "torchtitan-python": titan_command.of_module, "torchtitan-command": titan_command.say,
     "megatron-log": megatron.say_log, "megatron-bridge": bridge.say,
+    "primus": primus.read_primus,
 }  # fmt: skip
 UNREAD = "is no trainer's configuration that can be read"
 REMEDY = "give a TorchTitan TOML or command, a Megatron script, a log of either, or YAML or JSON"

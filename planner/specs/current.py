@@ -13,6 +13,7 @@ CurrentFormat = Literal[
     "megatron-arguments",
     "megatron-log",
     "megatron-bridge",
+    "primus",
     "torchtitan-log",
     "configuration",
     "layout",

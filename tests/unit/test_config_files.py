@@ -109,7 +109,6 @@ def test_megatron_bridge() -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("primus.yaml", "is a Primus configuration, which is not read"),
     ("hf_config.json", "is a model of Hugging Face, not what trains it; give it to --model"),
 ])  # fmt: skip
 def test_what_is_not_read_is_named_in_one_line(name: str, words: str) -> None:
@@ -118,6 +117,27 @@ def test_what_is_not_read_is_named_in_one_line(name: str, words: str) -> None:
             read(str(CASE / name))
         assert words in str(caught.value)
         assert len(caught.value.faults) == 1
+
+
+TITAN = """modules: {pre_trainer: {framework: torchtitan, model: deepseek_v3_16b.yaml, overrides: {
+  training: {local_batch_size: 4, seq_len: "${LENGTH:4096}"}, primus_turbo: {use_x: true}}}}"""
+
+
+def test_primus() -> None:
+    """Megatron-LM's arguments under Primus's defaults, or TorchTitan's settings."""
+    job = job_of("primus.yaml")
+    assert (job.layout.short(), job.training.trainer) == (
+        "zero1 16 · ep 8 · mbs 8 · ac block-5 · bf16",
+        "megatron",
+    )
+    current = {"name": "x.yaml", "format": "primus", "text": TITAN.replace('"', "")}
+    cluster = {"gpu": "mi300x-192gb", "num_gpus": 8}
+    titan = read_job(complete({"current": current, "cluster": cluster}))
+    assert (titan.layout.short(), titan.model.name) == (
+        "fsdp 8 · mbs 4 · ac none · bf16 · compile",
+        "deepseek-v2-lite",
+    )
+    assert (titan.training.seq_len, titan.training.global_batch_size) == (4096, 32)
 
 
 def test_adapters_are_refused() -> None:

@@ -344,7 +344,7 @@ KINDS = (
         ) or not {"global_batch_size", "micro_batch_size"}.isdisjoint(_part(values, "train")),
         format="megatron-bridge",
     ),
-    ConfigKind(title="a Primus configuration, which is not read",
+    ConfigKind(title="a Primus configuration", format="primus",
                marks=lambda values: "pre_trainer" in _part(values, "modules")),
     ConfigKind(title="a configuration of transformers' Trainer, which is not read",
                marks=_has("per_device_train_batch_size")),

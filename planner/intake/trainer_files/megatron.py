@@ -366,6 +366,11 @@ def megatron_changes(
         if (None if held is None else [*held]) != (None if new is None else [*new]):
             changes[name] = new
 
+    def refused() -> set[str]:
+        """Flags at which Megatron would stop beside the new layout."""
+        faults = assertions(words, winner, layers, global_batch_size, stated.release)
+        return {plain_name(fault.field) for fault in faults}
+
     for fields, names in GROUPS.items():
         now = canonical(
             Layout.model_validate(read_arguments(words, layers, winner.num_gpus)),
@@ -383,19 +388,11 @@ def megatron_changes(
     for name in FOLLOWING:
         if name in wanted or name == GROUP:
             change(name, wanted.get(name))
-    while contrary := _contrary(
-        assertions(words, winner, layers, global_batch_size, stated.release), words, wanted
-    ):
+    while contrary := sorted(refused() & words.keys() - wanted.keys()):
         for name in contrary:
             change(name, None)
     connections = "use_megatron_fsdp" in wanted and "use_megatron_fsdp" not in stated.words
     return changes, [ONE_CONNECTION] * connections
-
-
-def _contrary(refused: Sequence[Fault], words: Words, wanted: Words) -> list[str]:
-    """Flags that Megatron would refuse beside the new layout, which does not set them."""
-    names = dict.fromkeys(plain_name(fault.field) for fault in refused)
-    return [name for name in names if name in words and name not in wanted]
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:

@@ -11,7 +11,7 @@ LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
     "torchtitan-python": "TorchTitan configuration in Python",
     "megatron-arguments": "Megatron arguments", "megatron-log": "Megatron log",
-    "megatron-bridge": "overrides of Megatron-Bridge",
+    "megatron-bridge": "overrides of Megatron-Bridge", "primus": "Primus configuration",
     "torchtitan-log": "TorchTitan log", "configuration": "configuration",
     "layout": "layout",
 }  # fmt: skip

@@ -42,9 +42,11 @@ class StatedTitan:
         TorchTitan's.
     spelling: current name -> name in the text, where they differ.
     skipped: parts of a script that are only known once it runs.
+    named: its model, where the text names one of another kind.
     """
 
     line: str
+    named: StatedModel | None = None
     trainer: str = "torchtitan"
     given: Mapping[str, object]
     machine: Machine = field(default_factory=Machine)
@@ -87,6 +89,8 @@ class StatedTitan:
     @property
     def model(self) -> StatedModel:
         """The catalogue's model for its module and flavor, or the shapes in a user's own module."""
+        if self.named is not None:
+            return self.named
         if self.line == "0.2":
             settings = self.settings
             custom = self.modules.get(str(settings.get("experimental.custom_import")))
