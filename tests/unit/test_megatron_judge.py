@@ -98,7 +98,7 @@ def test_graphs_hold_no_routers_of_recomputed_experts() -> None:
     assert estimated(name, more=graphs).valid
     (fault,) = estimated(name, more=f"{graphs} moe_router").violations
     assert (fault.field, fault.rule) == (
-        "--cuda-graph-scope", "captures no moe_router where moe is recomputed",
+        "--cuda-graph-scope", "excludes --recompute-modules moe",
     )  # fmt: skip
 
 

@@ -103,7 +103,6 @@ class StatedMegatron:
 
     @property
     def release(self) -> Release:
-        """The release whose rules judge it."""
         return release_of("megatron", self.asked or self.version)
 
     @property
@@ -367,7 +366,6 @@ def megatron_changes(
             changes[name] = new
 
     def refused() -> set[str]:
-        """Flags at which Megatron would stop beside the new layout."""
         faults = assertions(words, winner, layers, global_batch_size, stated.release)
         return {plain_name(fault.field) for fault in faults}
 
