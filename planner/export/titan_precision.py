@@ -89,10 +89,8 @@ def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
         return {"precision": "bf16", "float8_all_gather": False}
     recipe = settings.get(f"{FLOAT8}.recipe_name")
     rowwise = next((name for name, theirs in ROWWISE.items() if theirs == recipe), None)
-    if rowwise is not None:
-        return {"precision": rowwise, "float8_all_gather": False}
     return {
-        "precision": "float8-tensorwise",
+        "precision": rowwise or "float8-tensorwise",
         "float8_all_gather": settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"],
     }
 

@@ -156,3 +156,17 @@ def test_32b_under_fsdp_is_judged_in_the_order_in_which_it_ran() -> None:
     assert (eight.fits, longer.fits) == (False, False)
     assert min(eight.oom_probability, longer.oom_probability) > 0.99
     assert sixteen.oom_probability < 0.5, "more likely to run than not"
+
+
+def test_float8_gathers_need_shards_and_no_recipe() -> None:
+    """TorchTitan drops the gather where dp_shard is 1, and stops at it beside a recipe."""
+    text = (PIPELINES / "eight.toml").read_text("utf-8")
+    text = text.replace('"8B"', '"8B"\nconverters = ["float8"]')
+    text += "\n[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n"
+    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    assert not job_of_text("x.toml", text, cluster=machine).layout.float8_all_gather
+    sharded = text.replace("shard_degree = 1", "shard_degree = 8")
+    sharded = sharded.replace("pipeline_parallel_degree = 8", "pipeline_parallel_degree = 1")
+    for more, valid in ("", True), ('recipe_name = "rowwise"\n', False):
+        found = estimate_job(job_of_text("x.toml", sharded + more, cluster=machine))
+        assert found.valid is valid, found.violations

@@ -1,4 +1,4 @@
-"""Reads a YAML of Primus as what it overrides: arguments of Megatron-LM, or TorchTitan's settings.
+"""Reads the overrides of a Primus YAML: arguments of Megatron-LM, or settings of TorchTitan.
 
 Source: AMD-AGI/Primus of 2026-08-22 primus/configs/{modules,models} (defaults) and examples.
 """

@@ -134,6 +134,9 @@ class StatedTitan:
                     f"FSDP alone, so TP or PP without it computes in {kept}; priced so"
                 )
                 layout["param_dtype"] = kept
+        if layout["float8_all_gather"] and ranks["dp_shard"] == 1:
+            layout["float8_all_gather"] = False  # components/quantization/float8.py
+            notes.append("float8 all-gather is off without dp_shard above 1: priced so")
         local = _int(settings, T + "local_batch_size")
         asked = _int(settings, T + "global_batch_size")
         width = ranks["dp_shard"] * ranks["dp_replicate"]
