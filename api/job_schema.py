@@ -3,6 +3,8 @@
 The web page makes its form of it; editors complete and check job files with it.
 """
 
+import inspect
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -37,99 +39,8 @@ NUM_GPUS = {
     "description": "A number, a range such as 64..1024, or a list: how many GPUs?",
 }
 COUNT = {"type": ["integer", "string"]}
-HELP: dict[str, dict[str, str]] = {
-    "cluster": {
-        "gpus_per_node": "GPUs that share the innermost fabric; 8 unless given.",
-        "fabric": "Levels from inner to outer: name, gpus, bandwidth, latency, topology.",
-        "power_limit": 'Of one GPU, as "600 W".',
-        "reserved_memory": "Device memory that others hold on each GPU.",
-        "memory_fraction": "Share of device memory that a plan may use.",
-        "host_memory": 'Of a node, as "2 TiB".',
-        "pcie_bandwidth": 'Between host and GPU, per GPU and direction, as "64 GB/s".',
-        "storage_bandwidth": "For checkpoints, of the whole cluster.",
-        "mtbf_gpu_hours": "GPU-hours between failures.",
-        "price_per_gpu_hour": "USD.",
-        "carbon_intensity": "Grams of CO2 a kWh.",
-        "rank_order": "Axes from the innermost out.",
-    },
-    "training": {
-        "seq_len": 'Tokens of a sequence; "8k" is 8,192.',
-        "global_batch_size": "Sequences of a step, over all GPUs.",
-        "trainer": "The software whose rules and efficiency apply.",
-        "trainer_version": "Its release, a date or a commit; the newest known unless given.",
-        "torch_version": "PyTorch's release.",
-        "attention_kernel": "flash: the generation that the trainer's release brings.",
-        "cuda_graphs": "partial captures layers, full the whole step.",
-        "chunked_loss": "The loss runs on chunks of tokens: whole logits never exist.",
-        "fused_cross_entropy": "The gradient of the loss overwrites its 16-bit logits.",
-        "optimizer": "Its states decide memory.",
-        "muon_tp_mode": "How Muon orthogonalises a matrix that tensor parallelism cuts.",
-        "qk_clip": "Weights of queries and keys are scaled where a head's scores grow too large.",
-        "max_grad_norm": "Gradient clipping; null switches it off.",
-        "total_tokens": 'Of the whole run, for its time and price: "15T".',
-        "checkpoint": "interval_steps, and mode: sync, async or async-pinned.",
-        "vocab_parallel_loss": "The loss over a vocabulary split by tensor parallelism.",
-        "moe_imbalance": "Load of the busiest expert rank over the mean.",
-        "moe_capacity_factor": "Rows of an expert over its mean share; the rest is dropped.",
-        "expandable_segments": "PyTorch's allocator grows its segments.",
-        "overlap": "Communication under compute: dp, tp, pp unless off; ep as the recipe does.",
-    },
-    "layout": {
-        "dp_replicate": "Replicas; above 1 with dp_shard above 1 it is HSDP.",
-        "dp_shard": "Ranks that FSDP or ZeRO shards over; what is left over unless given.",
-        "cp": "Context-parallel ranks: a sequence is split.",
-        "tp": "Tensor-parallel ranks.",
-        "pp": "Pipeline-parallel ranks.",
-        "ep": "Expert-parallel ranks.",
-        "etp": "Tensor-parallel ranks of experts.",
-        "moe_dispatcher": "How tokens reach their experts.",
-        "zero_stage": "0 DDP, 1 optimizer, 2 gradients too, 3 parameters too.",
-        "sequence_parallel": "Norms and residuals split over the tensor-parallel ranks.",
-        "async_tp": "Tensor-parallel communication under its products; needs compile.",
-        "cp_method": "How keys and values reach every context-parallel rank.",
-        "pp_schedule": "Order of forwards and backwards.",
-        "virtual_stages": "Stages of a pipeline rank.",
-        "layers_per_stage": "Layers of each stage; the trainer's own split unless given.",
-        "micro_batch_size": "Sequences of a microbatch on one data-parallel rank.",
-        "ac": "Activation checkpointing: none, full, selective-op, memory-budget-X, ...",
-        "precision": "What products are computed in.",
-        "float8_all_gather": "FSDP gathers weights in 8 bits; tensorwise only.",
-        "param_dtype": "Of parameters in compute.",
-        "reduce_dtype": "Of gradients on the wire.",
-        "master_dtype": "Of the optimizer's copy.",
-        "compile": "torch.compile of each block.",
-        "optimizer_in_backward": "The optimizer runs as gradients come.",
-        "cpu_offload": "Optimizer states on the host.",
-        "optimizer_offload_fraction": "Share of the states on the host.",
-        "activation_offload_layers": "Layers whose activations wait on the host.",
-    },
-    "search": {
-        "top_k": "How many layouts to rank.",
-        "fix": "Fields of the layout that are given: {tp: 8}.",
-        "allow": "The only values of a field: {precision: [bf16, float8-rowwise]}.",
-        "objective": "What is best.",
-        "sampler": "Of layouts beyond enumeration, and of probes.",
-        "seed": "The same seed gives the same plan.",
-        "prefer": "Of what cannot be told apart, the simplest or the fastest on paper.",
-    },
-    "probe": {
-        "max_probes": "Layouts to measure at most.",
-        "max_gpu_seconds": "Over all GPUs.",
-        "pool": "Where they run.",
-        "trainer": "The program that is measured.",
-        "steps": "Timed in each run.",
-        "priority": "Of what waits for the same pool, the highest goes first.",
-    },
-    "current": {
-        "name": "Of the file.",
-        "format": "Told by the text unless given.",
-        "text": "The file itself.",
-        "files": "Other files that it names, by the name it uses.",
-        "job": "What was read from a log.",
-        "measured": "What that run measured.",
-        "notes": "What had to be assumed about it.",
-    },
-}  # fmt: skip
+# of a class docstring: the names of fields, and what they mean
+NOTE = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n +\S.*)*)", re.M)
 
 
 @lru_cache(maxsize=1)
@@ -152,6 +63,16 @@ def job_schema() -> dict[str, Any]:
     }
 
 
+def meanings(spec: type[BaseModel]) -> dict[str, str]:
+    """The meaning of each field, from the docstrings of its class and of that one's bases."""
+    found: dict[str, str] = {}
+    for cls in reversed(spec.__mro__):
+        if issubclass(cls, BaseModel) and cls is not BaseModel:
+            for names, text in NOTE.findall(inspect.cleandoc(cls.__doc__ or "")):
+                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
 def _as_written(name: str, part: dict[str, Any]) -> dict[str, Any]:
     """The part with what a person may leave out or write as text."""
     fields: dict[str, Any] = dict(part["properties"])
@@ -163,8 +84,11 @@ def _as_written(name: str, part: dict[str, Any]) -> dict[str, Any]:
         fields |= {"seq_len": COUNT, "total_tokens": NUMBER_OR_TEXT}
     if name == "model":
         fields = {"base": {"type": "string", "description": "Overridden by the rest."}, **fields}
-    for key, words in HELP.get(name, {}).items():
-        fields[key] = {**fields[key], "description": words}
+    known = meanings(PARTS[name])
+    fields = {
+        key: {"description": known[key], **field} if key in known else field
+        for key, field in fields.items()
+    }
     required = list(REQUIRED.get(name, ()))
     return {
         "type": "object",

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from planner.api.job_schema import NOTE, meanings
+
 ROOT = pathlib.Path(__file__).parents[1]
 POINTS = ROOT / "docs" / "extension-points.yaml"
 GROUPS = ROOT / "docs" / "measured-groups.yaml"
 ROWS = ROOT / "benchmarks" / "measured" / "public.jsonl"
 PLACE = re.compile(r"(?<![`\w/])(?:planner|probes|api|benchmarks|tests)/[\w./:]*[\w/]")
-NOTE = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n +\S.*)*)", re.M)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -136,16 +137,6 @@ def _off(predicted: float, measured: float) -> float:
 # ---- fields of a job -----------------------------------------------------------------------------
 
 
-def notes(model: type[BaseModel]) -> dict[str, str]:
-    """What a class and its bases say of each field: lines `name: text` of their docstrings."""
-    found: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        if isinstance(cls, type) and issubclass(cls, BaseModel) and cls is not BaseModel:
-            for names, text in NOTE.findall(inspect.cleandoc(cls.__doc__ or "")):
-                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
-
-
 def _type(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "enum" in schema:
@@ -187,7 +178,7 @@ def fields(
     model: type[BaseModel], *, defaults: str | None = None, leave_out: Sequence[str] = ()
 ) -> str:
     """One row a field. defaults: what to say of all fields instead of each one's own default."""
-    said = notes(model)
+    said = meanings(model)
     schema = model.model_json_schema()["properties"]
     rows = [
         (
@@ -235,7 +226,7 @@ def model_fields() -> str:
     from planner.specs.model import ModelSpec
     from planner.specs.network import Network
 
-    said = notes(ModelSpec)
+    said = meanings(ModelSpec)
     schema = ModelSpec.model_json_schema()["properties"]
     rows = [
         (f"`{name}`", _type(schema[name]), _default(ModelSpec, name), said.get(name, ""))
@@ -248,7 +239,7 @@ def model_fields() -> str:
 def settings() -> str:
     from planner.api.settings import Settings
 
-    said = notes(Settings)
+    said = meanings(Settings)
     kept = {
         "lease_folder": "`planner-leases` in `XDG_RUNTIME_DIR`, else `planner-leases-UID` in /tmp"
     }

@@ -24,7 +24,9 @@ MAX_TEXT = 2_000_000
 class CurrentSpec(BaseModel):
     """The job's `current`.
 
+    name: of the file.
     format: None means that the text decides.
+    text: the file itself.
     files: other files that the text names, by the name it uses (a script's TOML).
     job: for a log, what was read from it, in the form of a job.
     measured: the measurements of that run.
