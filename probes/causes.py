@@ -242,6 +242,7 @@ CAUSES = (
         machine=True,
     ),
     # ---- wide patterns, last
+    _row(FailureKind.INTERRUPTED, r"\bKeyboardInterrupt\b"),
     _row(
         FailureKind.CRASH,
         r"Duplicate GPU detected",

@@ -32,7 +32,6 @@ class RankError:
 
     time: seconds since the epoch.
     kind: the failure class, if the program that raised it names one.
-    attempted_bytes, allocated_bytes: for out of memory, if the program names them.
     """
 
     rank: int | None
@@ -41,8 +40,6 @@ class RankError:
     traceback: str
     time: float
     kind: str | None = None
-    attempted_bytes: int | None = None
-    allocated_bytes: int | None = None
 
     @property
     def said(self) -> str:

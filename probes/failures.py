@@ -48,7 +48,7 @@ VICTIM = re.compile(
     r"exited|communicator was aborted|ncclRemoteError"
     r"|ncclInternalError.*(?:peer|socket)|SignalException|ChildFailedError|Connection "
     r"refused|[Ff]ailed to recv|Socket closed"
-    r"|DistNetworkError|recvValue|KeyboardInterrupt"
+    r"|DistNetworkError|recvValue"
 )
 REFUSED_TYPES = re.compile(
     r"(?:^|\.)(?:SpecError|UnknownNameError|InvalidLayout\w*|LayoutError"
@@ -128,8 +128,8 @@ def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
     if kind == OOM:
         return OutOfMemory(
             rank=error.rank or 0,
-            attempted_bytes=size_in(TRIED, said) or error.attempted_bytes,
-            allocated_bytes=size_in(ALLOCATED, said) or error.allocated_bytes,
+            attempted_bytes=size_in(TRIED, said),
+            allocated_bytes=size_in(ALLOCATED, said),
             message=_shown(error.message),
         )
     if kind is None and WAITED.search(said):

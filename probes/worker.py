@@ -1,8 +1,8 @@
 """The program that torchrun starts: `python -m planner.probes.worker TASK.json RESULT.json`.
 
 Rank 0 writes RESULT.json atomically: measured, out of memory, or failed. Every rank that fails
-first writes RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind,
-attempted_bytes, allocated_bytes}. From these files the runner finds the first cause.
+first writes RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind}. From these
+files `planner.probes.failures` finds the first cause, here as in the runner.
 Exit status: 0 measured, 1 anything else.
 """
 
@@ -11,26 +11,15 @@ import platform
 import sys
 import time
 import warnings
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planner.errors import SpecError
-from planner.probes.causes import OOM, TRIED, size_in
-from planner.probes.evidence import RankError, read_errors
+from planner.probes.evidence import Evidence, RankError, read_errors
+from planner.probes.failures import classify
 from planner.probes.guardian import write_whole
 from planner.probes.programs import allocator_settings
-from planner.probes.protocol import (
-    Environment,
-    Failed,
-    FailureKind,
-    MeasuredRun,
-    Outcome,
-    OutOfMemory,
-    ProbeResult,
-    ProbeTask,
-)
+from planner.probes.protocol import Environment, MeasuredRun, Outcome, ProbeResult, ProbeTask
 from planner.trainers.registry import TRAINERS
 
 
@@ -49,11 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         run = _program(task)
         outcome: Outcome = run.measure()
     except BaseException as error:
-        found = rank_error(error, rank)
+        found = RankError.of(error, rank)
         sys.stderr.write(found.traceback)
         found.write(result_path)
-        # a broken connection comes after the error of the rank that broke it
-        outcome = outcome_of(min((found, *read_errors(result_path)), key=lambda one: one.time))
+        limit, errors = task.time_limit_seconds, read_errors(result_path)
+        outcome = classify(
+            Evidence(reason="exit", exit_code=1, time_limit_seconds=limit, errors=errors)
+        )
     if rank == 0:
         seconds = time.monotonic() - clock
         result = ProbeResult(
@@ -88,63 +79,6 @@ def _program(task: ProbeTask) -> Any:
     from planner.probes.reference.run import ReferenceRun
 
     return ReferenceRun(recipe)
-
-
-def rank_error(error: BaseException, rank: int) -> RankError:
-    """An exception as a record, with the sizes of a failed allocation.
-
-    Its kind is a FailureKind or "oom"; None if only the message can tell.
-    """
-    message = str(error) or type(error).__name__
-    kind = _kind(error, message)
-    return replace(
-        RankError.of(error, rank),
-        message=message,
-        kind=kind,
-        attempted_bytes=size_in(TRIED, message) if kind == OOM else None,
-        allocated_bytes=_allocated() if kind == OOM else None,
-    )
-
-
-def outcome_of(first: RankError) -> Outcome:
-    """The probe's outcome with this first cause."""
-    if first.kind == OOM:
-        return OutOfMemory(
-            rank=first.rank or 0,
-            attempted_bytes=first.attempted_bytes,
-            allocated_bytes=first.allocated_bytes,
-            message=first.message,
-        )
-    return Failed(
-        kind=FailureKind(first.kind or FailureKind.CRASH),
-        rank=first.rank,
-        message=first.message,
-        traceback=first.traceback,
-    )
-
-
-def _kind(error: BaseException, message: str) -> str | None:
-    if type(error).__name__ == "OutOfMemoryError" or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message
-    ):
-        return "oom"
-    if type(error).__name__ == "NonFiniteLossError":
-        return FailureKind.NON_FINITE_LOSS.value
-    for types, kind in (
-        (SpecError, FailureKind.INVALID_LAYOUT),
-        (ImportError, FailureKind.IMPORT),
-        (KeyboardInterrupt, FailureKind.INTERRUPTED),
-    ):
-        if isinstance(error, types):
-            return kind.value
-    return None
-
-
-def _allocated() -> int | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.memory_allocated())
 
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:
