@@ -31,13 +31,13 @@ class Claimed(Generic[Record, End]):
     """A claimed job. Inside `with`, a thread renews its lease.
 
     stop: set when somebody asks to cancel and when the lease is lost; the work then ends.
-    columns: text that the next heartbeat stores, such as `progress`.
+    columns: of its row, which the next heartbeat stores, such as `progress`.
     """
 
     queue: SqlQueue[Record, Any, End]
     record: Record
     stop: threading.Event = field(default_factory=threading.Event)
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
     cancelled: bool = False
     lost: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
@@ -57,9 +57,9 @@ class Claimed(Generic[Record, End]):
         """Says how far the work is, with the next heartbeat."""
         self.columns["progress"] = message
 
-    def store(self, **columns: str) -> None:
-        """Stores text before the work goes on. Waits for the database unless the work is to stop:
-        who takes over after a crash goes by what is stored.
+    def store(self, **columns: Any) -> None:
+        """Stores columns before the work goes on, by which others act, who takes over after a crash
+        too. Waits for the database unless the work is to stop.
         """
         self.columns |= columns
         while not self.renew() and not self.stop.wait(AGAIN_SECONDS):

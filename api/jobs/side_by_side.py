@@ -18,6 +18,7 @@ from planner.specs.cluster import ClusterSpec
 
 POLL_SECONDS = 0.25  # between two looks for room
 MOST_AT_ONCE = 256  # probes of one run: each has a thread here, and a lease in the database
+NO_ROOM_WANTED = {"pool": None, "wants_gpus": None}  # columns of a task that does not wait
 Say = Callable[[str], None]
 
 
@@ -46,13 +47,13 @@ def enqueue_in_room(
             except NoRoomError as error:
                 if not waits:
                     waits = True
-                    wiring.tasks.wait_for_room(claimed.record, name, requested.devices)
+                    claimed.store(pool=name, wants_gpus=requested.devices)
                 claimed.report(f"waits for room: {error}")
                 if claimed.stop.wait(POLL_SECONDS):
                     room = None
     finally:
         if waits:
-            wiring.tasks.wait_for_room(claimed.record, None, None)
+            claimed.store(**NO_ROOM_WANTED)
 
 
 def _enqueue(
@@ -169,17 +170,11 @@ class SideBySide:
             self._stops.pop(one.probe_id, None)
         self._held.close()
 
-    def want_nothing(self) -> None:
-        """Says that no room is wanted any more."""
-        if self.waits:
-            self.waits = False
-            self.wiring.tasks.wait_for_room(self.claimed.record, None, None)
-
     def _want(self, devices: int) -> None:
         """Tells jobs of a lower priority, once, that we wait for room in this pool."""
         if not self.waits:
             self.waits = True
-            self.wiring.tasks.wait_for_room(self.claimed.record, self.pool_name, devices)
+            self.claimed.store(pool=self.pool_name, wants_gpus=devices)
 
     def _room(self, cluster: ClusterSpec) -> Room:
         name = cluster.gpu.name

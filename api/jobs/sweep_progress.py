@@ -8,9 +8,6 @@ from planner.api.jobs.leases import Claimed
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.standing import Standing
 from planner.api.storage.job_records import TaskEnd, TaskRecord
-from planner.api.storage.tasks import SqlTaskStore
-
-STORED_SECONDS = 2.0  # between two standings that others can read
 
 
 @dataclass
@@ -20,7 +17,6 @@ class SweepProgress:
     standing: how far the run is now.
     """
 
-    tasks: SqlTaskStore
     claimed: Claimed[TaskRecord, TaskEnd]
     observer: Observer
     standing: Callable[[], Standing]
@@ -28,21 +24,12 @@ class SweepProgress:
 
     def report(self, message: str, *, passing: bool = False) -> None:
         """To all who follow. passing: only how far it is; nothing ended."""
-        standing = self.standing()
+        self.claimed.columns["standing"] = standing = self.standing().as_dict()
         if message:
             self.claimed.report(message)
-        self._store(standing)
         event = "standing" if passing else "sweep"
-        self.observer.on_event({"event": event, "message": message, **standing.as_dict()})
+        self.observer.on_event({"event": event, "message": message, **standing})
         self._last["shown"] = time.monotonic()
-
-    def store(self) -> None:
-        """Stores the standing at once."""
-        self._store(self.standing(), now=True)
-
-    def _store(self, standing: Standing, *, now: bool = False) -> None:
-        if now or self.is_time("stored", STORED_SECONDS):
-            self.tasks.stand(self.claimed.record, standing.as_dict())
 
     def of_layout(self, layout: str) -> Callable[[str], None]:
         """Reports messages of one layout's probe."""

@@ -16,7 +16,7 @@ from planner.api.jobs.observer import Observer
 from planner.api.jobs.probe_recovery import recover
 from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.retries import hosts_of, next_try, step_of
-from planner.api.jobs.side_by_side import SideBySide
+from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
 from planner.api.jobs.standing import Standing
 from planner.api.jobs.sweep_budget import SpentByRun
 from planner.api.jobs.sweep_layouts import Wanted, wanted_of
@@ -139,8 +139,7 @@ class SweepRun:
         self._bench = SideBySide(
             wiring=self.wiring, pool=pool, pool_name=self.spec.pool, claimed=self.claimed
         )
-        tasks, observer = self.wiring.tasks, self.observer
-        self._progress = SweepProgress(tasks, self.claimed, observer, self._standing)
+        self._progress = SweepProgress(self.claimed, self.observer, self._standing)
 
     def report(self) -> dict[str, Any]:
         self._read_what_was_done()
@@ -152,8 +151,7 @@ class SweepRun:
         finally:
             self._bench.end()
             update_about(self.wiring, self._measured)
-        self._bench.want_nothing()
-        self._progress.store()
+        self.claimed.store(standing=self._standing().as_dict(), **NO_ROOM_WANTED)
         reported = [
             ReportedJob(
                 index=index,

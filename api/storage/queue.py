@@ -176,24 +176,21 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             session.flush()
             return self._record(row)
 
-    def heartbeat(self, claimed: Record, lease: Lease, **columns: str) -> bool:
+    def heartbeat(self, claimed: Record, lease: Lease, **columns: Any) -> bool:
         """Renews the lease. Returns whether somebody asked to cancel.
 
         An expired lease that nobody has taken over is renewed too: its owner could not reach the
         database for a while.
-        columns: text to store with it: `progress`, and of a probe its `folder`.
+        columns: of the row, to store with it, such as `progress`.
         """
-        texts = {
-            name: plain_text(text, MESSAGE_CHARACTERS if name == "folder" else SHOWN_CHARACTERS)
-            for name, text in columns.items()
-        }
-        values = {
-            **texts,
-            "heartbeat_at": database_time(),
-            "lease_until": database_time(lease.seconds),
-        }
+        for name, value in columns.items():
+            if isinstance(value, str):
+                longest = MESSAGE_CHARACTERS if name == "folder" else SHOWN_CHARACTERS
+                columns[name] = plain_text(value, longest)
+        renewed = {"heartbeat_at": database_time(), "lease_until": database_time(lease.seconds)}
         with writing(self.engine) as session:
-            return bool(self.fence.write(session, claimed, values, expired=True).cancel_requested)
+            row = self.fence.write(session, claimed, {**columns, **renewed}, expired=True)
+            return bool(row.cancel_requested)
 
     def finish(self, claimed: Record, end: End) -> Record:
         """Ends the job and stores its result, all or nothing, while the lease lasts."""

@@ -60,19 +60,6 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
             rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
             return tuple(record_of(TaskEvent, row) for row in rows)
 
-    def stand(self, claimed: TaskRecord, standing: Mapping[str, Any]) -> None:
-        """Stores how far it is. Raises ConflictError where the lease was lost."""
-        with writing(self.engine) as session:
-            self.fence.write(session, claimed, {"standing": dict(standing)}, expired=True)
-
-    def wait_for_room(self, claimed: TaskRecord, pool: str | None, gpus: int | None) -> None:
-        """Says that it waits for so many GPUs of a pool; None: it waits no more.
-
-        Raises ConflictError where the lease was lost.
-        """
-        with writing(self.engine) as session:
-            self.fence.write(session, claimed, {"pool": pool, "wants_gpus": gpus}, expired=True)
-
     def take_notification(self, wait_seconds: float) -> TaskRecord | None:
         """A run whose end is to be told now; nobody else gets it for so many seconds."""
         ended = TaskRow.state.not_in(OPEN)  # else it was queued again, and ends once more

@@ -17,7 +17,7 @@ from benchmarks.sweep_scheduler import Bench, layouts
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.observer import Observer
 from planner.api.jobs.probes import probe_of_job, probes_of
-from planner.api.jobs.side_by_side import enqueue_in_room
+from planner.api.jobs.side_by_side import NO_ROOM_WANTED, enqueue_in_room
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.storage.job_records import ProbeFilter, ProbeRecord, TaskRecord
@@ -193,11 +193,11 @@ def test_who_has_a_higher_priority_is_let_go_first(bench: Bench, wiring: Wiring)
             room.check(session, 8, task_id=task.id, priority=task.priority)
 
     ask(run)
-    wiring.tasks.wait_for_room(held, "a pool", 8)
+    wiring.tasks.heartbeat(held, new_lease(), pool="a pool", wants_gpus=8)
     with pytest.raises(NoRoomError, match=f"{high.id} of a higher priority waits"):
         ask(run)
     ask(held)
-    wiring.tasks.wait_for_room(held, None, None)
+    wiring.tasks.heartbeat(held, new_lease(), **NO_ROOM_WANTED)
     ask(run)
 
 

@@ -69,7 +69,7 @@ def test_the_newest_run_is_followed_to_its_end(client: TestClient, where: str) -
         "probes": 3, "max_probes": 20, "gpu_seconds": 60.0, "max_gpu_seconds": 3600.0,
         "quarantined": ["node07"],
     }  # fmt: skip
-    tasks.stand(held, standing)
+    tasks.heartbeat(held, new_lease(), standing=standing)
     assert client.get(where).json()["runs"][0]["standing"] == standing
     tasks.finish(held, TaskEnd(state="done", message="1 of 3 layouts measured"))
     (kind, change), done = events_of(client.get(f"{where}/events").text)
