@@ -11,7 +11,7 @@ from planner.api.cli.studying import bar, sweep_stand
 from planner.api.cli.typed import Json, complete_gpu, complete_pool
 from planner.api.cli.working import working
 from planner.api.jobs.observer import Observer
-from planner.api.jobs.sweep_report import failure_in, failure_of
+from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.wiring import wire
@@ -47,7 +47,8 @@ def command(
         with bar(observer, "layouts", sweep_stand):
             ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), observer)
         note(ended.message or "")
-        failure = failure_of(ended) if ended.result is None else failure_in(ended.result)
+        assert ended.result is not None, "a run that nothing kept from measuring has a report"
+        failure = failure_in(ended.result)
         if failure is not None:
             raise failure
     with working("learning from all measurements", quiet=json):

@@ -1,18 +1,21 @@
-"""Probes whose process has crashed: their results are read, or they run again."""
+"""Probes whose process has crashed: their results are read, or they run again; tasks at work."""
 
 import contextlib
 import json
 import logging
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
+from planner.api.errors import lines_of
 from planner.api.jobs.leases import Claimed, abandoned, lost_workers, take_over
+from planner.api.jobs.observer import Observer
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.probes import OOM, end_of
-from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
+from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.queue import LOST_WORKERS
 from planner.api.wiring import Wiring
-from planner.errors import ConflictError, NotFoundError, PlannerError
+from planner.errors import ConflictError, NotFoundError, PlannerError, StoreError
 from planner.probes import guardian
 from planner.probes.campaign import ProbeAnswer
 from planner.probes.folder import BEGIN, TASK
@@ -37,6 +40,28 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
             with contextlib.suppress(ConflictError):
                 concluded.append(_conclude(wiring, crashed, ours))
     return concluded
+
+
+@contextlib.contextmanager
+def at_work(
+    wiring: Wiring, record: TaskRecord, observer: Observer
+) -> Iterator[Claimed[TaskRecord, TaskEnd]]:
+    """A claimed task while it is worked on, once the probes that crashed owners left are ended.
+
+    A PlannerError inside is stored as the failure that ends the task, and raised; a StoreError
+    leaves the task as it is: another process owns it, or it goes on once the database answers.
+    """
+    recover(wiring, check_processes=True)
+    with Claimed(wiring.tasks, record, observer.stop) as claimed:
+        try:
+            yield claimed
+            claimed.renew()  # tells of a cancellation that came after the last heartbeat
+        except StoreError:
+            raise
+        except PlannerError as error:
+            message = "; ".join(lines_of(error))
+            claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
+            raise
 
 
 def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeRecord:

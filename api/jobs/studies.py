@@ -8,12 +8,11 @@ from typing import Literal
 
 from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
-from planner.api.errors import lines_of
 from planner.api.identity import hash_of_job
 from planner.api.input.jobs import parse_job
-from planner.api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
+from planner.api.jobs.leases import is_abandoned, new_lease, take_over
 from planner.api.jobs.observer import Observer
-from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.own_entries import with_own
@@ -22,7 +21,7 @@ from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import PlanLabels
 from planner.api.wiring import Wiring
-from planner.errors import PlannerError, StoreError, fault
+from planner.errors import fault
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.probes.preflight import Need
@@ -108,21 +107,11 @@ def run_study(
     release_when: true where the worker itself is being stopped; the study then goes back into the
         queue (None).
 
-    Raises what planning raises, after the study has failed with it, and StoreError with the study
-    as it is: another process owns it, or it goes on once the database answers.
+    Raises what planning raises, and StoreError, as `at_work` does.
     """
-    recover(wiring, check_processes=True)
-    with Claimed(wiring.tasks, record, observer.stop) as claimed:
-        try:
-            job = read_job(record.request, allow_files=False)
-            plan = _plan(StudyProbes(wiring=wiring, job=job, observer=observer, claimed=claimed))
-            claimed.renew()  # tells of a cancellation that came after the last heartbeat
-        except StoreError:
-            raise
-        except PlannerError as error:
-            message = "; ".join(lines_of(error))
-            claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
-            raise
+    with at_work(wiring, record, observer) as claimed:
+        job = read_job(record.request, allow_files=False)
+        plan = _plan(StudyProbes(wiring=wiring, job=job, observer=observer, claimed=claimed))
     if release_when() and not claimed.cancelled:
         claimed.release()
         return None

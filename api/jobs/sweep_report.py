@@ -197,12 +197,3 @@ def failure_in(result: Mapping[str, Any]) -> StoredError | None:
     if lines and all(line.get("failure") for line in lines):
         return StoredError(str(lines[0]["failure"]), f"{lines[0]['layout']}: {lines[0]['message']}")
     return None
-
-
-def failure_of(run: TaskRecord) -> StoredError | None:
-    """The failure that ended a run without a report; None where it has one."""
-    return (
-        None
-        if run.result is not None
-        else StoredError(run.failure or ProbeError.kind, run.message or "the run gave no report")
-    )

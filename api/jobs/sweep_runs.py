@@ -13,7 +13,7 @@ from planner.api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from planner.api.jobs.drift import with_drift
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.observer import Observer
-from planner.api.jobs.probe_recovery import recover
+from planner.api.jobs.probe_recovery import at_work, recover
 from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.retries import hosts_of, next_try, step_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
@@ -54,22 +54,13 @@ def run_sweep(
     release_when: true where the worker itself is being stopped; the run then goes back into the
         queue.
 
-    Raises StoreError with the run as it is: another process owns it, or it goes on once the
-    database answers.
+    Raises what keeps all of it from being measured, and StoreError, as `at_work` does.
     """
-    recover(wiring, check_processes=True)
     spec = SweepSpec.model_validate(dict(record.request))
-    with Claimed(wiring.tasks, record, observer.stop) as claimed:
-        try:
-            check_sweep(wiring, spec)
-            run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
-            report = with_drift(wiring, record, spec, run.report())
-            claimed.renew()  # tells of a cancellation that came after the last heartbeat
-        except StoreError:
-            raise
-        except PlannerError as error:
-            message = "; ".join(lines_of(error))
-            return claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
+    with at_work(wiring, record, observer) as claimed:
+        check_sweep(wiring, spec)
+        run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
+        report = with_drift(wiring, record, spec, run.report())
     if release_when() and not claimed.cancelled:
         return claimed.release()
     return claimed.finish(
