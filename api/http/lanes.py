@@ -7,7 +7,6 @@ meanwhile. Estimates have a lane of their own, so that none waits for a search.
 
 import asyncio
 import contextlib
-import gc
 import multiprocessing
 import os
 import time
@@ -19,7 +18,6 @@ from typing import TypeVar
 import anyio
 from pebble import ProcessExpired, ProcessPool
 
-import planner
 from planner.api.errors import PlanningError, TooManyRequestsError
 from planner.api.settings import Settings
 from planner.units import counted
@@ -29,11 +27,6 @@ PLANNING, PRICING = "planning", "pricing"
 NICENESS = {PLANNING: 19, PRICING: 15}  # of the processes, below the one that answers
 # of the mean time that work takes: how much the newest counts
 NEWEST = 0.2
-SMALL_JOB = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-}
 FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
@@ -45,7 +38,6 @@ class Lane:
     most_waiting: how many more may wait, of one key and of all.
     seconds: how long one may work.
     niceness: of the processes, below the one that answers.
-    warm_up: what its first process does before anybody asks.
     """
 
     def __init__(
@@ -57,11 +49,10 @@ class Lane:
         most_waiting_per_key: int,
         seconds: float,
         niceness: int,
-        warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.processes, self.seconds = name, processes, seconds
         self.most_waiting, self.most_waiting_per_key = most_waiting, most_waiting_per_key
-        self.niceness, self.warm_up = niceness, warm_up
+        self.niceness = niceness
         self.mean_seconds = FIRST_SECONDS
         self.running = 0
         self._lines: dict[str, deque[asyncio.Event]] = {}  # the first key is the next one
@@ -121,11 +112,6 @@ class Lane:
         finally:
             self._idle.append(pool)
 
-    async def warm(self) -> None:
-        """Starts one process and lets it warm up, so that the first one who asks need not wait."""
-        with contextlib.suppress(TooManyRequestsError, PlanningError):  # it ends before
-            await self.run("", self.warm_up)
-
     @contextlib.asynccontextmanager
     async def _turn(self, key: str, admitted: bool) -> AsyncIterator[None]:
         if self.running >= self.processes:
@@ -179,7 +165,6 @@ def open_lanes(settings: Settings) -> dict[str, Lane]:
         "most_waiting": settings.most_waiting_plans,
         "most_waiting_per_key": settings.most_waiting_plans_per_key,
     }
-    warm_ups = {PLANNING: plan_once, PRICING: price_once}
     processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
     return {
         name: Lane(
@@ -187,7 +172,6 @@ def open_lanes(settings: Settings) -> dict[str, Lane]:
             processes=processes[name],
             seconds=settings.planning_seconds,
             niceness=NICENESS[name],
-            warm_up=warm_ups[name],
             **limits,
         )
         for name in (PLANNING, PRICING)
@@ -198,21 +182,3 @@ def _beside(niceness: int, work: Callable[..., Result], args: tuple[object, ...]
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     return work(*args)
-
-
-def plan_once() -> None:
-    """Makes a small plan: tables are read, schedules compiled."""
-    planner.recommend(SMALL_JOB)
-    _keep()
-
-
-def price_once() -> None:
-    """Prices one layout, with what that imports."""
-    planner.estimate({**SMALL_JOB, "layout": {"dp_shard": 32}})
-    _keep()
-
-
-def _keep() -> None:
-    """Leaves what is there out of later garbage collections, a tenth of a second each."""
-    gc.collect()
-    gc.freeze()

@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from functools import partial
@@ -111,16 +110,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.app = app
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also warms up a process of each lane."""
-        await super().startup(sockets)
-        # what is there now stays: without it a full collection takes a tenth of a second
-        gc.collect()
-        gc.freeze()
-        if self.started:
-            lanes = self.app.state.lanes.values()
-            self._warming = [asyncio.create_task(lane.warm()) for lane in lanes]
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """No new probe starts, event streams end, and what hangs does not keep the process."""
         self.app.state.stopping.set()
@@ -155,6 +144,7 @@ def serve(app: FastAPI, settings: Settings) -> int:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Server(config, app)
+    gc.freeze()  # what is there now stays; to look through it takes a tenth of a second
     server.run()  # ends in KeyboardInterrupt after Ctrl-C
     return 0 if server.started else EXIT_BUG
 

@@ -1,7 +1,6 @@
 """What tests of this ring share: planning processes that start at once, and light probes."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,12 +82,10 @@ def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
 @pytest.fixture(autouse=True, scope="module")
 def planning_forks() -> Iterator[None]:
     """A service within the tests' own process plans in forks, as nice as other tests; a real one
-    spawns, warms up and stands back.
+    spawns and stands back.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("planner.api.http.lanes.NICENESS", dict.fromkeys(lanes.NICENESS, 0))
-        for warm_up in ("plan_once", "price_once"):
-            patch.setattr(f"planner.api.http.lanes.{warm_up}", os.getpid)
         forks = SimpleNamespace(get_context=lambda _: zygote.FORKS)
         patch.setattr("planner.api.http.lanes.multiprocessing", forks)
         yield

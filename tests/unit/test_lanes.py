@@ -1,7 +1,6 @@
 """Heavy work in processes: turns between keys, refusals, what ends a process."""
 
 import contextlib
-import gc
 import os
 import pickle
 import time
@@ -14,7 +13,7 @@ import anyio
 import pytest
 
 from planner.api.errors import PlanningError, TooManyRequestsError
-from planner.api.http.lanes import Lane, plan_once, price_once
+from planner.api.http.lanes import Lane
 from planner.errors import Fault, InfeasibleError, PlannerError, SpecError
 
 NICENESS = min(19, os.nice(0) + 7)  # above our own, however the tests were started
@@ -44,10 +43,6 @@ def line(lane: Callable[..., Lane]) -> Lane:
 def stamp(path: Path, name: str) -> None:
     with path.open("a") as file:
         file.write(f"{name}\n")
-
-
-def note_that_it_is_warm() -> None:
-    os.environ["WARM"] = "yes"
 
 
 def long_sleep(path: Path) -> None:
@@ -150,22 +145,6 @@ async def test_a_process_that_dies_is_said_and_replaced(line: Lane) -> None:
     with pytest.raises(PlanningError, match="memory"):
         await line.run("a", os._exit, 9)
     assert await line.run("a", os.nice, 0) == NICENESS, "it leaves the core to the answers"
-
-
-@awaited
-async def test_a_lane_warms_up_in_the_process_that_answers_first(lane: Any) -> None:
-    line = lane(warm_up=note_that_it_is_warm)
-    assert await line.run("a", os.getenv, "WARM") is None
-    await line.warm()
-    assert await line.run("a", os.getenv, "WARM") == "yes"
-
-
-@pytest.mark.parametrize("warm_up", [plan_once, price_once])
-def test_what_lanes_warm_up_with_is_a_job_that_has_an_answer(warm_up: Callable[[], None]) -> None:
-    frozen = gc.get_freeze_count()
-    warm_up()
-    assert gc.get_freeze_count() > frozen
-    gc.unfreeze()
 
 
 @awaited
