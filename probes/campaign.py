@@ -182,11 +182,6 @@ class Campaign:
         assert job.layout is not None, "a request's job has a layout"
         if request.emulate:
             fake = capacity.num_devices == 0 or capacity.device == "cpu"
-            if not (capacity.fake_tensors if fake else capacity.emulates):
-                raise ProbeError(
-                    f"this pool cannot emulate one rank{' without a GPU' if fake else ''}; leave "
-                    "emulate out, or use another pool"
-                )
             how = {"fake_tensors": True, "device": "cpu"} if fake else {}
             ranks = ranks_of_interest(job.layout, job.cluster)
             tasks = tuple(

@@ -142,7 +142,7 @@ def _plan(probes: StudyProbes) -> Plan:
         on_event=probes.on_event,
         should_stop=probes.observer.stop.is_set,
         num_devices=capacity.num_devices,
-        emulates=real and capacity.emulates and capacity.device == "cuda",
+        emulates=real and capacity.device == "cuda",
         steps=job.probe.steps + WARMUP_STEPS,
         refuses=probes.refusal if real else None,
         micro=MicroPlan(

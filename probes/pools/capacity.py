@@ -20,8 +20,6 @@ class Capacity:
     device: `cuda` or `cpu`.
     why_none: a sentence, if the pool has no device of this kind.
     spans_nodes: one probe may use several nodes.
-    emulates: it can run one rank of a larger layout in one process.
-    fake_tensors: it can run a rank without a GPU, for memory and counts only.
     measures: False if results are looked up, so that nothing new can be measured.
     at_once: devices that probes can use at the same time; None is all of them.
     shared: every process that opens the pool uses the same devices, from whatever machine.
@@ -32,8 +30,6 @@ class Capacity:
     device: str
     why_none: str = ""
     spans_nodes: bool = False
-    emulates: bool = True
-    fake_tensors: bool = True
     measures: bool = True
     at_once: int | None = None
     shared: bool = False
@@ -45,7 +41,7 @@ def too_few(wanted: int, capacity: Capacity) -> ProbeError:
     if capacity.num_devices == 0:
         return ProbeError(f"no NVIDIA GPU to probe on: {capacity.why_none}; {NO_GPU}")
     place = "pool" if capacity.spans_nodes else "machine"
-    fix = "use --emulate for one rank of it" if capacity.emulates else "use fewer GPUs"
     return ProbeError(
-        f"the layout needs {counted(wanted, 'GPU')}, this {place} has {capacity.num_devices}; {fix}"
+        f"the layout needs {counted(wanted, 'GPU')}, this {place} has {capacity.num_devices}; use "
+        "--emulate for one rank of it"
     )

@@ -19,7 +19,7 @@ from planner.api.settings import Settings
 from planner.api.wiring import wire
 from planner.calibration import kernels as shapes
 from planner.columns import LayoutBatch
-from planner.errors import ProbeError, SpecError
+from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.precision import PRECISIONS, Precision, Recipe
 from planner.probes import pools, trainers
@@ -75,7 +75,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
             return cls(option or "anywhere")
 
         def capacity(self, cluster: ClusterSpec) -> Capacity:
-            return Capacity(num_devices=4, device="cpu", spans_nodes=True, fake_tensors=False)
+            return Capacity(num_devices=4, device="cpu", spans_nodes=True)
 
         def check(self, need: Need, *, wait: bool = True) -> None:
             pass
@@ -104,9 +104,6 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
-    emulated = {"job": PROBE_JOB, "pool": "rented", "emulate": True}
-    with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
-        check_ready(wiring, probe_of_job(emulated, allow_files=False))
 
 
 def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
