@@ -3,7 +3,6 @@
 Nothing here imports torch; it is asked in a process of its own, and only where somebody wants that.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -13,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from planner.api.settings import Settings
 from planner.api.storage.engine import is_memory, normalise_url, shown
 from planner.api.storage.migrate import HEAD, current_revision
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, ProbeError, how_to_install
+from planner.probes.packages import versions_in
 from planner.probes.pools.leases import check_folder
 from planner.probes.pools.nvidia import others_on, survey
+from planner.probes.preflight import CHECK_SECONDS, ask, problem_in
 from planner.units import GIB, format_bytes
 from planner.version import VERSION
 
@@ -30,23 +32,9 @@ NEEDED = ("planner", "numpy", "pydantic", "optuna", "sqlalchemy", "alembic", "ty
 SERVICE = ("fastapi", "uvicorn")
 TRAINERS = ("torchtitan",)  # packages that bring a trainer
 ASK_SECONDS = 5.0  # of a command that should answer at once
-IMPORT_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 # Judgements: room for a hundred plans and the logs of some probes; for those of one probe.
 LITTLE_BYTES, LEAST_BYTES = GIB, GIB / 16
 PROBING = "only for probes; plans on paper need none"
-ASK_TORCH = """\
-import json, torch
-cuda = torch.cuda.is_available()
-nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
-print(json.dumps({"torch": torch.__version__, "built_for": torch.version.cuda or torch.version.hip,
-    "gpus": torch.cuda.device_count() if cuda else 0, "nccl": nccl and ".".join(map(str, nccl))}))
-"""
-ASK_VERSIONS = """\
-import json
-from importlib.metadata import distributions
-print(json.dumps({d.metadata["Name"].lower(): d.version for d in distributions()
-    if d.metadata["Name"] and d.metadata["Name"].lower().startswith(("torch", "nvidia-nccl"))}))
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +52,7 @@ def all_checks(wiring: Wiring, *, torch: bool) -> list[Check]:
     parts: tuple[Callable[[], Iterable[Check]], ...] = (
         _python,
         _packages,
-        lambda: _torch(wiring.settings.probe_python, imported=torch),
+        lambda: _torch(wiring.settings, imported=torch),
         lambda: _gpus(wiring.settings.probe_tolerated_gib * GIB),
         _slurm,
         lambda: _database(database_report(wiring)),
@@ -111,12 +99,13 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def _torch(python: str, *, imported: bool) -> Iterable[Check]:
+def _torch(settings: Settings, *, imported: bool) -> Iterable[Check]:
+    python = settings.probe_python
     try:
-        found = _asked([python, "-c", ASK_VERSIONS], ASK_SECONDS)
+        found = versions_in(python)
     except ProbeError as error:
         remedy = "set PLANNER_PROBE_PYTHON to an interpreter that runs"
-        yield Check(name="torch", state="warn", detail=f"{python}: {error}", remedy=remedy)
+        yield Check(name="torch", state="warn", detail=str(error), remedy=remedy)
         return
     if "torch" not in found:
         detail = f"not installed in {python}; {PROBING}"
@@ -124,43 +113,26 @@ def _torch(python: str, *, imported: bool) -> Iterable[Check]:
         return
     others = "".join(f", {name} {found[name]}" for name in TRAINERS if name in found)
     yield Check(name="torch", state="ok", detail=f"{found['torch']}{others} in {python}")
-    shipped = next((value for name, value in found.items() if name.startswith("nvidia-nccl")), None)
-    if not imported:
-        build = found["torch"].partition("+")[2] or "its default build"
-        yield Check(name="cuda", state="ok", detail=f"{build}; --torch asks torch itself")
-        yield Check(name="nccl", state="ok", detail=shipped or "as torch brings it")
-        return
-    try:
-        told = _asked([python, "-c", ASK_TORCH], IMPORT_SECONDS)
-    except ProbeError as error:
-        remedy = "import torch there by hand; install a build for this machine's driver"
-        yield Check(name="cuda", state="fail", detail=str(error), remedy=remedy)
-        return
-    built = told["built_for"] or "no GPU"
-    detail = f"torch {told['torch']}, built for {built}, sees {told['gpus']} GPUs"
-    if told["gpus"]:
-        yield Check(name="cuda", state="ok", detail=detail)
-        state: State = "ok" if told["nccl"] else "warn"
-        fix = None if told["nccl"] else "install a build of torch with NCCL"
-        yield Check(name="nccl", state=state, detail=told["nccl"] or "missing", remedy=fix)
-    else:
-        remedy = "install a build of torch for this machine's driver, or probe with gpu: cpu"
+    build = found["torch"].partition("+")[2] or "its default build"
+    problem = _problem(settings) if imported else None
+    if problem is not None:
+        detail, _, remedy = problem.partition("; ")
         yield Check(name="cuda", state="warn", detail=f"{detail}; {PROBING}", remedy=remedy)
+    else:
+        asked = "as a probe would find it" if imported else "--torch asks torch itself"
+        yield Check(name="cuda", state="ok", detail=f"{build}; {asked}")
+    shipped = next((value for name, value in found.items() if name.startswith("nvidia-nccl")), None)
+    yield Check(name="nccl", state="ok", detail=shipped or "as torch brings it")
 
 
-def _asked(command: list[str], seconds: float) -> dict[str, Any]:
-    """The JSON that a command prints last. Raises ProbeError."""
+def _problem(settings: Settings) -> str | None:
+    """The fault that a probe on GPUs would meet, as its preflight finds it, and its remedy."""
+    python = settings.probe_python
+    asking = [python, "-m", "planner.probes.selfcheck", "cuda", settings.probe_program]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
-        )
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {seconds:g} s") from None
-    except (OSError, ValueError, IndexError) as error:
-        why = error.strerror if isinstance(error, OSError) else " ".join(done.stderr.split())[-200:]
-        raise ProbeError(why or "no answer") from None
-    return told
+        return problem_in(ask(asking, folder=settings.probe_folder, seconds=CHECK_SECONDS), python)
+    except ProbeError as error:
+        return str(error)
 
 
 def _gpus(tolerated_bytes: float) -> Iterable[Check]:

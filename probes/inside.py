@@ -14,12 +14,12 @@ import platform
 import runpy
 import signal
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 
 from planner.probes.evidence import RankError, error_path
 from planner.probes.folder import FOUND
 from planner.probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
+from planner.probes.packages import versions_in
 from planner.probes.programs import ALLOCATOR
 
 INIT = 1
@@ -57,7 +57,7 @@ def main() -> None:
 
 def versions() -> dict[str, str | None]:
     """Fields of `planner.probes.protocol.Environment` that packages and variables tell."""
-    found = {one.name.lower(): one.version for one in distributions()}
+    found = versions_in(sys.executable)
     nccl = next((found[name] for name in sorted(found) if name.startswith("nvidia-nccl")), None)
     return {
         "python": platform.python_version(),

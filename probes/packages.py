@@ -1,16 +1,47 @@
-"""Our package for the interpreter of probes, which may be another than ours.
+"""Packages of the interpreter of probes, which may be another than ours.
 
-It gets no other package that we have: its torch, numpy and pydantic are built for it.
+Of ours it gets planner alone: its torch, numpy and pydantic are built for it.
 """
 
 import contextlib
 import hashlib
+import json
 import os
+import subprocess
+import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import planner
+from planner.errors import ProbeError
 
 HOME = Path(planner.__file__).resolve().parent
+ASK_SECONDS = 60.0
+ASK = """\
+import json
+from importlib.metadata import distributions
+found = [(one.metadata["Name"] or "", one.version) for one in distributions()]
+print(json.dumps({name.lower(): version for name, version in found}))
+"""
+
+
+def versions_in(python: str) -> dict[str, str]:
+    """Versions of an interpreter's packages by name, without importing any. Raises ProbeError."""
+    if python == sys.executable:
+        return {(one.name or "").lower(): one.version for one in distributions()}
+    command = [python, "-c", ASK]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False, cwd=os.sep
+        )
+        found: dict[str, str] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"{python}: no answer within {ASK_SECONDS:g} s") from None
+    except OSError as error:
+        raise ProbeError(f"{python}: {error.strerror}") from None
+    except ValueError:
+        raise ProbeError(f"{python}: {' '.join(done.stderr.split())[-200:]}") from None
+    return found
 
 
 def search_path(folder: Path) -> str:

@@ -1,8 +1,6 @@
-"""Versions of TorchTitan and its packages: which are installed, which go together."""
+"""Versions of TorchTitan and its packages: which go together."""
 
-import json
 import re
-import subprocess
 from collections.abc import Mapping
 
 from planner.export.torchtitan import WRITTEN
@@ -12,26 +10,6 @@ SUGGESTED = "0.2.2"
 # torch.distributed.set_timeout, which 2.13 lacks)
 NEEDS_TORCH = {"0.3": (2, 14)}
 PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
-
-
-def versions_of(python: str) -> dict[str, str]:
-    code = (
-        "import importlib.metadata as m, json\nfound = {}\n"
-        f"for name in {PACKAGES!r}:\n    try:\n        found[name] = m.version(name)\n    "
-        "except m.PackageNotFoundError:\n        pass\n"
-        "print(json.dumps(found))"
-    )
-    try:
-        done = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
-        )
-    except OSError:
-        return {}
-    return (
-        {str(name): str(version) for name, version in json.loads(done.stdout).items()}
-        if done.returncode == 0
-        else {}
-    )
 
 
 def clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:

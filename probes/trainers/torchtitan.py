@@ -7,7 +7,6 @@ This module imports neither torch nor torchtitan: versions come from package met
 the log and the event files.
 """
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
@@ -15,15 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
+from planner.errors import ProbeError
 from planner.export.base import Export
 from planner.export.torchtitan import export
 from planner.probes.evidence import Evidence
+from planner.probes.packages import versions_in
 from planner.probes.programs import Program, allocator_settings
 from planner.probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
 from planner.probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from planner.probes.trainers.titan_log import read_log
 from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
-from planner.probes.trainers.titan_versions import PACKAGES, clash, line, versions_of
+from planner.probes.trainers.titan_versions import clash, line
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 
@@ -73,16 +74,11 @@ class TitanTrainer:
         return self.read(task, evidence.log, folder, own), environment
 
     def versions(self) -> dict[str, str]:
-        """Versions of the installed packages that TorchTitan needs; imports nothing."""
-        if self.python != sys.executable:
-            return versions_of(self.python)
-        found = {}
-        for name in PACKAGES:
-            try:
-                found[name] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return found
+        """Versions of the installed packages; none where the interpreter does not answer."""
+        try:
+            return versions_in(self.python)
+        except ProbeError:
+            return {}
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
         """Why no probe of this job can run here, whatever its layout.

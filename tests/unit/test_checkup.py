@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,8 +92,12 @@ def test_torch_is_not_imported_here(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_command_that_hangs_is_given_up() -> None:
-    began = time.monotonic()
-    with pytest.raises(checkup.ProbeError, match=r"no answer within 0\.2 s"):
-        checkup._asked([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
-    assert time.monotonic() - began < 30.0
+def test_an_interpreter_that_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.probes.packages.ASK_SECONDS", 0.2)
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    found = checks(tmp_path, probe_python=str(hangs))["torch"]
+    assert (found.state, "no answer within 0.2 s" in found.detail) == ("warn", True)

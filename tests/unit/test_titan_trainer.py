@@ -20,15 +20,15 @@ from planner.probes.protocol import (
     OutOfMemory,
     ProbeTask,
 )
-from planner.probes.trainers import torchtitan
 from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import read_log
+from planner.probes.trainers.titan_versions import PACKAGES
 from planner.probes.trainers.torchtitan import TitanTrainer
 from planner.units import GIB
 from tests.conftest import job_values
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "titan_logs"
-INSTALLED = dict.fromkeys(torchtitan.PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}
+INSTALLED = dict.fromkeys(PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}
 
 
 def trainer(monkeypatch: pytest.MonkeyPatch, **versions: str) -> TitanTrainer:
