@@ -19,6 +19,7 @@ from planner.api.storage.engine import is_memory, normalise_url, shown
 from planner.api.storage.migrate import HEAD, current_revision
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, ProbeError, how_to_install
+from planner.probes.folder import free_bytes
 from planner.probes.packages import versions_in
 from planner.probes.pools.leases import check_folder
 from planner.probes.pools.nvidia import others_on, survey
@@ -223,7 +224,7 @@ def disk(name: str, folder: Path, setting: str) -> Check:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         detail = f"{folder} cannot be written"
         return Check(name=name, state="fail", detail=detail, remedy=f"set {setting} elsewhere")
-    free = shutil.disk_usage(there).free
+    free = free_bytes(folder)
     detail = f"{folder}, {format_bytes(free)} free"
     if free < LEAST_BYTES:
         return Check(name=name, state="fail", detail=detail, remedy=elsewhere)

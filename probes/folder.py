@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def read_whole(path: Path) -> str:
         size = path.stat().st_size
         raise OSError(errno.EFBIG, f"{size:,} bytes, more than {MOST_BYTES:,}", str(path))
     return raw.decode("utf-8", "replace")
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk that holds the folder, or would."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
 
 
 def lease_folder() -> Path:

@@ -7,7 +7,6 @@ will run the probes, so a torch in another environment does not count.
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
+from planner.probes.folder import free_bytes
 from planner.probes.packages import search_path
 from planner.probes.protocol import ProbeTask
 from planner.probes.trainers import trainer_of
@@ -125,10 +125,6 @@ def check(need: Need, *, python: str, program: str, folder: Path) -> None:
     if problem is not None:
         raise ProbeError(problem)
     _good_until[tuple(asking)] = time.monotonic() + STANDS_SECONDS
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 def check_folder(folder: Path) -> None:

@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.state.wiring = outside
     app.state.refusals = {}
     app.state.lanes = open_lanes(outside.settings)  # their processes start with the first work
-    app.state.metrics = Metrics(VERSION, outside, app.state.lanes.values)
+    app.state.metrics = Metrics(VERSION, outside, app.state.lanes.values())
     app.state.stopping = threading.Event()
     settings = outside.settings
     app.state.rates = Rates(settings.requests_per_second)

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -33,7 +34,7 @@ SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 class Metrics:
     """The numbers of one app, in a registry of its own: several apps can live in one process."""
 
-    def __init__(self, version: str, wiring: Wiring, lanes: Callable[[], Iterable[Lane]]) -> None:
+    def __init__(self, version: str, wiring: Wiring, lanes: Iterable[Lane]) -> None:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -58,7 +59,13 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.registry.register(_Lanes(lanes))
+        for name, about in (
+            ("running", "Requests being worked on."),
+            ("waiting", "Requests that wait for a process."),
+        ):
+            gauge = Gauge(f"planner_lane_{name}", about, ("lane",), registry=self.registry)
+            for lane in lanes:
+                gauge.labels(lane.name).set_function(partial(getattr, lane, name))
         self.registry.register(DatabaseNumbers(wiring))
         about = "Version of the service; always 1."
         info = Gauge("planner_info", about, ("version",), registry=self.registry)
@@ -66,27 +73,6 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-
-class _Lanes(Collector):
-    """How many work and wait in each lane."""
-
-    def __init__(self, lanes: Callable[[], Iterable[Lane]]) -> None:
-        self.lanes = lanes
-
-    def collect(self) -> Iterator[Metric]:
-        gauges = {
-            "running": GaugeMetricFamily(
-                "planner_lane_running", "Requests being worked on.", labels=["lane"]
-            ),
-            "waiting": GaugeMetricFamily(
-                "planner_lane_waiting", "Requests that wait for a process.", labels=["lane"]
-            ),
-        }
-        for lane in self.lanes():
-            for name, gauge in gauges.items():
-                gauge.add_metric([lane.name], getattr(lane, name))
-        yield from gauges.values()
 
 
 class DatabaseNumbers(Collector):

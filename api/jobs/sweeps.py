@@ -1,7 +1,7 @@
 """Sweeps as both edges keep them: stored, scheduled, paused, cancelled; `sweep_runs` runs them."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -108,8 +108,8 @@ def resume_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
     Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
     """
     who = _owner(wiring, sweep_id)
-    spec = wiring.sweeps.get(sweep_id).spec
-    due = next_due(spec.get("schedule"), wiring.sweeps.now(), spec.get("time_zone", "UTC"))
+    spec = _spec(wiring.sweeps.get(sweep_id))
+    due = next_due(spec.schedule, wiring.sweeps.now(), spec.time_zone)
     return wiring.sweeps.change(sweep_id, "active", due, who.name)
 
 
@@ -141,8 +141,7 @@ def schedule_due(wiring: Wiring) -> list[TaskRecord]:
     now = wiring.sweeps.now()
     for sweep in wiring.sweeps.due(now):
         try:
-            with readable("sweep", sweep.id):
-                spec = SweepSpec.model_validate(dict(sweep.spec))
+            spec = _spec(sweep)
         except UnreadableError as error:
             log.warning("%s is paused: %s", sweep.id, error)
             wiring.sweeps.change(sweep.id, "paused", None)
@@ -215,7 +214,14 @@ def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     return wiring.tasks.add([task], lease=new_lease() if ours else None, check=check)[0]
 
 
+def _spec(sweep: SweepRecord) -> SweepSpec:
+    """The sweep as it was stored. Raises UnreadableError."""
+    with readable("sweep", sweep.id):
+        return SweepSpec.model_validate(dict(sweep.spec))
+
+
 def _task(wiring: Wiring, sweep: SweepRecord, due_at: datetime) -> TaskRecord:
+    spec = _spec(sweep)
     return TaskRecord(
         id=wiring.ids.new_id(RUN_PREFIX),
         kind="sweep",
@@ -224,20 +230,9 @@ def _task(wiring: Wiring, sweep: SweepRecord, due_at: datetime) -> TaskRecord:
         parent_id=sweep.id,
         due_at=due_at,
         asked_by=sweep.asked_by,
-        gpu_seconds=_most_gpu_seconds(sweep),
-        priority=_priority(sweep),
+        gpu_seconds=spec.budget.max_gpu_seconds,
+        priority=spec.priority,
     )
-
-
-def _most_gpu_seconds(sweep: SweepRecord) -> float | None:
-    budget = sweep.spec.get("budget")
-    most = budget.get("max_gpu_seconds") if isinstance(budget, Mapping) else None
-    return float(most) if isinstance(most, int | float) else None
-
-
-def _priority(sweep: SweepRecord) -> int:
-    priority = sweep.spec.get("priority")
-    return priority if isinstance(priority, int) else 0
 
 
 # ---- reading -------------------------------------------------------------------------------------

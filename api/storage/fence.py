@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, update
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
@@ -38,7 +38,7 @@ class Fence:
     def write(
         self, session: Session, claimed: JobRecord, values: dict[str, Any], *, expired: bool = False
     ) -> Any:
-        """The row with these values. Raises ConflictError where the lease was lost.
+        """The row with these values, locked. Raises ConflictError where the lease was lost.
 
         expired: whether a lease that has expired, and was not taken over, will do.
         """
@@ -62,15 +62,6 @@ class Fence:
         if written is None:
             raise self._lost(row, claimed)
         return row
-
-    def lock(self, session: Session, claimed: JobRecord) -> None:
-        """Locks its row. Raises ConflictError where the lease was lost."""
-        table = self.table
-        row = self.row(session, claimed.id, lock=True)
-        alive = select(table.id).where(table.id == claimed.id, table.lease_until >= database_time())
-        ours = row.state == RUNNING and row.fencing_token == claimed.fencing_token
-        if not ours or session.scalars(alive).first() is None:
-            raise self._lost(row, claimed)
 
     def _lost(self, row: LeasedRow, claimed: JobRecord) -> ConflictError:
         owner = row.owner or "nobody"

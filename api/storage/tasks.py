@@ -44,7 +44,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         The row is locked meanwhile, so that nobody takes the task over.
         """
         with writing(self.engine) as session:
-            self.fence.lock(session, claimed)
+            self.fence.write(session, claimed, {"state": RUNNING})
             newest = select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == claimed.id)
             number = (session.scalar(newest) or 0) + 1
             event = TaskEvent(number=number, created_at=now, body=dict(body))

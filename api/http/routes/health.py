@@ -4,7 +4,6 @@ So they say what is wrong without naming a host, a user or a path; the log has t
 """
 
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from planner.api.http.schemas import Health, Readiness, ReadinessPart
 from planner.api.storage.engine import is_memory
 from planner.api.storage.migrate import HEAD, at_revision, current_revision
 from planner.errors import StoreError
+from planner.probes.folder import free_bytes
 from planner.units import format_bytes
 
 router = APIRouter(tags=["health"])
@@ -51,7 +51,7 @@ def _parts(request: Request) -> Iterator[ReadinessPart]:
     url = wiring.engine.url
     if url.get_backend_name() == "sqlite" and not is_memory(url):
         folders.append(Path(str(url.database)).parent)
-    free = min(map(_free_bytes, folders))
+    free = min(map(free_bytes, folders))
     full = f"{format_bytes(free)} are free; make room for results and the database"
     yield _part("disk", full if free < FREE_BYTES else None)
     busy = any(0 < lane.waiting >= lane.most_waiting for lane in state.lanes.values())
@@ -73,9 +73,3 @@ def _database(request: Request) -> str | None:
         log.error("%s", error)
         return "cannot be reached; the log of the service says why"
     return None if revision == HEAD else at_revision(revision)
-
-
-def _free_bytes(folder: Path) -> int:
-    """On the disk that holds the folder, or would."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
