@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from planner.estimates import estimate_job
-from planner.probes.protocol import MeasuredRun
+from planner.probes.protocol import MeasuredRun, largest
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import TimeBreakdown
 from planner.specs.job import Job
@@ -77,13 +77,8 @@ MEMORY = {
 
 
 def _largest(ranks: Mapping[int, MeasuredRun], name: str) -> Any:
-    values = [
-        value
-        for outcome in ranks.values()
-        for memory in outcome.memory
-        if (value := getattr(memory, name)) is not None
-    ]
-    return max(values, default=None)
+    memories = (memory for outcome in ranks.values() for memory in outcome.memory)
+    return largest(getattr(memory, name) for memory in memories)
 
 
 def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ No torch here: the runner, the pools and the replay import this module, and so d
 """
 
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -295,10 +296,10 @@ class ProbeResult(BaseModel):
                 "step_seconds_sd": _sd(out.step_seconds_each),
                 "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
                 "mfu": out.mfu,
-                "peak_allocated_bytes": _largest(rank.peak_allocated_bytes for rank in out.memory),
-                "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
-                "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),
-                "allocator_retries": _largest(rank.allocator_retries for rank in out.memory),
+                "peak_allocated_bytes": largest(rank.peak_allocated_bytes for rank in out.memory),
+                "peak_reserved_bytes": largest(rank.peak_reserved_bytes for rank in out.memory),
+                "device_bytes": largest(rank.device_used_bytes for rank in out.memory),
+                "allocator_retries": largest(rank.allocator_retries for rank in out.memory),
                 "timed_microbatches": out.timed_microbatches,
             }
         elif isinstance(out, OutOfMemory):
@@ -322,7 +323,7 @@ class ProbeResult(BaseModel):
         )
 
 
-def _largest(values: Any) -> int | None:
+def largest(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None
 

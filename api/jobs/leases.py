@@ -3,10 +3,12 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from planner.api.errors import UnavailableError
+from planner.api.jobs.observer import Observer
 from planner.api.jobs.owners import has_crashed, owner
 from planner.api.storage.job_records import JobEnd, JobRecord, Lease
 from planner.api.storage.queue import SqlQueue
@@ -56,6 +58,16 @@ class Claimed(Generic[Record, End]):
     def report(self, message: str) -> None:
         """Says how far the work is, with the next heartbeat."""
         self.columns["progress"] = message
+
+    def reporter(self, layout: str, observer: Observer) -> Callable[[str], None]:
+        """Reports how far the probe of a layout is, also to who follows from this process."""
+
+        def report(message: str) -> None:
+            line = f"{layout}: {message}"
+            self.report(line)
+            observer.on_message(line)
+
+        return report
 
     def store(self, **columns: Any) -> None:
         """Stores columns before the work goes on, by which others act, who takes over after a crash

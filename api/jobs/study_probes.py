@@ -1,6 +1,6 @@
 """The probes of a study: its questions as probes of the queue, their ends as measurements."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,8 @@ class StudyProbes:
         if isinstance(probe, Measurement):
             return probe
         record = enqueue_in_room(self.wiring, probe, self.claimed)
-        watch = Watch(stop=self.observer.stop, progress=self._progress_of(record))
+        progress = self.claimed.reporter(record.layout, self.observer)
+        watch = Watch(stop=self.observer.stop, progress=progress)
         (record,) = run_all(self.wiring, [record], {record.id: watch})
         if question.micro is not None:
             if record.state == "cancelled":
@@ -120,14 +121,6 @@ class StudyProbes:
         }
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
         return RequestedProbe(request=parsed, job=job, plan_id=self.claimed.record.id)
-
-    def _progress_of(self, record: ProbeRecord) -> Callable[[str], None]:
-        def progress(message: str) -> None:
-            line = f"{record.layout}: {message}"
-            self.claimed.report(line)
-            self.observer.on_message(line)
-
-        return progress
 
     def _measurement(self, record: ProbeRecord) -> Measurement | None:
         """The record's measurement, without numbers if it failed or was interrupted.

@@ -31,16 +31,6 @@ class SweepProgress:
         self.observer.on_event({"event": event, "message": message, **standing})
         self._last["shown"] = time.monotonic()
 
-    def of_layout(self, layout: str) -> Callable[[str], None]:
-        """Reports messages of one layout's probe."""
-
-        def report(message: str) -> None:
-            line = f"{layout}: {message}"
-            self.claimed.report(line)
-            self.observer.on_message(line)
-
-        return report
-
     def is_time(self, what: str, seconds: float) -> bool:
         """Whether so many seconds have passed since it was done last; then it is done now."""
         now = time.monotonic()

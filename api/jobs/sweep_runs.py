@@ -183,8 +183,10 @@ class SweepRun:
         """Awaits the probes that run without an owner; another worker may be quicker."""
         claimed = [self.wiring.probes.claim(new_lease(), job_id=one.id) for one in queued]
         ours = [one for one in claimed if one is not None]
-        stop, say = self.observer.stop, self._progress.of_layout
-        watches = {one.id: Watch(stop=stop, progress=say(one.layout)) for one in ours}
+        stop, say = self.observer.stop, self.claimed.reporter
+        watches = {
+            one.id: Watch(stop=stop, progress=say(one.layout, self.observer)) for one in ours
+        }
         run_all(self.wiring, ours, watches)
 
     def _plan(self, number: int, values: Mapping[str, Any]) -> None:
@@ -273,7 +275,7 @@ class SweepRun:
                 if not self._running:
                     self._give_up(limited)
                 return
-            say = self._progress.of_layout(item.wanted.layout.short())
+            say = self.claimed.reporter(item.wanted.layout.short(), self.observer)
             avoid, rather_not = self._out, item.avoid
             if item.confirms:  # on the same host it would tell nothing
                 avoid, rather_not = avoid | item.avoid, frozenset()

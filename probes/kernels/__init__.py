@@ -5,7 +5,7 @@ when a kernel of its kind is timed, so that this list needs no torch.
 """
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from planner.calibration import kernels as shapes
@@ -48,8 +48,5 @@ def prepared(shape: shapes.KernelShape, device: "torch.device") -> Prepared | No
     Raises Unavailable.
     """
     found = KERNELS[shape.kind]
-    if isinstance(found, str):
-        module, _, name = found.partition(":")
-        loaded: Prepare = getattr(import_module(module), name)
-        return loaded(shape, device)
-    return found(shape, device)
+    prepare: Prepare = resolve_name(found) if isinstance(found, str) else found
+    return prepare(shape, device)

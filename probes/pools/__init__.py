@@ -6,7 +6,7 @@ class. Classes are imported when a pool is opened, so that naming pools costs no
 
 import re
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 
 from planner.errors import fault
 from planner.probes.pools.protocol import Pool, PoolSettings
@@ -36,10 +36,7 @@ class Backend:
         return any((":" in form) == (option is not None) for form in self.forms)
 
     def load(self) -> type[Pool]:
-        if not isinstance(self.pool, str):
-            return self.pool
-        module, _, name = self.pool.partition(":")
-        found: type[Pool] = getattr(import_module(module), name)
+        found: type[Pool] = resolve_name(self.pool) if isinstance(self.pool, str) else self.pool
         return found
 
 

@@ -5,7 +5,7 @@ when a probe of its kind runs.
 """
 
 import sys
-from importlib import import_module
+from pkgutil import resolve_name
 
 from planner.probes.trainers.protocol import ProbeTrainer
 from planner.specs.probe_trainers import PROBE_TRAINERS
@@ -32,8 +32,5 @@ def trainer_of(name: str, *, python: str = sys.executable, worker: str = WORKER)
     worker: the reference program, a module or a file.
     """
     found = TRAINERS[name]
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
-        loaded: type[ProbeTrainer] = getattr(import_module(module), attribute)
-        return loaded.of(python=python, worker=worker)
-    return found.of(python=python, worker=worker)
+    trainer: type[ProbeTrainer] = resolve_name(found) if isinstance(found, str) else found
+    return trainer.of(python=python, worker=worker)
