@@ -43,13 +43,16 @@ COUNT = {"type": ["integer", "string"]}
 NOTE = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n +\S.*)*)", re.M)
 
 
-@lru_cache(maxsize=1)
-def job_schema() -> dict[str, Any]:
-    """The schema of `POST /plan`'s body and of a job file."""
+@lru_cache(maxsize=2)
+def job_schema(reference: str = "#/$defs/{model}") -> dict[str, Any]:
+    """The schema of `POST /plan`'s body and of a job file.
+
+    reference: how its parts refer to each other, which are listed under `$defs`.
+    """
     properties: dict[str, Any] = {"id": {"type": ["string", "integer"], "description": "Echoed."}}
     definitions: dict[str, Any] = {}
     for name, spec in PARTS.items():
-        part = spec.model_json_schema(ref_template="#/$defs/{model}", by_alias=True)
+        part = spec.model_json_schema(ref_template=reference, by_alias=True)
         definitions |= part.pop("$defs", {})
         shaped = _as_written(name, part)
         properties[name] = {**_or_named(name, shaped), "description": ABOUT[name]}

@@ -98,23 +98,6 @@ def _operations(document: Document) -> Iterator[tuple[str, Document]]:
 
 def _job(schemas: Document) -> Document:
     """The job's schema; what it refers to joins `schemas` under names of its own."""
-    job = job_schema()
-    for name, part in job.get("$defs", {}).items():
-        schemas[f"Job{name}"] = _referring(part)
-    own = {name: part for name, part in job.items() if name not in ("$defs", "$schema")}
-    referring: Document = _referring(own)
-    return referring
-
-
-def _referring(part: Any) -> Any:
-    """The part with references into the document's components."""
-    if isinstance(part, list):
-        return [_referring(one) for one in part]
-    if not isinstance(part, dict):
-        return part
-    return {
-        name: value.replace("#/$defs/", "#/components/schemas/Job")
-        if name == "$ref"
-        else _referring(value)
-        for name, value in part.items()
-    }
+    job = job_schema("#/components/schemas/Job{model}")
+    schemas |= {f"Job{name}": part for name, part in job["$defs"].items()}
+    return {name: part for name, part in job.items() if name not in ("$defs", "$schema")}
