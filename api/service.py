@@ -16,7 +16,7 @@ from planner.api.storage.records import PlanLabels, StoredEstimate
 from planner.api.wiring import Question, SystemClock, Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, SpecError, fault
-from planner.estimates import CalibrationOf, Estimator, estimate_jobs
+from planner.estimates import CalibrationOf, Estimator
 from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
@@ -234,22 +234,6 @@ def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
 
 def _answer(job: Job, answer: Estimate | PlannerError) -> "Estimate | Refusal":
     return Refusal(job.id, answer) if isinstance(answer, PlannerError) else answer
-
-
-def estimate_one(
-    wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
-) -> tuple[str, Estimate]:
-    """(id under which it is kept, estimate). owner: see `ask_on_paper`.
-
-    Raises SpecError for a malformed job, StoreError before any work is done.
-    """
-    values = with_own(wiring, values)
-    job = parse_for_estimate(values, JobReader(allow_files=allow_files))
-    store = wiring.store
-    estimate = estimate_jobs([job], lambda one: learned(wiring, one, owner))[0]
-    kept = _to_keep(wiring, job.request, estimate)
-    store.save_estimates([kept])
-    return kept.id, kept.estimate
 
 
 def keep_estimates(

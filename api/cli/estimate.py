@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from planner.api.calibration.read import Learned, among, learned_by_gpu
+from planner.api.calibration.read import Learned, among, learned, learned_by_gpu
 from planner.api.cli.given import (
     GpuOption,
     ModelOption,
@@ -23,14 +23,15 @@ from planner.api.cli.typed import Json
 from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.jobs import parse_job
+from planner.api.own_entries import with_own
 from planner.api.render.estimate import estimate_view
 from planner.api.service import (
     MAX_LINE_BYTES,
     Estimates,
     Refusal,
-    estimate_one,
     growing,
     job_lines,
+    keep_estimates,
     line_of,
     meant,
 )
@@ -82,18 +83,20 @@ def command(
 
 def _one(wiring: Wiring, values: dict[str, Any], *, as_json: bool) -> None:
     with working("pricing", quiet=as_json):
-        kept_id, estimate = estimate_one(wiring, values, allow_files=True, owner=local_user())
+        asked = with_own(wiring, values)
+        prices = Estimates(
+            allow_files=True, calibration_of=lambda job: learned(wiring, job, local_user())
+        )
+        (kept,) = keep_estimates(wiring, [asked], prices.of([asked]))
+    if isinstance(kept, Refusal):
+        raise kept.error
     if as_json:
-        typer.echo(estimate.model_dump_json(indent=2))
+        typer.echo(kept.estimate.model_dump_json(indent=2))
         return
     console = make_console()
-    parsed = parse_job(values, allow_files=True)
-    show(
-        estimate_view(
-            estimate, parsed, console.width, letters=letters_only(console), kept_id=kept_id
-        ),
-        console,
-    )
+    parsed, letters = parse_job(asked, allow_files=True), letters_only(console)
+    view = estimate_view(kept.estimate, parsed, console.width, letters=letters, kept_id=kept.id)
+    show(view, console)
 
 
 def _many(path: str) -> None:
