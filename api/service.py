@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
 from planner.plan.recommend import recommend
-from planner.ports import Both, Ports, in_turn
+from planner.ports import Ports
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import Plan
@@ -101,20 +101,17 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
 
 
 def answer_on_paper(
-    wiring: Wiring,
-    question: PaperQuestion,
-    progress: Callable[[str], None] | None = None,
-    both: Both = in_turn,
+    wiring: Wiring, question: PaperQuestion, progress: Callable[[str], None] | None = None
 ) -> Plan:
     """The plan of a question; one that this process answered before, at once.
 
-    both: how a search may use a second core, where nobody else wants it. Raises InfeasibleError.
+    Raises InfeasibleError.
     """
     known = known_plan(wiring, question)
     if known is not None:
         return known
-    ports = replace(wiring.ports, both=both)
-    return recommend(question.job, ports=ports, progress=progress, calibration=question.calibration)
+    job, calibration = question.job, question.calibration
+    return recommend(job, ports=wiring.ports, progress=progress, calibration=calibration)
 
 
 def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:

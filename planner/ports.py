@@ -1,12 +1,8 @@
-"""Ports of the planner to the outside world: the time, fresh ids, a second core."""
+"""Ports of the planner to the outside world: the time, fresh ids."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
-
-FirstT = TypeVar("FirstT")
-SecondT = TypeVar("SecondT")
+from typing import Protocol
 
 
 class Clock(Protocol):
@@ -25,25 +21,9 @@ class IdFactory(Protocol):
         ...
 
 
-class Both(Protocol):
-    """Runs two pieces of work, neither of which reads what the other changes."""
-
-    def __call__(
-        self, first: Callable[[], FirstT], second: Callable[[], SecondT]
-    ) -> tuple[FirstT, SecondT]:
-        """Returns both results. Changes that the second makes may be lost: it may run in a copy."""
-        ...
-
-
-def in_turn(first: Callable[[], FirstT], second: Callable[[], SecondT]) -> tuple[FirstT, SecondT]:
-    """One after the other."""
-    return first(), second()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """The outside world as `recommend` is given it."""
 
     clock: Clock
     ids: IdFactory
-    both: Both = in_turn

@@ -22,7 +22,6 @@ from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.render.current import difference_lines
 from planner.api.render.plan import plan_view
-from planner.api.second_core import Forked
 from planner.api.service import answer_on_paper, ask_on_paper, keep_plan
 from planner.api.wiring import wire
 from planner.errors import StoreError
@@ -182,8 +181,7 @@ def _on_paper(values: object, *, quiet: bool) -> tuple[Plan, StoreError | None]:
     wiring = wire()
     with working("looking at all layouts", quiet=quiet) as shown:
         question = ask_on_paper(wiring, values, allow_files=True, owner=local_user())
-        both = Forked(spinners=int(shown.shown is not None))
-        plan = answer_on_paper(wiring, question, shown.say, both)
+        plan = answer_on_paper(wiring, question, shown.say)
     try:
         keep_plan(wiring, question, plan)
     except StoreError as error:

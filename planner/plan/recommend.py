@@ -4,7 +4,6 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 ones -> estimate, explain, export.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +21,7 @@ from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_
 from planner.plan.considered import Fitting, considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
-from planner.ports import Both, Ports
+from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
 from planner.search.choice.ranking import (
@@ -46,14 +45,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import ConsideredLayout, Plan, RankedLayout, Searched
-from planner.specs.plan_comparisons import (
-    ParetoPoint,
-    Regret,
-    SensitivityStep,
-    SizeOption,
-    VersusCurrent,
-)
+from planner.specs.plan import Plan, RankedLayout, Searched
+from planner.specs.plan_comparisons import ParetoPoint, SizeOption, VersusCurrent
 from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
@@ -95,7 +88,7 @@ def recommend(
         Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
     )
     check_given(job, clusters)
-    sizes = _search_sizes(job, clusters, say, calibration, ports.both)
+    sizes = _search_sizes(job, clusters, say, calibration)
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
@@ -131,41 +124,15 @@ def recommend(
 
 
 def _search_sizes(
-    job: Job,
-    clusters: Sequence[ClusterSpec],
-    say: Progress,
-    calibration: Calibration | None,
-    both: Both,
+    job: Job, clusters: Sequence[ClusterSpec], say: Progress, calibration: Calibration | None
 ) -> list[OneSize]:
-    """The search at each size; of several, half at the same time as the others if possible."""
-    if len(clusters) == 1:
-        return [search_size(job, clusters[0], say, calibration)]
-
-    def searched(places: Sequence[int], said: Progress) -> list[OneSize]:
-        found = []
-        for place in places:
-            found.append(search_size(job, clusters[place], said, calibration))
-            found[-1].pricer.known.forget()  # too much to keep of every size, or to hand over
-        return found
-
-    halves = _halves([one.num_gpus for one in clusters])
-    here, others = both(
-        lambda: searched(halves[0], say), lambda: searched(halves[1], lambda _: None)
-    )
-    of_place = dict(zip([*halves[0], *halves[1]], [*here, *others], strict=True))
-    return [of_place[place] for place in range(len(clusters))]
-
-
-def _halves(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Places of the sizes in two halves whose searches take about as long.
-
-    A search is taken to last with the square root of the size; judgement.
-    """
-    halves: tuple[list[int], list[int]] = ([], [])
-    for place in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
-        shorter = min(halves, key=lambda half: sum(math.sqrt(sizes[at]) for at in half))
-        shorter.append(place)
-    return halves
+    """The search at each size."""
+    sizes = []
+    for cluster in clusters:
+        sizes.append(search_size(job, cluster, say, calibration))
+        if len(clusters) > 1:
+            sizes[-1].pricer.known.forget()  # too much to keep of every size
+    return sizes
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
@@ -256,21 +223,14 @@ def _plan(
     winner = ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
 
-    def of_ranked() -> tuple[list[RankedLayout], list[ConsideredLayout]]:
-        return _entries(job, ranked), considered(job, with_candidates, ranked, fitting)
-
-    def of_others() -> tuple[list[SensitivityStep], list[str], list[Export | None], Regret | None]:
-        believed = [one for one in ranked if one.supported] if winner.supported else ranked
-        expected = np.array([choice.expected for choice in believed])
-        return (
-            sensitivity(winner.at_size.pricer, winner.layout),
-            [*_near_batch(job, winner), *overlapped(job, winner.at_size)],
-            _exports(job, ranked),
-            regret(expected, covariance(job, believed), job.search, of=len(ranked)),
-        )
-
-    # both take about as long
-    (entries, others), (moved, near, exported, lost) = ports.both(of_ranked, of_others)
+    entries = _entries(job, ranked)
+    others = considered(job, with_candidates, ranked, fitting)
+    believed = [one for one in ranked if one.supported] if winner.supported else ranked
+    expected = np.array([choice.expected for choice in believed])
+    moved = sensitivity(winner.at_size.pricer, winner.layout)
+    near = [*_near_batch(job, winner), *overlapped(job, winner.at_size)]
+    exported = _exports(job, ranked)
+    lost = regret(expected, covariance(job, believed), job.search, of=len(ranked))
     entries = [
         entry.model_copy(update={"export": {one.trainer: one.as_dict()}}) if one else entry
         for entry, one in zip(entries, exported, strict=True)
