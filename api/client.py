@@ -2,7 +2,7 @@
 
 Its answers are the planner's own types, its lists read page after page, and what fails is the
 service's own error. It tries again what may pass on a second try; a POST carries an
-Idempotency-Key, so that nothing is done twice. What has an ETag is fetched once.
+Idempotency-Key, so that nothing is done twice.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""One service over HTTP: tries again, ETags, pages of a list, server-sent events."""
+"""One service over HTTP: tries again, pages of a list, server-sent events."""
 
 import json
 import random
@@ -20,9 +20,7 @@ except ModuleNotFoundError:
 
 CSV, JSON_LINES = "text/csv", "application/jsonl"
 PAGE = 200
-MOST_KEPT = 64  # answers with an ETag
 AGAIN = frozenset({429, 502, 503, 504})  # statuses that another try may pass
-CONFLICT, NOT_MODIFIED = 409, 304
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 30.0
 Answer = TypeVar("Answer")
 Transport = httpx.BaseTransport
@@ -57,8 +55,7 @@ class ServerEvent:
 class Connection:
     """Requests to one service. Raises ServiceError, UnreachableError.
 
-    A POST carries an Idempotency-Key, so that nothing is done twice. What has an ETag is fetched
-    once.
+    A POST carries an Idempotency-Key, so that nothing is done twice.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class Connection:
             base_url=address, headers=headers, timeout=timeout_seconds, transport=transport
         )
         self._tries, self._sleep = tries, sleep
-        self._kept: dict[str, tuple[str, str]] = {}
 
     def close(self) -> None:
         """Closes its connections."""
@@ -94,16 +90,7 @@ class Connection:
 
     def get(self, path: str, **wanted: Any) -> str:
         asked = {name: value for name, value in wanted.items() if value is not None}
-        url = str(httpx.URL(path, params=asked))
-        tag, body = self._kept.get(url, (None, ""))
-        answer = self.send("GET", url, headers={"if-none-match": tag} if tag else {})
-        if answer.status_code == NOT_MODIFIED:
-            return body
-        if "etag" in answer.headers:
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[url] = answer.headers["etag"], answer.text
-        return answer.text
+        return self.send("GET", path, params=asked).text
 
     def post(self, path: str, body: Any = None, *, media_type: str = CSV) -> str:
         """The answer to a POST. media_type: of a body that is a text."""

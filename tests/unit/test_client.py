@@ -96,16 +96,6 @@ def test_lists_are_read_page_after_page() -> None:
     assert [request.url.params.get("cursor") for request in service.asked] == [None, "1", "2"]
 
 
-def test_what_has_an_etag_is_fetched_once() -> None:
-    headers = {"etag": '"a"'}
-    whole = httpx.Response(200, json={"name": "l4"}, headers=headers)
-    answers = [whole, httpx.Response(304, headers=headers)]
-    service = Service(lambda _: answers.pop(0))
-    found = [service.client.catalog_entry("gpus", "l4") for _ in range(2)]
-    assert found == [{"name": "l4"}] * 2
-    assert service.sent("if-none-match") == [None, '"a"']
-
-
 def test_csv_and_rows_are_sent_as_what_they_are() -> None:
     service = Service(lambda _: httpx.Response(201, json={"new": ["m"], "known": []}))
     service.client.store_measurements("id,model\n1,x\n")
