@@ -1,7 +1,6 @@
 """Metrics for Prometheus: requests, work in processes, and the contents of the database."""
 
 import statistics
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -26,7 +25,6 @@ from planner.api.wiring import Wiring
 from planner.errors import StoreError
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
-FRESH_SECONDS = 10.0
 NEWEST_RUNS = 50
 SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
@@ -76,19 +74,15 @@ class Metrics:
 
 
 class DatabaseNumbers(Collector):
-    """Counts in the database, read at most every FRESH_SECONDS; nothing while it is down."""
+    """Counts in the database; nothing while it is down."""
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        self._read_at = float("-inf")
-        self._numbers: StoredNumbers | None = None
         self._error: tuple[str | None, float | None] = (None, None)
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of a moment ago."""
-        if time.monotonic() - self._read_at > FRESH_SECONDS:
-            self._numbers, self._read_at = self._read(), time.monotonic()
-        found = self._numbers
+        """The numbers of now."""
+        found = self._read()
         up = GaugeMetricFamily("planner_database_up", "Whether the database answers.")
         up.add_metric([], float(found is not None))
         yield up

@@ -46,10 +46,7 @@ def numbers(client: TestClient) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_metrics_say_what_is_stored_and_worked_on(
-    client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("planner.api.http.metrics.FRESH_SECONDS", -1.0)
+def test_metrics_say_what_is_stored_and_worked_on(client: TestClient, job: dict[str, Any]) -> None:
     empty = {"planner_database_up": 1, "planner_plans": 0}
     assert numbers(client).items() >= {**empty, 'planner_lane_running{lane="planning"}': 0}.items()
     client.post("/plan", json={**job, "search": {"top_k": 1}})
