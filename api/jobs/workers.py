@@ -135,12 +135,6 @@ class Workers(ABC, Generic[Record, End]):
                 self.log.exception("beside the %ss", self.noun)
             self._errands_due.wait(IDLE_SECONDS)
 
-    def _run_errands_here(self) -> None:
-        """Runs the errands in this thread where nobody has started one for them."""
-        if not self._errand_threads:
-            for errand in self._errands():
-                errand()
-
     @abstractmethod
     def _work(self, record: Record, stop: threading.Event) -> None:
         """Runs it to its end, or until `stop` is set."""
@@ -237,7 +231,6 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
         self.end_abandoned()
-        self._run_errands_here()
         self._prune_audit()
         return self.queue.claim(new_lease())
 
@@ -294,7 +287,6 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
         return self.wiring.probes
 
     def _claim_next(self) -> ProbeRecord | None:
-        self._run_errands_here()
         return self.queue.claim(new_lease())
 
     def _errands(self) -> Sequence[Callable[[], object]]:

@@ -148,6 +148,7 @@ def test_a_run_without_workers_is_told_by_its_finder(wiring: Wiring, receiver: R
     run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
     assert TaskWorkers(wiring, 0)._claim_next() is None
+    deliver_due(wiring)
     (report,) = told(receiver)
     assert (report["id"], report["state"], report["report"]) == (run.id, "failed", None)
     assert "its worker was lost in 1 attempt" in report["message"]
@@ -159,6 +160,7 @@ def test_a_run_queued_again_is_told_when_it_ends(wiring: Wiring, receiver: Recei
     run = run_of(wiring, ours=False, webhook=receiver.url)
     lose_the_worker(wiring, run)
     assert TaskWorkers(wiring, 0)._claim_next() is None
+    deliver_due(wiring)
     wiring.tasks.requeue(run.id, None)
     come_due(wiring)
     assert deliver_due(wiring) == 0
@@ -233,7 +235,6 @@ def test_no_claim_talks_to_the_outside(
             place, name, lambda *_, n=name: asked.append((threading.get_ident(), n))
         )
     for workers in (TaskWorkers(wiring, 1), ProbeWorkers(wiring, 1)):
-        workers._errand_threads = [threading.Thread()]
         assert workers._claim_next() is not None
     # a thread of an earlier test may still deliver
     assert [name for thread, name in asked if thread == threading.get_ident()] == []
