@@ -27,7 +27,7 @@ def read_whole(path: Path) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free on the disk that holds the folder, or would."""
+    """Bytes that are free on the disk that holds the folder, or would."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 
