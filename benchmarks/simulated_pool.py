@@ -89,7 +89,6 @@ class SimulatedCluster(BaseModel):
 class SimulatedPool(WithoutQueue):
     """Runs a probe on whole nodes, as the file of the cluster says."""
 
-    name: ClassVar[str] = "simulated"
     reads_files: ClassVar[bool] = True
 
     def __init__(self, cluster: SimulatedCluster, recordings: ReplayPool) -> None:

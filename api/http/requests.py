@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -135,9 +136,7 @@ async def kept_answer(request: Request, key: ApiKey) -> Response | None:
     return None if kept is None else _again(kept)
 
 
-async def answer_once(
-    request: Request, key: ApiKey, work: Callable[[], Response], threads: Threads = Threads.WRITES
-) -> Response:
+async def answer_once(request: Request, key: ApiKey, work: Callable[[], Response]) -> Response:
     """The answer of `work`, in a thread; the kept answer where the Idempotency-Key was used before.
 
     Same key and same body: the same answer, the work is not done again. Same key and another body:
@@ -145,7 +144,8 @@ async def answer_once(
     path. What the work stores and its answer are one transaction.
     """
     raw = await _body(request)
-    return await in_thread(request, lambda: _answer_once(request, key, raw, work), threads)
+    once = partial(_answer_once, request, key, raw, work)
+    return await in_thread(request, once, Threads.WRITES)
 
 
 async def _body(request: Request) -> bytes:

@@ -55,7 +55,6 @@ class LocalSettings:
 class LocalPool(WithoutQueue):
     """Runs probes on this machine."""
 
-    name: ClassVar[str] = "local"
     reads_files: ClassVar[bool] = False
 
     def __init__(self, launcher: Launcher, settings: LocalSettings | None = None) -> None:

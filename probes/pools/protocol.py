@@ -39,7 +39,6 @@ class Pool(Protocol):
     memory, is a result.
     """
 
-    name: ClassVar[str]
     reads_files: ClassVar[bool]  # its option names a local file: not for the service
 
     @classmethod

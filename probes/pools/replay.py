@@ -39,7 +39,6 @@ Device = Literal["cuda", "cpu"]
 class ReplayPool(WithoutQueue):
     """Looks results up instead of measuring. Raises ProbeError for a task without a recording."""
 
-    name: ClassVar[str] = "replay"
     reads_files: ClassVar[bool] = True
 
     def __init__(self, recordings: Iterable[ProbeResult]) -> None:

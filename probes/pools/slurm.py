@@ -57,7 +57,6 @@ class SlurmPool:
     pace: how often files and Slurm are asked, and what is waited for how long.
     """
 
-    name: ClassVar[str] = "slurm"
     reads_files: ClassVar[bool] = False
 
     def __init__(

@@ -64,7 +64,6 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pool of another kind, registered by one line. It answers every probe with 0.5 s a step."""
 
     class RentedPool(WithoutQueue):
-        name: ClassVar[str] = "rented"
         reads_files: ClassVar[bool] = False
 
         def __init__(self, region: str) -> None:

@@ -12,7 +12,7 @@ from planner.api.calibration.update import update_about, update_from_measurement
 from planner.api.http import etags
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
-from planner.api.http.requests import answer_once, in_thread, wiring_of
+from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
@@ -21,7 +21,9 @@ from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import shown_row, to_csv
 from planner.api.input.measurements import filter_of, of_rows, read_measurements, store_new
 from planner.api.storage.paging import MAX_PAGE
+from planner.api.wiring import Wiring
 from planner.errors import fault
+from planner.specs.measurement import Measurement
 
 CSV = "text/csv"
 router = APIRouter(tags=["measurements"], route_class=strict_route(also=(CSV,)))
@@ -142,22 +144,15 @@ def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Respo
     response_model=None,
     responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 409, 503)},
 )
-async def believe_measurement(request: Request, measurement_id: str, key: Prober) -> Response:
+def believe_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Counts one that is far from its prediction; 409 where it cannot be true.
 
     A key believes its own, an admin's any; shared ones need an admin.
     """
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        found = wiring.measurements.get(measurement_id)
-        if found.shared or found.asked_by != key.name:
-            require_scope(key, "admin")
-        found = believe(wiring, measurement_id, key.name)
-        update_from_measurements(wiring, [found])
-        return Response(json.dumps(shown_row(found), default=str), media_type=JSON)
-
-    return await in_thread(request, work)
+    found = wiring.measurements.get(measurement_id)
+    if found.shared or found.asked_by != key.name:
+        require_scope(key, "admin")
+    return _counted(wiring, believe(wiring, measurement_id, key.name))
 
 
 @router.post(
@@ -165,17 +160,17 @@ async def believe_measurement(request: Request, measurement_id: str, key: Prober
     response_model=None,
     responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)},
 )
-async def share_measurement(request: Request, measurement_id: str, key: Admin) -> Response:
+def share_measurement(wiring: Wired, measurement_id: str, key: Admin) -> Response:
     """Lets one count for everyone's plans, not its owner's alone."""
-    wiring = wiring_of(request)
+    wiring.measurements.share(measurement_id=measurement_id)
+    return _counted(wiring, wiring.measurements.get(measurement_id))
 
-    def work() -> Response:
-        wiring.measurements.share(measurement_id=measurement_id)
-        found = wiring.measurements.get(measurement_id)
-        update_from_measurements(wiring, [found])
-        return Response(json.dumps(shown_row(found), default=str), media_type=JSON)
 
-    return await in_thread(request, work)
+def _counted(wiring: Wiring, found: Measurement) -> Response:
+    """The row of a measurement that counts now; calibrations learn from it after the answer."""
+    learn = BackgroundTask(update_from_measurements, wiring, [found])
+    text = json.dumps(shown_row(found), default=str)
+    return Response(text, media_type=JSON, background=learn)
 
 
 def _text(raw: bytes) -> str:
