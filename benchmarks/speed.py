@@ -504,8 +504,8 @@ def page(kept: dict[str, Any]) -> str:
 
 INTRODUCTION = """# Speed
 
-`python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Of two cores,
-ranges of sizes use both; CPU seconds and peak memory are those of all processes together. Wall and
+`python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. A plan uses
+one core; CPU seconds and peak memory are those of all processes together. Wall and
 CPU seconds are from shell to prompt with an empty database and compiled modules, as an installation
 leaves them (one that is not editable: its import hook would take part of every command). "Decided"
 counts the legal layouts of the job, nearly all by bounds; "priced" is the cost model alone on one
