@@ -4,7 +4,7 @@ A layer is a mixer and a feed-forward behind it; some layers have only one of th
 has its operations in a file of `planner.work`, which `planner.work.mixers` lists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt
@@ -42,8 +42,8 @@ SLIDING: Mapping[str, str] = {
 OF_WINDOWED_MLA = tuple(SLIDING.values())[4:]
 OF_MLA = ("fused_query_gate", "k_rope_norm", *OF_WINDOWED_MLA)
 Count = Annotated[StrictInt, Field(ge=0)]
-# the checks of `ModelSpec.clashes`: (broken, key, rule, remedy)
-Check = tuple[bool, str, str, str]
+# what `ModelSpec.clashes` finds: (key, rule, remedy)
+Clash = tuple[str, str, str]
 
 
 class Mixers(ResidualStreams):
@@ -327,7 +327,14 @@ MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-_LEAVE = "give such layers in mixers, or leave it out"
+# (mixer, heads, the groups that divide them)
+_GROUPED = (
+    ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
+    ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
+    ("mamba2", "mamba_num_heads", "mamba_n_groups"),
+    ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
+    *((mixer, "num_attention_heads", "o_groups") for mixer in COMPRESSED),
+)
 # size -> the mixers that alone read it
 _OWNED: tuple[tuple[str, frozenset[Mixer], str], ...] = (
     ("o_groups", COMPRESSED, "shared-kv, csa and hca layers"),
@@ -337,59 +344,34 @@ _OWNED: tuple[tuple[str, frozenset[Mixer], str], ...] = (
 )
 
 
-def mixer_checks(model: Mixers, layers: int) -> list[Check]:
+def mixer_clashes(model: Mixers, layers: int) -> Iterator[Clash]:
     """Contradictions between fields of `Mixers`; layers: of the model."""
     used = set(model.mixers)
-    beyond = any(index >= layers for index in model.mixer_only_layers)
     rows, width = model.vocab_size_per_layer_input, model.hidden_size_per_layer_input
-    empty = [i for i in model.mixer_only_layers if model.mixers[i : i + 1] == ("none",)]
-    pairs = (
-        ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
-        ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
-        ("mamba2", "mamba_num_heads", "mamba_n_groups"),
-        ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
-        *((mixer, "num_attention_heads", "o_groups") for mixer in COMPRESSED),
-    )
-    lengths = model.mixers != () and len(model.mixers) != layers
-    return [
-        (
-            lengths,
-            "mixers",
-            f"needs one value for each of {layers} layers",
-            "give as many values as layers",
-        ),
-        (
-            beyond,
-            "mixer_only_layers",
-            f"names a layer beyond the {layers}",
-            f"give 0 to {layers - 1}",
-        ),
-        (bool(empty), "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"),
-        (
-            bool(rows) != bool(width),
-            "vocab_size_per_layer_input",
-            f"is {rows} where hidden_size_per_layer_input is {width}",
-            "give both, or neither",
-        ),
-        *(
-            (True, name, f"is needed by {mixer} layers", "give it as in the config.json")
-            for mixer, names in MIXER_SIZES.items()
-            if mixer in used
-            for name in names
-            if getattr(model, name) == 0
-        ),
-        *(
-            (
-                mixer in used and getattr(model, heads) % max(getattr(model, groups), 1) != 0,
+    if len(model.mixers) not in (0, layers):
+        rule = f"needs one value for each of {layers} layers"
+        yield "mixers", rule, "give as many values as layers"
+    if any(index >= layers for index in model.mixer_only_layers):
+        rule = f"names a layer beyond the {layers}"
+        yield "mixer_only_layers", rule, f"give 0 to {layers - 1}"
+    if any(model.mixers[i : i + 1] == ("none",) for i in model.mixer_only_layers):
+        yield "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"
+    if bool(rows) != bool(width):
+        rule = f"is {rows} where hidden_size_per_layer_input is {width}"
+        yield "vocab_size_per_layer_input", rule, "give both, or neither"
+    for mixer, names in MIXER_SIZES.items():
+        for name in names if mixer in used else ():
+            if getattr(model, name) == 0:
+                yield name, f"is needed by {mixer} layers", "give it as in the config.json"
+    for mixer, heads, groups in _GROUPED:
+        if mixer in used and getattr(model, heads) % max(getattr(model, groups), 1):
+            yield (
                 groups,
                 f"does not divide {getattr(model, heads)} heads",
                 f"give a divisor of {heads}",
             )
-            for mixer, heads, groups in pairs
-        ),
-        (model.hc_mult == 1, "hc_mult", "is one stream, which has no mixes", "leave it out"),
-        *(
-            (bool(getattr(model, name)) and not used & owners, name, f"is of {words} alone", _LEAVE)
-            for name, owners, words in _OWNED
-        ),
-    ]
+    if model.hc_mult == 1:
+        yield "hc_mult", "is one stream, which has no mixes", "leave it out"
+    for name, owners, words in _OWNED:
+        if getattr(model, name) and not used & owners:
+            yield name, f"is of {words} alone", "give such layers in mixers, or leave it out"

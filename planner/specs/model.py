@@ -6,6 +6,7 @@ the mapping and its defaults.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -21,9 +22,10 @@ from planner.specs.mixers import (
     OF_MLA,
     PREDICTING,
     SLIDING,
+    Clash,
     Mixer,
     Mixers,
-    mixer_checks,
+    mixer_clashes,
 )
 from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import Name
@@ -162,15 +164,14 @@ class ModelSpec(Mixers):
 
     def clashes(self, prefix: str = "model") -> list[Fault]:
         """Contradictions between fields, each as a fault; empty for a model that can be built."""
-        checks = [
-            *_attention_checks(self),
-            *_layer_checks(self),
-            *mixer_checks(self, self.num_hidden_layers),
-        ]
+        found = (
+            *_attention_clashes(self),
+            *_layer_clashes(self),
+            *mixer_clashes(self, self.num_hidden_layers),
+        )
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
-            for broken, key, rule, remedy in checks
-            if broken
+            for key, rule, remedy in found
         ]
 
     # ---- shapes ----------------------------------------------------------------------------------
@@ -503,86 +504,46 @@ class Parameters:
         return weight + model.vocab_size * model.lm_head_bias
 
 
-def _attention_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
-    heads, kv, mla_widths = (
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.qk_nope_head_dim + model.qk_rope_head_dim,
-    )
-    lacking = model.uses_mla and 0 in (
-        model.qk_nope_head_dim,
-        model.qk_rope_head_dim,
-        model.v_head_dim,
-    )
+def _attention_clashes(model: ModelSpec) -> Iterator[Clash]:
+    heads, kv, latent = model.num_attention_heads, model.num_key_value_heads, model.uses_mla
+    widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
     other = model.at(1)
-    other_heads, other_kv = other.num_attention_heads, other.num_key_value_heads
-    table = model.position_embedding == "learned" and model.max_position_embeddings == 0
-    return [
-        (
-            _shares_without_lender(model),
-            "mixers",
-            "has a layer that shares keys and values with none before it",
-            "give a layer of attention with the same window before it",
-        ),
-        (
-            model.indexed and not (model.q_lora_rank and model.uses_mla),
-            "q_lora_rank",
-            "an indexer reads the latent of queries",
-            "give q_lora_rank and kv_lora_rank",
-        ),
-        (
-            heads % kv != 0,
-            "num_key_value_heads",
-            f"does not divide {heads} attention heads",
-            "give a divisor of num_attention_heads",
-        ),
-        (
-            other_heads % other_kv != 0,
-            "num_sliding_key_value_heads",
-            f"leaves {other_kv} KV heads for {other_heads} heads of layers with a window",
-            "give a divisor of their number of heads",
-        ),
-        (
-            model.uses_mla and (model.attention_k_eq_v or "attention-shared" in model.mixers),
-            "kv_lora_rank",
-            "MLA has keys of its own in all layers",
-            "leave out attention_k_eq_v and attention-shared",
-        ),
-        (
-            lacking,
-            "kv_lora_rank",
-            "MLA needs its head widths",
-            "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
-        ),
-        (
-            model.uses_mla and model.head_dim != mla_widths,
-            "head_dim",
-            "with MLA is qk_nope + qk_rope",
-            f"give {mla_widths}",
-        ),
-        (
-            other.uses_mla and other.head_dim != other.qk_head_dim,
-            "sliding_head_dim",
-            "with MLA is the sum of both its parts in layers with a window",
-            f"give {other.qk_head_dim}",
-        ),
-        (
-            model.fused_query_gate and not (model.attention_output_gate and model.q_lora_rank),
-            "fused_query_gate",
-            "is a gate of attention's output from the latent of queries",
-            "give attention_output_gate and q_lora_rank, or leave it out",
-        ),
-        *(
-            (bool(getattr(model, name)) and not model.uses_mla, name, "is of MLA alone", _NO_MLA)
-            for name in OF_MLA
-        ),
-        (
-            table,
-            "max_position_embeddings",
-            "a learned position table needs its rows",
-            "give max_position_embeddings",
-        ),
-    ]
+    if _shares_without_lender(model):
+        rule = "has a layer that shares keys and values with none before it"
+        yield "mixers", rule, "give a layer of attention with the same window before it"
+    if model.indexed and not (model.q_lora_rank and latent):
+        rule = "an indexer reads the latent of queries"
+        yield "q_lora_rank", rule, "give q_lora_rank and kv_lora_rank"
+    if heads % kv:
+        rule = f"does not divide {heads} attention heads"
+        yield "num_key_value_heads", rule, "give a divisor of num_attention_heads"
+    if other.num_attention_heads % other.num_key_value_heads:
+        rule = (
+            f"leaves {other.num_key_value_heads} KV heads for {other.num_attention_heads} heads of "
+            "layers with a window"
+        )
+        yield "num_sliding_key_value_heads", rule, "give a divisor of their number of heads"
+    if latent and (model.attention_k_eq_v or "attention-shared" in model.mixers):
+        rule = "MLA has keys of its own in all layers"
+        yield "kv_lora_rank", rule, "leave out attention_k_eq_v and attention-shared"
+    if latent and 0 in widths:
+        remedy = "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+        yield "kv_lora_rank", "MLA needs its head widths", remedy
+    if latent and model.head_dim != sum(widths[:2]):
+        yield "head_dim", "with MLA is qk_nope + qk_rope", f"give {sum(widths[:2])}"
+    if other.uses_mla and other.head_dim != other.qk_head_dim:
+        rule = "with MLA is the sum of both its parts in layers with a window"
+        yield "sliding_head_dim", rule, f"give {other.qk_head_dim}"
+    if model.fused_query_gate and not (model.attention_output_gate and model.q_lora_rank):
+        rule = "is a gate of attention's output from the latent of queries"
+        remedy = "give attention_output_gate and q_lora_rank, or leave it out"
+        yield "fused_query_gate", rule, remedy
+    for name in OF_MLA:
+        if getattr(model, name) and not latent:
+            yield name, "is of MLA alone", "give kv_lora_rank, or leave it out"
+    if model.position_embedding == "learned" and model.max_position_embeddings == 0:
+        rule = "a learned position table needs its rows"
+        yield "max_position_embeddings", rule, "give max_position_embeddings"
 
 
 def _shares_without_lender(model: ModelSpec) -> bool:
@@ -595,105 +556,50 @@ def _shares_without_lender(model: ModelSpec) -> bool:
     return False
 
 
-def _layer_checks(model: ModelSpec) -> list[tuple[bool, str, str, str]]:
-    layers, moe, chosen = model.num_hidden_layers, model.is_moe, "num_experts_per_tok"
-    remedy = f"give 1 to {model.num_experts}" if moe else "give num_experts"
-    no_mlp = model.intermediate_size == 0 and model.num_dense_layers > 0
-    mask_length = model.sliding_mask != () and len(model.sliding_mask) != layers
-    no_window = any(model.sliding_mask) and model.sliding_window == 0
-    lengths = model.sliding_windows
-    odd_windows = lengths != () and (
-        model.sliding_mask != tuple(map(bool, lengths)) or max(lengths) != model.sliding_window
-    )
-    rope_length = model.rope_mask != () and len(model.rope_mask) != layers
-    groups = model.n_group > 0 and model.num_experts % model.n_group != 0
-    chosen_groups = model.n_group > 0 and not 1 <= model.topk_group <= model.n_group
-    no_moe, needed = moe and model.num_moe_layers == 0, "is needed by a MoE model"
-    return [
-        (
-            model.num_experts_per_tok > model.num_experts,
-            chosen,
-            f"is more than the {counted(model.num_experts, 'expert')}",
-            remedy,
-        ),
-        (moe and model.num_experts_per_tok == 0, chosen, needed, remedy),
-        (
-            moe and model.moe_intermediate_size == 0,
-            "moe_intermediate_size",
-            needed,
-            "give the width of one expert",
-        ),
-        (
-            no_moe,
-            "first_k_dense_replace",
-            "leaves no MoE layer",
-            f"give less than {layers}, or leave the experts out",
-        ),
-        (
-            model.zero_expert_num > 0 and not moe,
-            "zero_expert_num",
-            "stands beside experts that compute",
-            "give num_experts, or leave it out",
-        ),
-        (
-            model.num_hash_layers > 0 and not moe,
-            "num_hash_layers",
-            "is of layers with experts",
-            "give num_experts, or leave it out",
-        ),
-        (
-            model.moe_shortcut and not (moe and not model.layer_kinds()[-1].moe),
-            "moe_shortcut",
-            "needs a layer without experts behind each with them",
-            "give moe_layer_freq 2, or leave it out",
-        ),
-        (
-            no_mlp,
-            "intermediate_size",
-            "is needed by dense layers",
-            "give the width of the dense MLP",
-        ),
-        (
-            mask_length,
-            "sliding_mask",
-            f"needs one value for each of {counted(layers, 'layer')}",
-            "give as many values as layers",
-        ),
-        (no_window, "sliding_window", "is needed where layers use it", "give the window in tokens"),
-        (
-            odd_windows,
-            "sliding_windows",
-            "contradicts sliding_mask or sliding_window",
-            "give a window for each layer, and the longest of them as sliding_window",
-        ),
-        (
-            rope_length,
-            "rope_mask",
-            f"needs one value for each of {layers} layers",
-            "give as many values as layers",
-        ),
-        (
-            groups,
-            "n_group",
-            f"does not divide {model.num_experts} experts",
-            "give a divisor of num_experts, or 0",
-        ),
-        *(
-            (
-                getattr(model, key) > 0 and (model.parallel_residual or model.norms_per_layer == 1),
-                key,
-                "is for each branch by itself, and these run side by side",
-                "leave it out, or parallel_residual and norms_per_layer",
-            )
-            for key in ("hc_mult", "gated_norm_rank")
-        ),
-        (
-            chosen_groups,
-            "topk_group",
-            f"is not 1 to {model.n_group} groups",
-            f"give 1 to {model.n_group}",
-        ),
-    ]
+def _layer_clashes(model: ModelSpec) -> Iterator[Clash]:
+    yield from _expert_clashes(model)
+    layers, lengths = model.num_hidden_layers, model.sliding_windows
+    if model.intermediate_size == 0 and model.num_dense_layers > 0:
+        yield "intermediate_size", "is needed by dense layers", "give the width of the dense MLP"
+    for mask in ("sliding_mask", "rope_mask"):
+        if len(getattr(model, mask)) not in (0, layers):
+            count = counted(layers, "layer") if mask == "sliding_mask" else f"{layers} layers"
+            yield mask, f"needs one value for each of {count}", "give as many values as layers"
+    if any(model.sliding_mask) and model.sliding_window == 0:
+        yield "sliding_window", "is needed where layers use it", "give the window in tokens"
+    masked = (tuple(map(bool, lengths)), max(lengths, default=0))
+    if lengths and (model.sliding_mask, model.sliding_window) != masked:
+        remedy = "give a window for each layer, and the longest of them as sliding_window"
+        yield "sliding_windows", "contradicts sliding_mask or sliding_window", remedy
+    for key in ("hc_mult", "gated_norm_rank"):
+        if getattr(model, key) > 0 and (model.parallel_residual or model.norms_per_layer == 1):
+            rule = "is for each branch by itself, and these run side by side"
+            yield key, rule, "leave it out, or parallel_residual and norms_per_layer"
+
+
+def _expert_clashes(model: ModelSpec) -> Iterator[Clash]:
+    experts, moe, groups = model.num_experts, model.is_moe, model.n_group
+    chosen, needed = "num_experts_per_tok", "is needed by a MoE model"
+    remedy = f"give 1 to {experts}" if moe else "give num_experts"
+    if model.num_experts_per_tok > experts:
+        yield chosen, f"is more than the {counted(experts, 'expert')}", remedy
+    if moe and model.num_experts_per_tok == 0:
+        yield chosen, needed, remedy
+    if moe and model.moe_intermediate_size == 0:
+        yield "moe_intermediate_size", needed, "give the width of one expert"
+    if moe and model.num_moe_layers == 0:
+        remedy = f"give less than {model.num_hidden_layers}, or leave the experts out"
+        yield "first_k_dense_replace", "leaves no MoE layer", remedy
+    for name, rule in _BESIDE_EXPERTS:
+        if getattr(model, name) > 0 and not moe:
+            yield name, rule, "give num_experts, or leave it out"
+    if model.moe_shortcut and not (moe and not model.layer_kinds()[-1].moe):
+        rule = "needs a layer without experts behind each with them"
+        yield "moe_shortcut", rule, "give moe_layer_freq 2, or leave it out"
+    if groups > 0 and experts % groups:
+        yield "n_group", f"does not divide {experts} experts", "give a divisor of num_experts, or 0"
+    if groups > 0 and not 1 <= model.topk_group <= groups:
+        yield "topk_group", f"is not 1 to {groups} groups", f"give 1 to {groups}"
 
 
 def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
@@ -705,7 +611,10 @@ def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
     return min(model.sliding_window + min(chosen or every, every), seq_len)
 
 
-_NO_MLA = "give kv_lora_rank, or leave it out"
+_BESIDE_EXPERTS = (
+    ("zero_expert_num", "stands beside experts that compute"),
+    ("num_hash_layers", "is of layers with experts"),
+)
 _USUAL: tuple[Mixer, ...] = ("attention",)
 _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))
 
