@@ -5,11 +5,11 @@ has its operations in a file of `planner.work`, which `planner.work.mixers` list
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, StrictBool, StrictInt
+from pydantic import StrictBool
 
-from planner.specs.network import NETWORK_FIELDS
+from planner.specs.network import NETWORK_FIELDS, Count
 from planner.specs.streams import ResidualStreams
 
 Mixer = Literal[
@@ -41,7 +41,6 @@ SLIDING: Mapping[str, str] = {
 }  # fmt: skip
 OF_WINDOWED_MLA = tuple(SLIDING.values())[4:]
 OF_MLA = ("fused_query_gate", "k_rope_norm", *OF_WINDOWED_MLA)
-Count = Annotated[StrictInt, Field(ge=0)]
 # what `ModelSpec.clashes` finds: (key, rule, remedy)
 Clash = tuple[str, str, str]
 

@@ -27,7 +27,7 @@ from planner.specs.mixers import (
     Mixers,
     mixer_clashes,
 )
-from planner.specs.network import NETWORK_FIELDS
+from planner.specs.network import NETWORK_FIELDS, Count
 from planner.specs.validation import Name
 from planner.units import counted
 
@@ -37,7 +37,6 @@ QkNorm = Literal["none", "head", "full"]
 PositionEmbedding = Literal["rope", "learned", "none"]
 
 Size = Annotated[StrictInt, Field(ge=1)]
-Count = Annotated[StrictInt, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Whole = Annotated[StrictInt, Field(ge=0)]
+Count = Annotated[StrictInt, Field(ge=0)]
 
 
 class RopeScaling(BaseModel):
@@ -31,7 +31,7 @@ class RopeScaling(BaseModel):
 
     rope_type: str
     factor: Number | None = None
-    original_max_position_embeddings: Whole = 0
+    original_max_position_embeddings: Count = 0
     low_freq_factor: Number | None = None
     high_freq_factor: Number | None = None
     beta_fast: Number = 32.0
@@ -125,15 +125,15 @@ class Network(BaseModel):
     scoring_func: str | None = None
     norm_topk_prob: StrictBool | None = None
     routed_scaling_factor: Number = 1.0
-    n_group: Whole = 0
-    topk_group: Whole = 0
+    n_group: Count = 0
+    topk_group: Count = 0
     topk_method: str | None = None
     moe_apply_router_weight_on_input: StrictBool = False
     router_aux_loss_coef: Weight | None = None
     router_z_loss_coef: Weight | None = None
     seq_aux: StrictBool = False
     router_jitter_noise: Weight = 0.0
-    num_nextn_predict_layers: Whole = 0
+    num_nextn_predict_layers: Count = 0
 
     unread_keys: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()

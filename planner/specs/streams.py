@@ -1,12 +1,6 @@
 """DeepSeek-V4's attention and hyper-connections: shapes, and parameters of the latter."""
 
-from typing import Annotated
-
-from pydantic import Field, StrictInt
-
-from planner.specs.network import Network
-
-Count = Annotated[StrictInt, Field(ge=0)]
+from planner.specs.network import Count, Network
 
 
 class ResidualStreams(Network):

@@ -8,91 +8,79 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import get_annotations
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import StrictBool
 
 from planner.errors import Fault
+from planner.specs.model import ModelSpec, Size
+from planner.specs.network import Count, Number, Weight
+from planner.specs.validation import Name
 from planner.units import to_float
 
 MAX_NAME_LENGTH = 200
 _TOKENS, _WIDTH, _SMALL = 2**31, 2**24, 2**16
 
-# Canonical key -> (least, most). A size beyond `most` counts as a typing error.
-POSITIVE = {
-    "hidden_size": _WIDTH, "num_hidden_layers": _SMALL, "num_attention_heads": _SMALL,
-    "num_key_value_heads": _SMALL,
-    "head_dim": _SMALL, "intermediate_size": _WIDTH, "vocab_size": 2**28,
-    "num_experts_per_tok": _SMALL,
-    "moe_intermediate_size": _WIDTH, "moe_layer_freq": _SMALL, "decoder_sparse_step": _SMALL,
-    "interleave_moe_layer_step": _SMALL,
-    "intermediate_size_mlp": _WIDTH, "sliding_window_pattern": _SMALL,
-    "attention_chunk_size": _TOKENS, "expansion_ratio": _SMALL,
-    "max_position_embeddings": _TOKENS,
+# Type of each field of a model: what a key of that name may hold.
+_HINTS = {
+    name: hint
+    for part in reversed(ModelSpec.__mro__)
+    for name, hint in get_annotations(part).items()
+    if name in ModelSpec.model_fields
+}
+
+
+def _fields(*kinds: Any) -> list[str]:
+    """Fields of a model that have one of these types, or may be unset besides."""
+    return [name for name, hint in _HINTS.items() if any(hint in (k, k | None) for k in kinds)]
+
+
+# A size beyond the most counts as a typing error.
+_MOST = {
+    **dict.fromkeys((
+        "hidden_size", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size",
+        "shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank", "o_lora_rank",
+        "sliding_q_lora_rank", "sliding_kv_lora_rank", "moe_latent_size", "gated_norm_rank",
+    ), _WIDTH),
+    **dict.fromkeys((
+        "attention_chunk_size", "max_position_embeddings", "original_max_position_embeddings",
+        "sliding_window", "mtp_window", "mamba_chunk_size", "lightning_block_size",
+        "index_block_size", "compress_rate_csa", "compress_rate_hca",
+    ), _TOKENS),
+    "vocab_size": 2**28, "vocab_size_per_layer_input": 2**28, "norms_per_layer": 8, "hc_mult": 64,
 }  # fmt: skip
-NOT_NEGATIVE = {
-    "num_experts": _SMALL, "n_shared_experts": _SMALL, "shared_expert_intermediate_size": _WIDTH,
-    "first_k_dense_replace": _SMALL,
-    "kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_nope_head_dim": _SMALL,
-    "qk_rope_head_dim": _SMALL, "v_head_dim": _SMALL,
-    "sliding_window": _TOKENS, "max_window_layers": _SMALL, "norms_per_layer": 8,
-    "moe_layer_offset": _SMALL,
-    "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL,
-    "no_rope_layer_interval": _SMALL,
-    "original_max_position_embeddings": _TOKENS,
-    "index_n_heads": _SMALL, "index_head_dim": _SMALL, "index_topk": _SMALL,
-    "mtp_num_layers": _SMALL, "mtp_window": _TOKENS,
-    "linear_num_key_heads": _SMALL, "linear_num_value_heads": _SMALL,
-    "linear_key_head_dim": _SMALL, "linear_value_head_dim": _SMALL,
-    "linear_conv_kernel_dim": _SMALL, "mamba_num_heads": _SMALL, "mamba_head_dim": _SMALL,
-    "ssm_state_size": _SMALL, "mamba_n_groups": _SMALL, "mamba_d_conv": _SMALL,
-    "mamba_dt_rank": _SMALL,
-    "mamba_chunk_size": _TOKENS, "lightning_block_size": _TOKENS,
-    "moe_latent_size": _WIDTH, "index_block_size": _TOKENS, "sliding_head_dim": _SMALL,
-    "hidden_size_per_layer_input": _SMALL, "vocab_size_per_layer_input": 2**28,
-    "zero_expert_num": _SMALL,
-    "num_sliding_attention_heads": _SMALL, "num_sliding_key_value_heads": _SMALL,
-    "o_groups": _SMALL, "o_lora_rank": _WIDTH, "compress_rate_csa": _TOKENS,
-    "compress_rate_hca": _TOKENS, "num_hash_layers": _SMALL, "hc_mult": 64,
-    "hc_sinkhorn_iters": _SMALL, "gated_norm_rank": _WIDTH, "sliding_v_head_dim": _SMALL,
-    "sliding_q_lora_rank": _WIDTH, "sliding_kv_lora_rank": _WIDTH,
-    "sliding_qk_nope_head_dim": _SMALL, "sliding_qk_rope_head_dim": _SMALL,
-}  # fmt: skip
+_POSITIVE = (
+    *_fields(Size), "intermediate_size", "max_position_embeddings", "num_experts_per_tok",
+    "moe_intermediate_size", "decoder_sparse_step", "interleave_moe_layer_step",
+    "intermediate_size_mlp", "sliding_window_pattern", "attention_chunk_size", "expansion_ratio",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    *_fields(Count), "max_window_layers", "no_rope_layer_interval",
+    "original_max_position_embeddings",
+)  # fmt: skip
+SIZES: Mapping[str, tuple[int, int]] = {
+    name: (int(name in _POSITIVE), _MOST.get(name, _SMALL)) for name in _NOT_NEGATIVE + _POSITIVE
+}
+"""Canonical key -> (least, most)."""
 # Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
-    "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "norm_eps", "swiglu_limit",
-    "attn_logit_softcapping",
-    "final_logit_softcapping", "clip_qkv", "query_pre_attn_scalar", "attention_multiplier",
-    "embedding_multiplier",
-    "residual_multiplier", "logits_scaling", "logits_multiplier", "routed_scaling_factor",
+    *_fields(Number), "partial_rotary_factor", "query_pre_attn_scalar", "logits_scaling",
 })  # fmt: skip
 WEIGHTS = frozenset({
-    "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "dropout",
-    "attention_dropout", "hidden_dropout",
-    "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout", "embedding_dropout",
+    *_fields(Weight), "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop",
+    "resid_pdrop", "embedding_dropout",
 })  # fmt: skip
 MAPPINGS = frozenset({"rope_scaling", "rope_parameters"})
 BOOLEAN = frozenset({
-    "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias",
-    "attention_sinks",
-    "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias",
-    "router_correction_bias",
-    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi",
-    "norm_plus_one", "post_norm", "qk_l2_norm",
-    "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob",
-    "moe_apply_router_weight_on_input", "seq_aux", "attention_output_gate", "mamba_conv_bias",
-    "mamba_proj_bias", "attention_gate_bias", "attention_head_gate", "norm_weight", "qk_norm_bias",
-    "moe_output_norm", "linear_full_gates", "fused_query_gate", "k_rope_norm",
-    "mamba_norm", "short_conv_bias", "attention_k_eq_v", "value_norm", "moe_branch_norms",
-    "mtp_dense", "sliding_sinks", "use_double_wide_mlp", "moe_shortcut",
+    *_fields(StrictBool), "use_sliding_window", "use_qk_norm", "use_bias", "no_bias",
 })  # fmt: skip
-CHOICES = {
-    "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
-    "qk_norm": ("none", "head", "full"),
-    "position_embedding": ("rope", "learned", "none"),
-}  # fmt: skip
-TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
+CHOICES = {name: get_args(hint) for name, hint in _HINTS.items() if get_origin(hint) is Literal}
+TEXT = frozenset({*_fields(str, Name), "base", "model_type"})
 LAYER_LISTS = frozenset({
-    "layer_types", "mixers", "mlp_only_layers", "mixer_only_layers", "dense_layers",
-    "no_rope_layers", "rope_mask", "unread_keys", "left_out", "sliding_windows", "swiglu_limits",
-})  # fmt: skip
+    *(name for name, hint in _HINTS.items() if get_origin(hint) is tuple), "layer_types",
+    "mlp_only_layers", "no_rope_layers",
+}) - {"sliding_mask"}  # fmt: skip
 ALIASES = {
     "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -142,8 +130,7 @@ _OF_A_FILE = frozenset({
 _OF_ATTENTION = frozenset({"alibi", "clip_qkv", "rope_theta"})
 
 CANONICAL = frozenset({
-    *POSITIVE, *NOT_NEGATIVE, *NUMBERS, *WEIGHTS, *MAPPINGS, *BOOLEAN, *CHOICES, *TEXT,
-    *LAYER_LISTS,
+    *SIZES, *NUMBERS, *WEIGHTS, *MAPPINGS, *BOOLEAN, *CHOICES, *TEXT, *LAYER_LISTS,
 })  # fmt: skip
 KNOWN = CANONICAL | ALIASES.keys() | WITHOUT_BEARING
 
@@ -234,44 +221,33 @@ def _unknown_key(key: object, value: object, prefix: str) -> Fault:
 
 def check_value(key: str, value: object) -> tuple[str, str] | None:
     """(rule, remedy) where `value` is not allowed for `key`; None where it is."""
-    if key in POSITIVE or key in NOT_NEGATIVE:
-        least, most = (1, POSITIVE[key]) if key in POSITIVE else (0, NOT_NEGATIVE[key])
-        if isinstance(value, bool) or not isinstance(value, int):
-            return (
-                "must be a whole number",
-                f"give {least} to {most} without quotes, point or exponent",
-            )
-        if not least <= value <= most:
-            return (
-                "must be positive" if key in POSITIVE else "must not be negative"
-            ) if value < least else "is implausibly large", (f"give {least} to {most}")
-        return None
+    if key in SIZES:
+        return _check_size(value, *SIZES[key])
     if key in NUMBERS or key in WEIGHTS:
         return _check_number(key, value)
-    if key in MAPPINGS:
-        return (
-            None
-            if isinstance(value, Mapping)
-            else ("must be a mapping", "give it as in the model's config.json, or null")
-        )
-    if key in BOOLEAN:
-        return (
-            None
-            if isinstance(value, bool)
-            else ("must be true or false", "give true or false without quotes")
-        )
-    if key in CHOICES:
-        options = CHOICES[key]
-        return (
-            None
-            if value in options
-            else (f"must be one of {', '.join(options)}", f"give {options[0]}")
-        )
     if key in LAYER_LISTS:
         return _check_list(key, value)
+    if key in MAPPINGS and not isinstance(value, Mapping):
+        return "must be a mapping", "give it as in the model's config.json, or null"
+    if key in BOOLEAN and not isinstance(value, bool):
+        return "must be true or false", "give true or false without quotes"
+    if key in CHOICES and value not in CHOICES[key]:
+        return f"must be one of {', '.join(CHOICES[key])}", f"give {CHOICES[key][0]}"
+    if key not in TEXT:
+        return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
         return "must be a text", f"give 1 to {MAX_NAME_LENGTH} characters"
     return None
+
+
+def _check_size(value: object, least: int, most: int) -> tuple[str, str] | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        remedy = f"give {least} to {most} without quotes, point or exponent"
+        return "must be a whole number", remedy
+    if least <= value <= most:
+        return None
+    small = "must be positive" if least else "must not be negative"
+    return small if value < least else "is implausibly large", f"give {least} to {most}"
 
 
 def _check_number(key: str, value: object) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from planner.intake.huggingface.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
 from planner.intake.huggingface.rope_keys import rope_fields, rope_mask
-from planner.specs.network import RopeScaling
+from planner.specs.network import NETWORK_FIELDS, RopeScaling
 
 Values = Mapping[str, object]
 _RESIDUAL_DROPOUTS = ("hidden_dropout", "resid_pdrop", "residual_dropout")
@@ -26,14 +26,6 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
     "squared-relu": "relu2", "squared_relu": "relu2",
 }  # fmt: skip
-_PLAIN = (
-    "rope_theta", "rope_local_base_freq", "alibi", "norm_eps", "norm_plus_one", "post_norm",
-    "qk_l2_norm", "qk_norm_after_rope", "swiglu_limit", "attn_logit_softcapping",
-    "final_logit_softcapping", "clip_qkv", "attn_temperature_tuning", "residual_multiplier",
-    "partial_rotary_factor", "scoring_func", "norm_topk_prob", "routed_scaling_factor",
-    "topk_method", "router_aux_loss_coef", "moe_apply_router_weight_on_input",
-    "router_z_loss_coef", "seq_aux", "router_jitter_noise", "num_nextn_predict_layers",
-)  # fmt: skip
 _MOE_ONLY = frozenset({
     "scoring_func", "norm_topk_prob", "routed_scaling_factor", "topk_method",
     "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "router_jitter_noise",
@@ -79,7 +71,7 @@ def network_fields(values: Values) -> dict[str, object]:
     moe = bool(values.get("num_experts"))
     fields = {
         key: values[key]
-        for key in _PLAIN
+        for key in NETWORK_FIELDS - {"n_group", "topk_group"}
         if values.get(key) is not None and (moe or key not in _MOE_ONLY)
     }
     scaling = rope.get("rope_scaling")
@@ -112,18 +104,13 @@ def network_fields(values: Values) -> dict[str, object]:
 def _multipliers(values: Values) -> dict[str, object]:
     fields: dict[str, object] = {}
     asked = values.get("query_pre_attn_scalar")
-    if values.get("attention_multiplier") is not None:
-        fields["attention_multiplier"] = values["attention_multiplier"]
-    elif isinstance(asked, (int, float)) and asked != values.get("head_dim"):
+    own = values.get("attention_multiplier") is not None
+    if not own and isinstance(asked, (int, float)) and asked != values.get("head_dim"):
         fields["attention_multiplier"] = asked**-0.5
     if values.get("embedding_multiplier") == "sqrt(hidden_size)":
         hidden = values.get("hidden_size")
         fields["embedding_multiplier"] = math.sqrt(hidden) if isinstance(hidden, int) else 1.0
-    elif values.get("embedding_multiplier") is not None:
-        fields["embedding_multiplier"] = values["embedding_multiplier"]
-    divisor = values.get("logits_scaling")
-    if values.get("logits_multiplier") is not None:
-        fields["logits_multiplier"] = values["logits_multiplier"]
-    elif isinstance(divisor, (int, float)) and divisor:
+    divisor, own = values.get("logits_scaling"), values.get("logits_multiplier") is not None
+    if not own and isinstance(divisor, (int, float)) and divisor:
         fields["logits_multiplier"] = 1 / divisor
     return fields
