@@ -5,7 +5,7 @@ The CLI's --job file, a line of a .jsonl batch and the body of POST /plan are th
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from planner.samplers import SAMPLERS
 from planner.specs.cluster import ClusterSpec
@@ -14,6 +14,7 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
+from planner.specs.validation import enum_of, registered
 
 # of several that wait, the highest goes first
 Priority = Annotated[int, Field(strict=True, ge=-100, le=100)]
@@ -22,16 +23,11 @@ LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", 
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
 
 
-def _known_sampler(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for an unregistered sampler."""
-    if name not in SAMPLERS:
-        raise ValueError(f"is no sampler; use one of {', '.join(SAMPLERS)}")
-    return name
+def _no_sampler(name: str) -> str:
+    return f"is no sampler; use one of {', '.join(SAMPLERS)}"
 
 
-SamplerName = Annotated[
-    str, AfterValidator(_known_sampler), WithJsonSchema({"type": "string", "enum": list(SAMPLERS)})
-]
+SamplerName = Annotated[str, registered(SAMPLERS, _no_sampler), enum_of(SAMPLERS)]
 
 
 class SearchSpec(BaseModel):

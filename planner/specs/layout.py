@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES
-from planner.specs.validation import build, closest
+from planner.specs.validation import build, closest, enum_of, registered
 
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
@@ -36,32 +36,8 @@ COUNTED_AC = {"selective-layer": 1, "block": 1, "uniform": 2}  # the least N of 
 DTYPES = ("bfloat16", "float32")
 
 
-def _known_schedule(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for an unregistered schedule."""
-    if name not in SCHEDULES:
-        raise ValueError(f"is not one of the known values; {closest(name, SCHEDULES)}")
-    return name
-
-
-ScheduleName = Annotated[
-    str,
-    AfterValidator(_known_schedule),
-    WithJsonSchema({"type": "string", "enum": list(SCHEDULES)}),
-]
-
-
-def _known_precision(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for an unregistered precision."""
-    if name not in PRECISIONS:
-        raise ValueError(f"is not one of the known values; {closest(name, PRECISIONS)}")
-    return name
-
-
-PrecisionName = Annotated[
-    str,
-    AfterValidator(_known_precision),
-    WithJsonSchema({"type": "string", "enum": list(PRECISIONS)}),
-]
+ScheduleName = Annotated[str, registered(SCHEDULES), enum_of(SCHEDULES)]
+PrecisionName = Annotated[str, registered(PRECISIONS), enum_of(PRECISIONS)]
 
 
 def parse_ac(text: str) -> tuple[str, float]:
@@ -280,8 +256,7 @@ def check_layout_values(values: object, field: str = "layout") -> dict[str, obje
     Raises SpecError with every fault.
     """
     probe: Mapping[str, object] = values if isinstance(values, Mapping) else {}
-    filler = {name: default for name, default in _NEUTRAL.items() if name not in probe}
-    checked = build(Layout, {**filler, **probe} if isinstance(values, Mapping) else values, field)
+    checked = build(Layout, {**_FILLER, **probe} if isinstance(values, Mapping) else values, field)
     return {name: getattr(checked, name) for name in probe}
 
 
@@ -289,22 +264,16 @@ INTEGERS, FLAGS, SHARES = (
     tuple(name for name, info in Layout.model_fields.items() if info.annotation is kind)
     for kind in (int, bool, float)
 )  # fields, in the order of the contract's table
-_NEUTRAL: dict[str, object] = {
-    **dict.fromkeys(INTEGERS, 1),
-    **dict.fromkeys(FLAGS, False),
-    **dict.fromkeys(SHARES, 1.0),
+# what trainers assume of unset fields, unless they say otherwise
+COMMON: Mapping[str, object] = {
+    "etp": 1, "moe_dispatcher": "alltoall", "sequence_parallel": True, "async_tp": False,
+    "cp_method": "allgather", "pp_schedule": "1F1B", "virtual_stages": 1, "layers_per_stage": None,
+    "micro_batch_size": 1, "precision": "bf16", "float8_all_gather": False, "param_dtype":
+    "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "compile": False,
+    "optimizer_in_backward": False, "cpu_offload": False, "optimizer_offload_fraction": 1.0,
     "activation_offload_layers": 0,
-    "moe_dispatcher": "alltoall",
-    "zero_stage": 3,
-    "cp_method": "allgather",
-    "pp_schedule": "1F1B",
-    "layers_per_stage": None,
-    "ac": "none",
-    "precision": "bf16",
-    "param_dtype": "bfloat16",
-    "reduce_dtype": "float32",
-    "master_dtype": "float32",
-}
+}  # fmt: skip
+_FILLER: Mapping[str, object] = {**dict.fromkeys(INTEGERS, 1), **COMMON, "ac": "none"}
 
 
 FIELD_WORDS = {

@@ -2,10 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError, WithJsonSchema
 
 from planner.errors import Fault, SpecError, fault
 
@@ -26,6 +26,28 @@ def closest(name: str, known: Iterable[str]) -> str:
     names, name = sorted(known), re.sub(r"^fp(?=8)", "float", name)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+
+
+def registered(
+    known: Mapping[str, object], refusal: Callable[[str], str] | None = None
+) -> AfterValidator:
+    """Validator of a text that names an entry of a registry.
+
+    refusal: "rule; remedy" for another name; by default the closest names.
+    """
+
+    def check(name: str) -> str:
+        if name not in known:
+            usual = f"is not one of the known values; {closest(name, known)}"
+            raise ValueError(usual if refusal is None else refusal(name))
+        return name
+
+    return AfterValidator(check)
+
+
+def enum_of(known: Iterable[str]) -> WithJsonSchema:
+    """Schema of a text that is one of these."""
+    return WithJsonSchema({"type": "string", "enum": list(known)})
 
 
 def build(spec: type[SpecT], values: object, field: str) -> SpecT:

@@ -299,13 +299,3 @@ def _at(trainer: TrainerRules, release: Release) -> TrainerRules:
             values: dict[str, Any] = {**change.fields}
             trainer = replace(trainer, **values)
     return trainer
-
-
-COMMON: Mapping[str, object] = {
-    "etp": 1, "moe_dispatcher": "alltoall", "sequence_parallel": True, "async_tp": False,
-    "cp_method": "allgather", "pp_schedule": "1F1B", "virtual_stages": 1, "layers_per_stage": None,
-    "micro_batch_size": 1, "precision": "bf16", "float8_all_gather": False, "param_dtype":
-    "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "compile": False,
-    "optimizer_in_backward": False, "cpu_offload": False, "optimizer_offload_fraction": 1.0,
-    "activation_offload_layers": 0,
-}  # fmt: skip

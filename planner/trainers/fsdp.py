@@ -4,9 +4,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.precision import TWO_BYTES, Recipe, torchao
-from planner.specs.layout import AC_KINDS
+from planner.specs.layout import AC_KINDS, COMMON
 from planner.trainers.attention import SDPA
-from planner.trainers.base import COMMON, NEVER, Change, lacks_nothing
+from planner.trainers.base import NEVER, Change, lacks_nothing
 from planner.trainers.release import LLM_FOUNDRY, Release, Releases
 from planner.trainers.torchtitan import TORCHTITAN
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from planner.specs.layout import COMMON
 from planner.trainers.attention import FLASH_ATTN
-from planner.trainers.base import COMMON, lacks_mixers
+from planner.trainers.base import lacks_mixers
 from planner.trainers.megatron import AC_KINDS, MEGATRON
 from planner.trainers.tp_overlap import DEFERRED
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.precision import Recipe, transformer_engine
+from planner.specs.layout import COMMON
 from planner.specs.model import ModelSpec
 from planner.trainers import megatron_models
 from planner.trainers.attention import TRANSFORMER_ENGINE
-from planner.trainers.base import COMMON, NEVER, Change, TrainerRules
+from planner.trainers.base import NEVER, Change, TrainerRules
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.muon import LAYER_WISE, PING_PONG
 from planner.trainers.release import Known, Release, Releases

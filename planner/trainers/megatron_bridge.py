@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from planner.precision import Recipe, transformer_engine
-from planner.trainers.base import COMMON, Change
+from planner.specs.layout import COMMON
+from planner.trainers.base import Change
 from planner.trainers.megatron import MEGATRON, NATIVE_OVERLAP, native
 from planner.trainers.muon import BRIDGED
 from planner.trainers.release import Release, Releases

@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.precision import Recipe, torchao
+from planner.specs.layout import COMMON
 from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
 from planner.trainers.attention import TORCHTITAN_SDPA
-from planner.trainers.base import COMMON, Change, TrainerRules
+from planner.trainers.base import Change, TrainerRules
 from planner.trainers.framework import TORCH
 from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
 from planner.trainers.sharding import FSDP2
