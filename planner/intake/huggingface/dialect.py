@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
 Values = dict[str, object]
 Prepare = Callable[[Values], Values]
+Switch = tuple[bool, Mapping[str, object], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +16,31 @@ class Dialect:
     renames: its name of a key -> the common one.
     parts: nested mappings whose keys belong to the model itself.
     inert: keys that do not affect work or memory, or that repeat another key.
+    fixed: keys that hold whatever the config says.
+    switches: a switch -> its default, and the keys that it stands for where it is on and off; a
+        later one overrides an earlier one.
     prepare: translates the rest, on renamed keys.
     """
 
     renames: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     inert: frozenset[str] = frozenset()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    switches: Mapping[str, Switch] = field(default_factory=dict)
     prepare: Prepare | None = None
+
+
+def switch(default: bool, *names: str) -> Switch:
+    """A switch that is another name of these."""
+    return default, dict.fromkeys(names, True), dict.fromkeys(names, False)
+
+
+def switched(values: Values, switches: Mapping[str, Switch]) -> Values:
+    """The config with what its switches stand for in place of them."""
+    found = without(values, *switches)
+    for key, (default, on, off) in switches.items():
+        found |= on if flag(values, key, default) else off
+    return found
 
 
 class MissingBlock(Exception):

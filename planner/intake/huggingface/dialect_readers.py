@@ -21,19 +21,6 @@ from planner.intake.huggingface.dialect import (
 ALIBI: Values = {"position_embedding": "none", "alibi": True}
 
 
-def cohere(values: Values) -> Values:
-    """Command R+: query-key norms have separate weights for every head."""
-    return {
-        **without(values, "use_qk_norm"),
-        "qk_norm": "full" if flag(values, "use_qk_norm", False) else "none",
-    }
-
-
-def cohere2(values: Values) -> Values:
-    """As Command R, but windowed layers have RoPE, and every n-th layer is full and has none."""
-    return {**cohere(values), **_full_without_rope(values, 4)}
-
-
 def _full_without_rope(values: Values, interval: int) -> Values:
     """Layers with a window rotate, full ones do not.
 
@@ -48,7 +35,7 @@ def _full_without_rope(values: Values, interval: int) -> Values:
 def cohere2_moe(values: Values) -> Values:
     """Parallel branches of experts; leading dense layers rotate whatever their window."""
     kinds, dense = values.get("layer_types"), values.get("first_k_dense_replace")
-    found = {**cohere(values), **_full_without_rope(values, 4)}
+    found = full_without_rope(values)
     rotates = found.get("no_rope_layers")
     if isinstance(rotates, list) and isinstance(dense, int) and isinstance(kinds, Sequence):
         by_force = values.get("prefix_dense_sliding_window_pattern", 1) == 1
@@ -91,12 +78,6 @@ def granite_swa(values: Values) -> Values:
         "no_rope_layers": [int(bool(base)) for base in bases],
         "rope_theta": float(max(rotating, default=10_000.0)),
     }
-
-
-def hyperclovax(values: Values) -> Values:
-    """Granite, with norms behind the branches as well if asked for."""
-    more = {"norms_per_layer": 4} if flag(values, "use_post_norm", False) else {}
-    return {**without(values, "use_post_norm"), **more}
 
 
 def minicpm3(values: Values) -> Values:
@@ -144,11 +125,6 @@ def rotated(values: Values) -> Values:
     return {**bare, "partial_rotary_factor": width / head} if 0 < width <= head else bare
 
 
-def dots(values: Values) -> Values:
-    """A sigmoid router as in DeepSeek-V3, which the config names only by its top-k method."""
-    return {**values, "scoring_func": "sigmoid"}
-
-
 def falcon(values: Values) -> Values:
     """One KV head (7B), groups of them (40B, 180B, 11B) or as many as heads (RW).
 
@@ -162,18 +138,13 @@ def falcon(values: Values) -> Values:
     norms = (values.get("num_ln_in_parallel_attn") or 2) if new else (1 if parallel else 2)
     switches = (
         "new_decoder_architecture", "parallel_attn", "num_kv_heads", "multi_query",
-        "num_ln_in_parallel_attn", "bias", "alibi",
+        "num_ln_in_parallel_attn",
     )  # fmt: skip
-    bias, bare = flag(values, "bias", False), without(values, *switches)
-    positions = ALIBI if flag(values, "alibi", False) else {}
     return {
-        **bare,
-        **positions,
+        **without(values, *switches),
         "num_key_value_heads": grouped if new else alone,
         "norms_per_layer": norms,
         "parallel_residual": new or parallel,
-        "attention_bias": bias,
-        "mlp_bias": bias,
     }
 
 
@@ -196,10 +167,9 @@ def ernie_moe(values: Values) -> Values:
     last = last if isinstance(last, int) and last >= 0 else layers - 1
     dense = [i for i in range(layers) if not (first <= i <= last and (i + 1) % interval == 0)]
     switches = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
-    bare = without(values, *switches, "moe_use_aux_free")
     leading = dense == list(range(len(dense)))
     place: Values = {"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}
-    return {**bare, **place, "router_correction_bias": flag(values, "moe_use_aux_free", True)}
+    return {**without(values, *switches), **place}
 
 
 def minimax_m2(values: Values) -> Values:
@@ -213,26 +183,8 @@ def minimax_m2(values: Values) -> Values:
     width = "full" if values.get("qk_norm_type", "per_layer") == "per_layer" else "head"
     normed = flag(values, "use_qk_norm", True)
     return {
-        **without(
-            rotated(values), "attn_type_list", "qk_norm_type", "use_qk_norm", "use_routing_bias"
-        ),
+        **without(rotated(values), "attn_type_list", "qk_norm_type", "use_qk_norm"),
         "qk_norm": width if normed else "none",
-        "router_correction_bias": flag(values, "use_routing_bias", True),
-    }
-
-
-def stablelm(values: Values) -> Values:
-    """A parallel residual has one norm; query-key norms are one LayerNorm per head, no bias."""
-    one = {"norms_per_layer": 1} if flag(values, "use_parallel_residual", False) else {}
-    norm = "full" if flag(values, "qk_layernorm", False) else "none"
-    return {**without(values, "qk_layernorm"), **one, "qk_norm": norm}
-
-
-def bigcode(values: Values) -> Values:
-    """One KV head for all query heads, unless that is switched off."""
-    return {
-        **without(values, "multi_query"),
-        **({"num_key_value_heads": 1} if flag(values, "multi_query", True) else {}),
     }
 
 
@@ -298,10 +250,6 @@ def exaone4(values: Values) -> Values:
 
 
 def _hunyuan(values: Values) -> Values:
-    if flag(values, "use_cla", False):
-        raise MissingBlock(
-            "use_cla", "cross-layer attention (keys and values shared between layers)"
-        )
     return without(
         values, "use_cla", "cla_share_factor", "use_qk_norm", "use_mla", "kv_lora_rank", "norm_type"
     )
@@ -349,44 +297,16 @@ def chatglm(values: Values) -> Values:
         raise MissingBlock("rmsnorm", "GLM's first layers (LayerNorm, residual behind the norm)")
     if not flag(values, "post_layer_norm", True):
         raise MissingBlock("post_layer_norm", "a network without a final norm")
-    linear, qkv = flag(values, "add_bias_linear", False), flag(values, "add_qkv_bias", False)
     switches = (
-        "multi_query_group_num", "multi_query_attention", "rmsnorm", "add_bias_linear",
-        "add_qkv_bias", "post_layer_norm", "rope_ratio",
+        "multi_query_group_num", "multi_query_attention", "rmsnorm", "post_layer_norm",
+        "rope_ratio",
     )  # fmt: skip
     bare = without(values, *switches, "apply_residual_connection_post_layernorm")
     ratio = values.get("rope_ratio")
     theta = {"rope_theta": 10_000.0 * ratio} if isinstance(ratio, (int, float)) else {}
-    biases = {"attention_bias": linear or qkv, "attention_output_bias": linear, "mlp_bias": linear}
-    return {**bare, **biases, **theta, **({"num_key_value_heads": groups} if groups else {})}
-
-
-def internlm3(values: Values) -> Values:
-    """Queries, keys and values have a switch for biases; all other layers have another."""
-    bias = flag(values, "bias", False)
-    own = {
-        "attention_bias": flag(values, "qkv_bias", False),
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-    }
-    return {**without(values, "bias", "qkv_bias"), **own}
+    return {**bare, **theta, **({"num_key_value_heads": groups} if groups else {})}
 
 
 def baichuan(values: Values) -> Values:
     """The 13B models have ALiBi and no `max_position_embeddings`."""
     return values if "max_position_embeddings" in values else {**values, **ALIBI}
-
-
-def bailing(values: Values) -> Values:
-    """Ling: two switches for biases. Version two has query-key norms and a router bias."""
-    bias = flag(values, "use_bias", False)
-    norm = "head" if flag(values, "use_qk_norm", False) else "none"
-    corrected = flag(values, "moe_router_enable_expert_bias", False)
-    own: Values = {
-        "attention_bias": bias or flag(values, "use_qkv_bias", False),
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-    }
-    switches = ("use_bias", "use_qkv_bias", "use_qk_norm", "moe_router_enable_expert_bias")
-    own |= {"qk_norm": norm, "router_correction_bias": corrected}
-    return {**without(values, *switches), **own}

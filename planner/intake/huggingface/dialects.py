@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
-from planner.intake.huggingface.dialect import Dialect, MissingBlock, without
+from planner.intake.huggingface.dialect import Dialect, MissingBlock, switch, switched, without
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.layer_readers import BY_LAYER
@@ -28,6 +28,7 @@ _ERNIE_MOE = Dialect(
         "moe_num_shared_experts": "n_shared_experts",
     },
     inert=_ERNIE_MOE_INERT,
+    switches={"moe_use_aux_free": switch(True, "router_correction_bias")},
     prepare=read.ernie_moe,
 )
 _COHERE_INERT = frozenset({
@@ -35,7 +36,11 @@ _COHERE_INERT = frozenset({
     "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "layer_switch",
     "order_of_interleaved_layers",
 })  # fmt: skip
-_COHERE = Dialect(inert=_COHERE_INERT, prepare=read.cohere)
+# query-key norms of Command R+ have separate weights for every head
+_COHERE = Dialect(
+    inert=_COHERE_INERT, switches={"use_qk_norm": (False, {"qk_norm": "full"}, {"qk_norm": "none"})}
+)
+_BIASES = ("attention_bias", "attention_output_bias", "mlp_bias")
 _BAILING_INERT = frozenset({
     "norm_head", "norm_softmax", "embedding_dropout", "output_dropout", "router_dtype",
     "use_rmsnorm",
@@ -47,7 +52,12 @@ _BAILING = Dialect(
         "score_function": "scoring_func",
     },
     inert=_BAILING_INERT,
-    prepare=read.bailing,
+    switches={
+        "use_bias": switch(False, *_BIASES),
+        "use_qkv_bias": (False, {"attention_bias": True}, {}),
+        "use_qk_norm": (False, {"qk_norm": "head"}, {"qk_norm": "none"}),
+        "moe_router_enable_expert_bias": switch(False, "router_correction_bias"),
+    },
 )
 _HUNYUAN = {
     "num_shared_expert": "n_shared_experts",
@@ -92,8 +102,9 @@ _CHATGLM_INERT = frozenset({
 })  # fmt: skip
 DIALECTS: Mapping[str, Dialect] = {
     "cohere": _COHERE,
-    "cohere2": replace(_COHERE, prepare=read.cohere2),
-    "dots1": Dialect(prepare=read.dots),
+    "cohere2": replace(_COHERE, prepare=read.full_without_rope),
+    # a sigmoid router as in DeepSeek-V3, which the config names only by its top-k method
+    "dots1": Dialect(fixed={"scoring_func": "sigmoid"}),
     "falcon": Dialect(
         renames={
             "ffn_hidden_size": "intermediate_size",
@@ -103,6 +114,10 @@ DIALECTS: Mapping[str, Dialect] = {
             "n_head": "num_attention_heads",
         },
         inert=frozenset({"ff_factor", "apply_residual_connection_post_layernorm"}),
+        switches={
+            "bias": switch(False, "attention_bias", "mlp_bias"),
+            "alibi": (False, read.ALIBI, {}),
+        },
         prepare=read.falcon,
     ),
     "dbrx": Dialect(
@@ -120,6 +135,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "minimax_m2": Dialect(
         renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
         inert=_MINIMAX_M2_INERT,
+        switches={"use_routing_bias": switch(True, "router_correction_bias")},
         prepare=read.minimax_m2,
     ),
     "granitemoeshared": Dialect(
@@ -127,8 +143,17 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     **HYBRIDS,
     **BY_LAYER,
-    "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
-    "gpt_bigcode": Dialect(inert=_GPT_BIGCODE_INERT, prepare=read.bigcode),
+    # a parallel residual has one norm; query-key norms are one LayerNorm per head, no bias
+    "stablelm": Dialect(
+        renames={"use_qkv_bias": "attention_bias"},
+        switches={
+            "use_parallel_residual": (False, {"parallel_residual": True, "norms_per_layer": 1}, {}),
+            "qk_layernorm": (False, {"qk_norm": "full"}, {"qk_norm": "none"}),
+        },
+    ),
+    "gpt_bigcode": Dialect(
+        inert=_GPT_BIGCODE_INERT, switches={"multi_query": (True, {"num_key_value_heads": 1}, {})}
+    ),
     "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"}), prepare=read.rotated),
     "codegen": Dialect(inert=frozenset({"scale_attn_weights"}), prepare=read.rotated),
     "gpt_neo": Dialect(
@@ -166,11 +191,17 @@ DIALECTS: Mapping[str, Dialect] = {
             "seq_length": "max_position_embeddings",
         },
         inert=_CHATGLM_INERT,
+        switches={
+            "add_bias_linear": switch(False, *_BIASES),
+            "add_qkv_bias": (False, {"attention_bias": True}, {}),
+        },
         prepare=read.chatglm,
     ),
     "internlm": Dialect(renames={"bias": "attention_bias"}),
     "internlm2": Dialect(renames={"bias": "attention_bias"}),
-    "internlm3": Dialect(prepare=read.internlm3),
+    "internlm3": Dialect(
+        switches={"bias": switch(False, *_BIASES[1:]), "qkv_bias": switch(False, "attention_bias")}
+    ),
     "baichuan": Dialect(
         inert=frozenset(
             {"model_max_length", "gradient_checkpointing", "z_loss_weight", "_from_model_config"}
@@ -208,6 +239,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "expert_selection_fn": "scoring_func",
         },
         inert=_COHERE.inert,
+        switches=_COHERE.switches,
         prepare=read.cohere2_moe,
     ),
     "flint": Dialect(prepare=read.full_without_rope),
@@ -220,7 +252,8 @@ DIALECTS: Mapping[str, Dialect] = {
         renames={"router_scaling_factor": "routed_scaling_factor"},
         inert=frozenset({"enable_moe_fp32_combine"}),
     ),
-    "hyperclovax": Dialect(prepare=read.hyperclovax),
+    # Granite, with norms behind the branches as well if asked for
+    "hyperclovax": Dialect(switches={"use_post_norm": (False, {"norms_per_layer": 4}, {})}),
     "kolibri1": Dialect(prepare=read.exaone4),
     "laguna": Dialect(
         renames={"moe_routed_scaling_factor": "routed_scaling_factor"},
@@ -263,6 +296,7 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
         for key, value in values.items()
         if key not in dialect.inert
     }
+    values = {**switched(values, dialect.switches), **dialect.fixed}
     try:
         return dialect.prepare(values) if dialect.prepare is not None else values
     except MissingBlock as found:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from planner.intake.huggingface import hybrid_readers as hybrid
-from planner.intake.huggingface.dialect import Dialect
+from planner.intake.huggingface.dialect import Dialect, switch
 
 _TIME_STEPS = frozenset(
     {"time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank"}
@@ -147,7 +147,14 @@ HYBRIDS: Mapping[str, Dialect] = {
         },
         prepare=hybrid.short_conv,
     ),
-    "lfm3": Dialect(renames=_LFM, prepare=hybrid.lfm3),
+    "lfm3": Dialect(
+        renames=_LFM,
+        switches={
+            "use_sandwich_norm": (True, {"norms_per_layer": 4}, {"norms_per_layer": 2}),
+            "use_attention_gate": switch(True, "attention_head_gate"),
+        },
+        prepare=hybrid.short_conv,
+    ),
     "minimax": Dialect(
         renames={"block_size": "lightning_block_size"},
         inert=_MINIMAX_INERT,

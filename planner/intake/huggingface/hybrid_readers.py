@@ -157,14 +157,6 @@ def short_conv(values: Values) -> Values:
     return {**without(found, *inert), "intermediate_size": width}
 
 
-def lfm3(values: Values) -> Values:
-    """As LFM2, with windows, norms behind the branches and a gate for each head of attention."""
-    sandwich = bool(values.get("use_sandwich_norm", True))
-    own = {"norms_per_layer": 4 if sandwich else 2}
-    own |= {"attention_head_gate": bool(values.get("use_attention_gate", True))}
-    return without(short_conv({**values, **own}), "use_sandwich_norm", "use_attention_gate")
-
-
 def lightning(values: Values) -> Values:
     """MiniMax-01: lightning attention in every second layer, by name or by 0 in a list."""
     numbered = [

@@ -137,7 +137,6 @@ _INDEXED_TYPES = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4",
     "dots3_note", "dots3_note_text")  # fmt: skip
 # Key -> the types whose dialect decides what the key means.
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
-    "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
     "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1", "jamba"),
     "mamba_d_ssm": ("falcon_h1",),
