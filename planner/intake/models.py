@@ -12,12 +12,14 @@ and biases).
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from planner.catalog.models import model_keys, model_names
 from planner.errors import Fault, SpecError, UnknownNameError
@@ -274,46 +276,34 @@ def build_model(
     keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field)
     family = _family(values, keys, field)
-    given, values = (
-        values,
-        {**family.defaults, **{k: v for k, v in values.items() if v is not None}},
-    )
-    whole = complete(given, family.defaults, published=ignore_unknown)
-    keys.faults.extend(
-        [
-            *_missing_and_clashing(values, family, keys, field, ignore_unknown),
-            *rope_faults(whole, field),
-        ]
-    )
+    whole = complete(values, family.defaults, published=ignore_unknown)
+    values = {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
+    clashing = [*_missing_and_clashing(values, family, keys, field, ignore_unknown)]
+    keys.faults.extend([*clashing, *rope_faults(whole, field)])
     if keys.faults:
         raise SpecError(keys.faults)
     fields = {**_fields(values, family, name), **network_fields(whole)}
     draft = ModelSpec.model_construct(None, **fields)
-    faults = [
-        _as_given(fault, keys, field) for fault in draft.clashes(field)
-    ] or _layer_list_faults(values, field)
+    faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)]
+    faults = faults or [*_layer_list_faults(values, field)]
     if faults:
         raise SpecError(faults)
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(
-            [
-                _pydantic_fault(item["loc"], item["input"], item["msg"], field)
-                for item in error.errors()
-            ]
-        ) from None
+        raise SpecError([_pydantic_fault(item, field) for item in error.errors()]) from None
 
 
-def _pydantic_fault(loc: tuple[int | str, ...], value: object, message: str, field: str) -> Fault:
-    named = ".".join([field, *(str(part) for part in loc)])
-    return Fault(named, value, message, "see the catalogue's models for examples")
+def _pydantic_fault(found: ErrorDetails, field: str) -> Fault:
+    named = ".".join([field, *map(str, found["loc"])])
+    remedy = "see the catalogue's models for examples"
+    return Fault(named, found["input"], found["msg"], remedy)
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
     """The same fault, under the name that the person used for the key."""
     key = fault.field.removeprefix(f"{field}.")
-    return Fault(f"{field}.{keys.given_as.get(key, key)}", fault.value, fault.rule, fault.remedy)
+    return replace(fault, field=f"{field}.{keys.name_of(key)}")
 
 
 def _with_base(keys: Keys, field: str) -> Values:
@@ -378,98 +368,62 @@ def _mlp_kind(values: Values, gated: bool) -> str:
 
 def _missing_and_clashing(
     values: Values, family: Family, keys: Keys, field: str, published: bool
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """Faults that show before fields are derived: missing keys, and pairs that contradict."""
-    needed = (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED
-    faults = [
-        Fault(f"{field}.{key}", None, "is required", f"give {key} as in the model's config.json")
-        for key in needed
-        if key not in values and (keys.values.get(key) is None and _not_faulty(key, keys, field))
-    ]
+    for key in (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED:
+        if key not in values and keys.values.get(key) is None and _not_faulty(key, keys, field):
+            remedy = f"give {key} as in the model's config.json"
+            yield Fault(f"{field}.{key}", None, "is required", remedy)
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     derived = "head_dim" not in values and not values.get("kv_lora_rank")
     # transformers cuts the width of a published config down; a person's own is a typing error
     derived = derived and not published
     if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
         rule = f"{counted(heads, 'head')} do not divide hidden_size {hidden}"
-        faults.append(
-            Fault(
-                f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}",
-                heads,
-                rule,
-                "give head_dim",
-            )
-        )
-    return faults + _pair_faults(values, keys, field)
+        yield Fault(f"{field}.{keys.name_of('num_attention_heads')}", heads, rule, "give head_dim")
+    yield from _pair_faults(values, keys, field)
 
 
-def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
+def _pair_faults(values: Values, keys: Keys, field: str) -> Iterator[Fault]:
     """Pairs of keys that contradict each other.
 
     ModelSpec.clashes finds the first two as well, but only once all keys are sound.
     """
     heads, kv = values.get("num_attention_heads"), values.get("num_key_value_heads")
     experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
-    faults = []
     if keys.faults and isinstance(heads, int) and isinstance(kv, int) and heads % kv:
-        rule, remedy = (
-            f"does not divide {heads} attention heads",
-            "give a divisor of num_attention_heads",
-        )
-        faults.append(Fault(f"{field}.num_key_value_heads", kv, rule, remedy))
+        rule = f"does not divide {heads} attention heads"
+        remedy = "give a divisor of num_attention_heads"
+        yield Fault(f"{field}.num_key_value_heads", kv, rule, remedy)
     if keys.faults and isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
-        faults.append(
-            Fault(
-                f"{field}.num_experts_per_tok",
-                chosen,
-                f"is more than the {counted(experts, 'expert')}",
-                f"give 1 to {experts}",
-            )
-        )
+        rule = f"is more than the {counted(experts, 'expert')}"
+        yield Fault(f"{field}.num_experts_per_tok", chosen, rule, f"give 1 to {experts}")
+    if "num_experts" in values or not _not_faulty("num_experts", keys, field):
+        return
     for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"):
-        if (
-            key in keys.given_as
-            and values.get(key)
-            and "num_experts" not in values
-            and _not_faulty("num_experts", keys, field)
-        ):
-            rule, remedy = (
-                "is given without a number of experts",
-                "give n_routed_experts, num_local_experts or num_experts",
-            )
-            faults.append(
-                Fault(f"{field}.{keys.given_as.get(key, key)}", values[key], rule, remedy)
-            )
-    return faults
+        if key in keys.given_as and values.get(key):
+            rule = "is given without a number of experts"
+            remedy = "give n_routed_experts, num_local_experts or num_experts"
+            yield Fault(f"{field}.{keys.name_of(key)}", values[key], rule, remedy)
 
 
 def _not_faulty(key: str, keys: Keys, field: str) -> bool:
     """Whether the key is not yet reported, under the name it was given by."""
-    given = f"{field}.{keys.given_as.get(key, key)}"
-    return all(fault.field != given for fault in keys.faults)
+    return all(fault.field != f"{field}.{keys.name_of(key)}" for fault in keys.faults)
 
 
-def _layer_list_faults(values: Values, field: str) -> list[Fault]:
+def _layer_list_faults(values: Values, field: str) -> Iterator[Fault]:
     kinds, layers = values.get("layer_types"), _get(values, "num_hidden_layers", 0)
-    faults = []
-    if isinstance(kinds, list) and len(kinds) != layers:
-        faults.append(
-            Fault(
-                f"{field}.layer_types",
-                len(kinds),
-                f"must name each of {counted(layers, 'layer')}",
-                "give as many as num_hidden_layers",
-            )
-        )
-    if isinstance(kinds, list) and not _LAYER_TYPES.issuperset(kinds):
-        odd, remedy = (
-            next(kind for kind in kinds if kind not in _LAYER_TYPES),
-            f"supported: {', '.join(sorted(_LAYER_TYPES))}",
-        )
-        faults.append(
-            Fault(f"{field}.layer_types", odd, "is not a supported kind of layer", remedy)
-        )
-    return faults
+    if not isinstance(kinds, list):
+        return
+    named = f"{field}.layer_types"
+    if len(kinds) != layers:
+        rule = f"must name each of {counted(layers, 'layer')}"
+        yield Fault(named, len(kinds), rule, "give as many as num_hidden_layers")
+    odd = [kind for kind in kinds if kind not in _LAYER_TYPES]
+    if odd:
+        remedy = f"supported: {', '.join(sorted(_LAYER_TYPES))}"
+        yield Fault(named, odd[0], "is not a supported kind of layer", remedy)
 
 
 def _get(values: Values, key: str, default: T) -> T:
@@ -505,33 +459,26 @@ def _fields(values: Values, family: Family, name: str) -> Values:
 
 
 def _bias_fields(values: Values, family: Family) -> Values:
-    everywhere = (
-        _get(values, "use_bias", not _get(values, "no_bias", True))
-        if {"use_bias", "no_bias"} & values.keys()
-        else None
-    )
-    attention = _get(values, "attention_bias", False) if everywhere is None else everywhere
+    if {"use_bias", "no_bias"} & values.keys():
+        everywhere = _get(values, "use_bias", not _get(values, "no_bias", True))
+        return dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias"), everywhere)
+    attention = _get(values, "attention_bias", False)
     follows = attention and family.bias_on_output
     return {
         "attention_bias": attention,
-        "attention_output_bias": _get(values, "attention_output_bias", follows)
-        if everywhere is None
-        else everywhere,
-        "mlp_bias": _get(values, "mlp_bias", False) if everywhere is None else everywhere,
+        "attention_output_bias": _get(values, "attention_output_bias", follows),
+        "mlp_bias": _get(values, "mlp_bias", False),
     }
 
 
 def _norm_fields(values: Values) -> Values:
     norm = _get(values, "norm", "rmsnorm")
-    layernorm_bias = (
-        not _get(values, "no_bias", True)
-        if "no_bias" in values
-        else _get(values, "norm_bias", True)
-    )
+    biased = _get(values, "norm_bias", True)
+    biased = not _get(values, "no_bias", True) if "no_bias" in values else biased
     by_flag = "head" if _get(values, "use_qk_norm", False) else "none"
     return {
         "norm": norm,
-        "norm_bias": norm == "layernorm" and layernorm_bias,
+        "norm_bias": norm == "layernorm" and biased,
         "qk_norm": _get(values, "qk_norm", by_flag),
     }
 

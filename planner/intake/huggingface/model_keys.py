@@ -147,6 +147,10 @@ class Keys:
     given_as: dict[str, str]
     faults: list[Fault] = field(default_factory=list)
 
+    def name_of(self, key: str) -> str:
+        """The name that a canonical key was given by."""
+        return self.given_as.get(key, key)
+
 
 def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> Keys:
     """Canonical keys of one mapping.
