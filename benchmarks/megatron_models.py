@@ -45,8 +45,8 @@ from packaging.version import Version
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.catalog.megatron_arguments import argument
+from planner.export import export
 from planner.export.commands import read_flags
-from planner.export.megatron import export
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
@@ -225,7 +225,7 @@ def judge(name: str) -> tuple[str, str]:
     training = read_training({"seq_len": 1024, "global_batch_size": 8, "trainer": "megatron"})
     layout = resolve_layout({}, trainer="megatron", num_gpus=1)
     cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 1})
-    made = export(layout, model, cluster, training, RELEASE)
+    made = export(layout, model, cluster, training, to="megatron", version=RELEASE)
     if made.blockers:
         return "refused", "; ".join(one.rule for one in made.blockers)
     try:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-    Writer = Callable[[Layout, ModelSpec, ClusterSpec, TrainingSpec, str | None], Export]
-
 FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed")
-"""Each is a module here, whose `export` writes it."""
+"""Each is a module here, whose `write` turns a draft into the export.
+
+It says what its settings cannot express; what the trainer refuses, the rules say.
+"""
 OF_FSDP = ("accelerate", "deepspeed")  # formats of trainer fsdp
 
 
@@ -54,13 +55,14 @@ def exports(
 ) -> "list[Export]":
     """`export` of several layouts; the rules are asked of all at once."""
     from planner.columns import LayoutBatch
+    from planner.export.base import Draft
     from planner.rules import Context, violations_of
     from planner.rules.support import obstacles
     from planner.trainers.registry import TRAINERS, version_under
 
     if to not in FORMATS:
         raise UnknownNameError("format", to, FORMATS, "export format")
-    write: Writer = import_module(f"planner.export.{to.replace('-', '_')}").export
+    write: Callable[[Draft], Export] = import_module(f"planner.export.{to.replace('-', '_')}").write
     runs = "fsdp" if to in OF_FSDP else to  # whose rules hold
     asked = version if runs == to else None  # a release of Accelerate is none of the trainer's
     own = asked or version_under(training, runs)
@@ -69,7 +71,7 @@ def exports(
     of_job = obstacles(context)
     of_each = violations_of(layouts, LayoutBatch.from_layouts(layouts), context)
     made = [
-        write(layout, model, cluster, training, version).refused(
+        write(Draft(layout, model, cluster, training, version)).refused(
             [Fault(one.field, one.value, one.rule, one.remedy) for one in (*of_job, *broken)]
         )
         for layout, broken in zip(layouts, of_each, strict=True)

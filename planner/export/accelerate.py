@@ -13,10 +13,7 @@ import json
 
 from planner.catalog.models import model_entry, model_names
 from planner.export.base import Draft, Export, train_steps
-from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.units import counted, format_bytes
 
 CONFIG, MODULE = "accelerate.yaml", "fully_shard.py"
@@ -34,24 +31,10 @@ YOURS = (
 )
 
 
-def export(
-    layout: Layout,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: TrainingSpec,
-    version: str | None = None,
-) -> Export:
-    """The layout for Accelerate and for plain torch.
-
-    version: a release of Accelerate; ours unless given.
-    """
-    draft = Draft(
-        layout=layout, model=model, cluster=cluster, training=training, version=ACCELERATE
-    )
-    if version not in (None, ACCELERATE):
-        draft.notes.append(
-            f"Written for Accelerate {ACCELERATE}, the release that is known here, not {version}."
-        )
+def write(draft: Draft) -> Export:
+    """The layout for Accelerate and for plain torch; the release asked for is Accelerate's."""
+    layout = draft.layout
+    draft.write_known("Accelerate", ACCELERATE)
     draft.check_common()
     _check(draft)
     draft.files[CONFIG] = _config(draft)
@@ -70,7 +53,7 @@ def export(
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)
-        whole = model.total_parameters() * (4 if layout.master_dtype == "float32" else 2)
+        whole = draft.model.total_parameters() * (4 if layout.master_dtype == "float32" else 2)
         draft.notes.append(
             f"Every process of {MODULE} first builds the whole model in host memory, "
             f"{format_bytes(whole * launch.processes_per_node)} a node; {CONFIG} loads it once."
@@ -94,8 +77,6 @@ def _check(draft: Draft) -> None:
     for name in ("optimizer_in_backward", "async_tp"):
         if getattr(layout, name):
             draft.gap(name, "is not written: FSDP2 has no setting for it", "set it to false")
-    if layout.zero_stage == 1:
-        draft.gap("zero_stage", "is not what FSDP2 does", "use zero_stage 2 or 3")
     if training.optimizer not in ("adamw", "sgd"):
         rule = "is no optimizer of torch's; the module is written with AdamW"
         draft.gap("training.optimizer", rule, "put yours in", blocking=False)

@@ -17,7 +17,6 @@ from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.units import counted
 
 Value = bool | int | float | str | list[str] | list[list[str]]
 Settings = dict[str, Value]
@@ -102,13 +101,18 @@ def _plain(value: object) -> object:
 
 @dataclass(slots=True)
 class Draft:
-    """An export under construction: its inputs, and what has been collected so far."""
+    """An export under construction: its inputs, and what has been collected so far.
+
+    asked: the release to write for; None for the job's.
+    version: the release that is written.
+    """
 
     layout: Layout
     model: ModelSpec
     cluster: ClusterSpec
     training: TrainingSpec
-    version: str
+    asked: str | None = None
+    version: str = ""
     files: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -194,6 +198,14 @@ class Draft:
         )
         return split if whole else None
 
+    def write_known(self, title: str, version: str) -> None:
+        """Takes the one release whose settings are known; a note says so where it is not asked."""
+        self.version = version
+        if self.asked not in (None, version):
+            self.notes.append(
+                f"Written for {title} {version}, the release that is known here, not {self.asked}."
+            )
+
     def check_common(self) -> None:
         """Collects the gaps and notes that are the same for every trainer."""
         layout, split = self.layout, self.layout.layers_per_stage
@@ -203,9 +215,6 @@ class Draft:
             if split is not None:
                 self.inert("layers_per_stage", "means nothing without pipeline parallelism")
         elif split is not None and self.layer_split is None:
-            stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
-            rule = f"must give {counted(stages, 'stage')} together {counted(layers, 'layer')}"
-            self.gap("layers_per_stage", rule, "leave it out for the trainer's own split")
             rule = "does not agree with layers_per_stage"
             self.gap("virtual_stages", rule, "correct layers_per_stage")
         per_step = layout.micro_batch_size * layout.dp_degree

@@ -10,10 +10,7 @@ Sources: DeepSpeed 0.19 runtime/config.py, runtime/zero/config.py, runtime/const
 import json
 
 from planner.export.base import Draft, Export, train_steps
-from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 
 CONFIG, SCRIPT = "ds_config.json", "YOUR_SCRIPT.py"
 DEEPSPEED = "0.19"
@@ -21,22 +18,10 @@ DEEPSPEED = "0.19"
 _WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def export(
-    layout: Layout,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: TrainingSpec,
-    version: str | None = None,
-) -> Export:
-    """The layout for DeepSpeed.
-
-    version: a release of DeepSpeed; ours unless given.
-    """
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=DEEPSPEED)
-    if version not in (None, DEEPSPEED):
-        draft.notes.append(
-            f"Written for DeepSpeed {DEEPSPEED}, the release that is known here, not {version}."
-        )
+def write(draft: Draft) -> Export:
+    """The layout for DeepSpeed; the release asked for is its own."""
+    layout, training = draft.layout, draft.training
+    draft.write_known("DeepSpeed", DEEPSPEED)
     draft.check_common()
     _check(draft)
     draft.files[CONFIG] = json.dumps(_config(draft), indent=2) + "\n"

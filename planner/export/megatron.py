@@ -26,10 +26,7 @@ from planner.export.megatron_read import (
 from planner.export.megatron_settings import DEGREES
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
-from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, modules_of, parse_ac
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
 from planner.trainers.megatron_models import is_hybrid
 from planner.trainers.muon import Muon
@@ -68,31 +65,24 @@ OPTIMIZERS: Mapping[str, Settings] = {
 }  # fmt: skip
 
 
-def export(
-    layout: Layout,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: TrainingSpec,
-    version: str | None = None,
-) -> Export:
+def write(draft: Draft) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py, or pretrain_hybrid.py.
 
     The arguments are those of the release, from core 0.14 on. A note says so where a job names an
     older one, a date or a distribution.
     """
-    release = release_of("megatron", version or version_under(training, "megatron"))
-    written = OLDEST if release.before(OLDEST) else release.number
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=written)
-    if release.number != written or not release.exact:
+    vendor = draft.cluster.gpu.vendor
+    release = release_of("megatron", draft.asked or version_under(draft.training, "megatron"))
+    draft.version = OLDEST if release.before(OLDEST) else release.number
+    if release.number != draft.version or not release.exact:
         draft.notes.append(
-            f"Written for Megatron-LM core {written}: check the arguments against your "
+            f"Written for Megatron-LM core {draft.version}: check the arguments against your "
             f"{release.named.text}."
         )
-    fork = FORKS.get(cluster.gpu.vendor)
+    fork = FORKS.get(vendor)
     if fork is not None:
         draft.notes.append(
-            f"On GPUs of {cluster.gpu.vendor} run it in the fork {fork}, with its Transformer "
-            "Engine."
+            f"On GPUs of {vendor} run it in the fork {fork}, with its Transformer Engine."
         )
     draft.check_common()
     draft.notes.append(YOURS)
@@ -109,9 +99,9 @@ def export(
         **graph_settings(draft, release),
     }
     # Megatron-FSDP refuses 1; everything else needs it
-    own_fsdp = layout.zero_stage in SHARDING
+    own_fsdp = draft.layout.zero_stage in SHARDING
     connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    program = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
+    program = "pretrain_hybrid.py" if is_hybrid(draft.model) else "pretrain_gpt.py"
     launch = draft.launch(
         (program,),
         written_flags(settings),
@@ -133,9 +123,6 @@ def _degrees(draft: Draft) -> Settings:
             "--tp-comm-overlap needs --sequence-parallel and Transformer Engine built with user "
             "buffers."
         )
-    elif layout.async_tp:
-        rule = "is switched off by Megatron-LM for multi-latent attention"
-        draft.gap("async_tp", rule, "set it to false")
     return {
         **{argument: getattr(layout, name) for name, argument in DEGREES.items()},
         "cp_comm_type": CP_TYPES[layout.cp_method],
@@ -277,8 +264,6 @@ def _optimizer(draft: Draft) -> Settings:
         draft.notes.append("Muon needs the package emerging-optimizers.")
         name = MUON[muon.named_sharded and draft.layout.zero_stage > 0]
         return {"optimizer": name, "muon_tp_mode": str(training.muon_tp_mode or muon.tp_mode)}
-    rule = f"is not in Megatron-LM core {draft.version}, or not priced there"
-    draft.gap("training.optimizer", rule, "use adamw or sgd")
     return {}
 
 
@@ -293,9 +278,6 @@ def _recompute(draft: Draft) -> Settings:
     if kind in ("selective-attention", "modules"):
         modules = [*modules_of(number)] or ["core_attn"]
         return {"recompute_granularity": "selective", "recompute_modules": modules}
-    if kind != "none":
-        remedy = "use none, full, selective-attention, block-N, uniform-N or modules-A+B"
-        draft.gap("ac", "is not in Megatron-LM", remedy)
     return {}
 
 
@@ -304,38 +286,21 @@ def _precision(draft: Draft, release: Release) -> Settings:
     settings: Settings = {}
     if layout.param_dtype == "bfloat16":
         settings["fp16" if name == "fp16" else "bf16"] = True
-    if layout.param_dtype == "float32" and name != "bf16":
-        rule = "computes in 16 bits or fewer; float32 parameters do not"
-        draft.gap("precision", rule, "use param_dtype bfloat16")
-    elif name in FP8_RECIPES or (name in FP4_RECIPES and release.since(NEWER)):
-        settings |= PRECISIONS[name].megatron_settings
-    elif name not in ("bf16", "fp16"):
-        rule = f"is not in Megatron-LM core {release.number}"
-        draft.gap("precision", rule, f"use bf16 or one of {', '.join(FP8_RECIPES)}")
+        if name in FP8_RECIPES or (name in FP4_RECIPES and release.since(NEWER)):
+            settings |= PRECISIONS[name].megatron_settings
     if layout.float8_all_gather and "fp8_recipe" in settings:
         settings["fp8_param_gather"] = True
     elif layout.float8_all_gather:
         draft.inert("float8_all_gather", "means nothing without fp8")
     wide = layout.reduce_dtype == "float32"
     settings["accumulate_allreduce_grads_in_fp32" if wide else "grad_reduce_in_bf16"] = True
-    if layout.master_dtype != "float32":
-        rule = "is not in Megatron-LM: its main parameters are fp32 or fp16"
-        draft.gap("master_dtype", rule, "use float32")
     return settings
 
 
 def _rest(draft: Draft, release: Release) -> Settings:
     layout = draft.layout
-    if layout.compile:
-        rule = "is not in Megatron-LM, whose kernels are fused by Transformer Engine"
-        draft.gap("compile", rule, "set it to false")
-    if layout.optimizer_in_backward:
-        draft.gap("optimizer_in_backward", "is not in Megatron-LM", "set it to false")
     settings: Settings = {}
-    if layout.activation_offload_layers and release.before(NEWER):
-        rule = f"has no argument in Megatron-LM core {release.number}"
-        draft.gap("activation_offload_layers", rule, f"use 0, or export for {NEWER} or later")
-    elif layout.activation_offload_layers:
+    if layout.activation_offload_layers and release.since(NEWER):
         settings["cpu_offloading_num_layers"] = layout.activation_offload_layers
     share = layout.optimizer_offload_fraction
     if not layout.cpu_offload:
@@ -393,7 +358,7 @@ def _training(draft: Draft) -> Settings:
 
 
 def parse_back(exported: Export) -> Layout:
-    """The layout of an export, read from its arguments and its size; inverse of `export`."""
+    """The layout of an export, read from its arguments and its size; inverse of `write`."""
     return overlay_gaps(
         read_arguments(exported_words(exported), exported.num_layers, exported.num_gpus),
         exported.gaps,

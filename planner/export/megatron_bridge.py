@@ -15,16 +15,13 @@ from planner.cost.layer.quantisation import stored_low
 from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
 from planner.export.megatron import MUON
-from planner.export.megatron import export as to_megatron
+from planner.export.megatron import write as write_core
 from planner.export.megatron_read import Words, exported_words
 from planner.export.megatron_settings import CAPACITY, KEYS, PADDED, TAKEN_BACK
-from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.megatron_models import has_provider, is_hybrid, lacking
 from planner.trainers.muon import BRIDGED
-from planner.trainers.registry import TRAINERS, release_of
+from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.release import Release
 
 Overrides = Mapping[str, object]
@@ -75,20 +72,15 @@ def recipe_for(model: str, release: Release) -> PretrainRecipe | None:
     return found if found is not None and not release.before(found.since) else None
 
 
-def export(
-    layout: Layout,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: TrainingSpec,
-    version: str | None = None,
-) -> Export:
+def write(draft: Draft) -> Export:
     """The layout as overrides of a recipe: a YAML file, and arguments of run_recipe.py.
 
     They are Megatron-LM's arguments for the megatron-core that the release rests on.
     """
-    asked = version or (training.trainer_version if training.trainer == NAME else None)
+    layout, model, training = draft.layout, draft.model, draft.training
+    asked = draft.asked or version_under(training, NAME)
     release = release_of(NAME, asked)
-    core = to_megatron(layout, model, cluster, training, release.number)
+    core = write_core(Draft(layout, model, draft.cluster, training, release.number))
     words = exported_words(core)
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
@@ -118,7 +110,6 @@ def export(
         for one in (*([first[key]] if key in first and value != first[key] else []), value)
     )
     program = ("scripts/training/run_recipe.py", "--recipe", name)
-    draft = Draft(layout, model, cluster, training, core.version)
     launch = draft.launch(program, arguments, root_variable=ROOT)
     gaps = core.gaps
     if not lacking(model, release):

@@ -21,7 +21,7 @@ from planner.rules.base import Context
 from planner.rules.experts import overlaps_exchange
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron import MEGATRON
-from planner.trainers.megatron_models import adds_a_token, is_hybrid, lacking
+from planner.trainers.megatron_models import adds_a_token, is_hybrid
 from planner.trainers.release import Release
 
 SOME_WINDOWS = "0.15"  # training/arguments.py --window-size, --window-attn-skip-freq
@@ -67,7 +67,7 @@ def model_settings(draft: Draft, release: Release) -> Settings:
         **({**_experts(model), **router_settings(draft)} if model.is_moe else {}),
         "moe_grouped_gemm": model.is_moe and grouped,  # it refuses any other dtype
     }
-    _check(draft, release)
+    name_what_is_left_out(draft)
     return settings
 
 
@@ -162,11 +162,3 @@ def _experts(model: ModelSpec) -> Settings:
         "moe_latent_size": model.moe_latent_size or False,
         "moe_layer_freq": not all(places) and not is_hybrid(model) and list_of(places),
     }
-
-
-def _check(draft: Draft, release: Release) -> None:
-    words = lacking(draft.model, release)
-    if words:
-        rule = f"has what Megatron-LM {release.number} has no argument for: {', '.join(words)}"
-        draft.gap("model", rule, "write the layer spec", shown=draft.model.name)
-    name_what_is_left_out(draft)

@@ -22,9 +22,6 @@ def precision_02(draft: Draft) -> Settings:
     layout, moe = draft.layout, draft.model.is_moe
     precision = PRECISIONS[layout.precision]
     converter = precision.titan_converters.get("0.2")
-    if converter is None and layout.precision != "bf16":
-        remedy = "use bf16, float8-tensorwise, float8-rowwise, float8-rowwise-gw-hp or mxfp8"
-        draft.gap("precision", "is not in TorchTitan 0.2", remedy)
     tensorwise = layout.precision == "float8-tensorwise"
     if layout.float8_all_gather and not tensorwise:
         rule, blocking = "goes with float8-tensorwise only", layout.precision in ROWWISE

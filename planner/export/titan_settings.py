@@ -66,8 +66,6 @@ def layout_settings(draft: Draft, line: str) -> Settings:
     if layout.optimizer_offload_fraction != 1.0:
         rule = "is Megatron-LM's; TorchTitan moves all shards to the host or none"
         draft.gap("optimizer_offload_fraction", rule, "use 1", blocking=layout.cpu_offload)
-    if layout.activation_offload_layers:
-        draft.gap("activation_offload_layers", "has no setting in TorchTitan", "use 0")
     return {
         **settings,
         COMPONENTS: ["model", "loss"],
@@ -128,12 +126,7 @@ def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settin
     if uniform is not None:
         return {LAYERS: uniform}
     split = even_split(layers, stages)
-    if split is None:
-        rule = (
-            f"makes {counted(stages, 'stage')} of {counted(layers, 'layer')}, the embedding and "
-            "the head: some would be empty"
-        )
-        draft.gap("virtual_stages", rule, "use fewer stages")
+    if split is None:  # some would be empty
         return {}
     rule = (
         f"is written out: no pipeline_parallel_layers_per_stage makes {counted(stages, 'stage')} "
@@ -197,8 +190,6 @@ def _only_02(draft: Draft) -> Settings:
     else:
         settings[ROTATE] = layout.cp_method
     kind, number = parse_ac(layout.ac)
-    if kind not in AC_MODES:
-        draft.gap("ac", "is Megatron's; TorchTitan has no such mode", "use selective-op")
     settings[AC + "mode"] = mode = AC_MODES.get(kind, "none")
     if mode == "selective":
         layers = "op" if kind == "selective-op" else str(int(number))
@@ -308,25 +299,14 @@ def _attention(draft: Draft) -> None:
 
 
 def training_settings(draft: Draft, line: str) -> Settings:
-    """Optimizer and checkpoints; what the job asks for and TorchTitan lacks becomes a gap."""
+    """Optimizer and checkpoints."""
     training = draft.training
     settings: Settings = {"optimizer.implementation": "fused"}
     if line == "0.2":
         settings["optimizer.name"] = "AdamW"
     if training.optimizer == "adamw-bf16-states" and line == "0.3":
         settings["optimizer.implementation"] = "fused_opt_states_bf16"
-    elif training.optimizer != "adamw":
-        rule = f"is no setting of TorchTitan {line}"
-        remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
-        draft.gap("training.optimizer", rule, remedy)
     _attention(draft)
-    if training.cuda_graphs in ("partial", "full") and line == "0.2":
-        rule = "is not in TorchTitan 0.2"
-        remedy = "leave it out, or export for 0.3"
-        draft.gap("training.cuda_graphs", rule, remedy)
-    if training.chunked_loss and line == "0.2":
-        rule = "is not in TorchTitan 0.2: its loss takes whole logits"
-        draft.gap("training.chunked_loss", rule, "leave it out, or export for 0.3")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:

@@ -37,14 +37,11 @@ from planner.export.titan_settings import (
     layout_settings,
     training_settings,
 )
-from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
 from planner.trainers.titan_defaults import AC, DEFAULTS
-from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
+from planner.trainers.titan_models import Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
 from planner.units import counted
 
@@ -71,24 +68,18 @@ YOURS = (
 )
 
 
-def export(
-    layout: Layout,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: TrainingSpec,
-    version: str | None = None,
-) -> Export:
-    """The layout for one release of TorchTitan.
+def write(draft: Draft) -> Export:
+    """The layout for one release of TorchTitan: the job's where none is asked for, else 0.2.2.
 
-    version: unless given, the job's `trainer_version`, else 0.2.2.
     A release that we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0;
     a note says so.
     """
-    release = release_of("torchtitan", version or version_under(training, "torchtitan"))
+    training = draft.training
+    release = release_of("torchtitan", draft.asked or version_under(training, "torchtitan"))
     number = release.number if release.since(OLDEST) else OLDEST
     if PYTHON_CONFIGS.hold(release):
         number = WRITTEN[-1]
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=number)
+    draft.version = number
     if number != release.number or not release.exact:
         draft.notes.append(
             f"Written for TorchTitan {number}: {release.named.text} is no release whose settings "
@@ -100,7 +91,7 @@ def export(
             f"Priced for TorchTitan {priced.number}, whose loss, CUDA graphs and attention may "
             f"differ from {number}'s: give training.trainer_version to plan for the one you run."
         )
-    if cluster.gpu.vendor == "cpu":
+    if draft.cluster.gpu.vendor == "cpu":
         draft.notes.append(
             "TorchTitan itself needs GPUs: on a CPU pool `planner-cli probe` runs this layout "
             "with the reference program."
@@ -154,7 +145,6 @@ def _model_02(draft: Draft) -> Settings:
     flavor = find_flavor(model, "0.2")
     assets: Settings = {"model.hf_assets_path": f"./assets/hf/{draft.name}"}
     if flavor is not None:
-        _check_flavor(draft, flavor, "0.2")
         name_what_is_left_out(draft, flavor.module, "0.2", flavor)
         changes = _changes(draft, flavor)
         plain = flavor.flex and layout.cp > 1
@@ -193,12 +183,6 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
     return changes
 
 
-def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
-    if draft.layout.pp > 1 and flavor.module not in WITH_PIPELINE[line]:
-        rule = f"is not possible with TorchTitan {line}'s {flavor.module}"
-        draft.gap("pp", rule, "use pp 1" + ", or export for 0.3" * (line == "0.2"))
-
-
 def _can_register(draft: Draft, line: str) -> bool:
     """Whether the shapes fit one of TorchTitan's model classes; a gap where they do not."""
     model = draft.model
@@ -208,7 +192,6 @@ def _can_register(draft: Draft, line: str) -> bool:
         draft.gap("model", rule, "write the model, or export for megatron", shown=model.name)
         return False
     kind = class_for(model)
-    _check_flavor(draft, Flavor(module=kind, flavor="custom"), line)
     name = draft.name
     draft.notes.append(f"TorchTitan ships no {name}: it is registered with the class of {kind}.")
     name_what_is_left_out(draft, kind, line, None)
@@ -249,7 +232,6 @@ def _job_03(draft: Draft) -> tuple[str, str]:
     wide_reduce = draft.layout.reduce_dtype != "float32"
     family, name, custom, config = "", "custom", "", None
     if flavor is not None:
-        _check_flavor(draft, flavor, "0.3")
         name_what_is_left_out(draft, flavor.module, "0.3", flavor)
         family, name, config = flavor.module, flavor.flavor, flavor.config
         if changes := _changes(draft, flavor):
@@ -282,7 +264,7 @@ def _finish(
 
 
 def parse_back(exported: Export) -> Layout:
-    """The layout of an export, read from its TOML or its flags; inverse of `export`."""
+    """The layout of an export, read from its TOML or its flags; inverse of `write`."""
     line = _line(exported.version)
     settings = {**DEFAULTS[line], **read_export(exported)}
     module = exported.files.get(f"{JOB_MODULE}.py")

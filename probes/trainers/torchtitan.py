@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from planner.errors import ProbeError
+from planner.export import export
 from planner.export.base import Export
-from planner.export.torchtitan import export
 from planner.probes.evidence import Evidence
 from planner.probes.packages import versions_in
 from planner.probes.programs import Program, allocator_settings
@@ -179,7 +179,7 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
 def _export(job: Job, layout: Layout, version: str) -> Export:
     """The layout for the installed version, without checkpoints."""
     training = job.training.model_copy(update={"checkpoint": None})
-    return export(layout, job.model, job.cluster, training, line(version))
+    return export(layout, job.model, job.cluster, training, version=line(version))
 
 
 def _program(task: ProbeTask, job: Job, exported: Export) -> Program:

@@ -1,9 +1,12 @@
 """Layouts, models and jobs that the export tests share."""
 
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
+from planner.export import export
+from planner.export.base import Export
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
@@ -35,6 +38,14 @@ def training(**more: object) -> TrainingSpec:
 
 def layout(num_gpus: int = 256, trainer: str = "torchtitan", **values: object) -> Layout:
     return resolve_layout(values, trainer=trainer, num_gpus=num_gpus)
+
+
+def _written(to: str, *job: Any) -> Export:
+    """The export of layout, model, cluster and training, for a release behind them or the job's."""
+    return export(*job[:4], to=to, version=next(iter(job[4:]), None))
+
+
+to_titan, to_megatron = partial(_written, "torchtitan"), partial(_written, "megatron")
 
 
 def _splits(draw: Any, layers: int, stages: int) -> tuple[int, ...] | None:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export_cases import cluster, layout, model, training
+from export_cases import cluster, layout, model, to_megatron, to_titan, training
 
 from planner.export.base import Export
-from planner.export.megatron import export as to_megatron
-from planner.export.torchtitan import export as to_torchtitan
 
 STAND_INS = {
     "torchrun": """\
@@ -61,8 +59,7 @@ def run(
 
 
 def titan(num_gpus: int = 8) -> Export:
-    gpus = cluster(num_gpus)
-    return to_torchtitan(layout(num_gpus), model("llama2-7b"), gpus, training(), "0.2.2")
+    return to_titan(layout(num_gpus), model("llama2-7b"), cluster(num_gpus), training(), "0.2.2")
 
 
 def megatron(num_gpus: int = 8) -> Export:
@@ -91,7 +88,7 @@ def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool
 def test_every_argument_is_passed(version: str, num_gpus: int, tools: Path, tmp_path: Path) -> None:
     values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
     chosen, machines = layout(num_gpus, **values, reduce_dtype="bfloat16"), cluster(num_gpus)
-    exported = to_torchtitan(chosen, model("llama3.1-70b"), machines, training(), version)
+    exported = to_titan(chosen, model("llama3.1-70b"), machines, training(), version)
     folder = placed(exported, tmp_path / "run")
     done = run(tools, ["bash", "launch.sh", "--more"], folder, HEAD_NODE="node-1")
     said = json.loads(done.stdout)

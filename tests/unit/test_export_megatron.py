@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from export_cases import MODELS, cluster, layout, layouts, model, training
+from export_cases import MODELS, cluster, layout, layouts, model, to_megatron, training
 from hypothesis import strategies as st
 
 from planner.catalog.megatron_arguments import argument
 from planner.export import export as export_to
 from planner.export.base import Export
 from planner.export.commands import read_flags
-from planner.export.megatron import export, parse_back, pipeline_layout
+from planner.export.megatron import parse_back, pipeline_layout
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import GATHERED, plain_names
 from planner.intake.models import read_model
@@ -20,13 +20,16 @@ from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
 from tests.conftest import tiers
 
+FOUR_BITS = {"nvfp4": "b200-sxm-180gb", "mxfp4": "mi355x-288gb"}
+
 
 def make(
     name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
 ) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
     made = training(trainer="megatron", **(job or {}))
-    return export(chosen, model(name), cluster(num_gpus), made)
+    gpus = cluster(num_gpus, gpu=FOUR_BITS.get(chosen.precision, "h100-sxm-80gb"))
+    return to_megatron(chosen, model(name), gpus, made)
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
@@ -41,7 +44,7 @@ def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
     if chosen.zero_stage == 0 or chosen.precision not in GATHERED:
         plain["float8_all_gather"] = False
     chosen = chosen.model_copy(update=plain)
-    exported = export(chosen, spec, cluster(256), training())
+    exported = to_megatron(chosen, spec, cluster(256), training())
     assert parse_back(exported) == chosen
     json.dumps(exported.as_dict(), allow_nan=False)
 
@@ -138,7 +141,7 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
         "--num-virtual-stages-per-pipeline-rank 5", ""),
     ("llama3-70b", {}, {**SPLIT, "virtual_stages": 3},
         "--pipeline-model-parallel-layout Et*6|" + "t*7|" * 9 + "t*6|t*5L", ""),
-    ("llama3-70b", {}, {"pp": 4, "tp": 8, "pp_schedule": "ZB-2p"},
+    ("llama3-70b", {"trainer_version": "zero-bubble"}, {"pp": 4, "tp": 8, "pp_schedule": "ZB-2p"},
         "--zero-bubble-max-pending-backward 8", ""),
     *(
         ("llama3-70b", {}, {"pp": 4, "tp": 8, "ac": ac},
@@ -148,7 +151,7 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
             ("uniform-4", "uniform", 4))
     ),
     *(
-        ("llama3-70b", {}, {"tp": 8, "cp": 2, "cp_method": method}, f"--cp-comm-type {word}", "")
+        ("llama3-70b", {}, {"tp": 4, "cp": 2, "cp_method": method}, f"--cp-comm-type {word}", "")
         for method, word in (("allgather", "all_gather"), ("alltoall", "p2p"), ("ulysses", "a2a"))
     ),
     *(
@@ -252,7 +255,7 @@ def test_only_megatrons_fsdp_starts_without_one_connection_a_device() -> None:
 def test_what_megatron_lacks_is_a_blocker(job: dict, values: dict, field: str) -> None:
     whole = {"tp": 8, "pp": 4, **values}
     made = make("qwen3-30b-a3b" if "ep" in values else "llama3-70b", job, **whole)
-    assert [fault.field for fault in made.blockers] == [field]
+    assert {fault.field for fault in made.blockers} == {field}
     assert {name: getattr(parse_back(made), name) for name in whole} == whole
 
 
@@ -311,7 +314,7 @@ def test_scripts_and_versions() -> None:
     other = export_to(layout(256, "megatron"), model(), cluster(256), job, to="megatron")
     assert [*other.notes[1:]] == [*exported.notes]
     assert other.notes[0].startswith("Priced under Megatron-DeepSpeed")
-    older = export(layout(256), model(), cluster(256), training(), "0.1")
+    older = to_megatron(layout(256), model(), cluster(256), training(), "0.1")
     assert any("Written for Megatron-LM core 0.14" in note for note in older.notes)
     assert not any("Written for" in note for note in one.notes)
 
@@ -328,7 +331,7 @@ def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() 
 def test_unknown_numbers_are_said() -> None:
     widths = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1024}
     own = read_model({**widths, "num_hidden_layers": 4, "num_attention_heads": 8})
-    exported = export(layout(8, "megatron"), own, cluster(8), training(), "0.14")
+    exported = to_megatron(layout(8, "megatron"), own, cluster(8), training(), "0.14")
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export_cases import cluster, layout, model, training
+from export_cases import cluster, layout, model, to_titan, training
 from real_torchtitan import (
     INSTALLED,
     LINE,
@@ -21,7 +21,7 @@ from real_torchtitan import (
     written,
 )
 
-from planner.export.torchtitan import export
+from planner.export.base import Export
 from planner.precision import PRECISIONS, bf16_tail, stays_16_bit
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS
@@ -69,22 +69,19 @@ LOW = ("float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8")
 CONVERTED = [(name, precision) for name in ("llama3-70b", "qwen3-30b-a3b") for precision in LOW]
 
 
+def of(chosen: Layout, name: str = "llama3-70b") -> Export:
+    return to_titan(chosen, model(name), cluster(chosen.num_gpus), training(**JOB), INSTALLED)
+
+
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the real ConfigManager reads of each export; one process for all."""
     root = tmp_path_factory.mktemp("parsed")
-    exports = {
-        str(index): export(layout(256, **values), model(), cluster(256), training(**JOB), INSTALLED)
-        for index, values in enumerate(LAYOUTS)
-    }
+    exports = {str(index): of(layout(256, **values)) for index, values in enumerate(LAYOUTS)}
     if LINE == "0.2":
         for name, precision in CONVERTED:
-            chosen = layout(256, precision=precision, ep=1)
-            made = export(chosen, model(name), cluster(256), training(), INSTALLED)
-            exports[f"{name} {precision}"] = made
-        chosen = layout(256, ep=8, moe_dispatcher="deepep")
-        made = export(chosen, model("deepseek-v3"), cluster(256), training(), INSTALLED)
-        exports["deepep"] = made
+            exports[f"{name} {precision}"] = of(layout(256, precision=precision, ep=1), name)
+        exports["deepep"] = of(layout(256, ep=8, moe_dispatcher="deepep"), "deepseek-v3")
     folders = {name: root / str(index) for index, name in enumerate(exports)}
     commands = {name: written(made, folders[name]).arguments for name, made in exports.items()}
     cases = [(name, str(folders[name]), arguments) for name, arguments in commands.items()]
@@ -100,7 +97,7 @@ def test_it_reads_our_dispatcher(parsed: dict[str, Any]) -> None:
 @pytest.mark.parametrize("place", range(len(LAYOUTS)))
 def test_its_config_manager_reads_what_we_meant(place: int, parsed: dict[str, Any]) -> None:
     chosen, said = layout(256, **LAYOUTS[place]), parsed[str(place)]
-    assert export(chosen, model(), cluster(256), training(**JOB), INSTALLED).blockers == ()
+    assert of(chosen).blockers == ()
     assert isinstance(said, dict)
     check_common(said, chosen)
     activation = said.get("activation_checkpoint") or {}
@@ -145,7 +142,7 @@ def test_converters_are_known_to_it(name: str, precision: str, parsed: dict[str,
 
 @only_02
 def test_cp_replaces_its_flex_attention(tmp_path: Path) -> None:
-    made = export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED)
+    made = of(layout(16, cp=2), "deepseek-v3")
     case = ("it", str(tmp_path), written(made, tmp_path).arguments)
     said: Any = run_python(LOOK_AT_ALL, tmp_path, json.dumps([case]))
     assert said["it"]["layers"] == 61
@@ -177,7 +174,7 @@ def test_its_converters_take_our_configs(
     name: str, precision: str, converted: str, count: int, tmp_path: Path
 ) -> None:
     chosen = layout(256, precision=precision, compile=True, reduce_dtype="bfloat16")
-    exported = written(export(chosen, model(name), cluster(256), training(), INSTALLED), tmp_path)
+    exported = written(of(chosen, name), tmp_path)
     kinds: Any = run_python(CONVERT_03, tmp_path, *exported.arguments)
     assert sum(len(layers) for kind, layers in kinds.items() if kind.startswith(converted)) == count
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export_cases import cluster, layout, training
+from export_cases import cluster, layout, to_titan, training
 from real_torchtitan import (
     INSTALLED,
     LINE,
@@ -21,7 +21,6 @@ from real_torchtitan import (
     written,
 )
 
-from planner.export.torchtitan import export
 from planner.intake.models import read_model
 from planner.specs.model import ModelSpec
 from planner.trainers.titan_models import find_flavor
@@ -63,7 +62,7 @@ def spec_of(name: str) -> ModelSpec:
 
 def exported(name: str) -> Any:
     job = training(seq_len=SEQ_LEN, global_batch_size=8)
-    return export(layout(8), spec_of(name), cluster(8), job, INSTALLED or "0.2.2")
+    return to_titan(layout(8), spec_of(name), cluster(8), job, INSTALLED or "0.2.2")
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +190,7 @@ def test_a_config_that_is_not_the_shipped_one_keeps_its_own_numbers(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec = read_model(str(tmp_path))
     assert find_flavor(spec, LINE or "0.2") is not None  # the shapes are those of TorchTitan's 8B
-    one = export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2")
+    one = to_titan(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2")
     made = written(one, tmp_path / "run")
     case = ("own", str(tmp_path / "run"), made.arguments)
     answers = run_python(LOOK_AT_ALL, tmp_path, json.dumps([case]))

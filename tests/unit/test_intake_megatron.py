@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 from current_cases import EXAMPLES, exported, job_of_text, machine, runnable, same_run, unsaid
-from export_cases import MODELS, layout, model
+from export_cases import MODELS, layout, model, to_megatron
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.export.commands import read_flags
-from planner.export.megatron import export
 from planner.export.megatron_read import plain_names, read_arguments, read_layout
 from planner.intake.current import read, read_again
 from planner.intake.trainer_files.files import read_current
@@ -307,7 +306,7 @@ def test_words_of_a_script_mean_a_training(old: str, new: str, training: dict, s
     assert {name: getattr(job.training, name) for name in training} == training
     assert job.layout.zero_stage == stage
     if "qk_clip" in training:
-        made = export(job.layout, job.model, job.cluster, job.training)
+        made = to_megatron(job.layout, job.model, job.cluster, job.training)
         assert ("--qk-clip" in made.arguments) is training["qk_clip"]
     if "optimizer" in training:
         other = job.layout.model_copy(update={"zero_stage": 1 - stage})

@@ -2,11 +2,10 @@
 
 import pytest
 from current_cases import AXES, FOLDER, exported, job_of_text, machine, runnable, same_run
-from export_cases import MODELS, cluster, layout, model, training
+from export_cases import MODELS, cluster, layout, model, to_titan, training
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.export.torchtitan import export
 from planner.intake.current import read
 from planner.intake.trainer_files.statement import Machine
 from planner.intake.trainer_files.titan_changes import titan_changes
@@ -147,7 +146,7 @@ def test_configs_of_0_3(config: str, training: dict[str, object], ran: dict[str,
     assert {name: getattr(job.training, name) for name in training} == training
     assert {name: getattr(job.layout, name) for name in ran} == ran
     if "graph_trainer" in config:
-        made = export(job.layout, job.model, job.cluster, job.training)
+        made = to_titan(job.layout, job.model, job.cluster, job.training)
         assert [fault.field for fault in made.blockers] == ["training.trainer_version"]
 
 
@@ -161,6 +160,6 @@ def test_the_loss_and_the_dispatcher_in_a_module() -> None:
     values = {"ep": 8, "moe_dispatcher": "deepep", "precision": "float8-rowwise-gw-hp"}
     chosen, asked = layout(8, **values, compile=True), {"chunked_loss": False}
     job = training(**asked, trainer_version="0.3.0")
-    files = export(chosen, model("deepseek-v2-lite"), cluster(8), job).files
+    files = to_titan(chosen, model("deepseek-v2-lite"), cluster(8), job).files
     job = job_of_text("launch.sh", files["launch.sh"], files, cluster=H100)
     assert (job.training.chunked_loss, job.layout) == (False, chosen)

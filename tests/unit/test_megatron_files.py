@@ -7,13 +7,12 @@ from functools import cache
 
 import pytest
 from current_cases import EXAMPLES, job_of_text
-from export_cases import cluster, layout, model, training
+from export_cases import cluster, layout, model, to_megatron, training
 from test_megatron_judge import CASES
 
 from planner.catalog.megatron_arguments import argument
 from planner.export.base import Export
 from planner.export.commands import read_flags
-from planner.export.megatron import export
 from planner.export.megatron_read import plain_names
 from planner.intake.current import read_again
 from planner.intake.models import read_model
@@ -98,7 +97,7 @@ def exports() -> tuple[tuple[Layout, ModelSpec, int, Release, Export], ...]:
                 continue
             made = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
             chosen = next(legal(spec, num_gpus, batch, seed, version))
-            written = export(chosen, spec, cluster(num_gpus), made, version)
+            written = to_megatron(chosen, spec, cluster(num_gpus), made, version)
             found.append((chosen, spec, batch, release_of("megatron", version), written))
     return tuple(found)
 
@@ -121,7 +120,7 @@ def rewritten(name: str, winner: Layout) -> tuple[str, dict[str, list[str] | Non
     """The user's script as the planner rewrites it, and the flags that it changed."""
     job = job_of(name)
     current = read_again(job.request, job.model, winner.num_gpus)
-    exported = export(winner, job.model, job.cluster, job.training)
+    exported = to_megatron(winner, job.model, job.cluster, job.training)
     plain = canonical(winner, job.model.num_hidden_layers, "megatron")
     new = rewrite(current, plain, exported, job.training.global_batch_size)
     assert new.files.keys() == {SCRIPTS[name].name}
@@ -194,7 +193,7 @@ def test_a_flag_is_written_where_megatron_would_stop_without(
     name: str, batch: int, values: dict[str, object], flag: str, words: list[str] | None
 ) -> None:
     job = training(trainer="megatron", global_batch_size=batch)
-    made = export(layout(64, "megatron", **values), model(name), cluster(64), job)
+    made = to_megatron(layout(64, "megatron", **values), model(name), cluster(64), job)
     assert read_flags(made.arguments).get(flag) == words
 
 
@@ -211,7 +210,7 @@ COUNTED = {
 @pytest.mark.parametrize("base", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt3-175b"])
 def test_every_norm_bias_and_scale_has_an_argument_or_is_named_as_missing(base: str) -> None:
     def said(spec: ModelSpec) -> tuple[object, ...]:
-        made = export(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
+        made = to_megatron(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
         return made.arguments, tuple(str(gap) for gap in made.gaps)
 
     plain = read_model(base)
@@ -227,7 +226,7 @@ def test_every_norm_bias_and_scale_has_an_argument_or_is_named_as_missing(base: 
 )
 def test_the_arguments_alone_count_every_parameter(name: str) -> None:
     spec = model(name)
-    made = export(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
+    made = to_megatron(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
     flags = read_flags(made.arguments)
     assert made.blockers == ()
     assert ("--qk-layernorm" in flags) == (spec.uses_mla or spec.qk_norm == "head")
@@ -237,7 +236,7 @@ def test_the_arguments_alone_count_every_parameter(name: str) -> None:
 
 def test_latent_attention_gets_no_tp_overlap() -> None:
     chosen = layout(64, "megatron", tp=8, async_tp=True)
-    made = export(chosen, model("deepseek-v3"), cluster(64), training())
+    made = to_megatron(chosen, model("deepseek-v3"), cluster(64), training())
     assert "--tp-comm-overlap" not in made.arguments
     assert [fault.field for fault in made.blockers] == ["async_tp"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from export_cases import to_megatron
 from real_torchtitan import FOLDER
 
 from planner.catalog.megatron_arguments import argument
@@ -15,7 +16,7 @@ from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.export.base import Export
 from planner.export.commands import read_flags
-from planner.export.megatron import export, parse_back
+from planner.export.megatron import parse_back
 from planner.export.megatron_mixers import pattern
 from planner.export.megatron_read import plain_names
 from planner.intake.huggingface.model_document import inline_keys
@@ -347,7 +348,7 @@ def test_context_parallelism_exchanges_tokens_for_heads() -> None:
 
 def read_back(asked: Job, *version: str) -> tuple[Export, StatedMegatron]:
     """An export, all of which is understood and found again, and what its arguments say."""
-    done = export(asked.layout, asked.model, asked.cluster, asked.training, *version)
+    done = to_megatron(asked.layout, asked.model, asked.cluster, asked.training, *version)
     assert not [gap for gap in done.gaps if gap.blocking]
     assert parse_back(done) == asked.layout
     given = read_flags(done.arguments)
@@ -389,7 +390,7 @@ def test_sparse_attention_is_written_and_read_back(freq: int) -> None:
         assert read_model(stated.model.value).mixers == asked.model.mixers
     odd = ("dsa", "dsa-shared", "dsa-shared", *("dsa",) * 58)
     none = asked.model.model_copy(update={"mixers": odd})
-    gaps = export(asked.layout, none, asked.cluster, asked.training, "0.19").gaps
+    gaps = to_megatron(asked.layout, none, asked.cluster, asked.training, "0.19").gaps
     assert "model.mixers" in {gap.fault.field for gap in gaps}
 
 

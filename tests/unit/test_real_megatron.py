@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from export_cases import cluster, model, training
+from export_cases import cluster, model, to_megatron, training
 from test_megatron_files import JOBS, legal
 
 from planner.cost.pipeline.stages import stage_layers
-from planner.export.megatron import export
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
 from tests.conftest import judged
@@ -47,7 +46,7 @@ def test_two_hundred_exports_are_configurations_with_our_stages() -> None:
         job = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
         for _ in range(25):
             chosen = next(layouts)
-            made = export(chosen, spec, cluster(num_gpus), job, "0.16")
+            made = to_megatron(chosen, spec, cluster(num_gpus), job, "0.16")
             exported.append(json.dumps(made.arguments))
             count = chosen.pp * chosen.virtual_stages
             stages.append(list(stage_layers(spec.num_hidden_layers, count, counts_ends=False)))
