@@ -17,14 +17,10 @@ from planner.trainers.titan_networks import OWN_WAY, lacks, shipped_facts, softm
 # Default of transformers and of TorchTitan's classes; written where the model states none.
 UNKNOWN_THETA = 10_000.0
 Pairs = list[tuple[str, object]]
-_MOE_ARGS = {
-    "scoring_func": "score_func",
-    "norm_topk_prob": "route_norm",
-    "routed_scaling_factor": "route_scale",
-    "moe_apply_router_weight_on_input": "score_before_experts",
-}
 _GROUPED = frozenset({"n_group", "topk_group"})
-EVERYTHING = frozenset({"rope_theta", "rope_scaling", "norm_eps", *_MOE_ARGS, *_GROUPED})
+_ON_INPUT = "moe_apply_router_weight_on_input"  # of 0.2 alone
+_ROUTER = frozenset({"scoring_func", "norm_topk_prob", "routed_scaling_factor", _ON_INPUT})
+EVERYTHING = frozenset({"rope_theta", "rope_scaling", "norm_eps"}) | _ROUTER | _GROUPED
 
 
 class Source(str):
@@ -105,20 +101,23 @@ def _llama3(scaling: RopeScaling) -> Pairs:
 
 
 def moe_args_02(model: ModelSpec, fields: Collection[str] = EVERYTHING) -> Pairs:
-    """Arguments of MoEArgs for these fields."""
-    values = {
-        "scoring_func": scores(model),
-        "norm_topk_prob": divides_scores(model),
-        "routed_scaling_factor": model.routed_scaling_factor,
-        "moe_apply_router_weight_on_input": model.moe_apply_router_weight_on_input,
+    """Arguments of MoEArgs for these fields; of groups where there are some, or they differ."""
+    grouped = fields is not EVERYTHING or model.n_group > 1
+    return _router(model, fields if grouped else EVERYTHING - _GROUPED)
+
+
+def _router(model: ModelSpec, fields: Collection[str]) -> Pairs:
+    """The router's numbers for these fields, by the names that they have in both lines."""
+    values: dict[str, tuple[str, object]] = {
+        "scoring_func": ("score_func", scores(model)),
+        "norm_topk_prob": ("route_norm", divides_scores(model)),
+        "routed_scaling_factor": ("route_scale", model.routed_scaling_factor),
+        _ON_INPUT: ("score_before_experts", model.moe_apply_router_weight_on_input),
     }
-    pairs: Pairs = [(name, values[field]) for field, name in _MOE_ARGS.items() if field in fields]
-    chosen = fields is not EVERYTHING and not _GROUPED.isdisjoint(fields)
-    if chosen or (fields is EVERYTHING and model.n_group > 1):
-        pairs += [
-            ("num_expert_groups", model.n_group or None),
-            ("num_limited_groups", model.topk_group or None),
-        ]
+    pairs = [pair for field, pair in values.items() if field in fields]
+    if not _GROUPED.isdisjoint(fields):
+        groups = (model.n_group or None, model.topk_group or None)
+        pairs += zip(("num_expert_groups", "num_limited_groups"), groups, strict=True)
     return pairs
 
 
@@ -202,7 +201,7 @@ def adjusted_03(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHIN
         blocks.append(_loop("RoPE", rope))
     if "rope_scaling" in fields and kind == "deepseek_v3" and model.rope_scaling is not None:
         blocks.append(_loop("Attention", [("mscale", softmax_mscale(model.rope_scaling))]))
-    router = _router_03(model, fields) if model.is_moe else []
+    router = _router(model, {*fields} - {_ON_INPUT}) if model.is_moe else []
     if router:
         blocks.append(_loop("TokenChoiceTopKRouter", router))
     if not blocks:
@@ -233,21 +232,6 @@ def _scaling_03(scaling: RopeScaling | None) -> Pairs:
         ("original_seq_len", scaling.original_max_position_embeddings),
         ("truncate", scaling.truncate),
     ]
-
-
-def _router_03(model: ModelSpec, fields: Collection[str]) -> Pairs:
-    values: dict[str, Pairs] = {
-        "scoring_func": [("score_func", scores(model))],
-        "norm_topk_prob": [("route_norm", divides_scores(model))],
-        "routed_scaling_factor": [("route_scale", model.routed_scaling_factor)],
-    }
-    pairs = [pair for field, found in values.items() if field in fields for pair in found]
-    if not _GROUPED.isdisjoint(fields):
-        pairs += [
-            ("num_expert_groups", model.n_group or None),
-            ("num_limited_groups", model.topk_group or None),
-        ]
-    return pairs
 
 
 IMPORTS_03 = {
