@@ -16,7 +16,7 @@ from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
-from planner.specs.estimate_parts import bottleneck
+from planner.specs.estimate_parts import TIME_PARTS, bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, changed_fields, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout
@@ -37,7 +37,7 @@ WORDS: Mapping[str, str] = {
     "compute": "matrix and attention kernels",
     "straggler": "waiting for the slowest rank",
     "launches": "waiting for kernel launches",
-    "waits": "host waits for the device",
+    "host waits": "host waits for the device",
     "other": "loading, logging and synchronisation",
 }
 NOTICEABLE = 0.005
@@ -60,18 +60,8 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
     """Seconds by cost, largest first, keyed as in WORDS; empty for a layout that was rejected."""
     if estimate.time is None:
         return {}
-    t = estimate.time
-    parts = {
-        "compute": t.compute_seconds,
-        "launches": t.launch_seconds,
-        "waits": t.host_wait_seconds,
-        "recompute": t.recompute_seconds,
-        "bubble": t.bubble_seconds,
-        "optimizer": t.optimizer_seconds,
-        "straggler": t.straggler_seconds,
-        "other": t.other_seconds,
-        **t.exposed_communication_seconds,
-    }
+    parts = {name: getattr(estimate.time, field) for name, field in TIME_PARTS}
+    parts |= estimate.time.exposed_communication_seconds
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
