@@ -12,7 +12,7 @@ from planner.export.base import Draft, unstated
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 from planner.trainers.titan_models import Flavor
-from planner.trainers.titan_networks import OWN_WAY, lacks, shipped_facts, softmax_mscale
+from planner.trainers.titan_networks import OWN_WAY, lacks, softmax_mscale
 
 # Default of transformers and of TorchTitan's classes; written where the model states none.
 UNKNOWN_THETA = 10_000.0
@@ -317,7 +317,7 @@ def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:
     }
     written, owner = guesses[name], "is unknown"
     if flavor is not None:
-        written = shipped_facts(flavor.module, flavor.flavor).get(name, written)
+        written = flavor.facts.get(name, written)
         owner = f"is unknown; TorchTitan's {flavor.flavor} is taken for it"
     shown = f"{written:g}" if isinstance(written, float) else str(written)
     remedy = f"give {name} as in the model's config.json"

@@ -168,7 +168,7 @@ def _model_02(draft: Draft) -> Settings:
 
 def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
     """Fields in which the model differs from the one TorchTitan ships; a note names them."""
-    changes = differences(draft.model, flavor.module, flavor.flavor)
+    changes = differences(draft.model, flavor.facts)
     if draft.version == "0.2.0":
         for field in ("n_group", "topk_group"):
             changes.pop(field, None)

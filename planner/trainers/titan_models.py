@@ -7,8 +7,10 @@ Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__ini
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.specs.model import ModelSpec
+from planner.specs.network import RopeScaling
 from planner.trainers.release import Release
 from planner.trainers.titan_networks import OWN_WAY, lacks
 
@@ -16,6 +18,7 @@ from planner.trainers.titan_networks import OWN_WAY, lacks
 # experts per token, expert width, shared width, first dense layers, n where every n-th layer is
 # MoE, query-key norm)
 Shape = tuple[int, int, int, int, int, bool, int, int, int, int, int, int, int, int, str]
+Facts = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Flavor:
     """One model that TorchTitan ships.
 
     module, flavor: its names there.
+    facts: the values that it has in fields of `network.Network`.
     versions: the lines that ship it.
     config: function of the 0.3 registry that sets nothing that a flag cannot undo; None where there
         is none, or where it has a float8 converter built in.
@@ -32,11 +36,81 @@ class Flavor:
 
     module: str
     flavor: str
+    facts: Facts
     versions: tuple[str, ...] = ("0.2", "0.3")
     config: str | None = None
     flex: bool = False
     long_context: str | None = None
     num_layers: int | None = None
+
+
+def _yarn(mscale: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="yarn",
+        factor=40.0,
+        original_max_position_embeddings=4096,
+        mscale=mscale,
+        mscale_all_dim=mscale,
+    )
+
+
+def _stretched(factor: float, high: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="llama3",
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=high,
+        original_max_position_embeddings=8192,
+    )
+
+
+_OSS = RopeScaling(
+    rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
+)
+_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _stretched(8.0, 4.0), "norm_eps": 1e-5}
+_QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
+_QWEN3_MOE: Facts = {
+    **_QWEN3,
+    "scoring_func": "softmax",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 0,
+}
+_DEEPSEEK: Facts = {
+    "rope_theta": 1e4,
+    "rope_scaling": _yarn(1.0),
+    "norm_eps": 1e-5,
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "n_group": 0,
+    "topk_group": 0,
+}
+_DEEPSEEK_671B: Facts = {
+    **_DEEPSEEK,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
+_LLAMA4: Facts = {
+    "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
+}  # fmt: skip
+_GPT_OSS: Facts = {
+    "rope_theta": 150_000.0,
+    "rope_scaling": _OSS,
+    "norm_eps": 1e-5,
+    "scoring_func": "softmax",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+_llama3 = partial(Flavor, module="llama3", facts=_LLAMA3)
+_qwen3 = partial(Flavor, module="qwen3", facts=_QWEN3)
+_deepseek = partial(Flavor, module="deepseek_v3", facts=_DEEPSEEK, flex=True)
+_llama4 = partial(Flavor, module="llama4", versions=("0.2",))
+_gpt_oss = partial(Flavor, module="gpt_oss", facts=_GPT_OSS)
 
 
 def _llama(
@@ -50,49 +124,46 @@ def _qwen(hidden: int, layers: int, heads: int, width: int, *, tied: bool = Fals
 
 
 FLAVORS: Mapping[Shape, Flavor] = {
-    _llama(2048, 16, 32, 8192, head_dim=64, tied=True): Flavor(
-        module="llama3", flavor="1B", versions=("0.3",)
+    _llama(2048, 16, 32, 8192, head_dim=64, tied=True): _llama3(flavor="1B", versions=("0.3",)),
+    _llama(3072, 28, 24, 8192, tied=True): _llama3(flavor="3B", versions=("0.3",)),
+    _llama(4096, 32, 32, 14336): _llama3(flavor="8B", config="llama3_8b"),
+    _llama(8192, 80, 64, 28672): _llama3(flavor="70B", config="llama3_70b"),
+    _llama(16384, 126, 128, 53248): _llama3(flavor="405B"),
+    _qwen(1024, 28, 16, 3072, tied=True): _qwen3(flavor="0.6B", config="qwen3_0_6b"),
+    _qwen(2048, 28, 16, 6144, tied=True): _qwen3(flavor="1.7B", config="qwen3_1_7b"),
+    _qwen(2560, 36, 32, 9728, tied=True): _qwen3(flavor="4B"),
+    _qwen(4096, 36, 32, 12288): _qwen3(flavor="8B"),
+    _qwen(5120, 40, 40, 17408): _qwen3(flavor="14B", config="qwen3_14b"),
+    _qwen(5120, 64, 64, 25600): _qwen3(flavor="32B", config="qwen3_32b"),
+    (2048, 48, 32, 4, 128, False, 151936, 0, 128, 8, 768, 0, 0, 1, "head"): _qwen3(
+        flavor="30B-A3B", config="qwen3_30b_a3b", facts=_QWEN3_MOE
     ),
-    _llama(3072, 28, 24, 8192, tied=True): Flavor(module="llama3", flavor="3B", versions=("0.3",)),
-    _llama(4096, 32, 32, 14336): Flavor(module="llama3", flavor="8B", config="llama3_8b"),
-    _llama(8192, 80, 64, 28672): Flavor(module="llama3", flavor="70B", config="llama3_70b"),
-    _llama(16384, 126, 128, 53248): Flavor(module="llama3", flavor="405B"),
-    _qwen(1024, 28, 16, 3072, tied=True): Flavor(
-        module="qwen3", flavor="0.6B", config="qwen3_0_6b"
+    (4096, 94, 64, 4, 128, False, 151936, 0, 128, 8, 1536, 0, 0, 1, "head"): _qwen3(
+        flavor="235B-A22B", facts={**_QWEN3_MOE, "rope_theta": 5e6}
     ),
-    _qwen(2048, 28, 16, 6144, tied=True): Flavor(
-        module="qwen3", flavor="1.7B", config="qwen3_1_7b"
+    (2048, 27, 16, 0, 192, False, 102400, 10944, 64, 6, 1408, 2816, 1, 1, "none"): _deepseek(
+        flavor="16B", config="deepseek_v3_16b", facts={**_DEEPSEEK, "rope_scaling": _yarn(0.70)}
     ),
-    _qwen(2560, 36, 32, 9728, tied=True): Flavor(module="qwen3", flavor="4B"),
-    _qwen(4096, 36, 32, 12288): Flavor(module="qwen3", flavor="8B"),
-    _qwen(5120, 40, 40, 17408): Flavor(module="qwen3", flavor="14B", config="qwen3_14b"),
-    _qwen(5120, 64, 64, 25600): Flavor(module="qwen3", flavor="32B", config="qwen3_32b"),
-    (2048, 48, 32, 4, 128, False, 151936, 0, 128, 8, 768, 0, 0, 1, "head"): Flavor(
-        module="qwen3", flavor="30B-A3B", config="qwen3_30b_a3b"
+    (5120, 60, 128, 0, 192, False, 102400, 12288, 160, 6, 1536, 3072, 1, 1, "none"): _deepseek(
+        flavor="236B",
+        facts={**_DEEPSEEK, "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0},
     ),
-    (4096, 94, 64, 4, 128, False, 151936, 0, 128, 8, 1536, 0, 0, 1, "head"): Flavor(
-        module="qwen3", flavor="235B-A22B"
+    (7168, 61, 128, 0, 192, False, 129280, 18432, 256, 8, 2048, 2048, 3, 1, "none"): _deepseek(
+        flavor="671B", config="deepseek_v3_671b", facts=_DEEPSEEK_671B
     ),
-    (2048, 27, 16, 0, 192, False, 102400, 10944, 64, 6, 1408, 2816, 1, 1, "none"): Flavor(
-        module="deepseek_v3", flavor="16B", config="deepseek_v3_16b", flex=True
+    (5120, 48, 40, 8, 128, False, 202048, 0, 16, 1, 8192, 8192, 0, 1, "none"): _llama4(
+        flavor="17bx16e",
+        facts={**_LLAMA4, "rope_scaling": _stretched(16.0, 1.0)},
+        long_context="17bx16e_irope",
     ),
-    (5120, 60, 128, 0, 192, False, 102400, 12288, 160, 6, 1536, 3072, 1, 1, "none"): Flavor(
-        module="deepseek_v3", flavor="236B", flex=True
+    (5120, 48, 40, 8, 128, False, 202048, 16384, 128, 1, 8192, 8192, 0, 2, "none"): _llama4(
+        flavor="17bx128e", facts={**_LLAMA4, "rope_scaling": None}, long_context="17bx128e_irope"
     ),
-    (7168, 61, 128, 0, 192, False, 129280, 18432, 256, 8, 2048, 2048, 3, 1, "none"): Flavor(
-        module="deepseek_v3", flavor="671B", config="deepseek_v3_671b", flex=True
+    (2880, 24, 64, 8, 64, False, 201088, 0, 32, 4, 2880, 0, 0, 1, "none"): _gpt_oss(
+        flavor="20b", config="gpt_oss_20b"
     ),
-    (5120, 48, 40, 8, 128, False, 202048, 0, 16, 1, 8192, 8192, 0, 1, "none"): Flavor(
-        module="llama4", flavor="17bx16e", versions=("0.2",), long_context="17bx16e_irope"
-    ),
-    (5120, 48, 40, 8, 128, False, 202048, 16384, 128, 1, 8192, 8192, 0, 2, "none"): Flavor(
-        module="llama4", flavor="17bx128e", versions=("0.2",), long_context="17bx128e_irope"
-    ),
-    (2880, 24, 64, 8, 64, False, 201088, 0, 32, 4, 2880, 0, 0, 1, "none"): Flavor(
-        module="gpt_oss", flavor="20b", config="gpt_oss_20b"
-    ),
-    (2880, 36, 64, 8, 64, False, 201088, 0, 128, 4, 2880, 0, 0, 1, "none"): Flavor(
-        module="gpt_oss", flavor="120b", config="gpt_oss_120b"
+    (2880, 36, 64, 8, 64, False, 201088, 0, 128, 4, 2880, 0, 0, 1, "none"): _gpt_oss(
+        flavor="120b", config="gpt_oss_120b"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Network fields that TorchTitan's model classes can express, and their values in shipped models.
+"""Network fields that TorchTitan's model classes can express, and how a model's differ.
 
 Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model/{args,model}.py and
     their `__init__.py`, models/moe/moe.py; 0.3.0 models/*/__init__.py,
@@ -6,7 +6,6 @@ Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model
 """
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling, yarn_mscale
@@ -105,101 +104,14 @@ def softmax_mscale(scaling: RopeScaling) -> float:
     return float(scaling.mscale_all_dim or 0.0)
 
 
-def _yarn(mscale: float) -> RopeScaling:
-    return RopeScaling(
-        rope_type="yarn",
-        factor=40.0,
-        original_max_position_embeddings=4096,
-        mscale=mscale,
-        mscale_all_dim=mscale,
-    )
-
-
-def _llama(factor: float, high: float) -> RopeScaling:
-    return RopeScaling(
-        rope_type="llama3",
-        factor=factor,
-        low_freq_factor=1.0,
-        high_freq_factor=high,
-        original_max_position_embeddings=8192,
-    )
-
-
-_OSS = RopeScaling(
-    rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
-)
-Facts = Mapping[str, object]
-_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _llama(8.0, 4.0), "norm_eps": 1e-5}
-_QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
-_QWEN3_MOE: Facts = {
-    **_QWEN3,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 0,
-}
-_DEEPSEEK: Facts = {
-    "rope_theta": 1e4,
-    "rope_scaling": _yarn(1.0),
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0,
-    "n_group": 0,
-    "topk_group": 0,
-}
-_LLAMA4: Facts = {
-    "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
-}  # fmt: skip
-_GPT_OSS: Facts = {
-    "rope_theta": 150_000.0,
-    "rope_scaling": _OSS,
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-}
-_SHIPPED: Mapping[tuple[str, str], Facts] = MappingProxyType(
-    {
-        **{("llama3", flavor): _LLAMA3 for flavor in ("1B", "3B", "8B", "70B", "405B")},
-        **{("qwen3", flavor): _QWEN3 for flavor in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
-        ("qwen3", "30B-A3B"): _QWEN3_MOE,
-        ("qwen3", "235B-A22B"): {**_QWEN3_MOE, "rope_theta": 5e6},
-        ("deepseek_v3", "16B"): {**_DEEPSEEK, "rope_scaling": _yarn(0.70)},
-        ("deepseek_v3", "236B"): {
-            **_DEEPSEEK,
-            "n_group": 8,
-            "topk_group": 3,
-            "routed_scaling_factor": 16.0,
-        },
-        ("deepseek_v3", "671B"): {
-            **_DEEPSEEK,
-            "scoring_func": "sigmoid",
-            "norm_topk_prob": True,
-            "n_group": 8,
-            "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-        },
-        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _llama(16.0, 1.0)},
-        ("llama4", "17bx128e"): {**_LLAMA4, "rope_scaling": None},
-        ("gpt_oss", "20b"): _GPT_OSS,
-        ("gpt_oss", "120b"): _GPT_OSS,
-    }
-)
 _MAY_BE_UNKNOWN = frozenset({"rope_theta", "norm_eps", "scoring_func", "norm_topk_prob"})
 
 
-def shipped_facts(module: str, flavor: str) -> Facts:
-    """The values that a shipped model has in fields of `network.Network`."""
-    return _SHIPPED[module, flavor]
-
-
-def differences(model: ModelSpec, module: str, flavor: str) -> dict[str, object]:
-    """Field -> the model's value, where it is known and differs from TorchTitan's model."""
+def differences(model: ModelSpec, facts: Mapping[str, object]) -> dict[str, object]:
+    """Field -> the model's value, where it is known and differs from a shipped model's."""
     return {
         field: getattr(model, field)
-        for field, theirs in shipped_facts(module, flavor).items()
+        for field, theirs in facts.items()
         if not _same(model, field, theirs)
     }
 

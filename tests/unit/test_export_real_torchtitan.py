@@ -26,7 +26,7 @@ from planner.precision import PRECISIONS, bf16_tail, stays_16_bit
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import FLAVORS, even_split, module_names, shape_of
-from planner.trainers.titan_networks import rope_numbers, shipped_facts
+from planner.trainers.titan_networks import rope_numbers
 
 pytestmark = needs_torchtitan
 # argv[1]: a JSON list of [name, folder, arguments]. Prints name -> its config; "converters": those
@@ -275,7 +275,7 @@ def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
     theirs: Any = run_python(FACTS_02, tmp_path)
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
-            ours = shipped_facts(flavor.module, flavor.flavor)
+            ours = flavor.facts
             args = theirs[f"{flavor.module} {flavor.flavor}"]
             moe = args.get("moe_args") or {}
             names = {
@@ -335,7 +335,7 @@ def test_what_we_say_of_its_new_flavors_is_so(tmp_path: Path) -> None:
     asked = [(flavor.module, flavor.flavor) for flavor in ours]
     theirs: Any = run_python(FACTS_03, tmp_path, json.dumps(asked))
     for flavor in ours:
-        facts = shipped_facts(flavor.module, flavor.flavor)
+        facts = flavor.facts
         said = theirs[f"{flavor.module} {flavor.flavor}"]
         stated = (facts["rope_theta"], [facts["norm_eps"]])
         assert (said["rope_theta"], said["eps"]) == stated, flavor

@@ -12,7 +12,6 @@ from planner.specs.model import ModelSpec
 from planner.trainers.megatron_models import lacking as megatron_lacks
 from planner.trainers.registry import release_of
 from planner.trainers.titan_models import FLAVORS, lacking
-from planner.trainers.titan_networks import shipped_facts
 from tests.conftest import JOB, job_values
 
 SHAPES = {
@@ -88,7 +87,7 @@ def test_an_alias_may_differ_in_a_number() -> None:
 
 def test_every_shipped_flavor_has_its_facts() -> None:
     for flavor in FLAVORS.values():
-        facts = shipped_facts(flavor.module, flavor.flavor)
+        facts = flavor.facts
         assert {"rope_theta", "norm_eps", "rope_scaling"} <= facts.keys()
 
 

@@ -16,10 +16,13 @@ def model_of(module: str, flavor: str, assets: str = "") -> StatedModel:
     comes first, then the one whose other fields differ least.
     """
     base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
-    shapes = {
-        shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base
-    }
-    named = [name for name, shape in _shapes() if shape in shapes]
+    known = (
+        (shape, one.facts)
+        for shape, one in FLAVORS.items()
+        if (one.module, one.flavor) == (module, base)
+    )
+    shape, facts = next(known, (None, {}))
+    named = [name for name, its in _shapes() if its == shape]
     if not named and (own := f"{module}-{base}".lower()) in model_names():
         return StatedModel(value=own)
     if not named:
@@ -34,7 +37,7 @@ def model_of(module: str, flavor: str, assets: str = "") -> StatedModel:
         and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
     ]
     return StatedModel(
-        value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base)))
+        value=min(exact or named, key=lambda name: len(differences(load_model(name), facts)))
     )
 
 
