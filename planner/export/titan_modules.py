@@ -114,36 +114,15 @@ def register_02(model: ModelSpec, name: str) -> str:
 
     They become flavour `custom` of model `planner_model`.
     """
-    kind = class_for(model)
-    names = [_ARGS_CLASS[kind], "get_train_spec"]
-    scaling = (
-        f"from torchtitan.models.{kind}.model.args import RoPEScalingArgs\n"
-        if kind == "llama3"
-        else ""
-    )
-    moe = "from torchtitan.models.moe import MoEArgs\n" if model.is_moe else ""
-    heading, own, replaced = "", "", ""
+    kind, own = class_for(model), ""
+    names = [_ARGS_CLASS[kind]]
     if model.rope_scaling is not None and own_rope_02(model, kind):
-        heading, own = (
-            "import math\n" * (model.rope_scaling.rope_type == "llama3"),
-            rope_class_02(model.rope_scaling, kind),
-        )
+        own = rope_class_02(model.rope_scaling, kind)
         names.append({"llama3": "Transformer", "qwen3": "Qwen3Model"}[kind])
-        replaced = ", model_cls=ScaledModel"
-    torch = "import torch\n" if own else ""
-    return f'''"""{name} for TorchTitan 0.2: registers its shapes as model {MODEL_MODULE}, flavour custom."""
-
-{heading}from dataclasses import replace
-
-{torch}from torchtitan.models.{kind} import {", ".join(sorted(names))}
-{scaling}{moe}from torchtitan.protocols.train_spec import register_train_spec
-
-{own}{chr(10) * bool(own)}ARGS = {_ARGS_CLASS[kind]}(
-{_lines(_shape_args(model), 4)}
-{_moe_args(model) if model.is_moe else ""})
-
-register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}{replaced}))
-'''  # noqa: E501
+    routed = _moe_args(model) if model.is_moe else ""
+    arguments = f"{_ARGS_CLASS[kind]}(\n{_lines(_shape_args(model), 4)}\n{routed})"
+    says = f"registers its shapes as model {MODEL_MODULE}, flavour custom"
+    return _registering(name, says, kind, names, arguments, own)
 
 
 def changed_flavor_02(
@@ -160,7 +139,8 @@ def changed_flavor_02(
     fields: the numbers that differ.
     plain_attention: whether SDPA replaces FlexAttention, which excludes CP.
     """
-    module, shipped = flavor.module, f'{_TABLE_02[flavor.module]}["{flavor.flavor}"]'
+    module, table = flavor.module, _TABLE_02[flavor.module]
+    shipped = f'{table}["{flavor.flavor}"]'
     pairs = model_args_02(model, module, fields)
     if "num_hidden_layers" in fields:
         pairs.append(("n_layers", model.num_hidden_layers))
@@ -168,32 +148,40 @@ def changed_flavor_02(
     if plain_attention:
         pairs += [("use_flex_attn", False)] if version == "0.2.0" else [("attn_type", "sdpa")]
         pairs.append(("attn_mask_type", "causal"))
-    routed = (
-        f"    moe_args=replace(\n        {shipped}.moe_args,\n{_lines(moe, 8)}\n    ),\n"
-        if moe
-        else ""
-    )
-    scaling = (
-        f"from torchtitan.models.{module}.model.args import RoPEScalingArgs\n"
-        if any("RoPEScalingArgs" in str(v) for _, v in pairs)
-        else ""
-    )
+    routed = f"    moe_args=replace(\n        {shipped}.moe_args,\n{_lines(moe, 8)}\n    ),\n"
     why = [REPLACES_FLEX] * plain_attention
     why += ["with the numbers of the model's own config.json"] * bool(fields)
-    return f'''"""{name} for TorchTitan 0.2: its {module} {flavor.flavor}, {" and ".join(why)}."""
+    says = f"its {module} {flavor.flavor}, {' and '.join(why)}"
+    arguments = f"replace(\n    {shipped},\n{_lines(pairs, 4)}\n{routed if moe else ''})"
+    return _registering(name, says, module, [table], arguments)
 
-from dataclasses import replace
 
-from torchtitan.models.{module} import {", ".join(sorted([_TABLE_02[module], "get_train_spec"]))}
-{scaling}from torchtitan.protocols.train_spec import register_train_spec
+def _registering(
+    name: str, says: str, module: str, names: Sequence[str], arguments: str, own: str = ""
+) -> str:
+    """A module that registers a model of 0.2 with these arguments.
 
-ARGS = replace(
-    {shipped},
-{_lines(pairs, 4)}
-{routed})
+    names: what it imports from TorchTitan's module.
+    own: source of a class `ScaledModel` that stands in for TorchTitan's.
+    """
+    math, torch = "import math\n" * ("math." in own), "import torch\n" * bool(own)
+    replaced = ", model_cls=ScaledModel" * bool(own)
+    more = "".join(
+        f"from torchtitan.models.{path} import {one}\n"
+        for path, one in ((f"{module}.model.args", "RoPEScalingArgs"), ("moe", "MoEArgs"))
+        if f"{one}(" in arguments
+    )
+    return f'''"""{name} for TorchTitan 0.2: {says}."""
 
-register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}))
-'''
+{math}from dataclasses import replace
+
+{torch}from torchtitan.models.{module} import {", ".join(sorted([*names, "get_train_spec"]))}
+{more}from torchtitan.protocols.train_spec import register_train_spec
+
+{own}{chr(10) * bool(own)}ARGS = {arguments}
+
+register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}{replaced}))
+'''  # noqa: E501
 
 
 _CONFIG_03 = {"llama3": "Llama3Model", "qwen3": "Qwen3Model", "deepseek_v3": "DeepSeekV3Model"}
