@@ -96,7 +96,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         # docs/releases/software-versions.md: "dev:0.15.0"), whose recipes capture routers beside
         # recomputed modules (0.2.0 scripts/performance/configs/deepseek)
         applies=_capturing("megatron", "partial", "full", before="0.16", before_day=DEV_0_15),
-        broken=lambda x, c: np.asarray(x.ac_kind != NO_AC),
+        broken=lambda x, c: x.ac_kind != NO_AC,
         rule=lambda x, c: f"{_name(c)} has no CUDA graphs under activation recomputation",
         remedy=lambda x, c: f"set ac to none, or {OFF}",
     ),
@@ -117,7 +117,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs
         applies=_capturing("torchtitan", "full"),
-        broken=lambda x, c: np.asarray(x.pp > 1),
+        broken=lambda x, c: x.pp > 1,
         rule=lambda x, c: f"{_name(c)} has no CUDA graphs under pipeline parallelism; pp is {x.pp}",
         remedy=lambda x, c: f"{OFF}, or pp to 1",
     ),
@@ -148,7 +148,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         reads=frozenset({"activation_offload_layers"}),
         # core 0.15 transformer_config.py: "CUDA graphs not supported with CPU offloading."
         applies=_capturing("megatron", "partial", "full"),
-        broken=lambda x, c: np.asarray(x.activation_offload_layers > 0),
+        broken=lambda x, c: x.activation_offload_layers > 0,
         rule=lambda x, c: f"{_name(c)} has no CUDA graphs with activations on the host",
         remedy=lambda x, c: f"{OFF}, or activation_offload_layers to 0",
     ),

@@ -143,9 +143,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key=PRODUCT_KEY,
         field="dp_shard",
         reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "pp"}),
-        broken=lambda x, c: np.asarray(
-            x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus
-        ),
+        broken=lambda x, c: x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus,
         rule=lambda x, c: (
             f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x "
             f"pp {x.pp} = {x.num_gpus} "
@@ -238,7 +236,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         field="cp",
         reads=frozenset({"cp"}),
         applies=lambda c: c.unfused,
-        broken=lambda x, c: np.asarray(x.cp > 1),
+        broken=lambda x, c: x.cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a "
             f"flash kernel{'' if c.training.attention_kernel == 'unfused' else WIDE}"
@@ -250,7 +248,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         field="cp",
         reads=frozenset({"cp"}),
         applies=lambda c: _TITAN(c) and _titan_without_cp(c),
-        broken=lambda x, c: np.asarray(x.cp > 1),
+        broken=lambda x, c: x.cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp}: TorchTitan {line_of(c.release)}'s model for {c.model.name} refuses "
             "context parallelism"

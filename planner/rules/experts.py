@@ -148,7 +148,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="ep",
         reads=frozenset({"ep", "etp"}),
         applies=lambda c: not c.model.is_moe,
-        broken=lambda x, c: np.asarray((x.ep > 1) | (x.etp > 1)),
+        broken=lambda x, c: (x.ep > 1) | (x.etp > 1),
         rule=lambda x, c: f"ep={x.ep} x etp={x.etp}: {c.model.name} has no experts",
         remedy=lambda x, c: "set ep and etp to 1",
     ),
@@ -168,7 +168,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="etp",
         reads=frozenset({"etp", "tp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
-        broken=lambda x, c: np.asarray((x.etp != 1) & (x.etp != x.tp)),
+        broken=lambda x, c: (x.etp != 1) & (x.etp != x.tp),
         rule=lambda x, c: f"etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
         remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
@@ -179,7 +179,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         applies=lambda c: c.model.is_moe and not c.trainer.etp_one_or_tp,
         # core/transformer/moe/token_dispatcher.py gathers over expert-tensor ranks; those that are
         # no TP ranks of each other hold different tokens
-        broken=lambda x, c: np.asarray(x.tp % x.etp != 0),
+        broken=lambda x, c: x.tp % x.etp != 0,
         rule=lambda x, c: (
             f"etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
             "gathering those is not priced"
@@ -192,7 +192,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="etp",
         reads=frozenset({"etp"}),
         applies=lambda c: c.model.expert_bias and under("megatron")(c),
-        broken=lambda x, c: np.asarray(x.etp > 1),
+        broken=lambda x, c: x.etp > 1,
         rule=lambda x, c: f"{c.trainer.title} does not cut experts with biases over etp={x.etp}",
         remedy=lambda x, c: "set etp to 1",
     ),
@@ -201,7 +201,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="etp",
         reads=frozenset({"ep", "etp"}),
         applies=lambda c: c.model.is_moe and _TITAN_03(c),
-        broken=lambda x, c: np.asarray((x.ep > 1) & (x.etp != 1)),
+        broken=lambda x, c: (x.ep > 1) & (x.etp != 1),
         rule=lambda x, c: (
             f"TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} "
             "experts are whole"
@@ -225,9 +225,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="ep",
         reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"}),
         applies=lambda c: c.model.is_moe,
-        broken=lambda x, c: np.asarray(
-            (x.ep * x.etp > 1) & (expert_ranks(x, c) % (x.ep * x.etp) != 0)
-        ),
+        broken=lambda x, c: (x.ep * x.etp > 1) & (expert_ranks(x, c) % (x.ep * x.etp) != 0),
         rule=lambda x, c: (
             f"ep={x.ep} x etp={x.etp} does not divide {counted(_pool(x, c), 'rank')} "
             f"({_pool_text(c)})"
@@ -327,7 +325,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         applies=lambda c: (
             c.model.is_moe and _TITAN_021(c) and module_of(c.model, line_of(c.release)) != "qwen3"
         ),
-        broken=lambda x, c: np.asarray((x.ep > 1) & (sharding_degree(x, c) == 1)),
+        broken=lambda x, c: (x.ep > 1) & (sharding_degree(x, c) == 1),
         rule=lambda x, c: (
             f"TorchTitan {c.release.number} asks for the mesh of FSDP where ep={x.ep}, and "
             "dp_shard x cp is 1"
@@ -358,7 +356,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         field="sequence_parallel",
         reads=frozenset({"tp", "ep", "sequence_parallel"}),
         applies=lambda c: c.model.is_moe and c.trainer.sp_with_experts,
-        broken=lambda x, c: np.asarray((x.ep > 1) & (x.tp > 1) & ~x.sequence_parallel),
+        broken=lambda x, c: (x.ep > 1) & (x.tp > 1) & ~x.sequence_parallel,
         rule=lambda x, c: (
             f"{c.trainer.name} refuses ep={x.ep} with tp={x.tp} without sequence parallelism"
         ),

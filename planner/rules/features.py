@@ -105,7 +105,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="memory-budget checkpointing needs compile",
         field="ac",
         reads=frozenset({"ac_kind", "compile"}),
-        broken=lambda x, c: np.asarray((x.ac_kind == MEMORY_BUDGET) & ~x.compile),
+        broken=lambda x, c: (x.ac_kind == MEMORY_BUDGET) & ~x.compile,
         rule=lambda x, c: f"{x.ac} is a pass of torch.compile, which is off",
         remedy=lambda x, c: "set compile to true, or ac to selective-op",
     ),
@@ -129,7 +129,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         field="sequence_parallel",
         reads=frozenset({"tp", "sequence_parallel"}),
         applies=under("torchtitan", since="0.2", before="0.3"),
-        broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
+        broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
         rule=lambda x, c: (
             f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism"
         ),
@@ -191,7 +191,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         field="async_tp",
         reads=frozenset({"async_tp", "compile"}),
         applies=lambda c: c.trainer.compiles,
-        broken=lambda x, c: np.asarray(x.async_tp & ~x.compile),
+        broken=lambda x, c: x.async_tp & ~x.compile,
         rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
         remedy=lambda x, c: "set compile to true, or async_tp to false",
     ),
@@ -220,7 +220,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="async TP needs sequence-parallel TP",
         field="async_tp",
         reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
-        broken=lambda x, c: np.asarray(x.async_tp & ((x.tp == 1) | ~x.sequence_parallel)),
+        broken=lambda x, c: x.async_tp & ((x.tp == 1) | ~x.sequence_parallel),
         rule=lambda x, c: (
             f"async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, "
             f"sequence_parallel={x.sequence_parallel}"
@@ -231,7 +231,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="async TP needs NVLink between all TP ranks",
         field="async_tp",
         reads=frozenset({"async_tp", "tp"}),
-        broken=lambda x, c: np.asarray(x.async_tp & (x.tp > _joined_gpus(c))),
+        broken=lambda x, c: x.async_tp & (x.tp > _joined_gpus(c)),
         rule=lambda x, c: (
             f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}"
         ),
@@ -265,7 +265,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="optimizer-in-backward excludes pipelines and experts",
         field="optimizer_in_backward",
         reads=frozenset({"optimizer_in_backward", "pp", "ep"}),
-        broken=lambda x, c: np.asarray(x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1))),
+        broken=lambda x, c: x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1)),
         rule=lambda x, c: (
             f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1"
         ),
@@ -278,7 +278,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         # components/optimizer.py, OptimizersInBackwardContainer: a hook on every parameter, which
         # FSDP2 calls after each microbatch's reduction; train.py, train_step: one backward each
         applies=_TITAN,
-        broken=lambda x, c: np.asarray(x.optimizer_in_backward & (num_microbatches(x, c) > 1)),
+        broken=lambda x, c: x.optimizer_in_backward & (num_microbatches(x, c) > 1),
         rule=lambda x, c: (
             f"{release_name(c)} steps the optimizer in every backward, and "
             f"micro_batch_size={x.micro_batch_size} makes "
@@ -296,7 +296,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         # torch/nn/parallel/distributed.py: the reducer's own hook follows those of a parameter's
         # gradient, so that each replica steps by its own
         applies=lambda c: c.trainer.framework.runtime == "torch",
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             x.optimizer_in_backward
             & (x.dp_replicate > 1)
             & (sharding_degree(x, c) == 1)

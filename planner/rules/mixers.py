@@ -106,7 +106,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="pp",
         reads=frozenset({"pp"}),
         applies=lambda c: _reaches_across(c) != "",
-        broken=lambda x, c: np.asarray(x.pp > 1),
+        broken=lambda x, c: x.pp > 1,
         rule=lambda x, c: (
             f"layers of {c.model.name} read {_reaches_across(c)}, which no trainer hands from one "
             f"stage of pp={x.pp} to the next"
@@ -135,7 +135,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         applies=lambda c: (
             _recurrent(c) and c.training.trainer not in _CUTTERS and not c.model.compresses
         ),
-        broken=lambda x, c: np.asarray(x.tp * x.cp > 1),
+        broken=lambda x, c: x.tp * x.cp > 1,
         rule=lambda x, c: (
             f"tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole"
         ),
@@ -148,7 +148,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="tp",
         reads=frozenset({"tp", "cp"}),
         applies=lambda c: c.model.compresses,
-        broken=lambda x, c: np.asarray(x.tp * x.cp > 1),
+        broken=lambda x, c: x.tp * x.cp > 1,
         rule=lambda x, c: (
             f"tp={x.tp}, cp={x.cp}: every rank runs {c.model.name}'s compressed attention whole"
         ),
@@ -176,7 +176,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="virtual_stages",
         reads=frozenset({"pp", "virtual_stages"}),
         applies=lambda c: is_hybrid(c.model) and builds_itself(c.release),
-        broken=lambda x, c: np.asarray((x.pp > 1) & (x.virtual_stages > 1)),
+        broken=lambda x, c: (x.pp > 1) & (x.virtual_stages > 1),
         rule=lambda x, c: (
             f"Megatron-Bridge gives each rank of hybrid models such as {c.model.name} one chunk, "
             f"not {x.virtual_stages}"
@@ -189,7 +189,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="cp",
         reads=frozenset({"tp", "cp"}),
         applies=lambda c: c.model.sliding_sinks and builds_itself(c.release),
-        broken=lambda x, c: np.asarray((x.cp > 1) | (x.tp > min(c.kv_heads))),
+        broken=lambda x, c: (x.cp > 1) | (x.tp > min(c.kv_heads)),
         rule=lambda x, c: (
             f"tp={x.tp}, cp={x.cp}: Megatron-Bridge runs {c.model.name} without CP, on as many TP "
             f"ranks as it has groups of heads, {min(c.kv_heads)}"
@@ -202,7 +202,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="cp",
         reads=frozenset({"cp"}),
         applies=lambda c: "gated-delta" in c.model.mixers and under("megatron", before="0.18")(c),
-        broken=lambda x, c: np.asarray(x.cp > 1),
+        broken=lambda x, c: x.cp > 1,
         rule=lambda x, c: (
             f"{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}"
         ),
@@ -214,7 +214,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="sequence_parallel",
         reads=frozenset({"tp", "sequence_parallel"}),
         applies=_absorbs,
-        broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
+        broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
         rule=lambda x, c: f"{c.trainer.title} has sparse attention with tp={x.tp} only beside it",
         remedy=lambda x, c: "set sequence_parallel to true",
     ),

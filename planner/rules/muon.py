@@ -19,9 +19,7 @@ MUON_RULES: tuple[Rule, ...] = (
         # Megatron-LM training/arguments.py: "does not support Megatron-FSDP for now";
         # core/optimizer/__init__.py: "num_distributed_optimizer_instances > 1"
         applies=_owns_matrices,
-        broken=lambda x, c: np.asarray(
-            (x.zero_stage >= 2) | ((x.zero_stage == 1) & (x.dp_replicate > 1))
-        ),
+        broken=lambda x, c: (x.zero_stage >= 2) | ((x.zero_stage == 1) & (x.dp_replicate > 1)),
         rule=lambda x, c: (
             f"{release_name(c)} deals Muon's matrices out to one group of ranks at stage 1, and "
             f"zero_stage is {x.zero_stage} with dp_replicate {x.dp_replicate}"
@@ -45,7 +43,7 @@ MUON_RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision"}),
         # core/optimizer/__init__.py: "emerging optimizer with fp16 is not supported"
         applies=_owns_matrices,
-        broken=lambda x, c: np.asarray(x.precision == PRECISIONS.names.index("fp16")),
+        broken=lambda x, c: x.precision == PRECISIONS.names.index("fp16"),
         rule=lambda x, c: f"{release_name(c)} has no Muon in fp16",
         remedy=lambda x, c: "set precision to bf16",
     ),

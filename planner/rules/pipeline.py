@@ -134,7 +134,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="more pipeline ranks than layers",
         field="pp",
         reads=frozenset({"pp"}),
-        broken=lambda x, c: np.asarray(x.pp > _most_stages(c)),
+        broken=lambda x, c: x.pp > _most_stages(c),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
     ),
@@ -142,7 +142,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="pipeline too long to be simulated",
         field="pp",
         reads=frozenset({"pp", "virtual_stages"}),
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.pp <= _most_stages(c)) & (x.pp > 1) & (x.pp * num_stages(x) > MOST_PLAYED)
         ),
         rule=lambda x, c: (
@@ -156,7 +156,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         field="pp",
         reads=frozenset({"pp"}),
         applies=_cannot_pipeline,
-        broken=lambda x, c: np.asarray(x.pp > 1),
+        broken=lambda x, c: x.pp > 1,
         rule=lambda x, c: (
             f"TorchTitan {line_of(c.release)}'s model for {c.model.name} has no pipelining_fn"
         ),
@@ -230,7 +230,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         # megatron/training/arguments.py: "to avoid having multiple p2p sends and recvs between same
         # 2 ranks per communication batch"
         applies=lambda c: _MEGATRON(c) and not c.training.overlap.pp,
-        broken=lambda x, c: np.asarray((x.pp == 2) & (x.virtual_stages > 1)),
+        broken=lambda x, c: (x.pp == 2) & (x.virtual_stages > 1),
         rule=lambda x, c: (
             f"{c.trainer.title} interleaves stages over pp=2 ranks only with overlapped sends "
             "(training.overlap.pp)"

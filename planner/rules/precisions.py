@@ -158,7 +158,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision", "param_dtype"}),
         # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
         applies=_MEGATRON,
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.param_dtype == DTYPES.index("float32"))
             & (x.precision != PRECISIONS.names.index("bf16"))
         ),
@@ -212,7 +212,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision", "tp"}),
         # torchtitan models/deepseek_v3/infra/parallelize.py
         applies=lambda c: _TITAN(c) and c.model.uses_mla,
-        broken=lambda x, c: np.asarray((x.precision == TENSORWISE) & (x.tp > 1)),
+        broken=lambda x, c: (x.precision == TENSORWISE) & (x.tp > 1),
         rule=lambda x, c: (
             f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
             f"({c.model.name})"
@@ -225,7 +225,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision", "tp", "compile"}),
         # torchtitan 0.2.2 components/quantization/mx.py; 0.3.0's has no such check
         applies=under("torchtitan", before="0.3"),
-        broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
+        broken=lambda x, c: (x.precision == MXFP8) & (x.tp > 1) & x.compile,
         rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
         remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
     ),
@@ -234,7 +234,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         field="float8_all_gather",
         reads=frozenset({"float8_all_gather", "precision"}),
         # megatron/training/arguments.py takes --fp8-param-gather with delayed scaling too
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             x.float8_all_gather
             & (x.precision != TENSORWISE)
             & ~((x.precision == DELAYED) & _MEGATRON(c))
@@ -248,7 +248,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         reads=frozenset({"float8_all_gather", "dp_shard"}),
         # torchtitan components/quantization/float8.py; Megatron's optimizer is cut over CP, too
         applies=lambda c: not _MEGATRON(c),
-        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),
+        broken=lambda x, c: x.float8_all_gather & (x.dp_shard == 1),
         rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
         remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
     ),
@@ -259,7 +259,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # megatron/training/arguments.py: "--fp8-param-gather only supported with distributed
         # optimizer"
         applies=_MEGATRON,
-        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.zero_stage == 0)),
+        broken=lambda x, c: x.float8_all_gather & (x.zero_stage == 0),
         rule=lambda x, c: (
             "float8_all_gather is the distributed optimizer's, which zero_stage=0 does without"
         ),
@@ -272,9 +272,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # megatron/training/arguments.py, core 0.14 to 0.20: "the optimizer cpu offload must be used
         # in conjunction with --fp8-recipe delayed"
         applies=_MEGATRON,
-        broken=lambda x, c: np.asarray(
-            x.float8_all_gather & x.cpu_offload & (x.precision != DELAYED)
-        ),
+        broken=lambda x, c: x.float8_all_gather & x.cpu_offload & (x.precision != DELAYED),
         rule=lambda x, c: (
             f"{c.trainer.name} refuses float8_all_gather of {x.precision} with offload"
         ),

@@ -49,7 +49,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="zero_stage",
         reads=frozenset({"zero_stage", "sharding_degree"}),
         applies=lambda c: c.trainer.sharding.degrees_decide,
-        broken=lambda x, c: np.asarray((x.zero_stage == 0) & (sharding_degree(x, c) > 1)),
+        broken=lambda x, c: (x.zero_stage == 0) & (sharding_degree(x, c) > 1),
         rule=lambda x, c: (
             f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard "
             f"under {c.trainer.name}"
@@ -66,7 +66,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="zero_stage",
         reads=frozenset({"zero_stage", "cpu_offload"}),
         applies=_MEGATRON,
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.zero_stage == 0) & (x.cpu_offload | (c.training.optimizer == "adamw-bf16-states"))
         ),
         rule=lambda x, c: (
@@ -80,9 +80,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="dp_replicate",
         reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
         applies=_TITAN,
-        broken=lambda x, c: np.asarray(
-            (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)
-        ),
+        broken=lambda x, c: (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1),
         rule=lambda x, c: (
             f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} "
             "combines with neither tp nor pp"
@@ -98,7 +96,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         reads=frozenset({"dp_replicate", "sharding_degree", "reduce_dtype", "master_dtype"}),
         # models/llama3/infra/parallelize.py, apply_ddp: mixed_precision_reduce goes to FSDP alone
         applies=_TITAN_02,
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.reduce_dtype != x.master_dtype)
         ),
         rule=lambda x, c: (
@@ -113,7 +111,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "pp", "sharding_degree", "param_dtype", "master_dtype"}),
         # distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled"
         applies=_TITAN_02,
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.tp * x.pp > 1) & (sharding_degree(x, c) == 1) & (x.param_dtype != x.master_dtype)
         ),
         rule=lambda x, c: (
@@ -144,7 +142,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="zero_stage",
         reads=frozenset({"zero_stage", "pp"}),
         applies=lambda c: not c.trainer.zero_2_under_pp,
-        broken=lambda x, c: np.asarray((x.pp > 1) & (x.zero_stage >= 2)),
+        broken=lambda x, c: (x.pp > 1) & (x.zero_stage >= 2),
         rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
         remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
     ),
@@ -154,7 +152,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
         # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed
         # optimizer
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             x.cpu_offload
             & (
                 (sharding_degree(x, c) == 1)
@@ -181,7 +179,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         key=HOST_TOO_SMALL,
         field="cpu_offload",
         reads=frozenset({"cpu_offload", "dp_replicate", "optimizer_offload_fraction"}),
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             x.cpu_offload
             & (
                 node_bytes(c) * x.dp_replicate * x.optimizer_offload_fraction
@@ -202,7 +200,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="optimizer_offload_fraction",
         reads=frozenset({"optimizer_offload_fraction"}),
         applies=lambda c: not c.released.offloads_partly,
-        broken=lambda x, c: np.asarray(x.optimizer_offload_fraction < 1.0),
+        broken=lambda x, c: x.optimizer_offload_fraction < 1.0,
         rule=lambda x, c: (
             f"{release_name(c)} moves all optimizer states to the host or none, not a share of "
             f"{x.optimizer_offload_fraction:g}"
@@ -214,7 +212,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         field="activation_offload_layers",
         reads=frozenset({"activation_offload_layers"}),
         applies=lambda c: not c.released.offloads_activations,
-        broken=lambda x, c: np.asarray(x.activation_offload_layers > 0),
+        broken=lambda x, c: x.activation_offload_layers > 0,
         rule=lambda x, c: f"{release_name(c)} cannot move the activations of layers to the host",
         remedy=lambda x, c: "set activation_offload_layers to 0",
     ),
@@ -225,7 +223,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         # core/transformer/transformer_config.py: "CPU offloading can be done only for layers less
         # than ..."
         applies=lambda c: c.released.offloads_activations,
-        broken=lambda x, c: np.asarray(x.activation_offload_layers >= c.model.num_hidden_layers),
+        broken=lambda x, c: x.activation_offload_layers >= c.model.num_hidden_layers,
         rule=lambda x, c: (
             f"{x.activation_offload_layers} is not below the {c.model.num_hidden_layers} layers of "
             f"{c.model.name}"
@@ -241,7 +239,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         # the same: "Currently there is no support for Pipeline parallelism with CPU offloading",
         # "CPU offloading does not work when activation recomputation is enabled"
         applies=lambda c: c.released.offloads_activations,
-        broken=lambda x, c: np.asarray(
+        broken=lambda x, c: (
             (x.activation_offload_layers > 0) & ((x.pp > 1) | (x.ac_kind != AC_KINDS.index("none")))
         ),
         rule=lambda x, c: (
@@ -254,7 +252,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
         key="a share of CPU offload without it",
         field="optimizer_offload_fraction",
         reads=frozenset({"cpu_offload", "optimizer_offload_fraction"}),
-        broken=lambda x, c: np.asarray(~x.cpu_offload & (x.optimizer_offload_fraction < 1.0)),
+        broken=lambda x, c: ~x.cpu_offload & (x.optimizer_offload_fraction < 1.0),
         rule=lambda x, c: (
             f"{x.optimizer_offload_fraction:g} is a share of what cpu_offload moves, which is false"
         ),
