@@ -20,16 +20,14 @@ from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import release_of
 from tests.conftest import tiers
 
-FOUR_BITS = {"nvfp4": "b200-sxm-180gb", "mxfp4": "mi355x-288gb"}
-
 
 def make(
     name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
 ) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
-    made = training(trainer="megatron", **(job or {}))
-    gpus = cluster(num_gpus, gpu=FOUR_BITS.get(chosen.precision, "h100-sxm-80gb"))
-    return to_megatron(chosen, model(name), gpus, made)
+    gpu = {"nvfp4": "b200-sxm-180gb", "mxfp4": "mi355x-288gb"}.get(chosen.precision)
+    gpus = cluster(num_gpus, gpu=gpu or "h100-sxm-80gb")
+    return to_megatron(chosen, model(name), gpus, training(trainer="megatron", **(job or {})))
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:

@@ -86,8 +86,7 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
         update["layers_per_stage"] = None
     chosen = drawn.model_copy(update=update)
     batch = chosen.dp_degree * chosen.micro_batch_size * 8
-    asked = training(global_batch_size=batch), "0.2.2"
-    exported = write(Draft(chosen, spec, cluster(256), *asked))
+    exported = write(Draft(chosen, spec, cluster(256), training(global_batch_size=batch), "0.2.2"))
     assert exported.blockers == ()
     unsaid = {gap.fault.field for gap in exported.gaps}
     assert unsaid <= {"layers_per_stage", "virtual_stages", "moe_dispatcher"}, unsaid

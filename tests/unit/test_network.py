@@ -87,8 +87,7 @@ def test_an_alias_may_differ_in_a_number() -> None:
 
 def test_every_shipped_flavor_has_its_facts() -> None:
     for flavor in FLAVORS.values():
-        facts = flavor.facts
-        assert {"rope_theta", "norm_eps", "rope_scaling"} <= facts.keys()
+        assert {"rope_theta", "norm_eps", "rope_scaling"} <= flavor.facts.keys()
 
 
 def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:
