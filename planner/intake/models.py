@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from planner.catalog.models import model_keys, model_names
 from planner.errors import Fault, SpecError, UnknownNameError
@@ -291,13 +290,15 @@ def build_model(
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:
-        raise SpecError([_pydantic_fault(item, field) for item in error.errors()]) from None
+        raise SpecError(_pydantic_faults(error, field)) from None
 
 
-def _pydantic_fault(found: ErrorDetails, field: str) -> Fault:
-    named = ".".join([field, *map(str, found["loc"])])
+def _pydantic_faults(error: ValidationError, field: str) -> list[Fault]:
     remedy = "see the catalogue's models for examples"
-    return Fault(named, found["input"], found["msg"], remedy)
+    return [
+        Fault(".".join([field, *map(str, one["loc"])]), one["input"], one["msg"], remedy)
+        for one in error.errors()
+    ]
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:

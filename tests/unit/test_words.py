@@ -19,7 +19,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CEILINGS = {
     "alone": 107,
     "apart": 40,
-    "bare": 11,
+    "bare": 9,
     "docstrings that begin with a pronoun": 153,
     "doubt": 18,
     "floor": 20,
@@ -33,11 +33,11 @@ CEILINGS = {
     "said": 59,
     "say": 43,
     "site": 7,
-    "tell": 17,
-    "those of, that of, for who, to who": 127,
-    "told": 56,
+    "tell": 18,
+    "those of, that of, for who, to who": 126,
+    "told": 58,
     "unfit": 10,
-    "what": 934,
+    "what": 941,
 }
 
 

@@ -36,7 +36,7 @@ def switch(default: bool, *names: str) -> Switch:
 
 
 def switched(values: Values, switches: Mapping[str, Switch]) -> Values:
-    """The config with what its switches stand for in place of them."""
+    """The config with each switch replaced by its keys."""
     found = without(values, *switches)
     for key, (default, on, off) in switches.items():
         found |= on if flag(values, key, default) else off
