@@ -37,6 +37,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe import grouped_gemm_util
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
@@ -106,11 +107,22 @@ class Attention(torch.nn.Module):
             self.softmax_offset = torch.nn.Parameter(torch.empty(config.num_attention_heads))
 
 
+def one_of(build: Any) -> Any:
+    """Builds one of a layer's experts, which are all alike, and notes how many others there are."""
+
+    def build_one(experts: Any, number: int, *given: Any, **more: Any) -> None:
+        build(experts, 1, *given, **more)
+        experts.others = number - 1
+
+    return build_one
+
+
 def prepare() -> None:
     """Stands in for kernels that need a GPU, and for the processes of a run."""
     backends.WrappedTorchNorm = backends.LNImpl = gpt_layer_specs.LNImpl = Norm
     grouped_gemm_util.grouped_gemm = SimpleNamespace(ops=None)
     backends.DotProductAttention = Attention
+    SequentialMLP.__init__ = one_of(SequentialMLP.__init__)
     multi_latent_attention.TELinear = multi_latent_attention.TEColumnParallelLinear = type(None)
     gated_delta_net.HAVE_FLA = True
     megatron_utils._te_version = Version(ENGINE)
@@ -215,6 +227,9 @@ def weights(values: Mapping[str, Any]) -> int:
             position_embedding_type=values["position_embedding_type"],
         )
     counted = [*built.parameters()]
+    for layer in built.modules():
+        if isinstance(layer, SequentialMLP):
+            counted += layer.others * [*layer.parameters()]
     counted += [one for name, one in built.named_buffers() if name.endswith("expert_bias")]
     return sum(one.numel() for one in counted)
 
