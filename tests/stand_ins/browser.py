@@ -35,6 +35,7 @@ class Browser:
         script = f'exec "$@" 3<&{theirs} 4>&{answers}'
         self._process = subprocess.Popen(
             ["bash", "-c", script, "bash", *words],
+            env={**os.environ, "TMPDIR": str(folder)},
             pass_fds=(theirs, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -58,11 +58,12 @@ for line in sys.stdin:
 @cache
 def _forks() -> "subprocess.Popen[str]":
     """One process with TorchTitan imported, for all programs of this worker."""
-    heavy = "torchtitan.models" if LINE == "0.3" else "torchtitan.protocols.train_spec"
+    own = ("models", "trainer") if LINE == "0.3" else ("protocols.train_spec",)
+    heavy = [f"torchtitan.{name}" for name in ("config", "components.quantization.float8", *own)]
     # no GPU is wanted: what is read here is what every rank reads before it looks for one
     search = os.pathsep.join([FOLDER, os.environ.get("PYTHONPATH", "")])
     started = subprocess.Popen(
-        [sys.executable, "-c", _FORKS, "torchtitan.config", heavy],
+        [sys.executable, "-c", _FORKS, *heavy],
         env={**os.environ, "PYTHONPATH": search},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
