@@ -23,9 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py
-	$(BIN)/mypy
 	$(BIN)/python -m pip check
-	$(PYTEST)
+	$(BIN)/mypy > $(VENV)/types & types=$$!; $(PYTEST); tests=$$?; wait $$types; types=$$?; cat $(VENV)/types; exit $$((tests | types))
 
 # Slurm, kills and a service under load wait more than they compute.
 test-slow: TEST_PROCESSES = 3

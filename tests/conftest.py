@@ -47,7 +47,7 @@ os.environ.update(
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUT = {"dp_shard": 8, "ac": "full"}
 # minutes each: they begin before all others of the slow tier, so that none is alone at its end
-LONGEST = ("test_abuse.py", "test_pages_run.py", "test_feature_pairs.py", "test_slurm_faults.py")
+LONGEST = ("abuse", "pages_run", "feature_pairs", "http_abuse", "slurm_faults")
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 # a test of SQL: on SQLite and on PostgreSQL
 EACH_DATABASE = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
@@ -169,8 +169,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow_tier = config.getoption("markexpr") == "slow"
 
     def place(item: pytest.Item) -> int:
-        if slow_tier and item.path.name in LONGEST:
-            return LONGEST.index(item.path.name) - len(LONGEST) - 1
+        name = item.path.stem.removeprefix("test_")
+        if slow_tier and name in LONGEST:
+            return LONGEST.index(name) - len(LONGEST) - 1
         ring = item.path.relative_to(ROOT / "tests").parts[0]
         return RINGS.index(ring) if ring in RINGS else -1
 

@@ -11,7 +11,7 @@ from planner.probes import guardian
 from planner.probes.folder import BEGIN
 from planner.probes.outcome import Begin
 from planner.probes.pools.slurm_node import node_token
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 Values = dict[str, Any]
 
@@ -65,11 +65,8 @@ def torchrun(
 ) -> "subprocess.CompletedProcess[str]":
     """The real one on this machine, each rank with one thread."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    return subprocess.run(
-        [sys.executable, *launch, str(world), *map(str, program)],
-        env={**env, "OMP_NUM_THREADS": "1"}, cwd=ROOT, timeout=seconds,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = (sys.executable, *launch, world, *program)
+    return ran(*words, env={**env, "OMP_NUM_THREADS": "1"}, cwd=ROOT, timeout=seconds)
 
 
 def until(came: Callable[[], object], what: object = "it did not come") -> None:

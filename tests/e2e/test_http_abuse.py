@@ -15,7 +15,8 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.conftest import api_keys
+from tests.conftest import api_keys, needed
+from tests.e2e.test_abuse import abused
 from tests.served import LONG_JOB, Served, in_process, served
 
 KEYS = api_keys({"reader": "read", "boss": "admin"})
@@ -267,3 +268,19 @@ def test_a_key_may_ask_so_often(sqlite_url: str) -> None:
         assert 1 <= int(refused.headers["retry-after"]) <= 10
         assert refused.json()["type"] == "too_many_requests"
         assert ask(client, "boss").status_code == 200, "each key has its own"
+
+
+@pytest.mark.slow
+def test_the_service_answers_as_its_document_says() -> None:
+    assert "Stateful" in abused("schema", "--examples", "8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_kills_lose_nothing_and_do_nothing_twice(database: str) -> None:
+    if database == "postgres":
+        needed("psycopg")
+    found = json.loads(abused("kills", "--kills", "6", "--json", "--database", database))
+    assert found["kills of a worker"] + found["kills of a service"] == 6
+    assert found["outages of the database"] == 1
+    assert min(found["plans answered"], found["probes accepted"]) > 0

@@ -137,14 +137,9 @@ class Saved:
         self.tensor = tensor.detach()  # an output that a node saves would keep its node
 
 
-def storage(tensor: torch.Tensor) -> int:
-    """Which storage a tensor has, on a device without addresses too."""
-    return tensor.untyped_storage()._cdata
-
-
 def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
     """Bytes of the storages that autograd saves, weights and buffers left out, each once."""
-    own = {storage(one) for one in [*module.parameters(), *module.buffers()]}
+    own = {one.untyped_storage()._cdata for one in [*module.parameters(), *module.buffers()]}
     found: WeakSet[Saved] = WeakSet()
 
     def pack(tensor: torch.Tensor) -> Saved:
@@ -154,7 +149,7 @@ def saved_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
         out = run()
-    storages = {storage(one.tensor): one.tensor for one in found}
+    storages = {one.tensor.untyped_storage()._cdata: one.tensor for one in found}
     del out
     return sum(
         tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in own
@@ -428,8 +423,7 @@ def of_both_kinds(
     for layer, kind in enumerate(("full", "windowed")):
         attention = getattr(code, f"{family}DecoderLayer")(config, layer).self_attn.bfloat16()
         places = turned(attention, rotary(X, PLACES, keys["layer_types"][layer]))
-        mask = CAUSAL if masked_first and not layer else None
-        run = partial(attention, X, places, mask)
+        run = partial(attention, X, places, CAUSAL if masked_first and not layer else None)
         found[kind] = attended(code, attention, run, masked)
     return {**found, "config": keys}
 

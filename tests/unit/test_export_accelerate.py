@@ -1,9 +1,7 @@
 """Plain FSDP exported: the configuration as Accelerate reads it, the module as torch runs it."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ from planner.export.accelerate import ACCELERATE, CONFIG, MODULE
 from planner.export.base import Export
 from planner.specs.layout import Layout
 from tests.conftest import missing, needed
+from tests.conftest import ran as run
 
 
 def exported(chosen: Layout, gpus: int = 8, **more: object) -> Export:
@@ -75,7 +74,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 # argv: folders of exports. Trains a small model by each one's module, on CPUs.
 RUN = """
-import json, runpy, sys, types
+import json, os, runpy, sys, types
 import torch, torch.distributed as dist, torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -128,15 +127,15 @@ dist.init_process_group("gloo")
 for folder in sys.argv[1:]:
     tried(folder)
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # to tear torch down takes a second
 """
 TRAINED = sorted(LAYOUTS.keys() - {"offload"})  # pins memory for a GPU
 
 
 def printed(words: list[str], **variables: str) -> str:
     """What a program of Python prints."""
-    environment = {**os.environ, **variables}
-    words = [sys.executable, *words]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    ended = run(sys.executable, *words, env=variables, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
