@@ -25,16 +25,12 @@ built = partial(judged, "megatron-core", FOLDER, "benchmarks/megatron_models.py"
 
 
 # YaRN is an argument from 0.19 on
-WITHOUT_YARN = [
-    json.dumps({"base": name, "rope_scaling": None}, separators=(",", ":"))
-    for name in ("gpt-oss-20b", "gpt-oss-120b")
-]
+PLAIN = [f'{{"base":"gpt-oss-{size}b","rope_scaling":null}}' for size in (20, 120)]
 
 
 def test_each_model_is_built_to_the_last_weight_or_refused_by_name() -> None:
-    *rows, _ = built(*model_names(), *WITHOUT_YARN)
-    plain = [rows.pop().split()[:2] for _ in WITHOUT_YARN]
-    assert plain == [["equal", name] for name in reversed(WITHOUT_YARN)]
+    *rows, _ = built(*model_names(), *PLAIN)
+    assert [rows.pop().split()[:2] for _ in PLAIN] == [["equal", name] for name in PLAIN[::-1]]
     counts = Counter(row.split()[0] for row in rows)
     assert counts["equal"] >= 71
     refused = {row.split()[1] for row in rows if row.startswith("refused")}
