@@ -13,7 +13,7 @@ from planner.calibration.accuracy import Row
 from planner.calibration.classes import PRIOR_UNITS
 from planner.calibration.intervals import TWO_SIDED_90
 from planner.columns import FloatColumn
-from planner.cost.machine.knobs import memory_class
+from planner.cost.machine.stacks import memory_class
 from planner.trainers.registry import code_of
 from planner.units import GIB
 

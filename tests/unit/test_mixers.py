@@ -625,7 +625,7 @@ WIDE = {"ep": 64, "precision": "mxfp8", "ac": "modules-mla_up_proj"}
 
 @pytest.mark.parametrize(("own", "run", "layout", "published", "high"), [
     (NANO, ("h100-sxm-80gb", 16, 8192, 1024), {"micro_batch_size": 1, "precision":
-        "float8-tensorwise", "ac": "modules-moe+layernorm"}, 14719, 0.127),
+        "float8-tensorwise", "ac": "modules-moe+layernorm"}, 14719, 0.136),
     (NANO, ("gb200-nvl72-186gb", 8, 8192, 512), {"micro_batch_size": 2, "precision": "mxfp8"},
         34816, 0.245),
     (NANO, ("gb300-nvl72-288gb", 8, 8192, 512), {"micro_batch_size": 4, "precision": "mxfp8"},

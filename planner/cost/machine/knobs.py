@@ -22,7 +22,7 @@ from planner.cost.machine.profile import (
     kernel_profile,
     software_profile,
 )
-from planner.cost.machine.stacks import STACK, UNIT
+from planner.cost.machine.stacks import STACK, UNIT, memory_class
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
 from planner.trainers.registry import TRAINERS
@@ -204,11 +204,6 @@ class StaleRuns:
     statement: str
 
 
-def memory_class(trainer: str, *, experts: bool) -> str:
-    """The class of runs whose peaks deviate alike."""
-    return f"memory of {trainer}: {'experts' if experts else 'dense'}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A posterior over the knobs.
@@ -228,8 +223,7 @@ class Calibration:
     fitted: fingerprints of the runs.
     place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
     stale: runs of one's own that it leaves out.
-    interval_factors: on the width of 90% intervals, by class (`calibration.classes` of seconds,
-        `memory_class` of bytes).
+    interval_factors: on the width of 90% intervals, by `calibration.classes` and `memory_class`.
     waiting: measured over predicted seconds of the furthest layout of one's own that it does not
         believe before a second one is as far off, by stack.
     """
@@ -355,10 +349,11 @@ class Calibration:
 
     def profile(self, trainer: str, family: str, *, experts: bool) -> Profile:
         """Constants of a trainer on a GPU family, and how far the memory of its models deviates."""
-        moved = profile_at(trainer, self.shift(trainer, family))
         factor = self.interval_factors.get(memory_class(trainer, experts=experts), 1.0)
         return replace(
-            moved, memory_sd=factor * self.memory_sd, memory_sd_bytes=factor * self.memory_sd_bytes
+            profile_at(trainer, self.shift(trainer, family)),
+            memory_sd=factor * self.memory_sd,
+            memory_sd_bytes=factor * self.memory_sd_bytes,
         )
 
     def offsets(self, trainer: str, family: str, stack: str, units: Sequence[str]) -> "Offsets":

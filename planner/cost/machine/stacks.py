@@ -33,3 +33,8 @@ def kind_of(unit: str) -> str:
 def unit_names(stack: str, model: ModelSpec) -> tuple[str, ...]:
     """The units of a stack that train this model, in the order of the precision codes."""
     return tuple(unit_name(stack, precision, model) for precision in PRECISIONS.names)
+
+
+def memory_class(trainer: str, *, experts: bool) -> str:
+    """The class of runs whose peaks deviate alike."""
+    return f"memory of {trainer}: {'experts' if experts else 'dense'}"
