@@ -84,7 +84,7 @@ def memory_unit(row: Row) -> Unit:
         str(job.labels.get("group")),
         job.cluster.gpu.name,
         job.layout.precision if job.layout else "",
-        memory_class(code_of(job.training), experts=job.model.is_moe),
+        memory_class(code_of(job.training), job.cluster.gpu.vendor, experts=job.model.is_moe),
     )
 
 

@@ -41,7 +41,7 @@ def main(target: Path) -> None:
             httpx.post(f"{url}/plan", json=job, timeout=300.0).json()["id"]
             for job in (JOB, PIPELINE)
         ]
-        with Browser(Path(name)) as browser:
+        with Browser() as browser:
             for file, plan, (width, height), dark, place in (
                 ("plan.png", plans[0], (1440, 1500), False, "header"),
                 ("plan-dark-390.png", plans[0], (390, 1200), True, "figure"),

@@ -114,7 +114,7 @@ class Pricer(PreparedJob):
         calibration = calibration or shipped_calibration()
         rules, gpu = TRAINERS[training.trainer], cluster.gpu
         trainer = rules.code_name
-        profile = profile or calibration.profile(trainer, gpu.family, experts=model.is_moe)
+        profile = profile or calibration.profile(trainer, gpu, experts=model.is_moe)
         kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
         attention = rules.fused_attention(training, gpu, model)
         stack = stack_name(trainer, gpu.name)

@@ -144,7 +144,7 @@ def _dispatcher(words: Words) -> str:
 
 
 def _data_parallel(words: Words, sharded: int, cp: int) -> dict[str, object]:
-    """sharded: ranks over which the optimizer may be cut, those of CP among them."""
+    """sharded: ranks over which the optimizer may be cut, context ranks included."""
     replicas = whole(words, "num_distributed_optimizer_instances", 1)
     strategy = word(words, "data_parallel_sharding_strategy")
     stage = next(

@@ -154,8 +154,8 @@ class Page(Browser):
 
 
 @pytest.fixture
-def page(site: Site, tmp_path: Path) -> Iterator[Page]:
-    with Page(tmp_path) as opened:
+def page(site: Site) -> Iterator[Page]:
+    with Page() as opened:
         opened.site = site
         opened.look()
         yield opened

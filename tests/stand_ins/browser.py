@@ -10,7 +10,7 @@ import select
 import shutil
 import subprocess
 import time
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 PROGRAM = next(
@@ -26,16 +26,18 @@ SECONDS = 60.0
 class Browser:
     """One tab. requests: addresses that it asked for. messages: errors of scripts and policies."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         assert PROGRAM is not None
+        # a short name: the browser's socket stands in it, and a socket's address is short
+        self._folder = TemporaryDirectory(prefix="planner-", ignore_cleanup_errors=True)
         theirs, self._out = os.pipe()
         self._in, answers = os.pipe()
         # the browser reads commands from descriptor 3 and writes answers to 4
-        words = [PROGRAM, *OPTIONS, f"--user-data-dir={folder / 'browser'}", "about:blank"]
+        words = [PROGRAM, *OPTIONS, f"--user-data-dir={self._folder.name}/data", "about:blank"]
         script = f'exec "$@" 3<&{theirs} 4>&{answers}'
         self._process = subprocess.Popen(
             ["bash", "-c", script, "bash", *words],
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, "TMPDIR": self._folder.name},
             pass_fds=(theirs, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -62,6 +64,7 @@ class Browser:
         self._process.wait()
         os.close(self._in)
         os.close(self._out)
+        self._folder.cleanup()
 
     def look(self, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
         """The window's size and the scheme of colours that its user prefers."""

@@ -13,6 +13,7 @@ from planner.calibration.linear_model import Linear, Scales, Unknowns
 from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.intake.jobs import read_job
+from planner.intake.machines import read_cluster
 from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
@@ -69,7 +70,9 @@ def variance(calibration: Calibration, trainer: str, knob: str = "compute") -> f
 
 def test_no_runs_leave_the_priors() -> None:
     prior = Calibration.prior()
-    profile = prior.profile("torchtitan", "hopper", experts=False)
+    profile = prior.profile(
+        "torchtitan", read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}).gpu, experts=False
+    )
     knobs = [knob for knob in KNOBS if knob.scope == "trainer"]
     assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in knobs)
     found = np.diag(prior.effective_covariance("torchtitan", "hopper"))

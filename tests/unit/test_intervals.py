@@ -192,7 +192,7 @@ def run(
     needed = {"peak_allocated_bytes": predicted * np.exp(off)}
     job = SimpleNamespace(
         labels={"complete": complete, "group": source, "measured": needed}, id=number, layout=None,
-        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
+        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb", vendor="nvidia")),
         model=SimpleNamespace(is_moe=experts), training=SimpleNamespace(trainer="megatron"),
     )  # fmt: skip
     unsaid = {"peak_reserved_bytes": None, "memory": None}
@@ -236,7 +236,9 @@ def test_a_class_deviates_as_its_own_peaks_do_beside_those_of_all() -> None:
         found = conformal.memory_factors(runs)
         for kind, units, miss in (("dense", 9, 0.01), ("experts", experts, 0.08)):
             mean = (units * (miss / all_of_them) ** 2 + 1) / (units + 1)
-            assert found[f"memory of megatron: {kind}"] == pytest.approx(np.sqrt(mean), rel=1e-3)
+            assert found[f"memory of megatron on nvidia: {kind}"] == pytest.approx(
+                np.sqrt(mean), rel=1e-3
+            )
     assert conformal.memory_factors(dense[1:]) == {}
 
 
@@ -244,7 +246,7 @@ def test_the_shipped_deviation_of_memory_is_that_of_the_class() -> None:
     ships = shipped_calibration()
     for name, model, kind in (("megatron", "llama3-8b", "dense"), ("fsdp", "llama3-8b", "dense"),
                               ("megatron", "mixtral-8x7b", "experts")):  # fmt: skip
-        factor = ships.interval_factors.get(f"memory of {name}: {kind}", 1.0)
+        factor = ships.interval_factors.get(f"memory of {name} on nvidia: {kind}", 1.0)
         found = pricing.pricer(model, trainer=name).profile
         assert found.memory_sd == pytest.approx(factor * ships.memory_sd)
         assert found.memory_sd_bytes == pytest.approx(factor * ships.memory_sd_bytes)

@@ -25,6 +25,7 @@ from tests.conftest import job_values
 from tests.pricing import priced_space
 
 TIGHT: dict[str, Any] = job_values("llama2-13b", "a100-sxm-40gb", 8, 4096, 128, trainer="megatron")
+TIGHT["cluster"]["memory_fraction"] = 0.93
 
 
 def job_of(base: dict[str, Any], cluster: dict[str, Any], training: Any, search: Any) -> Job:

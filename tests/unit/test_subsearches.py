@@ -39,6 +39,10 @@ JOBS: dict[str, dict[str, Any]] = {
     "70B, where everything is cut": job_values("llama3.1-70b", GPU, 64, 8192, 128),
     "experts": job_values("mixtral-8x7b", GPU, 16, 4096, 64),
     "Megatron": job_values("llama3.1-8b", GPU, 8, 8192, 128, trainer="megatron"),
+    "Megatron, short of memory": {
+        **job_values("llama3.1-8b", GPU, 8, 8192, 128, trainer="megatron"),
+        "cluster": {**LONG_HEAD["cluster"], "memory_fraction": 0.93},
+    },
     "1B, where launches count": job_values("llama3.2-1b", GPU, 16, 2048, 32),
 }
 FIXES: tuple[dict[str, Any], ...] = (
@@ -111,7 +115,9 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         assert prices.step_seconds[fits].min() == pytest.approx(own.step_seconds[0])
 
 
-@pytest.mark.parametrize("name", one_fast("Megatron", "8B, short of memory", "experts"))
+@pytest.mark.parametrize(
+    "name", one_fast("Megatron, short of memory", "8B, short of memory", "experts")
+)
 def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

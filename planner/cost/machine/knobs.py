@@ -347,11 +347,12 @@ class Calibration:
         directions *= -np.sign(directions[np.arange(len(directions)), largest])[:, None]
         return directions, float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
 
-    def profile(self, trainer: str, family: str, *, experts: bool) -> Profile:
-        """Constants of a trainer on a GPU family, and how far the memory of its models deviates."""
-        factor = self.interval_factors.get(memory_class(trainer, experts=experts), 1.0)
+    def profile(self, trainer: str, gpu: GpuSpec, *, experts: bool) -> Profile:
+        """Constants of a trainer on a GPU, and how far the memory of its models deviates."""
+        name = memory_class(trainer, gpu.vendor, experts=experts)
+        factor = self.interval_factors.get(name, 1.0)
         return replace(
-            profile_at(trainer, self.shift(trainer, family)),
+            profile_at(trainer, self.shift(trainer, gpu.family)),
             memory_sd=factor * self.memory_sd,
             memory_sd_bytes=factor * self.memory_sd_bytes,
         )

@@ -35,6 +35,6 @@ def unit_names(stack: str, model: ModelSpec) -> tuple[str, ...]:
     return tuple(unit_name(stack, precision, model) for precision in PRECISIONS.names)
 
 
-def memory_class(trainer: str, *, experts: bool) -> str:
-    """The class of runs whose peaks deviate alike."""
-    return f"memory of {trainer}: {'experts' if experts else 'dense'}"
+def memory_class(trainer: str, vendor: str, *, experts: bool) -> str:
+    """The class of runs whose peaks deviate alike: libraries of another vendor take other bytes."""
+    return f"memory of {trainer} on {vendor}: {EXPERTS if experts else DENSE}"
