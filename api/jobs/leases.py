@@ -60,7 +60,7 @@ class Claimed(Generic[Record, End]):
         self.columns["progress"] = message
 
     def reporter(self, layout: str, observer: Observer) -> Callable[[str], None]:
-        """Reports how far the probe of a layout is, also to who follows from this process."""
+        """Reports how far the probe of a layout is, also to readers in this process."""
 
         def report(message: str) -> None:
             line = f"{layout}: {message}"
