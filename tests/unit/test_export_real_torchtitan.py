@@ -69,7 +69,7 @@ LOW = ("float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8")
 CONVERTED = [(name, precision) for name in ("llama3-70b", "qwen3-30b-a3b") for precision in LOW]
 
 
-def of(chosen: Layout, name: str = "llama3-70b") -> Export:
+def of(chosen: Layout, name: str = "llama3.1-70b") -> Export:
     return to_titan(chosen, model(name), cluster(chosen.num_gpus), training(**JOB), INSTALLED)
 
 
