@@ -40,7 +40,7 @@ PROBING = "only for probes; plans on paper need none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One part. remedy: what to do, of a part that is not ok."""
+    """Result of one check. remedy: what to do where it is not ok."""
 
     name: str
     state: State
@@ -49,7 +49,7 @@ class Check:
 
 
 def all_checks(wiring: Wiring, *, torch: bool) -> list[Check]:
-    """Every part. torch: also imports torch, in the interpreter that probes run in."""
+    """Runs every check. torch: also imports torch in the interpreter that probes use."""
     parts: tuple[Callable[[], Iterable[Check]], ...] = (
         _python,
         _packages,
@@ -127,7 +127,7 @@ def _torch(settings: Settings, *, imported: bool) -> Iterable[Check]:
 
 
 def _problem(settings: Settings) -> str | None:
-    """The fault that a probe on GPUs would meet, as its preflight finds it, and its remedy."""
+    """Reports why a GPU probe would fail its preflight, with the remedy."""
     python = settings.probe_python
     asking = [python, "-m", "planner.probes.selfcheck", "cuda", settings.probe_program]
     try:
@@ -175,7 +175,7 @@ def _slurm() -> Iterable[Check]:
 
 
 def database_report(wiring: Wiring) -> dict[str, str | None]:
-    """The database's address without its password, its revision, and how it stands."""
+    """Checks the database: its address without the password, its revision, its state."""
     try:
         url = normalise_url(wiring.settings.database_url)
         on_disk = url.get_backend_name() == "sqlite" and not is_memory(url)
@@ -218,7 +218,7 @@ def _disks(wiring: Wiring) -> Iterable[Check]:
 
 
 def disk(name: str, folder: Path, setting: str) -> Check:
-    """Whether a folder can be written, or made, and has room."""
+    """Checks that a folder is writable or can be created, and has room."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     elsewhere = f"free some room, or set {setting} to another disk"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

@@ -57,7 +57,7 @@ class Client(Connection):
     # ---- plans and estimates ----
 
     def plan(self, job: Job) -> Plan:
-        """The plan of a job. For one with `probe` see `start_plan`."""
+        """Plans a job. For a job with `probe` see `start_plan`."""
         return Plan.model_validate_json(self.post("/plan", job))
 
     def start_plan(self, job: Job) -> PlanAccepted:
@@ -65,7 +65,7 @@ class Client(Connection):
         return PlanAccepted.model_validate_json(self.post("/plan", job))
 
     def get_plan(self, plan_id: str) -> Plan | PlanAccepted:
-        """A stored plan; how it stands while it spends probes, or if it came to nothing."""
+        """Fetches a stored plan, or its state while it spends probes or after it failed."""
         text = self.get(f"/plans/{plan_id}")
         kind = Plan if "ranked" in json.loads(text) else PlanAccepted
         return kind.model_validate_json(text)
@@ -88,7 +88,7 @@ class Client(Connection):
         return self.follow(f"/plans/{plan_id}/events", after)
 
     def estimate(self, job: Job) -> Estimate:
-        """A job with its layout, priced."""
+        """Estimates a job with its layout."""
         return Estimate.model_validate_json(self.post("/estimate", job))
 
     def estimate_many(self, jobs: Sequence[Job]) -> list[Estimate | dict[str, Any]]:
@@ -196,7 +196,7 @@ class Client(Connection):
     # ---- what waits, and who did what ----
 
     def queue(self, failed: bool = False) -> list[QueuedJob]:
-        """Probes, studies and runs of sweeps that wait or run. failed: what was given up."""
+        """Lists tasks that wait or run. failed: lists those that failed for good instead."""
         text = self.get("/queue", failed=str(failed).lower(), limit=PAGE)
         return TypeAdapter(list[QueuedJob]).validate_json(text)
 
@@ -219,7 +219,7 @@ class Client(Connection):
         return self._object(self.post(f"/catalog/{kind}", {"name": name, "spec": spec}))
 
     def catalog(self, kind: str) -> list[dict[str, Any]]:
-        """One line an entry of models, gpus, clusters, schedules or defaults."""
+        """Lists the entries of models, gpus, clusters, schedules or defaults."""
         return list(self.pages(f"/catalog/{kind}", dict[str, Any]))
 
     def catalog_entry(self, kind: str, name: str) -> dict[str, Any]:

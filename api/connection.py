@@ -1,4 +1,4 @@
-"""One service over HTTP: tries again, pages of a list, server-sent events."""
+"""HTTP connection to one service: retries, pagination, server-sent events."""
 
 import json
 import random
@@ -93,7 +93,7 @@ class Connection:
         return self.send("GET", path, params=asked).text
 
     def post(self, path: str, body: Any = None, *, media_type: str = CSV) -> str:
-        """The answer to a POST. media_type: of a body that is a text."""
+        """Posts a body. media_type: of a text body."""
         headers, content = {"idempotency-key": str(uuid.uuid4())}, None
         if isinstance(body, str):
             headers["content-type"], content = media_type, body.encode()
@@ -103,7 +103,7 @@ class Connection:
         return self.send("POST", path, headers=headers, content=content).text
 
     def send(self, method: str, url: str, **given: Any) -> httpx.Response:
-        """The answer, tried again while that may help. Raises ServiceError, UnreachableError."""
+        """Sends a request, with retries. Raises ServiceError, UnreachableError."""
         for tried in range(1, self._tries + 1):
             last = tried == self._tries
             try:

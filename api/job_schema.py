@@ -67,7 +67,7 @@ def job_schema(reference: str = "#/$defs/{model}") -> dict[str, Any]:
 
 
 def meanings(spec: type[BaseModel]) -> dict[str, str]:
-    """The meaning of each field, from the docstrings of its class and of that one's bases."""
+    """Describes each field, from the docstrings of its class and the class's bases."""
     found: dict[str, str] = {}
     for cls in reversed(spec.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:
@@ -77,7 +77,7 @@ def meanings(spec: type[BaseModel]) -> dict[str, str]:
 
 
 def _as_written(name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The part with what a person may leave out or write as text."""
+    """Relaxes a part of the schema to what a person may omit or write as text."""
     fields: dict[str, Any] = dict(part["properties"])
     if name == "cluster":
         # quantities are written with their units: "400 Gb/s"
@@ -109,5 +109,5 @@ def _with_units(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _or_named(name: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """A model and a cluster may be named instead of written out."""
+    """Allows a name instead of a written-out model or cluster."""
     return {"anyOf": [{"type": "string"}, shape]} if name in ("model", "cluster") else shape

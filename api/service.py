@@ -78,7 +78,7 @@ def ask_on_paper(
 
 
 def plan_on_paper(values: object, calibration: Calibration | None) -> Plan:
-    """The plan of a job that came over a network, in whatever process; nothing is stored.
+    """Plans a job from the network in any process, without storing it.
 
     Raises SpecError, InfeasibleError.
     """
@@ -88,13 +88,13 @@ def plan_on_paper(values: object, calibration: Calibration | None) -> Plan:
 
 
 def known_plan(wiring: Wiring, question: PaperQuestion) -> Plan | None:
-    """The answer that this process gave before, under an id of its own."""
+    """Looks up an earlier answer of this process and gives it a new id."""
     known = wiring.answered.get(question.key)
     return None if known is None else renamed(wiring, question, known)
 
 
 def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
-    """The plan under a new id, as of now, with the job as this question asks it."""
+    """Copies a plan with a new id, the current time and this request's job."""
     ports = wiring.ports
     own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
     return plan.model_copy(update={**own, "job": question.job.request})
@@ -103,7 +103,7 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
 def answer_on_paper(
     wiring: Wiring, question: PaperQuestion, progress: Callable[[str], None] | None = None
 ) -> Plan:
-    """The plan of a question; one that this process answered before, at once.
+    """Plans a job, or returns at once what this process answered before.
 
     Raises InfeasibleError.
     """
@@ -262,7 +262,7 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> Sto
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """Files and launch command of one ranked layout of a stored plan.
+    """Exports one ranked layout of a stored plan as files and a launch command.
 
     to: a format; None for that of the plan's trainer.
 

@@ -85,7 +85,7 @@ class Quota:
 
 
 def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
-    """Reads quotas by key from "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
+    """Parses quotas, such as "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
 
     Limits that a key does not name are those of `default`.
     """

@@ -190,7 +190,7 @@ def _on_paper(values: object, *, quiet: bool) -> tuple[Plan, StoreError | None]:
 
 
 def print_plan(plan: Plan, saved: str | None = None) -> None:
-    """The screen of a plan. saved: folder in which the files of every rank lie already."""
+    """Renders a plan for the terminal. saved: folder that has the files of every rank."""
     console = make_console()
     show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
     difference = difference_lines(plan)

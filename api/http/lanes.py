@@ -31,7 +31,7 @@ FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
 class Lane:
-    """A few processes and the line before them: keys take turns, each in the order of its asking.
+    """A process pool with a fair queue: keys take turns, and each key's requests keep their order.
 
     name: of the lane, in metrics.
     processes: how many work at once.

@@ -30,7 +30,7 @@ SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class Metrics:
-    """The numbers of one app, in a registry of its own: several apps can live in one process."""
+    """Metrics of one app in a registry of its own, so that one process can hold several apps."""
 
     def __init__(self, version: str, wiring: Wiring, lanes: Iterable[Lane]) -> None:
         self.registry = CollectorRegistry()
@@ -74,14 +74,14 @@ class Metrics:
 
 
 class DatabaseNumbers(Collector):
-    """Counts in the database; nothing while it is down."""
+    """Gauges counted in the database; none while it is down."""
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
         self._error: tuple[str | None, float | None] = (None, None)
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of now."""
+        """Collects the current values."""
         found = self._read()
         up = GaugeMetricFamily("planner_database_up", "Whether the database answers.")
         up.add_metric([], float(found is not None))

@@ -176,7 +176,7 @@ class MeasurementsStored(BaseModel):
 
 
 class PlanAccepted(BaseModel):
-    """A plan that spends probes is queued: its id, and how it stands."""
+    """Id and state of a queued plan that spends probes."""
 
     id: str
     status: str
@@ -213,7 +213,7 @@ class KnobValue(BaseModel):
 
 
 class CalibrationLine(BaseModel):
-    """A calibration as the list shows it.
+    """Summary of a calibration.
 
     runs: number of measured runs it was fitted to.
     run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
@@ -274,7 +274,7 @@ class CatalogList(BaseModel):
 
 
 class Health(BaseModel):
-    """The process is up."""
+    """Liveness: the process is up."""
 
     status: Literal["ok"] = "ok"
 

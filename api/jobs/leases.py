@@ -70,8 +70,9 @@ class Claimed(Generic[Record, End]):
         return report
 
     def store(self, **columns: Any) -> None:
-        """Stores columns before the work goes on, by which others act, who takes over after a crash
-        too. Waits for the database unless the work is to stop.
+        """Stores columns that other processes, and the next owner after a crash, act on.
+
+        Blocks until they are stored, unless the work is to stop.
         """
         self.columns |= columns
         while not self.renew() and not self.stop.wait(AGAIN_SECONDS):
@@ -142,7 +143,7 @@ def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> li
 
 
 def is_abandoned(queue: SqlQueue[Record, Any, Any], record: Record) -> bool:
-    """Whether nobody works on a running job any more: its lease expired or its owner crashed."""
+    """Whether a running job is abandoned: its lease expired or its owner crashed."""
     return has_crashed(record.owner) or queue.has_expired(record)
 
 
@@ -158,7 +159,7 @@ def take_over(
 
 
 def lost_workers(attempts: int, last: str | None) -> str:
-    """The message of a job that took down every worker it was given to."""
+    """Error message of a job that crashed every worker that ran it."""
     return (
         f"its worker was lost in {counted(attempts, 'attempt')} (the last was {last or 'nobody'}); "
         "it is not tried again by itself: `planner-cli queue retry ID` does"

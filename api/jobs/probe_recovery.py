@@ -1,4 +1,4 @@
-"""Probes whose process has crashed: their results are read, or they run again; tasks at work."""
+"""Recovery of probes whose process crashed: reads their results, or runs them again."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
 def at_work(
     wiring: Wiring, record: TaskRecord, observer: Observer
 ) -> Iterator[Claimed[TaskRecord, TaskEnd]]:
-    """A claimed task while it is worked on, once the probes that crashed owners left are ended.
+    """Context of a claimed task; first ends the probes that crashed owners left running.
 
     A PlannerError inside is stored as the failure that ends the task, and raised; a StoreError
     leaves the task as it is: another process owns it, or it goes on once the database answers.
@@ -109,7 +109,7 @@ def _is_awaited(wiring: Wiring, record: ProbeRecord) -> bool:
 
 
 def _pool_with(wiring: Wiring, record: ProbeRecord) -> Pool | None:
-    """The pool in which a probe goes on whose runner crashed; None if it does not."""
+    """Pool in which a probe still runs after its runner crashed; None if it does not."""
     try:
         pool = wiring.pool(record.pool)
         return pool if pool.is_left(record.id) else None
@@ -118,7 +118,7 @@ def _pool_with(wiring: Wiring, record: ProbeRecord) -> Pool | None:
 
 
 def _result_left(record: ProbeRecord) -> ProbeResult | None:
-    """The result in the folder of the last run, read on the host where it lies.
+    """Reads the result in the folder of the last run, on the host that has it.
 
     Every process of the probe is ended first.
     """

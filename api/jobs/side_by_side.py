@@ -33,7 +33,7 @@ def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
 def enqueue_in_room(
     wiring: Wiring, requested: RequestedProbe, claimed: Claimed[TaskRecord, TaskEnd]
 ) -> ProbeRecord:
-    """A probe of a claimed task, ours, as soon as its pool has room for it.
+    """Claims a probe of a task as soon as its pool has room.
 
     A stop ends the waiting: it is stored, and ends as soon as it starts.
     """

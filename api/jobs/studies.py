@@ -34,7 +34,7 @@ WARMUP_STEPS = 3  # of a request that does not say
 
 
 def ask_study(wiring: Wiring, values: object, *, allow_files: bool, ours: bool) -> TaskRecord:
-    """A study of this job: a new one, or the abandoned one of the same job.
+    """Starts a study of a job, or takes over an abandoned one of the same job.
 
     ours: it is claimed by us from the start; else it waits in the queue.
 
@@ -79,7 +79,7 @@ def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> No
 
 
 def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
-    """The newest study of this very job that nobody works on, now ours."""
+    """Claims the newest abandoned study of the same job."""
 
     def studies(state: Literal["running", "queued"]) -> list[TaskRecord]:
         wanted = TaskFilter(kind="study", state=state, job_hash=job_hash)
@@ -124,7 +124,7 @@ def run_study(
 
 
 def _plan(probes: StudyProbes) -> Plan:
-    """The plan, with what the study measured before and measures now."""
+    """Runs the study and returns the plan with all of its measurements."""
     wiring, job, record = probes.wiring, probes.job, probes.claimed.record
     assert job.probe is not None, "a study has probes to spend"
     own = probes.done_before()

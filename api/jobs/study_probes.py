@@ -1,4 +1,4 @@
-"""The probes of a study: its questions as probes of the queue, their ends as measurements."""
+"""Probes of a study: queues what it asks and turns the results into measurements."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +156,7 @@ class StudyProbes:
         )
 
     def _with_cause(self, measurement: Measurement) -> Measurement:
-        """The measurement; one that says so, where the machine failed and not the layout.
+        """Marks a measurement as failed where the machine failed and not the layout.
 
         The pool is asked again whether anything can run. A missing package is the layout's own (a
         precision's, say) only where another layout has run.
@@ -290,7 +290,7 @@ def _broken(measurement: Measurement, message: str) -> Measurement:
 
 
 def _question_of(record: ProbeRecord, events: Sequence[TaskEvent]) -> Mapping[str, Any] | None:
-    """The event with which the study last asked for this layout before the probe."""
+    """Last event before the probe in which the study asked for this layout."""
     asked = [
         event.body
         for event in events

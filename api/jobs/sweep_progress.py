@@ -32,7 +32,7 @@ class SweepProgress:
         self._last["shown"] = time.monotonic()
 
     def is_time(self, what: str, seconds: float) -> bool:
-        """Whether so many seconds have passed since it was done last; then it is done now."""
+        """Whether the interval has passed since the last call that returned true."""
         now = time.monotonic()
         if now - self._last.get(what, -seconds) < seconds:
             return False

@@ -186,7 +186,7 @@ def _due_at(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | No
 
 
 def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
-    """A run of this sweep for this moment: claimed by us, or queued for a worker.
+    """Starts a run of this sweep now: claimed here, or queued for a worker.
 
     ours: a run that a crashed process left goes on instead.
 
@@ -215,7 +215,7 @@ def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
 
 
 def _spec(sweep: SweepRecord) -> SweepSpec:
-    """The sweep as it was stored. Raises UnreadableError."""
+    """Parses a stored sweep. Raises UnreadableError."""
     with readable("sweep", sweep.id):
         return SweepSpec.model_validate(dict(sweep.spec))
 

@@ -116,7 +116,7 @@ class Workers(ABC, Generic[Record, End]):
 
     @abstractmethod
     def _claim_next(self) -> Record | None:
-        """The job to run next, claimed."""
+        """Claims the next job."""
 
     @abstractmethod
     def _errands(self) -> Sequence[Callable[[], object]]:
@@ -141,11 +141,11 @@ class Workers(ABC, Generic[Record, End]):
 
     @abstractmethod
     def _about(self, record: Record) -> str:
-        """The job in a line."""
+        """One-line description of the job."""
 
     @abstractmethod
     def _failed(self, failure: str, message: str) -> End:
-        """The end of a job that failed so."""
+        """How a failed job ends."""
 
     def _serve(self, ended: threading.Event) -> None:
         try:

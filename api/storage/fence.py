@@ -15,7 +15,7 @@ from planner.errors import ConflictError
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The rows of one table, each written under the fencing token of its newest claim.
+    """Access to one table whose rows are written under the fencing token of their newest claim.
 
     what: the name of its jobs in messages.
     where: how a user lists them.
@@ -38,7 +38,7 @@ class Fence:
     def write(
         self, session: Session, claimed: JobRecord, values: dict[str, Any], *, expired: bool = False
     ) -> Any:
-        """The row with these values, locked. Raises ConflictError where the lease was lost.
+        """Locks the row and sets these values. Raises ConflictError where the lease was lost.
 
         expired: whether a lease that has expired, and was not taken over, will do.
         """

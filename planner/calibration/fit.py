@@ -1,4 +1,4 @@
-"""Linear model of measured runs, to which a calibration is fitted.
+"""Fits a calibration to measured runs with a linear model.
 
     log measured = log f(knobs) + offset(stack) + offset(unit) + noise
 

@@ -90,7 +90,7 @@ class _Pair:
     until: str
 
     def holds_in(self, number: str | None) -> bool:
-        """Whether it is true of a release; where none is named, whether of every release."""
+        """Whether the pair holds in a release, or in every release where none is named."""
         if number is None:
             return self.since == self.until == "-"
         late = self.since == "-" or _parts(self.since) <= _parts(number)
@@ -99,7 +99,7 @@ class _Pair:
 
 @cache
 def pairs() -> tuple[_Pair, ...]:
-    """Every pair of the file."""
+    """Loads all pairs."""
     return tuple(
         _Pair(tuple(given.split(" and ")), kind == "excludes", tuple(others.split(" or ")), *ages)
         for given, kind, others, *ages in _rows("megatron_pairs")

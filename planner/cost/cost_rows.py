@@ -122,7 +122,7 @@ class CostRows:
         )
 
     def side_by_side(self, count: int) -> "CostRows":
-        """The same rows on `count` machines, those of the first machine first."""
+        """Repeats the rows for `count` machines, machine by machine."""
         sizes = len(self.unit_rows), len(self.shard_rows)
         return replace(
             self,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed")
-"""Each is a module here, whose `write` turns a draft into the export.
+"""Export formats: each is a module here, whose `write` turns a draft into the export.
 
 It says what its settings cannot express; what the trainer refuses, the rules say.
 """

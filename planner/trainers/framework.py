@@ -19,7 +19,7 @@ class Framework:
         inputs of products stay, and nothing is recomputed.
     buffers_every_receive: a stage has a receive buffer for every microbatch.
     keeps_stage_outputs: a stage keeps what it sent until its backward; otherwise its data are freed
-        once they are sent. Its input is what its first layer saved.
+        once they are sent. Its first layer saves its input (`benchmarks/megatron_stage.py`).
     saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
         keeps its own share and gathers again.
     rings_attention: context parallelism runs as torch's ring, whose pieces are separate tensors.
@@ -86,6 +86,5 @@ MEGATRON = Framework(
     hides_combine=False,  # --moe-shared-expert-overlap is off by default
     whole_table_gradient=False,
     source="Megatron-LM core/pipeline_parallel/schedules.py (deallocate_output_tensor), "
-    "tensor_parallel/layers.py, "
-    "tensor_parallel/cross_entropy.py, transformer/moe",
+    "tensor_parallel/layers.py, tensor_parallel/cross_entropy.py, transformer/moe",
 )

@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 684,
     "functions that import inside": 48,
 }
-TEST_LINES = 49_373
+TEST_LINES = 49_380
 
 
 def test_the_code_weighs_no_more() -> None:

@@ -167,7 +167,7 @@ def share_measurement(wiring: Wired, measurement_id: str, key: Admin) -> Respons
 
 
 def _counted(wiring: Wiring, found: Measurement) -> Response:
-    """The row of a measurement that counts now; calibrations learn from it after the answer."""
+    """Returns a measurement that counts now; calibrations are updated after the response."""
     learn = BackgroundTask(update_from_measurements, wiring, [found])
     text = json.dumps(shown_row(found), default=str)
     return Response(text, media_type=JSON, background=learn)

@@ -144,7 +144,7 @@ def unpaired_exchange(
 
 
 def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]:
-    """The same costs, with the forward's combine hidden under the shared experts' compute.
+    """Hides the forward's combine under the compute of shared experts.
 
     The routed outputs come back on their own stream; shared experts are called before they are
     read. The backward waits.

@@ -149,7 +149,7 @@ def _module_seconds(context: CostContext) -> FloatColumn:
 
 
 def _stays_eager(op: Op, captures_routing: BoolColumn) -> BoolColumn:
-    """Whether graphs of layers leave it out, (U,).
+    """Whether graphs of layers leave an operation out, (U,).
 
     Its size is known only after routing, or it is the router, which the release does not capture or
     recomputes with its experts.

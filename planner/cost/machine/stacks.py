@@ -36,5 +36,5 @@ def unit_names(stack: str, model: ModelSpec) -> tuple[str, ...]:
 
 
 def memory_class(trainer: str, vendor: str, *, experts: bool) -> str:
-    """The class of runs whose peaks deviate alike: libraries of another vendor take other bytes."""
+    """Name of the class whose peaks deviate alike; each vendor has libraries of its own."""
     return f"memory of {trainer} on {vendor}: {EXPERTS if experts else DENSE}"

@@ -198,7 +198,7 @@ def assertions(
 
 
 def _pairs(run: ScriptRun, release: Release) -> Iterator[Fault]:
-    """Arguments whose others are not there, or are."""
+    """Yields violated pairs: arguments without what they need, or beside what they exclude."""
     number = release.number if release.named.text else None
     for pair in pairs():
         met = pair.holds_in(number) and all(map(run.holds, pair.given))
@@ -227,7 +227,7 @@ def _rest(run: ScriptRun) -> Iterator[Broken]:
 
 
 def _atom(text: str) -> tuple[str, str, list[str]]:
-    """A condition of the table as argument, sign and values."""
+    """Splits a condition of the table into argument, sign and values."""
     name, sign, values = re.split(r"([=>]|$)", text, maxsplit=1)
     return name, sign, values.split(",") if sign else []
 

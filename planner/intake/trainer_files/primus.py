@@ -49,7 +49,7 @@ class _Megatron(StatedMegatron):
 
     @property
     def model(self) -> StatedModel:
-        """The catalogue's model of the name that the file has."""
+        """Looks up the file's model in the catalogue."""
         return self.named
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
@@ -97,7 +97,7 @@ READERS: Mapping[str, Callable[[str, Mapping[str, object]], _Megatron | StatedTi
 
 
 def _model(named: str, given: Mapping[str, object]) -> StatedModel:
-    """The catalogue's model of a file's name, with as many layers as the overrides ask for."""
+    """Looks up a file's model in the catalogue and sets the number of layers it overrides."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower())
