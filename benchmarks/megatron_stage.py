@@ -12,7 +12,6 @@ import contextlib
 import sys
 import types
 from typing import Any
-from unittest import mock
 
 import torch
 from megatron.core import parallel_state
@@ -33,14 +32,13 @@ def prepare() -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     tracker = types.SimpleNamespace(fork=contextlib.nullcontext)
-    with mock.patch.object(torch.cuda, "current_device", lambda: 0):
-        parallel_state.initialize_model_parallel()
+    torch.cuda.current_device = lambda: 0
+    parallel_state.initialize_model_parallel()
     for module in list(sys.modules.values()):
         if module.__name__.startswith("megatron") and hasattr(module, "get_cuda_rng_tracker"):
             module.get_cuda_rng_tracker = lambda *_: tracker
     random._get_all_rng_states = lambda: ()
     empty = torch.empty
-    torch.cuda.current_device = lambda: 0
     torch.empty = lambda *size, device=None, **more: empty(*size, **more)
 
 
