@@ -17,7 +17,7 @@ from planner.api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.current import format_of
 from planner.intake.trainer_files.titan_printed import printed_run
-from tests.conftest import needed_program
+from tests.conftest import ROOT, job_values, needed_program
 
 LOGS = FOLDER.parent / "titan_logs"
 FEW = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--fix", "cp=1", "--fix", "pp=1", "--top-k=2"]
@@ -100,6 +100,16 @@ def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(answered(capsys, "estimate", "--job", path, *machine, "--json"))["valid"]
     ours = planner.read_current(path, cluster={"gpu": "h100", "num_gpus": 64})
     assert ours.layout.dp_shard == 64
+
+
+CONFIGURATIONS = (("axolotl.yaml", {"dp_shard": 4, "tp": 2}), ("ds_z2.json", {"zero_stage": 2}))
+
+
+@pytest.mark.parametrize(("name", "layout"), CONFIGURATIONS)
+def test_python_reads_configurations_as_the_command_does(name: str, layout: dict) -> None:
+    job = job_values("llama3.1-8b", "h100-sxm-80gb", 16, 4096, 256)
+    found = planner.read_current(ROOT / "tests/cases/40-config-files" / name, **job)
+    assert layout.items() <= found.layout.model_dump().items()
 
 
 def test_what_is_missing_is_named_once_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,8 +277,7 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 
 @pytest.mark.parametrize(("trainer", "outputs"), [("megatron", 0), ("internevo", 1)])
 def test_a_microbatch_in_flight_holds_the_inputs_of_its_layers(trainer: str, outputs: int) -> None:
-    """Recomputed whole, a stage of 8 layers saves 8 inputs. Megatron-LM frees what it has sent,
-    and its first layer saves what the stage received (deallocate_output_tensor)."""
+    """Recomputed whole, a stage of 8 layers saves 8 inputs; Megatron-LM frees what it has sent."""
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8, trainer=trainer)
     held = price(p, pp=4, ac="full", micro_batch_size=1).memory.activations[:, 0]
     assert held[1] - held[2] == (8 + outputs) * 2.0 * 2048 * 4096

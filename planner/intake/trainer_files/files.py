@@ -1,11 +1,14 @@
 """Reads a user's trainer config from disk, with the files that it names; no other module does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import yaml
 
 from planner.errors import fault
 from planner.intake.current import REMEDY, UNREAD, complete, format_of, named_files
 from planner.intake.jobs import read_job
+from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.megatron_log import measured_by
 from planner.intake.trainer_files.shell import ARGUMENTS
 from planner.specs.current import MAX_TEXT
@@ -78,17 +81,24 @@ def read_file(path: str) -> dict[str, object]:
         rule = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise fault("current", path, rule, REMEDY) from None
     found = gather(place.name, text, beside(place), arguments)
+    if found is None and place.suffix in (".json", ".yaml", ".yml"):
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise fault("current", path, "is not valid YAML", "correct the file") from None
+        if isinstance(values, Mapping):
+            found = read_config(place.name, values, text, beside(place))
     if found is None:
         raise fault("current", path, UNREAD, REMEDY)
     return found
 
 
 def read_current(path: str | Path, **given: object) -> Job:
-    """The job and layout that a TorchTitan TOML, a TorchTitan command or a Megatron script runs.
+    """Reads the job and layout that a trainer's script, command or configuration runs.
 
     given: parts of the job (model, cluster, training, ...) that complete or override the file.
         A TOML, for example, names no GPU.
-    Raises SpecError naming everything that neither the file nor `given` says. Logs are read by
-    `planner-cli recommend --current`.
+    Raises SpecError naming everything that neither the file nor `given` says. TorchTitan's logs are
+    for `planner-cli recommend --current`.
     """
     return read_job(complete({**given, "current": read_file(str(path))}))

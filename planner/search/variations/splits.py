@@ -60,7 +60,6 @@ TAKERS = 3
 MOST_STEPS = 24
 LEAST_GAIN = 1e-6
 EVENNESS = 16
-ROOM = 0.97  # judgement
 BISECTIONS = 30
 ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
