@@ -64,6 +64,13 @@ def headlines(report: Report) -> list[str]:
         )
     if report.in_sample is not None:
         lines.append(f"In sample, for comparison: step time {_sentence(report.in_sample.overall)}.")
+    units = report.headline.overall.units
+    if units is not None and units.offset_known is not None:
+        lines.append(
+            f"The mean error of each unit known: {counted(units.several, 'unit')} off by "
+            f"{units.offset_known:.1%}, below which no number of own runs comes; one run, which is "
+            f"off by as much itself, would leave {2**0.5 * units.offset_known:.1%}."
+        )
     lines.append(_ranking(report.headline))
     if report.headline.against_rule:
         lines.append(_beside_rule(report.headline.against_rule[0]))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
-from planner.calibration.accuracy import by_label
+from planner.calibration.accuracy import UnitErrors, by_label, summarise
 from planner.calibration.outcome import Compared
-from planner.calibration.report import Report
+from planner.calibration.report import MODELS, Report, complete
 from planner.calibration.sweeps import FEWEST_AGAINST_RULE, NOISE
 from planner.units import counted
 
@@ -15,6 +15,8 @@ CLASSES = (
     "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
     "interval's width and 20 times by how much the run lies outside (less is better).",
     f"{AFTER_ONE}: by how much the rest of a unit is off then, over units of at least two rows.",
+    "offset known: the same where each unit's mean error is known. complete: units off over rows whose "
+    "publisher states everything.",
 )
 RULE = (
     f"Sweeps: one source, model, cluster, training and number format, at least "
@@ -89,26 +91,38 @@ def document(report: Report) -> str:
 
 def _classes(report: Report) -> list[str]:
     """Dense models and those with experts, by trainer and generation of GPUs."""
-    names = ("trainer, class", "rows", "units", "rows off", "units off", "in 90%", "width", "score")
+    names = (
+        "trainer, class", "rows", "units", "rows off", "units off", "complete", "in 90%", "width",
+        "score", AFTER_ONE, "offset known",
+    )  # fmt: skip
     after = {one.runs: one.classes for one in report.own_runs}.get(1, {})
     cells = []
-    for one in by_label(report.rows, "class"):
+    kinds = [
+        summarise([row for row in report.rows if kind in row.label("class")], f"all {kind}")
+        for kind in MODELS
+    ]
+    for one in [*by_label(report.rows, "class"), *kinds]:
         if one.time is None or one.units is None or one.half_width is None:
             continue
+        name = one.name.removeprefix("class ")
+        rows = [row for row in report.rows if name.removeprefix("all ") in row.label("class")]
+        stated = UnitErrors.of(complete(rows))
         cells.append(
             (
-                one.name.removeprefix("class "),
+                name,
                 str(one.rows),
                 str(one.units.units),
                 f"{one.time.mape:.1%}",
                 f"{one.units.mape:.1%}",
+                _share(stated.mape if stated else None),
                 f"{one.coverage or 0.0:.0%}",
                 f"{one.half_width:.0%}",
                 f"{one.interval_score:.2f}",
-                _share(after.get(one.name.removeprefix("class "))),
+                _share(after.get(name)),
+                _share(one.units.offset_known),
             )
         )
-    return _table((*names, AFTER_ONE), cells)
+    return _table(names, cells)
 
 
 def _against_rule(report: Report) -> list[str]:

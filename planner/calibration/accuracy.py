@@ -214,12 +214,17 @@ class UnitErrors:
     """Errors of step time over units, each counting once (`cost.machine.stacks`).
 
     coverage: mean over units of the share of their steps inside the 90% interval.
+    offset_known: error left once each unit's mean error is known, over the `several` units of two
+        rows or more: log(predicted / measured) less its mean over the unit. No number of own runs
+        comes below it; one run, which is off by as much itself, comes to about sqrt(2) times it.
     """
 
     units: int
     mape: float
     median: float
     coverage: float
+    offset_known: float | None
+    several: int
 
     @classmethod
     def of(cls, rows: Sequence[Compared]) -> "UnitErrors | None":
@@ -230,16 +235,21 @@ class UnitErrors:
                 by_unit.setdefault(row.label("unit"), []).append(row)
         if not by_unit:
             return None
-        errors = [
-            np.mean([abs((r.predicted_seconds or 0) / (r.measured_seconds or 1) - 1) for r in unit])
+        ratios = [
+            np.array([(r.predicted_seconds or 0) / (r.measured_seconds or 1) for r in unit])
             for unit in by_unit.values()
         ]
+        errors = [np.abs(ratio - 1).mean() for ratio in ratios]
+        several = [np.log(ratio) for ratio in ratios if len(ratio) > 1]
+        left = [np.abs(np.expm1(logs - logs.mean())).mean() for logs in several]
         covered = [np.mean([bool(_inside(row)) for row in unit]) for unit in by_unit.values()]
         return cls(
             units=len(errors),
             mape=float(np.mean(errors)),
             median=float(np.median(errors)),
             coverage=float(np.mean(covered)),
+            offset_known=float(np.mean(left)) if left else None,
+            several=len(left),
         )
 
 

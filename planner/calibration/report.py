@@ -12,6 +12,7 @@ from planner.calibration.repeats import Repeats, repeats
 from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
 
 REGRET_AT = (1, 3, 5)
+MODELS = ("dense", "experts")
 GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 
 
@@ -144,10 +145,17 @@ def _after_own_runs(found: Comparison, rows: Sequence[Compared]) -> list[AfterOw
                     median=median(one.error for one in known.values()),
                     coverage=mean.coverage,
                     kinds=_mean_errors(known, labels["kind"]),
-                    classes=_mean_errors(known, labels["class"]),
+                    classes=_mean_errors(known, labels["class"])
+                    | _mean_errors(
+                        known, {unit: _of_model(labels["kind"][unit]) for unit in known}
+                    ),
                 )
             )
     return results
+
+
+def _of_model(kind: str) -> str:
+    return f"all {kind.rpartition(', ')[2]}"
 
 
 def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:

@@ -40,10 +40,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
     tp, pp, cp, dp_shard = (
         as_int(settings[SAME_KEYS[name]]) for name in ("tp", "pp", "cp", "dp_shard")
     )
-    components = settings[COMPONENTS]
-    values["compile"] = (
-        bool(values["compile"]) and isinstance(components, list) and "model" in components
-    )
+    values["compile"], _ = read_compiled(settings)
     values["async_tp"] = settings[ASYNC_TP[line]]
     values["zero_stage"] = read_reshard(settings[RESHARD], pp, dp_shard * cp > 1)
     schedule = schedule_name(str(settings[SCHEDULE]))
@@ -62,6 +59,13 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
         "moe_dispatcher": _BACKENDS.get(str(settings[DISPATCHER]), "alltoall"),
         "optimizer_in_backward": settings[IN_BACKWARD],
     }
+
+
+def read_compiled(settings: Mapping[str, object]) -> tuple[bool, bool | None]:
+    """(layout.compile, training.fused_cross_entropy), which is None where both are alike."""
+    parts = settings[COMPONENTS] if settings[SAME_KEYS["compile"]] else ()
+    model, loss = (isinstance(parts, list) and name in parts for name in ("model", "loss"))
+    return model, None if model == loss else loss
 
 
 def read_reshard(policy: object, pp: int, sharded: bool) -> int:

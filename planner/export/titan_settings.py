@@ -15,6 +15,7 @@ from planner.rules.base import Context
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
+from planner.trainers.attention import library
 from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import (
     even_split,
@@ -68,7 +69,7 @@ def layout_settings(draft: Draft, line: str) -> Settings:
         draft.gap("optimizer_offload_fraction", rule, "use 1", blocking=layout.cpu_offload)
     return {
         **settings,
-        COMPONENTS: ["model", "loss"],
+        **_compiled(layout.compile, draft.training.fused_cross_entropy),
         ASYNC_TP[line]: layout.async_tp,
         RESHARD: _reshard(draft),
         **_pipeline(draft, line),
@@ -199,6 +200,13 @@ def _only_02(draft: Draft) -> Settings:
     return settings
 
 
+def _compiled(model: bool, loss: bool | None) -> Settings:
+    """Settings of torch.compile; `loss` of `training.fused_cross_entropy`."""
+    loss = model if loss is None else loss
+    parts = [name for name, one in (("model", model), ("loss", loss)) if one]
+    return {SAME_KEYS["compile"]: model or loss, COMPONENTS: parts or ["model", "loss"]}
+
+
 def _only_03(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.etp != 1:
@@ -290,7 +298,8 @@ def _attention(draft: Draft) -> None:
         draft.model,
     )
     field = "training.attention_kernel"
-    if kernel not in ("flash", *brought, *context.released.attention_kernels):
+    known = {"flash", *map(library, brought), *context.released.attention_kernels}
+    if kernel not in known:
         rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
         draft.gap(field, rule, "use flash")
     elif kernel == "flash3" and draft.layout.cp > 1:

@@ -77,6 +77,8 @@ class Recipe:
     group_multiple: of the rows of each expert in grouped products, which the trainer pads to it.
     fallback_multiple: a layer whose whole weight has sides that are no multiples of it stays in 16
         bits (0: none does).
+    listed: its products are on torch's list of operations that are dear to repeat, whose outputs
+        selective-op saves.
     small: a layer whose (K, N) lies within one of these boxes stays in 16 bits.
     """
 
@@ -120,6 +122,7 @@ class Recipe:
     rows_multiple: int = 1
     group_multiple: int = 1
     fallback_multiple: int = 0
+    listed: bool = True
     small: tuple[tuple[float, float], ...] = ()
 
     @property

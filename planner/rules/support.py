@@ -170,7 +170,9 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"
-    if c.training.fused_cross_entropy and not trainer.fuses_cross_entropy:
+    if c.training.fused_cross_entropy and not (
+        trainer.fuses_cross_entropy or trainer.compiles_loss
+    ):
         rule = f"{name} has no loss whose gradient overwrites its logits"
         yield "training.fused_cross_entropy", True, rule, "leave fused_cross_entropy out"
     graphs = c.training.cuda_graphs
@@ -211,7 +213,8 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
     brought = c.released.fused_attention(
         c.training.model_copy(update={"attention_kernel": "flash"}), gpu, c.model
     )
-    if kernel == "flash" or kernel in {library(one) for one in brought}:
+    names = dict.fromkeys(map(library, brought))
+    if kernel == "flash" or kernel in names:
         return
     field, remedy = "training.attention_kernel", "leave attention_kernel out"
     if (
@@ -224,7 +227,7 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
     elif kernel not in c.released.attention_kernels:
         rule = (
             f"{name} has no setting for {kernel} attention, and on {gpu.name} it attends with "
-            f"{' or '.join(brought)}"
+            f"{' or '.join(names)}"
         )
         yield field, kernel, rule, remedy
 

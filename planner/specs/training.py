@@ -78,7 +78,8 @@ class TrainingSpec(BaseModel):
     chunked_loss: the loss runs on chunks of the tokens, so that whole logits never exist; None: as
         the trainer's release does.
     fused_cross_entropy: the gradient of the loss overwrites its 16-bit logits (Transformer Engine's
-        kernel); None: as the trainer does.
+        kernel; in TorchTitan, whether torch.compile compiles the loss); None: as the trainer does,
+        which in TorchTitan is as it does the model.
     optimizer: what states it keeps; `adamw-bf16-states` keeps both moments in 16 bits.
     muon_tp_mode: how Muon orthogonalises a matrix that TP cuts: `blockwise` each rank its shard,
         `duplicated` each the whole matrix, `distributed` all together; None: as the trainer's

@@ -96,6 +96,14 @@ TORCHTITAN_SDPA = (
         'language models; models/llama3/__init__.py: attn_backend = "flex"; 0.2.2 has SDPA',
     ),
     AttentionRow(
+        kernel="cudnn-9.17",
+        families=DATACENTER,
+        since="2026-02",
+        perhaps_since="2025-12-22",
+        source="pytorch pull requests 173216 of 23 January 2026 (9.17.1 in nightly wheels) and "
+        "175672 (9.19 in those of 2.11); 171189: 9.15.1 at most in those of 2.10",
+    ),
+    AttentionRow(
         kernel="cudnn",
         families=TENSOR_CORES,
         since="2025-10-18",
@@ -113,12 +121,12 @@ TORCHTITAN_SDPA = (
 )
 SDPA = (
     AttentionRow(
-        kernel="cudnn",
+        kernel="cudnn-9.17",
         families=DATACENTER,
         torch_since=(2, 11),
         source="torch sdp_utils.cpp check_prefer_cudnn_attention: sm90 and sm100 with cuDNN above "
-        "9.15, which wheels bundle since 2.11 (huggingface/transformers pull request 48163); "
-        "opt-in from 2.5.1 on (pytorch pull request 138522)",
+        "9.15, which wheels bundle since 2.11 (9.19: pytorch pull request 175672); opt-in from "
+        "2.5.1 on (138522)",
     ),
     AttentionRow(kernel="flash2", torch_since=(2, 2), source="torch 2.2 release notes"),
     AttentionRow(kernel="flash1", torch_since=(1, 0), source="torch 2.0: FlashAttention-1"),

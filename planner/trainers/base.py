@@ -79,7 +79,8 @@ class TrainerRules:
     captures_routing: graphs of layers hold the routers, and not only what comes before them.
     compiles: torch.compile of the blocks.
     always_compiles: it has no other way.
-    chunks_loss, fuses_cross_entropy: it can compute the loss in chunks, or in place.
+    chunks_loss, fuses_cross_entropy, compiles_loss: it can compute the loss in chunks, in place, or
+        compiled where the model is not.
     steps_in_backward: it offers optimizer-in-backward.
     offloads_activations: it can keep the activations of some layers on the host.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
@@ -122,6 +123,7 @@ class TrainerRules:
         what the release brings are always among what it runs.
     early_stop: eager recomputation stops once backward has what it needs, as torch's non-reentrant
         checkpoint does by default; otherwise it runs the whole layer again.
+    unlisted: kernels, or sites of collectives, whose outputs its selective-op repeats.
     repeats_kv_until: last release and month in which keys and values were copied to all query heads
         (repeat_kv) before attention.
     composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
@@ -147,6 +149,8 @@ class TrainerRules:
     eager_loss_until: last month in which torch.compile did not compile the loss.
     ends_in_root: embedding and head are in FSDP's root unit, with what no layer holds. It stays
         gathered from the first forward to the end of the backward, where its gradients are reduced.
+    large_loss_copy_bytes: bytes per logit that a fused loss takes besides where a microbatch has
+        2^31 logits or more.
     loss_leftover_bytes: bytes per logit that the loss reads and frees before its backward allocates
         more than that at once. The allocator caches them; a pipeline holds them until then.
     placeholders_since: first month in which Transformer Engine's GEMMs, which add to the fp32
@@ -200,6 +204,7 @@ class TrainerRules:
     always_compiles: bool = False
     chunks_loss: bool = False
     fuses_cross_entropy: bool = False
+    compiles_loss: bool = False
     steps_in_backward: bool = False
     offloads_partly: bool = False
     offloads_activations: bool = False
@@ -226,6 +231,7 @@ class TrainerRules:
     attention: tuple[AttentionRow, ...]
     attention_kernels: frozenset[str]
     early_stop: bool
+    unlisted: frozenset[str] = frozenset()
     repeats_kv_until: tuple[str, str]
     composite_norm_until: tuple[str, str]
     composite_norm_since: str
@@ -240,6 +246,7 @@ class TrainerRules:
     fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
+    large_loss_copy_bytes: float = 0.0
     sharded_loss_bytes: float
     fused_sharded_loss_bytes: float
     eager_loss_until: str

@@ -7,7 +7,7 @@ from planner.precision import Recipe, torchao
 from planner.specs.layout import COMMON
 from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
-from planner.trainers.attention import TORCHTITAN_SDPA
+from planner.trainers.attention import CUDNN, TORCHTITAN_SDPA
 from planner.trainers.base import Change, TrainerRules
 from planner.trainers.framework import TORCH
 from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
@@ -155,11 +155,15 @@ TORCHTITAN = TrainerRules(
         Change(
             releases=Releases(since="0.2.0", since_day="2025-09-01"), fields={"early_stop": False}
         ),
-        # With torch 2.13 the compiled loss holds the 16-bit logits and their gradient, nothing in
-        # fp32 (tests/unit/test_loss_bytes_torch.py); nightlies before 2.10 were never measured.
+        # what joined the save list of selective-op: all of SDPA's kernels by pull request 2095,
+        # what EP sends by 1672
         Change(
-            releases=Releases(since="0.2.2", since_day="2026-01-01"),
-            fields={"fused_loss_bytes": 4.0},
+            releases=Releases(before="0.2.1", before_day="2025-12-01"),
+            fields={"unlisted": frozenset({CUDNN})},
+        ),
+        Change(
+            releases=Releases(before="0.2.0", before_day="2025-09-06"),
+            fields={"unlisted": frozenset({CUDNN, "ep_exchange"})},
         ),
         # models/llama4/infra/parallelize.py: 0.2.0 compiles the whole block with graph breaks,
         # 0.2.1 its children without dispatch and combine, 0.3 (distributed/compile.py) the whole
@@ -205,6 +209,7 @@ TORCHTITAN = TrainerRules(
     ac_kinds=AC_MODES,
     cp_methods=frozenset({"allgather", "alltoall"}),
     compiles=True,
+    compiles_loss=True,  # config/job_config.py (Compile.components)
     # components/optimizer.py
     steps_in_backward=True,
     # distributed/parallel_dims.py: seq_len_divisor, _validate
@@ -237,11 +242,17 @@ TORCHTITAN = TrainerRules(
     gradient_dtype="float32",
     fused_sums=False,
     loss_bytes=12.0,
-    fused_loss_bytes=8.0,
+    # The compiled loss holds the 16-bit logits and their gradient, nothing in fp32: torch 2.13
+    # (tests/unit/test_loss_bytes_torch.py), and 2.7.0 and 2.9.0 by the same test.
+    fused_loss_bytes=4.0,
+    # judgement: an fp32 copy, since 32-bit indices no longer do. Reserved memory has it in ttc-042
+    # and ao-013 to -016 (3.4e9 and 13e9 logits), and not in ao-008 to -012 (1.1e9).
+    large_loss_copy_bytes=4.0,
     sharded_loss_bytes=16.0,
     fused_sharded_loss_bytes=10.0,  # torch 2.13 (tests/unit/test_loss_bytes_torch.py)
-    # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
-    eager_loss_until="2025-02",
+    # components/loss.py until pull request 1033 of 2 April: "compiling loss function causes CUDA
+    # errors, turning off for now"
+    eager_loss_until="2025-03",
     loss_leftover_bytes=2.0,
     placeholders_since="",
     gradients_apart=False,

@@ -27,6 +27,7 @@ from planner.work.recompute_modules import Recomputed, layer_input, recomputed
     MODULES,
 ) = range(len(AC_KINDS))  # fmt: skip
 BY_MODULE = (SELECTIVE_ATTENTION, MODULES)  # recompute parts of a layer, of which each is whole
+Listed = Gemm | Attention | Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def choices_of(
     ops: tuple[Op, ...],
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
+    listed: Callable[[Listed], FloatColumn],
     fused: BoolColumn,
     early_stop: bool,
 ) -> Choices:
@@ -89,7 +91,7 @@ def choices_of(
 
     bytes_of: bytes (U,) of a tensor.
     fused (U,): kernels are fused, so that eager-only tensors are not saved.
-    early_stop: see `shares_of`.
+    listed, early_stop: see `shares_of`.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
         matmul), Korthikanti 2022 (selective attention).
     """
@@ -100,11 +102,12 @@ def choices_of(
     input_bytes, read = bytes_of(entering), nothing
     if entering.name in saved:
         read = tensor_bytes(saved[entering.name], bytes_of, fused)
-    outputs = list(_kept_outputs(ops, batch, bytes_of))
+    kept = _kept_outputs(ops, batch, bytes_of)
+    outputs = [(index, size * listed(op)) for index, op, size in kept]
     unread = [size for index, size in outputs if again[index] == 0.0]
     gradients = (entering, *weight_gradients(ops))
     modules = modules_at(ops, batch)
-    kept = [
+    by_module = [
         in_order([nothing, *(tensor_bytes(one, bytes_of, fused) for one in those.saves)])
         for _, those in modules
     ]
@@ -114,7 +117,7 @@ def choices_of(
         every_bytes=in_order([tensor_bytes(one, bytes_of, fused) for one in saved.values()]),
         layer_input_bytes=input_bytes,
         selective_bytes=in_order([input_bytes, *(size for _, size in outputs)]),
-        module_bytes=np.select([rows for rows, _ in modules], kept),
+        module_bytes=np.select([rows for rows, _ in modules], by_module),
         backward_peak_bytes=backward,
         recomputation_peak_bytes=again_peak,
         module_peak_bytes=np.where(
@@ -133,12 +136,14 @@ def shares_of(
     ops: tuple[Op, ...],
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
+    listed: Callable[[Listed], FloatColumn],
     early_stop: bool,
 ) -> Shares:
     """What the modes of a layer of these operations repeat.
 
     TorchTitan's selective-op saves the outputs of some operations (`_kept_outputs`).
     bytes_of: bytes (U,) of a tensor.
+    listed: share of the layers (U,) in which an operation's kernel is on selective-op's list.
     early_stop: eager recomputation ends once the last tensor that backward needs is there
         (`needed_again`); compiled recomputation always does.
     """
@@ -146,8 +151,9 @@ def shares_of(
     behind = 0.0 if stops.all() else np.where(stops, 0.0, 1.0)
     needed = [1.0 if again else behind for again in needed_again(ops)]
     selective = list(needed)
-    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of):
-        selective[index] = np.where(kept_bytes > 0, 0.0, 1.0) * needed[index]
+    for index, op, kept_bytes in _kept_outputs(ops, batch, bytes_of):
+        saved = np.where(kept_bytes > 0, listed(op), 0.0)
+        selective[index] = (1.0 - saved) * needed[index]
     modules = modules_at(ops, batch)
     module = [_where_repeated(modules, index, share) for index, share in enumerate(needed)]
     return Shares(*map(tuple, (needed, selective, module)))
@@ -377,10 +383,11 @@ def _passing(ops: Sequence[Op]) -> list[Tensor]:
 
 def _kept_outputs(
     ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
-) -> Iterator[tuple[int, FloatColumn]]:
-    """(index of an operation on selective-op's list, bytes of its output that are saved (U,)).
+) -> Iterator[tuple[int, Listed, FloatColumn]]:
+    """(index, operation on selective-op's list, bytes of its output that are saved (U,)).
 
-    They are the first, third, fifth and so on of the matmuls, attention, and reduce-scattered sums.
+    They are the first, third, fifth and so on of the matmuls, attention, reduce-scattered sums, and
+    what EP sends to the experts and back.
     Grouped expert GEMMs are not in TorchTitan's save list, so they are recomputed.
     """
     num_matmuls = 0
@@ -390,8 +397,10 @@ def _kept_outputs(
         num_matmuls += matmul
         if isinstance(op, Gemm):
             if matmul and num_matmuls % 2 == 1:
-                yield index, bytes_of(op.output)
+                yield index, op, bytes_of(op.output)
         elif isinstance(op, Attention):
-            yield index, bytes_of(op.output) + bytes_of(op.statistics)
+            yield index, op, bytes_of(op.output) + bytes_of(op.statistics)
         elif isinstance(op, Collective) and op.site == "tp_exit":
-            yield index, np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
+            yield index, op, np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
+        elif isinstance(op, Collective) and op.site == "ep_exchange":
+            yield index, op, bytes_of(op.exchanged[0])

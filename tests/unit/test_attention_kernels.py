@@ -8,6 +8,7 @@ import pytest
 
 from planner.calibration.basis import seen
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd, unmeasured_gpu_sd
+from planner.cost.cost_inputs import units_at
 from planner.cost.machine.knobs import Calibration
 from planner.errors import SpecError
 from planner.estimates import estimate_job
@@ -47,12 +48,13 @@ def job(trainer: str, gpu: str = H100, model: str = "llama3-8b", **training: Any
     ("torchtitan", H100, "0.1.0", ("flash2",)),
     ("torchtitan", B200, "0.1.0", ("cudnn",)),
     ("torchtitan", H100, "2025-08-21", ("flash2", "cudnn")),
-    ("torchtitan", H100, "0.2.2", ("cudnn",)),
+    ("torchtitan", H100, "0.2.1", ("cudnn", "cudnn-9.17")),
+    ("torchtitan", H100, "0.2.2", ("cudnn-9.17",)),
     ("torchtitan", A100, None, ("cudnn",)),
     ("torchtitan", MI300X, "0.2.2", ("flash2",)),
     ("torchtitan", H100, "0.3.0", ("flex",)),
-    ("torchtitan", B200, "torchtitan 2026-05-27", ("cudnn",)),
-    ("torchtitan", B200, "torchtitan 2026-06-11 branch", ("cudnn", "flex")),
+    ("torchtitan", B200, "torchtitan 2026-05-27", ("cudnn-9.17",)),
+    ("torchtitan", B200, "torchtitan 2026-06-11 branch", ("cudnn-9.17", "flex")),
     ("internevo", A100, "2023-11..2024-03", ("flash2",)),
     ("fsdp", H100, "torch 2.x era, flash-attn 2 (H100)", ("flash2",)),
     ("fsdp", H100, "2023-05", ("flash1",)),
@@ -61,7 +63,7 @@ def job(trainer: str, gpu: str = H100, model: str = "llama3-8b", **training: Any
     ("fsdp", H100, {"torch_version": "2.0.1"}, ("flash1",)),
     ("fsdp", H100, {"torch_version": "2.2.0"}, ("flash2",)),
     ("fsdp", H100, {"torch_version": "2.10.0"}, ("flash2",)),
-    ("fsdp", H100, {"torch_version": "2.11.0"}, ("cudnn",)),
+    ("fsdp", H100, {"torch_version": "2.11.0"}, ("cudnn-9.17",)),
     ("fsdp", A100, {"torch_version": "2.11.0"}, ("flash2",)),
     # what is named is known, and latent attention is FlexAttention
     ("fsdp", H100, {"attention_kernel": "flash3"}, ("flash3",)),
@@ -106,6 +108,29 @@ def test_a_slower_kernel_makes_a_slower_step_and_only_where_attention_is() -> No
         slow, quick = (estimate_job(one).step_seconds for one in jobs)
         gains.append(slow / quick)
     assert 1.0 < gains[0] < gains[1] < 1.5
+
+
+def saved(version: str, model: str = "llama3-8b", seq: int = 8192, **layout: Any) -> float:
+    """Bytes of activations that the model's last kind of layer saves under selective-op."""
+    given = {"dp_shard": 8, "ac": "selective-op", "compile": True, **layout}
+    values = {"trainer": "torchtitan", "trainer_version": version, "layout": given}
+    p, batch = priced(read_job(job_values(model, B200, 8, seq, 8, moe_imbalance=1.0, **values)))
+    return float(units_at(p, batch).costs.saved_bytes[-3, 0])  # embedding and head follow
+
+
+def test_selective_op_saves_the_outputs_that_its_list_names() -> None:
+    """What EP sends joined it in September 2025, cuDNN's attention in December; NVFP4's products
+    are not on it.
+    """
+    sent, share = 4096 * 6 * 2048 * 2, 27 / 32  # layers in NVFP4
+    before, after = (
+        saved(day, "deepseek-v2-lite", 4096, ep=8) for day in ("2025-09-05", "2025-09-06")
+    )
+    assert after - before == pytest.approx(2 * sent)
+    assert saved("0.2.2") - saved("0.2.0") == pytest.approx(8192 * (2 * 4096 + 4 * 32))
+    outputs = 4096 + 1024 + 14336 + 4096  # of wq, wv, w1 and w2
+    low = saved("0.3.0") - saved("0.3.0", precision="nvfp4")
+    assert low == pytest.approx(share * 8192 * 2 * outputs)
 
 
 def doubt(**training: Any) -> float:

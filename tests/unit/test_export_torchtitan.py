@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
+from current_cases import job_of_text
 from export_cases import MODELS, cluster, layout, layouts, model, to_titan, training
 from hypothesis import given
 from hypothesis import strategies as st
@@ -386,6 +387,24 @@ def test_training_lands_in_the_file() -> None:
     assert said["parallelism"]["disable_loss_parallel"] is True
     assert "PYTORCH_CUDA_ALLOC_CONF" not in exported.files["launch.sh"]
     assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
+
+
+@pytest.mark.parametrize(("model", "loss", "parts"), [
+    (False, True, ["loss"]),  # as TorchTitan's own files of DeepSeek do
+    (True, False, ["model"]),
+    (True, None, ["model", "loss"]),
+    (False, None, None),
+])  # fmt: skip
+def test_a_loss_is_compiled_with_the_model_or_by_itself(
+    model: bool, loss: bool | None, parts: list[str] | None
+) -> None:
+    exported = make(job={"fused_cross_entropy": loss}, num_gpus=8, tp=8, compile=model)
+    compiled = toml_of(exported)["compile"]
+    assert compiled["enable"] is (parts is not None)
+    assert parts in (None, compiled["components"])
+    job = job_of_text("train.toml", exported.files["train.toml"], cluster={"gpu": "h100-sxm-80gb",
+        "num_gpus": 8})  # fmt: skip
+    assert (job.layout.compile, job.training.fused_cross_entropy) == (model, loss)
 
 
 def test_a_name_cannot_break_out_of_the_files() -> None:

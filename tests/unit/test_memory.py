@@ -329,11 +329,21 @@ def test_what_fixed_segments_keep_of_a_loss_and_a_table(expandable: bool) -> Non
     assert m.cached == (0.0 if expandable else 4 * GIB + 2 * 1e9)
 
 
-def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
-    """torchtitan left the loss alone until February 2025."""
-    for version, width in (("2024-12-23", 12.0), ("2025-06-01", 8.0), ("0.2.2", 4.0)):
-        logits = price(pricer(trainer_version=version), ac="full", compile=True).memory.logits[0, 0]
-        assert float(logits) == width * 8192 * 128256, version
+@pytest.mark.parametrize(("training", "compiled", "mbs", "width"), [
+    ({"trainer_version": "2024-12-23"}, True, 1, 12.0),
+    ({"trainer_version": "2025-03-31"}, True, 1, 12.0),  # compiled since April 2025
+    ({"trainer_version": "2025-04-02"}, True, 1, 4.0),
+    ({}, True, 1, 4.0),
+    ({}, True, 4, 8.0),  # more than 2^31 logits
+    ({}, False, 1, 12.0),
+    ({"fused_cross_entropy": True}, False, 1, 4.0),
+    ({"fused_cross_entropy": False}, True, 1, 12.0),
+])  # fmt: skip
+def test_a_compiled_loss_has_no_fp32_copy_of_few_logits(
+    training: dict[str, Any], compiled: bool, mbs: int, width: float
+) -> None:
+    prices = price(pricer(**training), ac="full", compile=compiled, micro_batch_size=mbs)
+    assert float(prices.memory.logits[0, 0]) == width * mbs * 8192 * 128256
 
 
 @pytest.mark.parametrize(("training", "width"), [

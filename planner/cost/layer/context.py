@@ -14,10 +14,11 @@ from planner.cost.machine.device import Device
 from planner.cost.network.collectives import Lines, fastest_lines, seconds_along
 from planner.cost.network.topology import Fabric
 from planner.specs.training import TrainingSpec
+from planner.trainers.attention import library
 from planner.trainers.base import TrainerRules
 from planner.trainers.tp_overlap import Mechanism
 from planner.work.axes import group
-from planner.work.ops import Gemm, Tensor
+from planner.work.ops import Attention, Collective, Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
 FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
@@ -63,6 +64,14 @@ class CostContext:
     def quantises(self, op: Gemm) -> Quantisation:
         """The precision recipes of this GEMM: those of linear layers or of routed experts."""
         return self.experts if op.role == "expert" else self.quantisation
+
+    def listed(self, op: Gemm | Attention | Collective) -> FloatColumn:
+        """Share of the layers, (U,), in which selective-op knows an operation's kernel."""
+        if isinstance(op, Gemm):
+            quantised = self.quantises(op)
+            return 1.0 - quantised.share(op) * (1.0 - quantised.number("listed"))
+        name = library(self.device.generation) if isinstance(op, Attention) else op.site
+        return np.full(len(self.batch), float(name not in self.rules.unlisted))
 
     def collective_seconds(self, operation: str, payload: FloatColumn, axis: str) -> FloatColumn:
         """Seconds of one collective over the groups of this axis, (U,)."""

@@ -46,7 +46,18 @@ def fuses_cross_entropy(training: TrainingSpec, rules: TrainerRules) -> bool:
     gradient to the logits), pytorch/triton/cross_entropy.py.
     """
     given = training.fused_cross_entropy
-    return rules.fused_cross_entropy if given is None else given
+    return rules.fused_cross_entropy if given is None else given and rules.fuses_cross_entropy
+
+
+def compiled_loss(fused: BoolColumn, training: TrainingSpec, rules: TrainerRules) -> BoolColumn:
+    """Layouts whose loss torch.compile compiles, (U,): as the model, unless the job says otherwise.
+
+    fused (U,): layouts whose model runs fused kernels.
+    """
+    month, given = training_release(training).named.month, training.fused_cross_entropy
+    if len("2025") < len(month) <= len("2025-01") and month <= rules.eager_loss_until:
+        return np.zeros_like(fused)
+    return fused if given is None or not rules.compiles_loss else np.full_like(fused, given)
 
 
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:

@@ -21,13 +21,25 @@ from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
 from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
-from planner.cost.layer.trainer_kernels import chunks_loss, fuses_cross_entropy, trainer_code
+from planner.cost.layer.trainer_kernels import (
+    chunks_loss,
+    compiled_loss,
+    fuses_cross_entropy,
+    trainer_code,
+)
 from planner.cost.layer.weight_grads import incoming_bytes, input_bytes, repeats
 from planner.specs.model import ModelSpec
-from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
-from planner.work.checkpointing import MEMORY_BUDGET, Choices, Mode, choices_of, makers, shares_of
+from planner.work.checkpointing import (
+    MEMORY_BUDGET,
+    Choices,
+    Mode,
+    Shares,
+    choices_of,
+    makers,
+    shares_of,
+)  # fmt: skip
 from planner.work.hyper_connections import stream_dims
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, LOSS_CHUNKS
@@ -155,7 +167,7 @@ class Unit:
             self.context,
             Mode(rows.ac_kind, rows.ac_value, self.model.num_hidden_layers),
         )
-        shares = shares_of(self.ops, context.batch, context.bytes_of, context.rules.early_stop)
+        shares = _shares_of(context, self.ops)
         under_budget = (rows.ac_kind == MEMORY_BUDGET) & (mode.budget < 1.0)
         times = {**dict(mode.repeats()), "budget": under_budget.astype(np.float64)}
         of_ops = {
@@ -182,6 +194,9 @@ def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
     for place, ops in enumerate([*layers, *ends]):
         is_layer = place < len(layers)
+        if place > len(layers) and context.training.fused_cross_entropy is not None:
+            loss = compiled_loss(context.fused, context.training, context.rules)
+            context = replace(context, fused=loss)
         yield Unit(context=context, model=model, ops=ops, is_layer=is_layer)
 
 
@@ -212,7 +227,12 @@ def _summed(unit: Unit) -> dict[str, FloatColumn]:
     context = unit.context
     if _saves(unit.ops):
         choices = choices_of(
-            unit.ops, context.batch, context.bytes_of, context.fused, context.rules.early_stop
+            unit.ops,
+            context.batch,
+            context.bytes_of,
+            context.listed,
+            context.fused,
+            context.rules.early_stop,
         )
         weights = kept_weights_bytes(context, unit.ops)
     else:
@@ -250,7 +270,7 @@ def _sums(unit: Unit) -> dict[str, FloatColumn]:
         "launch_backward_seconds": list(host.backward_OU),
     }
     if _saves(ops):
-        shares = shares_of(ops, context.batch, context.bytes_of, context.rules.early_stop)
+        shares = _shares_of(context, ops)
         for name, those in zip(
             _OF_LAYERS, (shares.needed, shares.selective, shares.module), strict=True
         ):
@@ -259,6 +279,11 @@ def _sums(unit: Unit) -> dict[str, FloatColumn]:
         summands |= {name: [] for name in _OF_LAYERS}
     nothing = np.zeros_like(quantities[:, 0])
     return {name: in_order(columns or [nothing]) for name, columns in summands.items()}
+
+
+def _shares_of(context: CostContext, ops: tuple[Op, ...]) -> Shares:
+    early_stop = context.rules.early_stop
+    return shares_of(ops, context.batch, context.bytes_of, context.listed, early_stop)
 
 
 def _repeated(
@@ -303,10 +328,9 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     if chunks_loss(context.training, rules):
         elements = elements / LOSS_CHUNKS
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
-    month = training_release(context.training).named.month
-    compiled = len(month) <= len("2025") or month > rules.eager_loss_until
-    fused = context.fused & compiled
-    whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
+    fused = compiled_loss(context.fused, context.training, rules)
+    copy = rules.large_loss_copy_bytes * (elements >= 2.0**31)
+    whole = np.where(fused, rules.fused_loss_bytes + copy, rules.loss_bytes)
     part = np.where(fused, rules.fused_sharded_loss_bytes, rules.sharded_loss_bytes)
     leftover = np.where(fused, 0.0, rules.loss_leftover_bytes)
     return elements * np.where(sharded, part, whole), elements * leftover

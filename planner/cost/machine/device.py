@@ -64,7 +64,8 @@ class Device:
     linear_rate: FLOP/s that a large GEMM reaches (NaN: the GPU lacks the dtype).
     linear_half_depth: the depth at which it reaches half of that.
     operand_bytes: of an element that it reads.
-    attention: the curve of its generation; the rates are FLOP/s at long context.
+    generation: of fused attention, see `trainers.attention`.
+    attention: its curve; the rates are FLOP/s at long context.
     single_attention: seconds of fused attention in fp32 over those in 16 bits.
     half: precision code of its 16-bit format.
     """
@@ -75,6 +76,7 @@ class Device:
     linear_rate: FloatColumn
     linear_half_depth: FloatColumn
     operand_bytes: FloatColumn
+    generation: str
     attention: AttentionCurve
     attention_forward_rate: float
     attention_backward_rate: float
@@ -95,7 +97,6 @@ class Device:
     ) -> "Device":
         """Rates of this cluster's GPU at its power limit.
 
-        generation: of fused attention, see `trainers.attention`.
         tf32: the trainer's products in fp32 run as TF32 where the GPU has it.
         """
         gpu = cluster.gpu
@@ -136,6 +137,7 @@ class Device:
             linear_rate=np.array(rates),
             linear_half_depth=np.array(halves),
             operand_bytes=np.array(operand_bytes),
+            generation=generation,
             attention=attention,
             single_attention=half_precision / (max(single, rounded / PRODUCTS_OF_3XTF32) or np.nan),
             attention_forward_rate=speed * attention.forward,

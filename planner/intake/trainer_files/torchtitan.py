@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from planner.errors import Fault, SpecError, fault
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
-from planner.export.titan_read import read_dispatcher_03, read_settings
+from planner.export.titan_read import read_compiled, read_dispatcher_03, read_settings
 from planner.export.titan_settings import CHECKPOINT_MODES, GRAPHS_OFF, LAYERS, MICRO, SAME_KEYS
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
@@ -207,6 +207,9 @@ class StatedTitan:
             if isinstance(norm, int | float) and 0 < norm < math.inf
             else None,
         }
+        _, loss = read_compiled(settings)
+        if loss is not None:
+            training["fused_cross_entropy"] = loss
         if settings["optimizer.implementation"] == "fused_opt_states_bf16":
             training["optimizer"] = "adamw-bf16-states"
         if self._loss_in_chunks(settings) is False:
@@ -262,8 +265,6 @@ class StatedTitan:
                 f"{layout['precision']} with TP gained nothing where it was measured (torchtitan "
                 "issue 1207: 0.965 of bf16's speed on 4 H100): measure it against bf16"
             )
-        if settings["compile.enable"] and not layout["compile"]:
-            yield "only the loss is compiled; priced without torch.compile"
 
 
 def _could_capture(settings: Mapping[str, object]) -> bool:
