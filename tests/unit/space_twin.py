@@ -28,8 +28,8 @@ TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
 FLASH_TILE, LONGEST_MICRO_BATCH, SPLIT_BACKWARD = 128, 262_144, ("ZB", "DualPipe", "ZeroBubble")
 
 
-def names_of(codes: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    return np.array(names)[codes]
+def named(codes: np.ndarray, names: Sequence[str], *wanted: str) -> np.ndarray:
+    return np.isin(names, wanted)[codes]
 
 
 def large_micro_batch(x: LayoutBatch, c: Context) -> np.ndarray:
@@ -43,12 +43,12 @@ def large_micro_batch(x: LayoutBatch, c: Context) -> np.ndarray:
 
 
 def schedule_pays(x: LayoutBatch, c: Context) -> np.ndarray:
-    schedule = names_of(x.pp_schedule, SCHEDULES.names)
-    splits = {name: any(part in name for part in SPLIT_BACKWARD) for name in SCHEDULES.names}
-    split = np.array([splits[name] for name in schedule], dtype=bool)
-    recomputes = names_of(x.ac_kind, AC_KINDS) != "none"
+    splits = [name for name in SCHEDULES.names if any(part in name for part in SPLIT_BACKWARD)]
+    split = named(x.pp_schedule, SCHEDULES.names, *splits)
+    recomputes = ~named(x.ac_kind, AC_KINDS, "none")
     in_torch = c.training.trainer in ("torchtitan", "fsdp")
-    return (schedule == "1F1B") | ((x.pp > 1) & ~(split & recomputes & in_torch))
+    plain = named(x.pp_schedule, SCHEDULES.names, "1F1B")
+    return plain | ((x.pp > 1) & ~(split & recomputes & in_torch))
 
 
 def divided(c: Context, parts: np.ndarray) -> np.ndarray:
@@ -101,9 +101,9 @@ WANTED: dict[str, Callable[[LayoutBatch, Context], np.ndarray]] = {
     "zero_stage": lambda x, c: (
         (x.zero_stage > 0) == ((sharding_degree(x, c) > 1) | (x.cpu_offload & (x.zero_stage > 0)))
     ),
-    "cp_method": lambda x, c: (x.cp > 1) | (names_of(x.cp_method, CP_METHODS) == "allgather"),
+    "cp_method": lambda x, c: (x.cp > 1) | named(x.cp_method, CP_METHODS, "allgather"),
     "moe_dispatcher": lambda x, c: (
-        (x.ep > 1) | np.isin(names_of(x.moe_dispatcher, MOE_DISPATCHERS), ["alltoall", "allgather"])
+        (x.ep > 1) | named(x.moe_dispatcher, MOE_DISPATCHERS, "alltoall", "allgather")
     ),
     "sequence_parallel": lambda x, c: (x.tp > 1) | ~x.sequence_parallel,
     "optimizer_in_backward": steps_once,
@@ -162,15 +162,17 @@ def brute_force(c: Context, domains: Domains) -> LayoutBatch:
         for column, values in columns[name].items()
     }
     batch = LayoutBatch(**table, splits=domains.splits)
-    wanted = legal_mask(batch, c)
+    wanted = np.ones(len(batch), dtype=np.bool_)
     for name, domain in domains.by_field.items():
         if domain.keep and domain.given:  # stages of what shards nothing are one run
             assert name == "zero_stage"
             wanted &= (batch.dp_shard * batch.cp > 1) | (batch.zero_stage == domain.values[0])
         elif domain.keep:
             wanted &= WANTED[name](batch, c)
-    order = dict(zip(NAMES, (place[wanted].tolist() for place in places), strict=True))
-    return _first_legal(batch.take(wanted), domains, order)
+    rows = np.flatnonzero(wanted)  # few: rules are dearer than wishes
+    rows = rows[legal_mask(batch.take(rows), c)]
+    order = dict(zip(NAMES, (place[rows].tolist() for place in places), strict=True))
+    return _first_legal(batch.take(rows), domains, order)
 
 
 def _first_legal(batch: LayoutBatch, domains: Domains, places: dict[str, list[int]]) -> LayoutBatch:
