@@ -10,7 +10,6 @@ the figures as ceilings.
 import ast
 import statistics
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("planner", "api", "probes")
 LONG_FILE, LONG_CLASS, LONG_FUNCTION = 400, 250, 80
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-THIN = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+TEXTS = (ast.Constant, ast.JoinedStr)
 
 
 @dataclass
@@ -52,14 +51,19 @@ def over(limit: int, lengths: dict[str, int]) -> dict[str, int]:
     return {name: lines for name, lines in lengths.items() if lines > limit}
 
 
+def texts(*folders: str) -> Iterator[tuple[str, str]]:
+    """(name, text) of each file."""
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
 def weigh(*folders: str) -> Weight:
     found = Weight()
-    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
-        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
+    for name, text in texts(*folders):
         found.files[name] = text.count("\n")
-        found.code_lines += len(code_lines(path) - docstring_lines(tree))
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(ast.parse(text)))
+        found.code_lines += len(code_lines(text, nodes) - docstring_lines(nodes))
+        for node in nodes:
             if isinstance(node, (ast.ClassDef, *DEFINITIONS)):
                 is_class = isinstance(node, ast.ClassDef)
                 where = f"{name}:{node.lineno} {node.name}"
@@ -81,19 +85,21 @@ def inside(function: ast.AST) -> Iterator[ast.AST]:
             yield from inside(child)
 
 
-def code_lines(path: Path) -> set[int]:
-    with path.open("rb") as stream:
-        tokens = [token for token in tokenize.tokenize(stream.readline) if token.type not in THIN]
-    return {line for token in tokens[1:-1] for line in range(token.start[0], token.end[0] + 1)}
+def code_lines(text: str, nodes: list[ast.AST]) -> set[int]:
+    """Lines that are neither blank nor a comment; within a text of several lines all are code."""
+    lines = (line.strip() for line in text.split("\n"))
+    found = {number for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    return found.union(*(lines_of(node) for node in nodes if isinstance(node, TEXTS)))
 
 
-def docstring_lines(tree: ast.Module) -> set[int]:
-    bodies = [
-        n.body for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.ClassDef, *DEFINITIONS))
-    ]
+def lines_of(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def docstring_lines(nodes: list[ast.AST]) -> set[int]:
+    bodies = [n.body for n in nodes if isinstance(n, (ast.Module, ast.ClassDef, *DEFINITIONS))]
     first = [body[0] for body in bodies if body and isinstance(body[0], ast.Expr)]
-    strings = [node for node in first if isinstance(node.value, ast.Constant)]
-    return {line for node in strings for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    return {line for n in first if isinstance(n.value, ast.Constant) for line in lines_of(n.value)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The weight of the code (`benchmarks/weight.py`) under ceilings that only tighten."""
 
-from benchmarks.weight import ROOMS, weigh
+from benchmarks.weight import ROOMS, texts, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
@@ -23,4 +23,4 @@ def test_the_code_weighs_no_more() -> None:
 
 
 def test_the_tests_weigh_no_more() -> None:
-    assert weigh("tests").figures()["lines"] <= TEST_LINES
+    assert sum(text.count("\n") for _, text in texts("tests")) <= TEST_LINES
