@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, ran
+from tests.unit.test_packaging import declared
 from tests.zygote import module_of
 
 PACKAGES = ("planner", "api", "probes")
@@ -64,6 +65,15 @@ ROOMS = (
     "search", "study", "ports", "plan", "library", "__init__",
 )  # fmt: skip
 OUTWARD: dict[tuple[str, str], str] = {}
+# Distributions of names that are imported: spelt otherwise, or brought along by another.
+DISTRIBUTIONS = {
+    "prometheus_client": "prometheus-client", "pydantic_settings": "pydantic-settings",
+    "yaml": "pyyaml", "pythonjsonlogger": "python-json-logger", "starlette": "fastapi",
+    "anyio": "fastapi", "PIL": "matplotlib", "h11": "uvicorn",
+}  # fmt: skip
+# optional, each absence a line of its own; see the probe program
+WHERE_A_GPU_IS = {"megatron", "torchao", "pynvml", "torchtitan", "transformers", "triton"}
+MISSING_ON_PURPOSE = "a_package_that_nobody_has"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +127,7 @@ def imports(package: str) -> tuple[Import, ...]:
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            elif isinstance(node, ast.ImportFrom) and (node.level == 0 or package in PACKAGES):
                 assert node.level == 0, f"{name}:{node.lineno} is relative; write the whole path"
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             found += [Import(path=name, line=node.lineno, module=module) for module in names]
@@ -155,6 +165,22 @@ def test_planner_imports_nothing_but_what_each_folder_may() -> None:
     assert list(outside("planner")) == []
 
 
+@pytest.mark.parametrize(("folders", "extras"), [
+    (("planner", "api"), ("client", "postgres", "server")),
+    (("probes",), ("probe",)),
+    (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
+])  # fmt: skip
+def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    """Also of files that a script or a test beside them imports by name."""
+    beside = {path.stem for folder in ("tests", "benchmarks") for path in sources(folder)}
+    ours = {"planner", "tests", "benchmarks", "alembic", *beside, *sys.stdlib_module_names}
+    others = {*ours, *WHERE_A_GPU_IS, MISSING_ON_PURPOSE}
+    found = [i for folder in folders for i in imports(folder) if i.top not in others]
+    assert len(found) > 50
+    names = ((i, DISTRIBUTIONS.get(i.top, i.top.lower())) for i in found)
+    assert [str(i) for i, name in names if name not in declared(*extras)] == []
+
+
 def test_planner_has_no_clock_environment_network_or_processes() -> None:
     assert [str(i) for i in imports("planner") if i.top in IMPURE] == []
 
@@ -165,8 +191,11 @@ def impure_calls(path: Path) -> Iterator[str]:
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
             yield f"{where}:{called.lineno} calls {called.id}"
-        port = called is not None and ast.unparse(called).endswith("clock.now")
-        if isinstance(called, ast.Attribute) and called.attr in IMPURE_METHODS and not port:
+        if (
+            isinstance(called, ast.Attribute)
+            and called.attr in IMPURE_METHODS
+            and not ast.unparse(called).endswith("clock.now")  # a port
+        ):
             yield f"{where}:{called.lineno} calls .{called.attr}"
 
 
@@ -223,7 +252,7 @@ def test_no_file_imports_itself_through_others() -> None:
 def compared_with(path: Path, names: frozenset[str]) -> Iterator[str]:
     """Comparisons with one of these texts, but for a pipeline's `runtime`, which is no trainer."""
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Compare) and ast.unparse(node.left) != "runtime":
+        if isinstance(node, ast.Compare) and getattr(node.left, "id", None) != "runtime":
             for side in (node.left, *node.comparators):
                 several = isinstance(side, ast.Tuple | ast.Set | ast.List)
                 parts = side.elts if several else [side]
@@ -279,12 +308,9 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
-STARTS = ("planner", "planner.plan.recommend", "planner.estimates", "planner.api.cli")
-
-
-@pytest.mark.parametrize("module", [*STARTS, "planner.calibration.drift.replay"])
-def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
-    program = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+def test_heavy_packages_stay_out_of_the_start() -> None:
+    starts = "planner.plan.recommend, planner.estimates, planner.api.cli"
+    program = f"import sys, planner.calibration.drift.replay, {starts}; print(*sys.modules)"
     loaded = set(ran(sys.executable, "-c", program, check=True).stdout.split())
     assert "planner" in loaded
     heavy = {"torch", "optuna", "fastapi", "sqlalchemy", "alembic", "uvicorn", "scipy", "pandas"}

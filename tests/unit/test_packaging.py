@@ -1,6 +1,5 @@
 """Imports are declared and pinned; images are made of, and run, what exists; manifests are true."""
 
-import ast
 import json
 import re
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,6 @@ WHOLE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, SETUPTOOLS = WHOLE["project"], WHOLE["tool"]["setuptools"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-UNDERSCORED = ("prometheus_client", "pydantic_settings")
-NAMES = {name: name.replace("_", "-") for name in UNDERSCORED}
-NAMES |= {"yaml": "pyyaml", "pythonjsonlogger": "python-json-logger"}
-# parts of it that its users import
-BROUGHT_ALONG = {"starlette": "fastapi", "anyio": "fastapi", "PIL": "matplotlib", "h11": "uvicorn"}
-# optional, each absence a line of its own; see the probe program
-WHERE_A_GPU_IS = {"megatron", "torchao", "pynvml", "torchtitan", "transformers", "triton"}
-MISSING_ON_PURPOSE = {"a_package_that_nobody_has"}
 
 
 def distribution(requirement: str) -> str:
@@ -51,37 +41,6 @@ def declared(*extras: str) -> set[str]:
 
 def files_in(*folders: str) -> Iterator[Path]:
     return (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
-@lru_cache(maxsize=1)
-def own_modules() -> frozenset[str]:
-    """Packages of the checkout, and files that a script or a test beside them imports by name."""
-    folders = {"planner", "tests", "benchmarks", "alembic"}
-    return frozenset(folders | {path.stem for path in files_in("tests", "benchmarks")})
-
-
-def outside(*folders: str) -> Iterator[tuple[str, str]]:
-    """(file, distribution) of every import that is neither ours nor the standard library's."""
-    ours = {*sys.stdlib_module_names, *own_modules(), *WHERE_A_GPU_IS, *MISSING_ON_PURPOSE}
-    for path in files_in(*folders):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            for top in {name.partition(".")[0] for name in names} - ours:
-                name = BROUGHT_ALONG.get(top, NAMES.get(top, top.lower()))
-                yield str(path.relative_to(ROOT)), name
-
-
-@pytest.mark.parametrize(("folders", "extras"), [
-    (("planner", "api"), ("client", "postgres", "server")),
-    (("probes",), ("probe",)),
-    (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
-])  # fmt: skip
-def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
-    found = list(outside(*folders))
-    assert len(found) > 50
-    assert [pair for pair in found if pair[1] not in declared(*extras)] == []
 
 
 def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
