@@ -185,12 +185,13 @@ FITS = 0.85  # of the GPU's memory, allocated: what fragmentation and contexts l
 
 def _train(gpu: str) -> Iterator[Case]:
     runs = (*CORE, *REST)
-    many = sum(need_of(_one_gpu(gpu, run)) > FITS for run in runs) > MISFITS * len(runs)
+    needs = [need_of(_one_gpu(gpu, run)) for run in runs]
+    many = sum(need > FITS for need in needs) > MISFITS * len(runs)
     seen = set()
-    for place, run in enumerate(runs):
+    for place, (run, need) in enumerate(zip(runs, needs, strict=True)):
         most = FITS if many and place % 4 else FAR
-        while need_of(_one_gpu(gpu, run)) > most and (smaller := _smaller(run)) is not None:
-            run = smaller
+        while need > most and (smaller := _smaller(run)) is not None:
+            run, need = smaller, need_of(_one_gpu(gpu, smaller))
         case = _one_gpu(gpu, run)
         if case.id not in seen:
             seen.add(case.id)
