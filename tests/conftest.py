@@ -169,10 +169,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow_tier = config.getoption("markexpr") == "slow"
 
     def place(item: pytest.Item) -> int:
-        name = item.path.stem.removeprefix("test_")
-        if slow_tier and name in LONGEST:
+        name = item.path.stem.removeprefix("test_") if slow_tier else ""
+        if name in LONGEST:
             return LONGEST.index(name) - len(LONGEST) - 1
-        ring = item.path.relative_to(ROOT / "tests").parts[0]
+        ring = item.nodeid.split("/")[1]
         return RINGS.index(ring) if ring in RINGS else -1
 
     items.sort(key=place)
