@@ -51,9 +51,9 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
 def broken_rules(batch: LayoutBatch, context: Context) -> Iterator[tuple[Rule, BoolColumn]]:
     """Each rule that breaks for some layout, with the mask of those. (N,)."""
     for rule in rules_for(context):
-        mask = np.broadcast_to(rule.broken(batch, context), len(batch))
+        mask = rule.broken(batch, context)
         if mask.any():
-            yield rule, mask
+            yield rule, np.broadcast_to(mask, len(batch))
 
 
 def legal_mask(
