@@ -7,6 +7,7 @@ Needs Chromium, and the extras `server` and `dev` (Pillow comes with matplotlib)
 
 import sys
 import tempfile
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def main(target: Path) -> None:
             httpx.post(f"{url}/plan", json=job, timeout=300.0).json()["id"]
             for job in (JOB, PIPELINE)
         ]
-        with Browser() as browser:
+        with closing(Browser()) as started, started as browser:
             for file, plan, (width, height), dark, place in (
                 ("plan.png", plans[0], (1440, 1500), False, "header"),
                 ("plan-dark-390.png", plans[0], (390, 1200), True, "figure"),

@@ -4,7 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -71,8 +71,9 @@ def service(folder: str, **settings: object) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with tempfile.TemporaryDirectory() as folder, service(folder) as url:
+def tab() -> "Iterator[Page]":
+    """A browser that is on the service."""
+    with tempfile.TemporaryDirectory() as folder, service(folder) as url, closing(Page()) as opened:
         wiring = wire(Settings(database_url=f"sqlite:///{folder}/x.db"))
         plan, pipeline, unmeasured = (
             httpx.post(f"{url}/plan", json=job, timeout=300.0).json()
@@ -83,7 +84,8 @@ def site() -> Iterator[Site]:
         assert httpx.post(f"{url}/measurements", json=rows).status_code == 201
         plans = {"plan": plan, "pipeline": pipeline, "unmeasured": unmeasured}
         stored = {"sweep_id": stored_sweep(wiring), "study": stored_study(wiring)}
-        yield Site(url=url, wiring=wiring, **plans, **stored)
+        opened.site = Site(url=url, wiring=wiring, **plans, **stored)
+        yield opened
 
 
 def stored_sweep(wiring: Wiring) -> str:
@@ -154,9 +156,8 @@ class Page(Browser):
 
 
 @pytest.fixture
-def page(site: Site) -> Iterator[Page]:
-    with Page() as opened:
-        opened.site = site
+def page(tab: Page) -> Iterator[Page]:
+    with tab as opened:
         opened.look()
         yield opened
 
@@ -211,9 +212,9 @@ def written(value: float) -> set[str]:
 
 
 @pytest.fixture
-def probed(site: Site) -> dict[str, Any]:
+def probed(tab: Page) -> dict[str, Any]:
     """A plan whose first two layouts ran, the first more slowly than any interval allows."""
-    plan = Plan.model_validate(site.plan)
+    plan = Plan.model_validate(tab.site.plan)
     ranked = list(plan.ranked)
     for index, slower in ((0, 1.9), (1, 2.3)):
         one = ranked[index]
@@ -225,8 +226,8 @@ def probed(site: Site) -> dict[str, Any]:
         ranked[index] = one.model_copy(update=update)
     ident = f"{plan.id[:-1]}{'0' if plan.id[-1] != '0' else '1'}"
     found = plan.model_copy(update={"id": ident, "ranked": ranked})
-    site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
-    return site.get(f"plans/{ident}")
+    tab.site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
+    return tab.site.get(f"plans/{ident}")
 
 
 def test_every_number_of_a_probed_plan_is_the_answers(page: Page, probed: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 PROGRAM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -24,7 +24,7 @@ SECONDS = 60.0
 
 
 class Browser:
-    """One tab. requests: addresses that it asked for. messages: errors of scripts and policies."""
+    """A new tab and profile when entered. requests: what it asked for. messages: errors."""
 
     def __init__(self) -> None:
         assert PROGRAM is not None
@@ -47,19 +47,23 @@ class Browser:
         self._waiting = b""
         self._number = 0
         self._session: str | None = None
+        self._profile: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._profile = self._call("Target.createBrowserContext")
+        tab = self._call("Target.createTarget", url="about:blank", **self._profile)
+        self._session = self._call("Target.attachToTarget", flatten=True, **tab)["sessionId"]
         self.requests: list[str] = []
         self.messages: list[str] = []
-
-    def __enter__(self) -> "Browser":
-        targets = self._call("Target.getTargets")["targetInfos"]
-        (target,) = [one for one in targets if one["type"] == "page"]
-        attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        self._session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self._call(f"{domain}.enable")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._session = None
+        self._call("Target.disposeBrowserContext", **self._profile)
+
+    def close(self) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._in)
