@@ -281,7 +281,7 @@ def test_a_dispatcher_is_the_releases_own_and_needs_experts() -> None:
     assert refused > 100
 
 
-@pytest.mark.parametrize("every", one_fast(2, 1))
+@pytest.mark.parametrize("every", one_fast(4, 1))
 def test_every_legal_layout_is_priced_in_full(every: int) -> None:
     wrong = []
     for job in (*jobs()[::every], *odd_jobs()):
@@ -326,7 +326,7 @@ def test_what_is_not_drawn_is_priced_too(gpu: str, training: dict, layout: dict)
     assert not estimate.valid or 0.0 < (estimate.step_seconds or np.nan) < np.inf
 
 
-@pytest.mark.parametrize("every", one_fast(2, 1))
+@pytest.mark.parametrize("every", one_fast(4, 1))
 def test_every_illegal_layout_says_which_rule_and_what_would_pass(every: int) -> None:
     silent = []
     for job in jobs()[::every]:
