@@ -182,7 +182,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    return deepcopy(JOB)
+    return deepcopy({**JOB, "search": {"fix": {"tp": 1, "cp": 1, "pp": 1}, "top_k": 3}})
 
 
 @pytest.fixture
