@@ -522,8 +522,9 @@ def test_rules_read_what_they_say() -> None:
     places = {id(rule): f"{at} {rule.key}" for at, rule in enumerate(all_rules())}
     for model, job in itertools.product(models, jobs):
         c = context(**{**job, "model": model})
+        batch = LayoutBatch.from_layouts([resolve(c, {})])
         for rule in rules_for(c):
-            spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
+            spy = Spy(batch)
             rule.broken(spy, c)
             read.setdefault(places[id(rule)], set()).update(spy.read - {"splits"})
     said = {places[id(rule)]: columns_of(rule.reads) for rule in all_rules()}
