@@ -58,6 +58,15 @@ def gpu_name_of(text: str) -> str:
         return text
 
 
+def named(wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The values that a list is asked for, with `model` and `gpu` by their catalogue's names."""
+    names = {"model": model_name_of, "gpu": gpu_name_of}
+    return {
+        key: names[key](text) if key in names and text is not None else text
+        for key, text in wanted.items()
+    }
+
+
 # ---- models --------------------------------------------------------------------------------------
 
 

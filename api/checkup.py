@@ -20,7 +20,7 @@ from planner.api.storage.migrate import HEAD, current_revision
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, ProbeError, how_to_install
 from planner.probes.folder import free_bytes
-from planner.probes.packages import versions_in
+from planner.probes.packages import told_by, versions_in
 from planner.probes.pools.leases import check_folder
 from planner.probes.pools.nvidia import others_on, survey
 from planner.probes.preflight import CHECK_SECONDS, ask, problem_in
@@ -38,7 +38,7 @@ LITTLE_BYTES, LEAST_BYTES = GIB, GIB / 16
 PROBING = "only for probes; plans on paper need none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """Result of one check. remedy: what to do where it is not ok."""
 
@@ -67,10 +67,10 @@ def all_checks(wiring: Wiring, *, torch: bool) -> list[Check]:
 def _python() -> Iterable[Check]:
     detail = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
     if sys.version_info >= OLDEST_PYTHON:
-        yield Check(name="python", state="ok", detail=detail)
+        yield Check("python", "ok", detail)
     else:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        yield Check(name="python", state="fail", detail=detail, remedy=f"install Python {oldest}")
+        yield Check("python", "fail", detail, f"install Python {oldest}")
 
 
 def _packages() -> Iterable[Check]:
@@ -84,10 +84,10 @@ def _packages() -> Iterable[Check]:
         missing = [package for package, value in found.items() if value is None]
         if missing:
             detail = f"{', '.join(missing)} missing"
-            yield Check(name=name, state=state, detail=detail, remedy=remedy)
+            yield Check(name, state, detail, remedy)
         else:
             detail = ", ".join(f"{package} {value}" for package, value in found.items())
-            yield Check(name=name, state="ok", detail=detail)
+            yield Check(name, "ok", detail)
 
 
 def version_of(name: str) -> str | None:
@@ -106,24 +106,24 @@ def _torch(settings: Settings, *, imported: bool) -> Iterable[Check]:
         found = versions_in(python)
     except ProbeError as error:
         remedy = "set PLANNER_PROBE_PYTHON to an interpreter that runs"
-        yield Check(name="torch", state="warn", detail=str(error), remedy=remedy)
+        yield Check("torch", "warn", str(error), remedy)
         return
     if "torch" not in found:
         detail = f"not installed in {python}; {PROBING}"
-        yield Check(name="torch", state="warn", detail=detail, remedy=how_to_install("probe"))
+        yield Check("torch", "warn", detail, how_to_install("probe"))
         return
     others = "".join(f", {name} {found[name]}" for name in TRAINERS if name in found)
-    yield Check(name="torch", state="ok", detail=f"{found['torch']}{others} in {python}")
+    yield Check("torch", "ok", f"{found['torch']}{others} in {python}")
     build = found["torch"].partition("+")[2] or "its default build"
     problem = _problem(settings) if imported else None
     if problem is not None:
         detail, _, remedy = problem.partition("; ")
-        yield Check(name="cuda", state="warn", detail=f"{detail}; {PROBING}", remedy=remedy)
+        yield Check("cuda", "warn", f"{detail}; {PROBING}", remedy)
     else:
         asked = "as a probe would find it" if imported else "--torch asks torch itself"
-        yield Check(name="cuda", state="ok", detail=f"{build}; {asked}")
+        yield Check("cuda", "ok", f"{build}; {asked}")
     shipped = next((value for name, value in found.items() if name.startswith("nvidia-nccl")), None)
-    yield Check(name="nccl", state="ok", detail=shipped or "as torch brings it")
+    yield Check("nccl", "ok", shipped or "as torch brings it")
 
 
 def _problem(settings: Settings) -> str | None:
@@ -141,27 +141,24 @@ def _gpus(tolerated_bytes: float) -> Iterable[Check]:
     if not seen.gpus:
         detail = f"none ({seen.problem or 'nvidia-smi lists none'}); {PROBING}"
         remedy = "probe on a machine with GPUs or through --pool slurm"
-        yield Check(name="gpus", state="warn", detail=detail, remedy=remedy)
+        yield Check("gpus", "warn", detail, remedy)
         return
     kinds = sorted({gpu.name for gpu in seen.gpus})
     detail = f"{len(seen.gpus)} x {', '.join(kinds)}, driver {seen.gpus[0].driver}"
     if used := others_on(seen.gpus, tolerated_bytes):
         detail += f"; {used}"
         remedy = "a probe waits for free GPUs; CUDA_VISIBLE_DEVICES says which it may take"
-        yield Check(name="gpus", state="warn", detail=detail, remedy=remedy)
+        yield Check("gpus", "warn", detail, remedy)
     else:
-        yield Check(name="gpus", state="ok", detail=detail)
+        yield Check("gpus", "ok", detail)
 
 
 def _slurm() -> Iterable[Check]:
     if shutil.which("sinfo") is None or shutil.which("srun") is None:
-        yield Check(name="slurm", state="ok", detail="not here; only --pool slurm needs it")
+        yield Check("slurm", "ok", "not here; only --pool slurm needs it")
         return
     try:
-        command = ["sinfo", "--noheader", "--format=%P %D %T"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
-        )
+        done = told_by(["sinfo", "--noheader", "--format=%P %D %T"], ASK_SECONDS)
         problem = done.stderr.strip().partition("\n")[0] if done.returncode else ""
         told = "; ".join(line.strip() for line in done.stdout.splitlines())
     except subprocess.TimeoutExpired:
@@ -169,9 +166,9 @@ def _slurm() -> Iterable[Check]:
     if problem or not told:
         remedy = "ask `sinfo` by hand; --pool local needs no Slurm"
         detail = problem or "sinfo lists no partition"
-        yield Check(name="slurm", state="warn", detail=detail, remedy=remedy)
+        yield Check("slurm", "warn", detail, remedy)
     else:
-        yield Check(name="slurm", state="ok", detail=told)
+        yield Check("slurm", "ok", told)
 
 
 def database_report(wiring: Wiring) -> dict[str, str | None]:
@@ -196,14 +193,14 @@ def database_report(wiring: Wiring) -> dict[str, str | None]:
 def _database(found: Mapping[str, str | None]) -> Iterable[Check]:
     if found["state"] == "unreachable":
         remedy = "start the database, or correct PLANNER_DATABASE_URL"
-        yield Check(name="database", state="fail", detail=str(found["detail"]), remedy=remedy)
+        yield Check("database", "fail", str(found["detail"]), remedy)
         return
     detail = f"{found['url']} at revision {found['revision'] or 'none'}: {found['state']}"
     if "db upgrade" in str(found["state"]):
         remedy = "run `planner-cli db upgrade`"
-        yield Check(name="database", state="fail", detail=detail, remedy=remedy)
+        yield Check("database", "fail", detail, remedy)
     else:
-        yield Check(name="database", state="ok", detail=detail)
+        yield Check("database", "ok", detail)
 
 
 def _disks(wiring: Wiring) -> Iterable[Check]:
@@ -223,24 +220,24 @@ def disk(name: str, folder: Path, setting: str) -> Check:
     elsewhere = f"free some room, or set {setting} to another disk"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         detail = f"{folder} cannot be written"
-        return Check(name=name, state="fail", detail=detail, remedy=f"set {setting} elsewhere")
+        return Check(name, "fail", detail, f"set {setting} elsewhere")
     free = free_bytes(folder)
     detail = f"{folder}, {format_bytes(free)} free"
     if free < LEAST_BYTES:
-        return Check(name=name, state="fail", detail=detail, remedy=elsewhere)
+        return Check(name, "fail", detail, elsewhere)
     if free < LITTLE_BYTES:
-        return Check(name=name, state="warn", detail=detail, remedy=elsewhere)
-    return Check(name=name, state="ok", detail=detail)
+        return Check(name, "warn", detail, elsewhere)
+    return Check(name, "ok", detail)
 
 
 def _leases(folder: Path) -> Iterable[Check]:
     try:
         if folder.exists() or folder.is_symlink():
             check_folder(folder)
-        yield Check(name="leases", state="ok", detail=str(folder))
+        yield Check("leases", "ok", str(folder))
     except PlannerError as error:
         remedy = "set PLANNER_LEASE_FOLDER to a folder of yours, mode 700"
-        yield Check(name="leases", state="fail", detail=str(error), remedy=remedy)
+        yield Check("leases", "fail", str(error), remedy)
 
 
 def _door(wiring: Wiring) -> Iterable[Check]:
@@ -256,4 +253,4 @@ def _door(wiring: Wiring) -> Iterable[Check]:
         yield Check(name="keys", state="fail", detail=" ".join(str(error).split()), remedy=remedy)
         return
     detail = f"{address}, keys: {keys}" if keys else f"{address}, no keys: for this machine alone"
-    yield Check(name="keys", state="ok", detail=detail)
+    yield Check("keys", "ok", detail)

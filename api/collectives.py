@@ -78,11 +78,5 @@ def ask_collective(values: object, *, allow_files: bool) -> CollectiveAnswer:
             faults.extend(error.faults)
     if faults or cluster is None:
         raise SpecError(faults)
-    return collective(
-        asked.op,
-        asked.size,
-        cluster,
-        num_ranks=asked.num_ranks,
-        stride=asked.stride,
-        algorithm=asked.algorithm,
-    )
+    how = asked.model_dump(include={"num_ranks", "stride", "algorithm"})
+    return collective(asked.op, asked.size, cluster, **how)

@@ -204,10 +204,11 @@ class Estimates:
     def of(self, jobs: Sequence[object]) -> "list[Estimate | Refusal]":
         """One answer an element, in order; a malformed element does not disturb the others."""
         parsed = list(self._parsed(jobs))
-        sound = [job for job in parsed if not isinstance(job, Refusal)]
-        answers = iter(zip(sound, self._estimator.estimates(sound), strict=True))
+        answers = iter(self._estimator.estimates([job for job in parsed if isinstance(job, Job)]))
+        found = [(one, one if isinstance(one, Refusal) else next(answers)) for one in parsed]
         return [
-            entry if isinstance(entry, Refusal) else _answer(*next(answers)) for entry in parsed
+            Refusal(one.id, answer) if isinstance(answer, PlannerError) else answer
+            for one, answer in found
         ]
 
     def _parsed(self, jobs: Sequence[object]) -> "Iterator[Job | Refusal]":
@@ -227,10 +228,6 @@ def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
     while chunk := list(islice(rest, size)):
         yield chunk
         size = min(4 * size, most)
-
-
-def _answer(job: Job, answer: Estimate | PlannerError) -> "Estimate | Refusal":
-    return Refusal(job.id, answer) if isinstance(answer, PlannerError) else answer
 
 
 def keep_estimates(

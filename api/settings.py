@@ -45,29 +45,29 @@ def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
 
     Raises SpecError, whose message never shows the text, which may hold secrets.
     """
-    keys = [_parse_key(item) for item in re.split(r"[,\s]+", text.strip()) if item]
+    keys = [_parse_key(item) for item in _listed(text)]
     if len({key.name for key in keys}) < len(keys):
-        raise fault(
-            "PLANNER_API_KEYS", "***", "two keys have the same name", "give each its own name"
-        )
+        raise _wrong_key("two keys have the same name", "give each its own name")
     return tuple(keys)
+
+
+def _listed(text: str) -> list[str]:
+    return text.replace(",", " ").split()
 
 
 def _parse_key(item: str) -> ApiKey:
     parts = item.split(":")
     if len(parts) != 3 or not parts[0] or not _SHA256.match(parts[2].lower()):
-        raise fault(
-            "PLANNER_API_KEYS", "***", "a key is not of the form name:scopes:sha256", _KEY_EXAMPLE
-        )
+        raise _wrong_key("a key is not of the form name:scopes:sha256", _KEY_EXAMPLE)
     scopes = frozenset(parts[1].split("+"))
     if not scopes <= SCOPES:
-        raise fault(
-            "PLANNER_API_KEYS",
-            "***",
-            f"key {parts[0]} has an unknown scope",
-            f"scopes: {', '.join(sorted(SCOPES))}",
-        )
+        remedy = f"scopes: {', '.join(sorted(SCOPES))}"
+        raise _wrong_key(f"key {parts[0]} has an unknown scope", remedy)
     return ApiKey(parts[0], scopes, parts[2].lower())
+
+
+def _wrong_key(rule: str, remedy: str) -> SpecError:
+    return fault("PLANNER_API_KEYS", "***", rule, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,7 @@ def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
     Limits that a key does not name are those of `default`.
     """
     found = {}
-    for item in re.split(r"[,\s]+", text.strip()):
-        if not item:
-            continue
+    for item in _listed(text):
         name, _, limits = item.partition(":")
         values: dict[str, float] = {}
         for limit in limits.split("+"):
@@ -231,12 +229,12 @@ class Settings(BaseSettings):
     @cached_property
     def host_names(self) -> frozenset[str]:
         """The parsed `allowed_hosts`, in lower case."""
-        return frozenset(name for name in re.split(r"[,\s]+", self.allowed_hosts.lower()) if name)
+        return frozenset(_listed(self.allowed_hosts.lower()))
 
     @cached_property
     def webhook_places(self) -> frozenset[str]:
         """The parsed `webhook_hosts`, in lower case."""
-        return frozenset(name for name in re.split(r"[,\s]+", self.webhook_hosts.lower()) if name)
+        return frozenset(_listed(self.webhook_hosts.lower()))
 
     @cached_property
     def keys(self) -> tuple[ApiKey, ...]:

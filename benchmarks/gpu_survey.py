@@ -28,7 +28,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,7 @@ def plain(
         except subprocess.TimeoutExpired:
             code, reason = -9, "time-limit"
     (place / END).write_text(
-        json.dumps(asdict(End(reason=reason, exit_code=code, seconds=time.monotonic() - started)))
+        End(reason=reason, exit_code=code, seconds=time.monotonic() - started).model_dump_json()
     )
     return conclude(place)
 

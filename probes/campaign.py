@@ -84,17 +84,7 @@ class ProbeRequest(BaseModel):
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
         device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
-        common = self.model_dump(
-            include={
-                "trainer",
-                "warmup_steps",
-                "steps",
-                "breakdown",
-                "seed",
-                "time_limit_seconds",
-                "kernels",
-            }
-        )
+        common = self.model_dump(include=set(ProbeTask.model_fields) - {"job"})
         return ProbeTask.model_validate(
             {"id": task_id, "job": job.request, "device": device, **common, **more}
         )
@@ -245,17 +235,11 @@ class Campaign:
             return ()  # timings are in the result; they are not a run of a layout
         each = tuple(result.measurement() for result in results)
         if self.ranks:
-            outcomes = {
-                rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)
+            pairs = zip(self.ranks, results, strict=True)
+            runs = {
+                rank: one.outcome for rank, one in pairs if isinstance(one.outcome, MeasuredRun)
             }
-            return (
-                self._whole(
-                    combine(
-                        self.job, {k: v for k, v in outcomes.items() if isinstance(v, MeasuredRun)}
-                    ),
-                    results,
-                ),
-            )
+            return (self._whole(combine(self.job, runs), results),)
         return each if self.timed_microbatches is None else (self._extrapolated(*results),)
 
     def _extrapolated(self, few: ProbeResult, more: ProbeResult) -> Measurement:
@@ -273,14 +257,13 @@ class Campaign:
         training = self.job.training
         tokens = training.global_batch_size * training.seq_len / self.job.cluster.num_gpus
         rate = tokens / seconds
+        mfu = model_flops_utilisation(self.job.model, self.job.cluster, rate, training.seq_len)
         numbers = longer.model_copy(
             update={
                 "step_seconds": seconds,
                 "step_seconds_each": each,
                 "tokens_per_second_per_gpu": rate,
-                "mfu": model_flops_utilisation(
-                    self.job.model, self.job.cluster, rate, training.seq_len
-                ),
+                "mfu": mfu,
                 "timed_microbatches": list(self.timed_microbatches),
             }
         )
@@ -289,16 +272,14 @@ class Campaign:
 
     def _whole(self, numbers: Measured, results: Sequence[ProbeResult]) -> Measurement:
         first = results[0]
-        extra: Mapping[str, Any] = {
-            "trainer": first.task.trainer,
-            "gpu_seconds": sum(result.gpu_seconds for result in results),
-        }
+        spent = sum(result.gpu_seconds for result in results)
+        extra = {"trainer": first.task.trainer, "gpu_seconds": spent}
         probe_id = first.task.id.rpartition("-")[0]
         return Measurement(
             id=probe_id,
             created_at=first.started_at,
             job=self.job,
-            measured=numbers.model_copy(update=dict(extra)),
+            measured=numbers.model_copy(update=extra),
             software=first.environment.software(),
             source=f"probe {probe_id}",
         )

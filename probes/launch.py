@@ -25,7 +25,7 @@ from planner.probes import guardian
 from planner.probes.evidence import PREFIX
 from planner.probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
 from planner.probes.outcome import Begin, conclude, write_result
-from planner.probes.preflight import Need, check
+from planner.probes.preflight import Need, check, check_platform
 from planner.probes.programs import Program
 from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 from planner.probes.trainers import WORKER, trainer_of
@@ -166,29 +166,19 @@ class Launcher:
 
         If another process takes its port first, tries again with another one. Raises ProbeError.
         """
-        if sys.platform != "linux":
-            raise ProbeError(
-                f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
-                "use --pool replay:FILE"
-            )
+        check_platform()
         devices, observer = lease or DeviceLease(), watch or Watch()
         started = time.monotonic()
 
-        def once(attempt: int) -> ProbeResult:
-            return self._once(
-                task, devices, observer, task.time_limit_seconds - (time.monotonic() - started)
-            )
+        def once() -> ProbeResult:
+            left = task.time_limit_seconds - (time.monotonic() - started)
+            with disk_errors(self.settings.folder):
+                return self._once(task, devices, observer, left)
 
         result = with_free_port(self.settings.port_tries, once, observer)
         return result.model_copy(update={"hosts": [platform.node()]})
 
     def _once(
-        self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
-    ) -> ProbeResult:
-        with disk_errors(self.settings.folder):
-            return self._in_folder(task, lease, watch, time_limit_seconds)
-
-    def _in_folder(
         self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
     ) -> ProbeResult:
         gpus = 0 if task.fake_tensors else task.num_processes()
@@ -232,13 +222,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch) -> ProbeResult:
-    """Returns the first result of `once` that is no port clash, or the last one.
-
-    `once` takes the number of the attempt.
-    """
-    for attempt in range(tries):
-        result = once(attempt)
+def with_free_port(tries: int, once: Callable[[], ProbeResult], watch: Watch) -> ProbeResult:
+    """Returns the first result of `once` that is no port clash, or the last one."""
+    for _ in range(tries):
+        result = once()
         clash = isinstance(result.outcome, Failed) and result.outcome.kind == FailureKind.PORT
         if not clash or watch.stop.is_set():
             break
@@ -256,7 +243,7 @@ def prepare(
     folder = new_folder(settings.folder.absolute(), task.id)
     watch.folder(folder)
     guardian.write_private(folder / TASK, task.model_dump_json(indent=2))
-    guardian.write_json(folder / BEGIN, asdict(begin))
+    guardian.write_whole(folder / BEGIN, begin.model_dump_json())
     trainer = trainer_of(task.trainer, python=settings.python, worker=settings.worker)
     program = trainer.program(task)
     for name, text in () if isinstance(program, Failed) else program.files.items():

@@ -150,16 +150,7 @@ class KernelProgram:
         )
         written = map(json.loads, lines.getvalue().splitlines())
         rows = [row for row in written if row["kind"] in kernels.KERNELS]
-        return MeasuredRun(
-            step_seconds=None,
-            step_seconds_each=[],
-            tokens_per_second_per_gpu=None,
-            mfu=None,
-            losses=[],
-            gradient_norms=[],
-            memory=[],
-            timings=rows,
-        )
+        return MeasuredRun(timings=rows)
 
     def environment(self) -> Environment:
         return environment(self.device)

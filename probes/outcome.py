@@ -3,17 +3,15 @@
 The result is what the program wrote or, without that, what its logs and error files show.
 """
 
-import json
 import math
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.probes.evidence import Evidence, read_errors, read_stacks
 from planner.probes.failures import classify
@@ -42,8 +40,7 @@ from planner.probes.protocol import (
 from planner.probes.trainers import trainer_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(BaseModel):
     """Facts known before the start.
 
     started: seconds since the epoch.
@@ -51,6 +48,8 @@ class Begin:
     lost_seconds: of runs of the same probe that the pool ended before this one.
     lost: a note for each of them.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     started_at: str
     started: float
@@ -73,16 +72,16 @@ class Begin:
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
-        values = json.loads(read_whole(path))
-        return cls(**{**values, "lost": tuple(values.get("lost", ()))})
+        return cls.model_validate_json(read_whole(path))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(BaseModel):
     """How the guardian ended the probe.
 
     left: processes that it could not kill. stopped: ranks that a signal had stopped.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     reason: str
     seconds: float
@@ -111,15 +110,14 @@ def read_end(folder: Path, begin: Begin) -> End:
     if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
         return End(reason="guardian-gone", seconds=max(0.0, last - begin.started))
-    return replace(telling[0], stopped=tuple(sorted({one for end in nodes for one in end.stopped})))
+    stopped = tuple(sorted({one for end in nodes for one in end.stopped}))
+    return telling[0].model_copy(update={"stopped": stopped})
 
 
 def end_in(path: Path) -> End | None:
     """Reads an end file; None if it is not there, or not whole."""
     try:
-        values = json.loads(read_whole(path))
-        lists = {name: tuple(values.get(name, ())) for name in ("left", "stopped")}
-        return End(**{**values, **lists})
+        return End.model_validate_json(read_whole(path))
     except (OSError, ValueError):
         return None
 
@@ -133,13 +131,8 @@ def conclude(folder: Path) -> ProbeResult:
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
     if end.reason == "not-started":
-        return write_result(
-            folder,
-            task,
-            begin,
-            Failed(kind=FailureKind.IMPORT, rank=None, message=end.message),
-            end,
-        )
+        missing = Failed(kind=FailureKind.IMPORT, rank=None, message=end.message)
+        return write_result(folder, task, begin, missing, end)
     evidence = Evidence(
         reason=end.reason,
         exit_code=end.exit_code,
@@ -247,26 +240,15 @@ def _doubt(result: ProbeResult) -> Failed | None:
         rows = outcome.timings or []
         said = next((str(row["message"]) for row in rows if row.get("message")), "it wrote no line")
         timed = any(row["status"] == "ok" for row in rows)
-        return (
-            None
-            if timed
-            else Failed(kind=FailureKind.CRASH, rank=0, message=f"no kernel could be timed: {said}")
-        )
-    if (
-        not outcome.step_seconds_each
-        or outcome.step_seconds is None
-        or not outcome.step_seconds > 0
-    ):
-        return Failed(
-            kind=FailureKind.CRASH, rank=0, message="the program ended without a timed step"
-        )
+        message = f"no kernel could be timed: {said}"
+        return None if timed else Failed(kind=FailureKind.CRASH, rank=0, message=message)
+    if not (outcome.step_seconds_each and (outcome.step_seconds or 0.0) > 0.0):
+        message = "the program ended without a timed step"
+        return Failed(kind=FailureKind.CRASH, rank=0, message=message)
     bad = [number for number, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
     if bad and task.emulate_rank is None:
-        return Failed(
-            kind=FailureKind.NON_FINITE_LOSS,
-            rank=0,
-            message=f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}",
-        )
+        message = f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}"
+        return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=0, message=message)
     return None
 
 

@@ -9,8 +9,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import planner
 from planner.errors import ProbeError
@@ -25,15 +27,25 @@ print(json.dumps({name.lower(): version for name, version in found}))
 """
 
 
+def told_by(
+    command: Sequence[str], seconds: float, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """What a command says and how it ends. more: `env`, `cwd`.
+
+    Raises OSError if it cannot start, TimeoutExpired if it takes longer.
+    """
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=False, **more
+    )
+
+
 def versions_in(python: str) -> dict[str, str]:
     """Versions of an interpreter's packages by name, without importing any. Raises ProbeError."""
     if python == sys.executable:
         return {(one.name or "").lower(): one.version for one in distributions()}
     command = [python, "-c", ASK]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False, cwd=os.sep
-        )
+        done = told_by(command, ASK_SECONDS, cwd=os.sep)
         found: dict[str, str] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise ProbeError(f"{python}: no answer within {ASK_SECONDS:g} s") from None

@@ -18,7 +18,7 @@ from typing import Any
 from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
 from planner.probes.folder import free_bytes
-from planner.probes.packages import search_path
+from planner.probes.packages import search_path, told_by
 from planner.probes.protocol import ProbeTask
 from planner.probes.trainers import trainer_of
 from planner.rules.base import Context
@@ -110,11 +110,7 @@ def check(need: Need, *, python: str, program: str, folder: Path) -> None:
     program: the reference program, a module or a file.
     folder: the parent folder of probes.
     """
-    if sys.platform != "linux":
-        raise ProbeError(
-            f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
-            "use --pool replay:FILE"
-        )
+    check_platform()
     check_folder(folder)
     check_trainer(need, python)
     imported = trainer_of(need.trainer, python=python, worker=program).imports
@@ -125,6 +121,15 @@ def check(need: Need, *, python: str, program: str, folder: Path) -> None:
     if problem is not None:
         raise ProbeError(problem)
     _good_until[tuple(asking)] = time.monotonic() + STANDS_SECONDS
+
+
+def check_platform() -> None:
+    """Raises ProbeError on a system that no probe runs on."""
+    if sys.platform != "linux":
+        raise ProbeError(
+            f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
+            "use --pool replay:FILE"
+        )
 
 
 def check_folder(folder: Path) -> None:
@@ -170,15 +175,8 @@ def ask(
     folder: the parent folder of probes.
     """
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            cwd=os.sep,
-            env={**os.environ, "PYTHONPATH": search_path(folder)},
-        )
+        ours = {**os.environ, "PYTHONPATH": search_path(folder)}
+        return told_by(command, seconds, cwd=os.sep, env=ours)
     except subprocess.TimeoutExpired:
         slow = f"{command[0]} did not say within {seconds:.0f} s whether torch can be imported"
         raise ProbeError(f"{slow}; probe from an environment on a faster disk") from None

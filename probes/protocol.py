@@ -202,13 +202,13 @@ class MeasuredRun(BaseModel):
 
     status: Literal["ok"] = "ok"
     # median over timed steps of the slowest rank; None with fake tensors
-    step_seconds: float | None
-    step_seconds_each: list[float]
-    tokens_per_second_per_gpu: float | None
-    mfu: float | None
-    losses: list[float]
-    gradient_norms: list[float]
-    memory: list[RankMemory]
+    step_seconds: float | None = None
+    step_seconds_each: list[float] = []
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    losses: list[float] = []
+    gradient_norms: list[float] = []
+    memory: list[RankMemory] = []
     kernel_seconds: dict[str, float] | None = None
     # busiest expert's load over the mean, mean over this rank's layers, after each batch of timed
     # steps; None without experts, or if nobody routed

@@ -74,17 +74,11 @@ def found(
 def _import(name: str) -> Found | None:
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or name).partition(".")[0]
-        return {"problem": f"cannot import {missing} ({error})", "package": missing}
-    except (
-        Exception
-    ) as error:  # an installed but broken package: a shared object, another version's symbols
-        broken = name.partition(".")[0]
-        return {
-            "problem": f"cannot import {broken} ({type(error).__name__}: {error})",
-            "package": broken,
-        }
+    except Exception as error:  # a broken package too: a shared object, another version's symbols
+        missing = isinstance(error, ModuleNotFoundError)
+        lacking = ((getattr(error, "name", None) if missing else None) or name).partition(".")[0]
+        said = error if missing else f"{type(error).__name__}: {error}"
+        return {"problem": f"cannot import {lacking} ({said})", "package": lacking}
     return None
 
 

@@ -11,6 +11,7 @@ from planner.cost.machine.knobs import KNOBS, Calibration, Knob
 from planner.cost.machine.shipped import from_document, shipped_calibration
 
 UNSEEN = "none that was measured"
+SCALES = ("run_sd", "stack_sd", "unit_sd", "own_run_sd", "memory_sd", "memory_sd_bytes")
 
 
 def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[CalibrationLine]:
@@ -30,11 +31,11 @@ def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[Cal
     page = wiring.calibrations.list(
         None if cursor is None or cursor in places else cursor, limit - len(lines)
     )
-    stored = [_stored_line(wiring, record) for record in page.items]
+    stored = [_stored_line(record) for record in page.items]
     return Page(items=[*lines, *stored], next_cursor=page.next_cursor)
 
 
-def _stored_line(wiring: Wiring, record: CalibrationRecord) -> CalibrationLine:
+def _stored_line(record: CalibrationRecord) -> CalibrationLine:
     in_use = record.superseded_at is None and rests_on_shipped(record)
     own: dict[str, object] = {
         "runs": record.num_runs,
@@ -59,12 +60,7 @@ def _line(calibration: Calibration, *, in_use: bool) -> CalibrationLine:
         id=calibration.id,
         in_use=in_use,
         runs=len(calibration.fitted),
-        run_sd=calibration.run_sd,
-        stack_sd=calibration.stack_sd,
-        unit_sd=calibration.unit_sd,
-        own_run_sd=calibration.own_run_sd,
-        memory_sd=calibration.memory_sd,
-        memory_sd_bytes=calibration.memory_sd_bytes,
+        **{name: getattr(calibration, name) for name in SCALES},
         own_runs=dict(calibration.own_runs),
         knobs=[
             value for index, knob in enumerate(KNOBS) for value in _values(calibration, knob, index)

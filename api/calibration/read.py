@@ -21,7 +21,7 @@ def learned(
     until: the one in use then, so that work resumed after an interruption sees what it saw before.
     """
     record = in_use(wiring, job, owner, until)
-    return None if record is None else calibration_of(record)
+    return None if record is None else from_document(record.document)
 
 
 def in_use(
@@ -37,10 +37,6 @@ def in_use(
     return None
 
 
-def calibration_of(record: CalibrationRecord) -> Calibration:
-    return from_document(record.document)
-
-
 def learned_by_gpu(wiring: Wiring, owner: str) -> Learned:
     """All that `learned` answers to this owner, by trainer and GPU."""
     found: Learned = {}
@@ -48,7 +44,7 @@ def learned_by_gpu(wiring: Wiring, owner: str) -> Learned:
         for subject in wiring.calibrations.subjects(whose):
             record = wiring.calibrations.latest(subject)
             if record is not None and rests_on_shipped(record):
-                found[subject.trainer, subject.gpu] = calibration_of(record)
+                found[subject.trainer, subject.gpu] = from_document(record.document)
     return found
 
 

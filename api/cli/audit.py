@@ -7,7 +7,7 @@ import typer
 
 from planner.api.cli.output import show_page
 from planner.api.cli.typed import Cursor, Json, Limit
-from planner.api.render.queues import audit_line
+from planner.api.render.lists import audit_line
 from planner.api.storage.records import AuditFilter
 from planner.api.wiring import wire
 

@@ -10,7 +10,7 @@ from planner.api.cli.output import note, say, show_json
 from planner.api.cli.studying import bar, sweep_stand
 from planner.api.cli.typed import Json, complete_gpu, complete_pool
 from planner.api.cli.working import working
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now

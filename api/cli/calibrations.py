@@ -6,7 +6,7 @@ import typer
 
 from planner.api.calibration.revert import revert
 from planner.api.calibration.update import line_about
-from planner.api.cli.output import note, say, show_json, show_page
+from planner.api.cli.output import note, say, show_json, show_page, tell
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.cli.working import working
 from planner.api.identity import local_user
@@ -32,12 +32,9 @@ def show_(calibration_id: CalibrationId, json: Json = False) -> None:
     store = wire().calibrations
     record = store.get(calibration_id)
     runs, plans = record.document.get("runs"), store.plans_on(calibration_id)
-    if json:
-        show_json({**_line(record), "rests_on": runs, "plans": plans})
-        return
-    say(_sentence(record))
-    say("made from: " + (", ".join(runs) if runs else "timed kernels" if runs == [] else "unknown"))
-    say("plans: " + (", ".join(plans) or "none"))
+    origin = ", ".join(runs) if runs else "timed kernels" if runs == [] else "unknown"
+    lines = (_sentence(record), f"made from: {origin}", f"plans: {', '.join(plans) or 'none'}")
+    tell({**_line(record), "rests_on": runs, "plans": plans}, lines, json=json)
 
 
 @app.command("revert")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.output import error_line, say, show_json
+from planner.api.cli.output import error_line, tell
 from planner.api.cli.typed import Json
 from planner.api.errors import EXIT_BACKEND
 from planner.api.storage.backup import back_up, faults_in
@@ -24,13 +24,9 @@ def upgrade(json: Json = False) -> None:
     engine = wire().engine
     before = current_revision(engine)
     after = migrate(engine)
-    if json:
-        show_json({"database": shown(engine), "before": before, "after": after}, indent=None)
-        return
-    say(
-        f"{shown(engine)}: revision {after}"
-        + (" already" if before == after else f", was {before or 'empty'}")
-    )
+    body = {"database": shown(engine), "before": before, "after": after}
+    since = " already" if before == after else f", was {before or 'empty'}"
+    tell(body, [f"{shown(engine)}: revision {after}{since}"], json=json, indent=None)
 
 
 @app.command("backup")
@@ -40,10 +36,9 @@ def backup(
     """Copy a SQLite database while it is in use. Of PostgreSQL: say how pg_dump does it."""
     engine = wire().engine
     size = back_up(engine, file)
-    if json:
-        show_json({"database": shown(engine), "file": str(file), "bytes": size}, indent=None)
-        return
-    say(f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back")
+    body = {"database": shown(engine), "file": str(file), "bytes": size}
+    line = f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back"
+    tell(body, [line], json=json, indent=None)
 
 
 @app.command("check")
@@ -51,10 +46,8 @@ def check(json: Json = False) -> None:
     """Say whether the database is consistent: its file, references, states, leases."""
     engine = wire().store.engine
     faults = faults_in(engine)
-    if json:
-        show_json({"database": shown(engine), "faults": faults}, indent=None)
-    elif not faults:
-        say(f"{shown(engine)}: consistent")
+    sound = [] if faults else [f"{shown(engine)}: consistent"]
+    tell({"database": shown(engine), "faults": faults}, sound, json=json, indent=None)
     for fault in faults if not json else ():
         error_line(fault)
     if faults:

@@ -3,7 +3,6 @@
 import gc
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
@@ -23,6 +22,7 @@ from planner.api.cli.typed import Json
 from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.jobs import parse_job
+from planner.api.input.text import opened
 from planner.api.own_entries import with_own
 from planner.api.render.estimate import estimate_view
 from planner.api.service import (
@@ -37,7 +37,6 @@ from planner.api.service import (
 )
 from planner.api.wiring import Wiring, wire
 from planner.errors import StoreError, fault
-from planner.intake.near_files import with_near_file
 from planner.units import counted
 
 MOST_CHUNK = 4096  # jobs answered at once
@@ -128,25 +127,8 @@ def _many(path: str) -> None:
 
 def _raw_lines(path: str) -> Iterator[bytes]:
     remedy = "give the path of a .jsonl file, or - for standard input"
-    try:
-        if path == "-":
-            yield from _bounded(sys.stdin.buffer)
-            return
-        file = Path(path).expanduser()
-        if file.is_dir():
-            raise fault("--jobs", path, "is a directory, not a file", remedy)
-        with file.open("rb") as stream:
-            yield from _bounded(stream)
-    except FileNotFoundError:
-        raise fault(
-            "--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())
-        ) from None
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise fault(
-            "--jobs", path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy
-        ) from None
+    with opened(path, "--jobs", remedy) as stream:
+        yield from _bounded(stream)
 
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:

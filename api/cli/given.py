@@ -36,6 +36,13 @@ NumGpusOption = Annotated[
 RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 1 unless given.")]
 
 
+def check_one(job: str | None, plan: str | None, which: str) -> None:
+    """Raises SpecError unless exactly one of file and plan is given. which: of its layouts."""
+    if (job is None) == (plan is None):
+        rule = "exactly one of --job and --plan is needed"
+        raise fault("--job", job, rule, f"give --job FILE, or --plan PLAN_ID {which}")
+
+
 def layout_given(
     wiring: Wiring, job: str | None, plan: str | None, rank: int | None
 ) -> dict[str, Any]:
@@ -43,9 +50,7 @@ def layout_given(
 
     Raises SpecError unless exactly one of file and plan is given.
     """
-    if (job is None) == (plan is None):
-        rule = "exactly one of --job and --plan is needed"
-        raise fault("--job", job, rule, "give --job FILE, or --plan PLAN_ID --rank N")
+    check_one(job, plan, "--rank N")
     if job is not None:
         if rank is not None:
             raise fault(

@@ -2,6 +2,7 @@
 
 import json as encoder
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +75,7 @@ def import_(
         note(line_about(record))
     fresh = [one for one in stored.new if one.refused is None]
     if json:
-        compared = [one.as_dict() for one in beside(fresh[:SHOWN])]
+        compared = [asdict(one) for one in beside(fresh[:SHOWN])]
         body = {
             "new": [one.id for one in stored.new],
             "known": stored.known,
@@ -148,7 +149,7 @@ def list_(
         predicted = beside(page.items)
     if json:
         items = [shown_row(one) for one in page.items]
-        compared = [one.as_dict() for one in predicted]
+        compared = [asdict(one) for one in predicted]
         show_json({"items": items, "compared": compared, "next_cursor": page.next_cursor})
         return
     console = make_console()
@@ -164,11 +165,7 @@ def delete(
     measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
 ) -> None:
     """Delete a stored measurement and learn again without it."""
-
-    def deleted(wiring: Wiring) -> tuple[list[str], list[tuple[str, str]]]:
-        return [measurement_id], [wiring.measurements.delete(measurement_id)]
-
-    _after(deleted, "deleted", json)
+    _after(lambda at: ([measurement_id], [at.measurements.delete(measurement_id)]), "deleted", json)
 
 
 @app.command("believe")

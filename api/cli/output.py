@@ -8,7 +8,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.console import Console, RenderableType
 
@@ -40,6 +40,15 @@ def say(text: str) -> None:
 def show_json(value: object, indent: int | None = 2) -> None:
     """JSON on stdout; a value without a JSON form, such as a time, as text."""
     say(json.dumps(value, indent=indent, default=str))
+
+
+def tell(value: object, lines: "Iterable[str]", *, json: bool, indent: int | None = 2) -> None:
+    """An answer: as JSON, or as lines for a person."""
+    if json:
+        show_json(value, indent)
+        return
+    for line in lines:
+        say(line)
 
 
 def show_page(

@@ -11,7 +11,7 @@ from planner.api.cli.recommend import print_plan
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.plans import page_of_plans, state_of, study_of
-from planner.api.render.plans import plans_table
+from planner.api.render.lists import plans_table
 from planner.api.wiring import Wiring, wire
 from planner.errors import NotFoundError
 

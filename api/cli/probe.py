@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.api.calibration.update import line_about, update_from_probes
+from planner.api.cli.given import check_one
 from planner.api.cli.output import error_line, make_console, note, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
 from planner.api.cli.working import progress
@@ -29,7 +30,7 @@ from planner.api.own_entries import with_own
 from planner.api.render.probe import Probed, probes_view
 from planner.api.storage.job_records import ProbeRecord
 from planner.api.wiring import Wiring, wire
-from planner.errors import InfeasibleError, PlannerError, ProbeError, fault
+from planner.errors import InfeasibleError, PlannerError, ProbeError
 from planner.estimates import estimate_job
 from planner.probes.launch import Watch
 from planner.probes.pools import listed, pool_forms
@@ -99,13 +100,7 @@ def command(
 def _asked(
     wiring: Wiring, job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
 ) -> list[RequestedProbe]:
-    if (job is None) == (plan is None):
-        raise fault(
-            "--job",
-            job,
-            "exactly one of --job and --plan is needed",
-            "give --job FILE, or --plan PLAN_ID --top-k N",
-        )
+    check_one(job, plan, "--top-k N")
     if plan is not None:
         return probes_of_plan(wiring, plan, top_k, options)
     values = with_own(wiring, read_mapping_file(str(job), "--job"))

@@ -1,15 +1,14 @@
 """`planner-cli queue`: what waits and runs, what was given up, another try, an end."""
 
-import json as encoder
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from planner.api.cli.output import say, show_json
+from planner.api.cli.output import tell
 from planner.api.cli.typed import Json, Limit
 from planner.api.jobs import queues
-from planner.api.render.queues import job_line
+from planner.api.render.lists import job_line
 from planner.api.storage.job_records import QueuedJob
 from planner.api.wiring import wire
 
@@ -27,13 +26,8 @@ def list_jobs(
 ) -> None:
     """List what waits or runs, newest first."""
     jobs = queues.jobs_in(wire(), failed=failed)[:limit]
-    if json:
-        show_json([asdict(job) for job in jobs])
-        return
-    for job in jobs:
-        say(job_line(job))
-    if not jobs:
-        say("nothing has failed" if failed else "nothing waits or runs")
+    nothing = "nothing has failed" if failed else "nothing waits or runs"
+    tell([asdict(job) for job in jobs], [*map(job_line, jobs)] or [nothing], json=json)
 
 
 @app.command("retry")
@@ -49,4 +43,4 @@ def cancel(job_id: JobId, json: Json = False) -> None:
 
 
 def _say(job: QueuedJob, *, json: bool) -> None:
-    say(encoder.dumps(asdict(job), default=str) if json else job_line(job))
+    tell(asdict(job), [job_line(job)], json=json, indent=None)

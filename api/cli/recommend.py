@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.flags import JobFlags, check_complete, parse_checkpoint
+from planner.api.cli.flags import check_complete, job_of_flags, parse_checkpoint
 from planner.api.cli.output import error_line, letters_only, make_console, note, show
 from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
 from planner.api.cli.saving import check_target, save_plan
@@ -121,7 +121,7 @@ def command(
     plot: PlotOrText = None,
     json: Json = False,
 ) -> None:
-    flags = JobFlags(
+    values = job_of_flags(
         job=job,
         model=model,
         gpu=gpu,
@@ -148,7 +148,6 @@ def command(
             "prefer": prefer,
         },
     )
-    values = flags.values()
     if job is None and values.get("current") is None:
         check_complete(values)
     if save_dir is not None:

@@ -12,13 +12,19 @@ from importlib import import_module
 import typer
 
 from planner.api.cli.output import error_line, flush_output
-from planner.api.errors import codes_of, lines_of
+from planner.api.errors import (
+    EXIT_BACKEND,
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEST,
+    codes_of,
+    lines_of,
+)
 from planner.errors import PlannerError
 from planner.version import VERSION
 
 PROGRAM = "planner-cli"
 COMPLETING = "_PLANNER_CLI_COMPLETE"
-EXIT_BUG, EXIT_USAGE, EXIT_BACKEND, EXIT_INTERRUPTED = 1, 2, 4, 130
 # of stdout; artefacts and databases have errors of their own
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 ClickError: type[Exception] = next(
@@ -170,7 +176,7 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
         _error_object(
             {"type": "usage", "field": field, "value": value, "message": message, "remedy": remedy}
         )
-    return EXIT_USAGE
+    return EXIT_REQUEST
 
 
 def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, str | None]:

@@ -23,19 +23,11 @@ def check_target(target: Path) -> None:
         if target.exists() and not target.is_dir():
             raise fault(FLAG, str(target), "is a file", "name a new or empty directory")
         if target.is_dir() and any(target.iterdir()) and not (target / MARKER).is_file():
-            raise fault(
-                FLAG,
-                str(target),
-                "is not empty and was not written by planner-cli",
-                "name a new or empty directory",
-            )
+            rule = "is not empty and was not written by planner-cli"
+            raise fault(FLAG, str(target), rule, "name a new or empty directory")
     except (OSError, ValueError) as error:
-        raise fault(
-            FLAG,
-            str(target),
-            f"cannot be used ({getattr(error, 'strerror', None) or error})",
-            "name a new directory",
-        ) from None
+        rule = f"cannot be used ({getattr(error, 'strerror', None) or error})"
+        raise fault(FLAG, str(target), rule, "name a new directory") from None
 
 
 def write_folder(target: Path, files: Mapping[str, str]) -> None:

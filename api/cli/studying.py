@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.api.cli.output import note
 from planner.api.cli.working import progress
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer
 from planner.api.jobs.standing import standing_line
 from planner.api.jobs.studies import ask_study, run_study
 from planner.api.render.figures import seconds

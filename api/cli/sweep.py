@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from planner.api.asker import asker
-from planner.api.cli.output import error_line, note, say, show_json
+from planner.api.cli.output import error_line, note, say, show_json, tell
 from planner.api.cli.plotting import Plot, check_plot, write_plot
 from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
 from planner.api.cli.typed import Json, complete_sweep
 from planner.api.errors import codes_of
 from planner.api.input.names import sweep_id_of
 from planner.api.input.text import read_mapping_file
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer
 from planner.api.jobs.schedule import in_zone
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
@@ -21,17 +21,16 @@ from planner.api.jobs.sweeps import (
     PREFIX,
     add_sweep,
     all_sweeps,
-    cancel_sweep,
-    pause_sweep,
-    resume_sweep,
+    change_sweep,
     run_now,
     sweep_detail,
 )
 from planner.api.jobs.webhooks import deliver_due
 from planner.api.render.charts import sweep_chart
 from planner.api.render.sweep import report_lines
-from planner.api.storage.records import SweepRecord
-from planner.api.wiring import Wiring, wire
+from planner.api.storage.common import told
+from planner.api.storage.records import SweepRecord, SweepState
+from planner.api.wiring import wire
 from planner.errors import fault
 from planner.units import counted
 
@@ -80,11 +79,8 @@ def run(
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), observer)
     assert ended.result is not None, "a run that nothing kept from measuring has a report"
     deliver_due(wiring)
-    if json:
-        show_json({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result})
-    else:
-        for line in report_lines(ended.result):
-            say(line)
+    body = {"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}
+    tell(body, report_lines(ended.result), json=json)
     if interrupted:
         raise typer.Exit(130)
     failure = failure_in(ended.result)
@@ -106,30 +102,16 @@ def schedule(file: File, json: Json = False) -> None:
         )
     wiring = wire()
     sweep = add_sweep(wiring, values, allow_files=True)
-    if json:
-        show_json(sweep_detail(wiring, sweep))
-        return
-    say(f"{sweep.id}: {sweep.name}{_next(sweep)}")
+    tell(sweep_detail(wiring, sweep), [f"{sweep.id}: {sweep.name}{_next(sweep)}"], json=json)
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
     """All sweeps, newest first."""
     sweeps = list(all_sweeps(wire()))
-    if json:
-        rows = [
-            {
-                "id": one.id,
-                "name": one.name,
-                "state": one.state,
-                "next_due_at": one.next_due_at.isoformat() if one.next_due_at else None,
-            }
-            for one in sweeps
-        ]
-        show_json(rows)
-        return
-    for one in sweeps:
-        say(f"{one.id}  {one.state:9}  {one.name}{_next(one)}")
+    rows = [told(one, "id", "name", "state", "next_due_at") for one in sweeps]
+    lines = (f"{one.id}  {one.state:9}  {one.name}{_next(one)}" for one in sweeps)
+    tell(rows, lines, json=json)
 
 
 @app.command()
@@ -160,22 +142,19 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
 @app.command()
 def pause(sweep_id: Id, json: Json = False) -> None:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
-    wiring = wire()
-    _say_state(wiring, pause_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
+    _change(sweep_id, "paused", as_json=json)
 
 
 @app.command()
 def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
-    wiring = wire()
-    _say_state(wiring, resume_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
+    _change(sweep_id, "active", as_json=json)
 
 
 @app.command()
 def cancel(sweep_id: Id, json: Json = False) -> None:
     """Never again: queued runs are cancelled, a running one is asked to stop."""
-    wiring = wire()
-    _say_state(wiring, cancel_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
+    _change(sweep_id, "cancelled", as_json=json)
 
 
 @app.command()
@@ -201,11 +180,11 @@ def hosts(
             say(f"  {sentence}")
 
 
-def _say_state(wiring: Wiring, sweep: SweepRecord, *, as_json: bool) -> None:
-    if as_json:
-        show_json(sweep_detail(wiring, sweep))
-        return
-    say(f"{sweep.id} is {sweep.state}{_next(sweep)}")
+def _change(sweep_id: str, state: SweepState, *, as_json: bool) -> None:
+    wiring = wire()
+    sweep = change_sweep(wiring, sweep_id_of(wiring, sweep_id), state)
+    line = f"{sweep.id} is {sweep.state}{_next(sweep)}"
+    tell(sweep_detail(wiring, sweep), [line], json=as_json)
 
 
 def _next(sweep: SweepRecord) -> str:

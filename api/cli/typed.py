@@ -1,7 +1,7 @@
 """Values of flags as people type them, read when the command line is parsed."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -43,34 +43,23 @@ def complete_sweep(incomplete: str) -> list[str]:
     return _stored(SweepRow, incomplete)
 
 
-def complete_model(incomplete: str) -> list[str]:
-    return _beginning(model_names(), incomplete)
+def _offering(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """A completion by the names that begin so."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete.lower())]
+
+    return complete
 
 
-def complete_gpu(incomplete: str) -> list[str]:
-    return _beginning(gpu_names(), incomplete)
-
-
-def complete_cluster(incomplete: str) -> list[str]:
-    return _beginning(cluster_names(), incomplete)
-
-
-def complete_pool(incomplete: str) -> list[str]:
+def _pools() -> Iterable[str]:
     """Names of pools, with a colon where an option has to follow."""
-    names = (form.partition(":")[0] + ":" * (":" in form) for form in pool_forms())
-    return _beginning(names, incomplete)
+    return (form.partition(":")[0] + ":" * (":" in form) for form in pool_forms())
 
 
-def complete_trainer(incomplete: str) -> list[str]:
-    return _beginning(TRAINERS, incomplete)
-
-
-def complete_sampler(incomplete: str) -> list[str]:
-    return _beginning(SAMPLERS.names, incomplete)
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete.lower())]
+complete_model, complete_gpu = _offering(model_names), _offering(gpu_names)
+complete_cluster, complete_pool = _offering(cluster_names), _offering(_pools)
+complete_trainer, complete_sampler = _offering(lambda: TRAINERS), _offering(lambda: SAMPLERS.names)
 
 
 def _stored(rows: type[PlanRow] | type[SweepRow], incomplete: str) -> list[str]:

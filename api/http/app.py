@@ -6,6 +6,7 @@
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 
 import anyio
 from fastapi import FastAPI
@@ -17,21 +18,7 @@ from planner.api.http.metrics import Metrics
 from planner.api.http.origin import OwnSite
 from planner.api.http.rates import Rates
 from planner.api.http.requests import limiters
-from planner.api.http.routes import (
-    catalog,
-    charts,
-    estimates,
-    health,
-    jobs,
-    measurements,
-    operations,
-    plans,
-    probes,
-    queue,
-    simulations,
-    sweeps,
-    web,
-)
+from planner.api.http.routes import web
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire
@@ -44,20 +31,12 @@ ABOUT = (
 )
 
 
-MODULES = (
-    plans,
-    charts,
-    jobs,
-    estimates,
-    simulations,
-    probes,
-    sweeps,
-    measurements,
-    catalog,
-    operations,
-    queue,
-    health,
-    web,
+MODULES = tuple(
+    import_module(f"planner.api.http.routes.{name}")
+    for name in (
+        *("plans", "charts", "jobs", "estimates", "simulations", "probes", "sweeps"),
+        *("measurements", "catalog", "operations", "queue", "health", "web"),
+    )
 )
 
 

@@ -13,7 +13,7 @@ NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def answer(request: Request, body: str) -> Response:
+def answer(request: Request, body: str, media_type: str = JSON) -> Response:
     """The body with its ETag; 304 without it where `If-None-Match` names it.
 
     Source: RFC 9110, sections 8.8.3 and 13.1.2 (weak comparison; `*` is any).
@@ -24,4 +24,4 @@ def answer(request: Request, body: str) -> Response:
     held = {one.strip().removeprefix("W/") for one in asked.split(",")}
     if tag in held or "*" in held:
         return Response(status_code=304, headers=headers)
-    return Response(body, media_type=JSON, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)

@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from planner.api.http.requests import Threads, in_thread
+from planner.api.storage.common import told
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEvent, TaskRecord
 
 MEDIA_TYPE = "text/event-stream"
@@ -61,26 +62,13 @@ def of_sweep(sweep_id: str, run: TaskRecord | None) -> Snapshot:
 
 def described(record: ProbeRecord) -> Body:
     """The body of a `probe` event."""
-    return {
-        "id": record.id,
-        "rank": record.plan_rank,
-        "state": record.state,
-        "progress": record.progress,
-        "failure": record.failure,
-        "message": record.message,
-        "measurement_id": record.measurement_id,
-    }
+    shown = ("id", "state", "progress", "failure", "message", "measurement_id")
+    return {**told(record, *shown), "rank": record.plan_rank}
 
 
 def described_run(run: TaskRecord) -> Body:
     """The body of a `sweep` event."""
-    return {
-        "run": run.id,
-        "state": run.state,
-        "progress": run.progress,
-        "message": run.message,
-        "standing": None if run.standing is None else dict(run.standing),
-    }
+    return {"run": run.id, **told(run, "state", "progress", "message", "standing")}
 
 
 def stream(request: Request, read: Callable[[], Snapshot]) -> Response:

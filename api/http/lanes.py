@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -30,34 +31,30 @@ NEWEST = 0.2
 FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
+@dataclass(eq=False, kw_only=True)
 class Lane:
     """A process pool with a fair queue: keys take turns, and each key's requests keep their order.
 
     name: of the lane, in metrics.
     processes: how many work at once.
-    most_waiting: how many more may wait, of one key and of all.
+    most_waiting: how many more may wait, of all and of one key.
     seconds: how long one may work.
     niceness: of the processes, below the one that answers.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        processes: int,
-        most_waiting: int,
-        most_waiting_per_key: int,
-        seconds: float,
-        niceness: int,
-    ) -> None:
-        self.name, self.processes, self.seconds = name, processes, seconds
-        self.most_waiting, self.most_waiting_per_key = most_waiting, most_waiting_per_key
-        self.niceness = niceness
-        self.mean_seconds = FIRST_SECONDS
-        self.running = 0
-        self._lines: dict[str, deque[asyncio.Event]] = {}  # the first key is the next one
-        self._pools: list[ProcessPool] = []  # of one process each: ending one disturbs no other
-        self._idle: list[ProcessPool] = []
+    name: str
+    processes: int
+    most_waiting: int
+    most_waiting_per_key: int
+    seconds: float
+    niceness: int
+    mean_seconds: float = FIRST_SECONDS
+    running: int = 0
+    # the first key is the next one
+    _lines: dict[str, deque[asyncio.Event]] = field(default_factory=dict)
+    # of one process each: ending one disturbs no other
+    _pools: list[ProcessPool] = field(default_factory=list)
+    _idle: list[ProcessPool] = field(default_factory=list)
 
     @property
     def waiting(self) -> int:
@@ -161,10 +158,6 @@ class Lane:
 
 def open_lanes(settings: Settings) -> dict[str, Lane]:
     """PLANNING for searches, PRICING for what takes milliseconds."""
-    limits = {
-        "most_waiting": settings.most_waiting_plans,
-        "most_waiting_per_key": settings.most_waiting_plans_per_key,
-    }
     processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
     return {
         name: Lane(
@@ -172,7 +165,8 @@ def open_lanes(settings: Settings) -> dict[str, Lane]:
             processes=processes[name],
             seconds=settings.planning_seconds,
             niceness=NICENESS[name],
-            **limits,
+            most_waiting=settings.most_waiting_plans,
+            most_waiting_per_key=settings.most_waiting_plans_per_key,
         )
         for name in (PLANNING, PRICING)
     }

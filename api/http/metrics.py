@@ -83,9 +83,8 @@ class DatabaseNumbers(Collector):
     def collect(self) -> Iterator[Metric]:
         """Collects the current values."""
         found = self._read()
-        up = GaugeMetricFamily("planner_database_up", "Whether the database answers.")
-        up.add_metric([], float(found is not None))
-        yield up
+        answers = float(found is not None)
+        yield GaugeMetricFamily("planner_database_up", "Whether the database answers.", answers)
         if found is None:
             return
         jobs = GaugeMetricFamily(
@@ -99,22 +98,12 @@ class DatabaseNumbers(Collector):
         for failure, number in found.failures.items():
             failures.add_metric([failure], number)
         yield from (jobs, failures)
-        for name, help_, value in (
-            ("planner_probe_gpu_seconds", "GPU-seconds that probes used.", found.gpu_seconds),
-            ("planner_plans", "Stored plans.", found.plans),
-            ("planner_measurements", "Stored measurements.", found.measurements),
-            ("planner_sweeps", "Stored sweeps.", found.sweeps),
-        ):
-            gauge = GaugeMetricFamily(name, help_)
-            gauge.add_metric([], value)
-            yield gauge
+        for name, value in found.totals.items():
+            about = "GPU-seconds that probes used." if "seconds" in name else f"Stored {name}."
+            yield GaugeMetricFamily(f"planner_{name}", about, value=value)
         if self._error[1] is not None:
-            error = GaugeMetricFamily(
-                "planner_prediction_error_median",
-                f"Of the step time, over the newest {NEWEST_RUNS} measured runs, 0.1 is 10%.",
-            )
-            error.add_metric([], self._error[1])
-            yield error
+            about = f"Of the step time, over the newest {NEWEST_RUNS} measured runs, 0.1 is 10%."
+            yield GaugeMetricFamily("planner_prediction_error_median", about, self._error[1])
 
     def _read(self) -> StoredNumbers | None:
         try:

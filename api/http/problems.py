@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -16,12 +17,12 @@ from starlette.routing import Match
 
 from planner.api.asker import asker
 from planner.api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
-from planner.api.http.refusals import note_refusal
 from planner.api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_GONE = 499  # for the log: nobody reads this answer; nginx's number
+EVERY_SECONDS = 60.0  # between two lines of the audit trail about the same refusal
 log = logging.getLogger("planner.api")
 _REMEDIES = {
     HTTPStatus.NOT_FOUND: "see /docs for the paths that exist",
@@ -42,6 +43,20 @@ def problem(request: Request, error: PlannerError) -> Response:
     return answer
 
 
+def note_refusal(request: Request, name: str, error: PlannerError) -> None:
+    """Stores who was refused what, unless the same was stored within the last minute."""
+    noted: dict[tuple[str, str], float] = request.app.state.refusals
+    now, kind = time.monotonic(), (name, error.kind)
+    if now - noted.get(kind, -EVERY_SECONDS) < EVERY_SECONDS:
+        return
+    noted[kind] = now
+    subject = f"{request.method} {request.url.path}"
+    try:
+        request.app.state.wiring.audit.add(name, f"refused.{error.kind}", subject, str(error))
+    except PlannerError as failure:
+        log.warning("%s of %s is not in the audit trail: %s", subject, name, failure)
+
+
 def _response(
     request: Request,
     status: HTTPStatus,
@@ -53,6 +68,8 @@ def _response(
         "status": int(status),
         "instance": request.url.path,
         "request_id": request_id.get() or None,
+        "field": None,
+        "value": None,
         **members,
     }
     return Response(
@@ -85,11 +102,8 @@ def install(app: FastAPI) -> None:
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(sorted(_methods(request)))
-        kind = status.phrase.lower().replace(" ", "_").replace("-", "_")
         members = {
-            "type": kind,
-            "field": None,
-            "value": None,
+            "type": status.phrase.lower().replace(" ", "_").replace("-", "_"),
             "message": str(error.detail),
             "remedy": _REMEDIES.get(status),
             "detail": f"{request.method} {request.url.path}: {error.detail}",
@@ -115,10 +129,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        members: dict[str, object] = {
+        members = {
             "type": "bug",
-            "field": None,
-            "value": None,
             "message": "a bug of ours",
             "remedy": "report it with the id of this request",
             "detail": "the service failed; its log has the details",

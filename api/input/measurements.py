@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from planner.api.catalog import gpu_name_of, model_name_of
+from planner.api.catalog import named
 from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
@@ -113,14 +113,8 @@ def read_measurements(
         check_log(text, source or "the log")
         said, doubts = stated_by(text)
         parsed = completed(said, doubts, job or {}, source or "the log")
-        return [
-            _of_row(
-                wiring,
-                {**parsed.request, "source": source, "measured": log_numbers(text, parsed, source)},
-                "",
-                allow_files,
-            )
-        ]
+        numbers = {"source": source, "measured": log_numbers(text, parsed, source)}
+        return [_of_row(wiring, {**parsed.request, **numbers}, "", allow_files)]
     if format == "megatron":
         return [_of_row(wiring, _megatron_row(text, job or {}, source or "the log"), "", False)]
     rows = csv_rows(text) if format == "csv" else json_rows(text)
@@ -149,12 +143,8 @@ def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> 
         remedy = with_near_file("give a log, rows, or a folder of event files", place)
         raise fault("FILE", str(place), "no such file or folder", remedy)
     parsed = completed({}, (), job or {}, str(place))
-    return _of_row(
-        wiring,
-        {**parsed.request, "source": str(place), "measured": event_numbers(place, parsed)},
-        "",
-        True,
-    )
+    numbers = {"source": str(place), "measured": event_numbers(place, parsed)}
+    return _of_row(wiring, {**parsed.request, **numbers}, "", True)
 
 
 def of_rows(
@@ -280,37 +270,20 @@ def _content(measurement: Measurement) -> dict[str, Any]:
     return {key: value for key, value in measurement.as_row().items() if key != "id"}
 
 
-def filter_of(
-    *,
-    model: str | None = None,
-    gpu: str | None = None,
-    status: str | None = None,
-    rung: str | None = None,
-    job_hash: str | None = None,
-    asked_by: str | None = None,
-) -> MeasurementFilter:
+def filter_of(**wanted: str | None) -> MeasurementFilter:
     """Filter on measurements; model and gpu by any name of the catalogue.
 
-    Raises SpecError for an unknown status or fidelity.
+    wanted: fields of MeasurementFilter. Raises SpecError for an unknown status or fidelity.
     """
+    kinds = {"status": get_args(Status), "rung": get_args(Rung)}
     faults = [
-        Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")
-        for field, value, known in (
-            ("status", status, get_args(Status)),
-            ("rung", rung, get_args(Rung)),
-        )
-        if value is not None and value not in known
+        Fault(field, wanted[field], "is not one of the known values", f"use {', '.join(known)}")
+        for field, known in kinds.items()
+        if wanted.get(field) not in (None, *known)
     ]
     if faults:
         raise SpecError(faults)
-    return MeasurementFilter(
-        model=None if model is None else model_name_of(model),
-        gpu=None if gpu is None else gpu_name_of(gpu),
-        status=status,
-        rung=rung,
-        job_hash=job_hash,
-        asked_by=asked_by,
-    )
+    return MeasurementFilter(**named(wanted))
 
 
 def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:

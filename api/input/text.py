@@ -8,9 +8,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import yaml
 
@@ -239,38 +240,42 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+@contextmanager
+def opened(path: str, field: str, remedy: str) -> Iterator[IO[bytes]]:
+    """A file to read, "-" for standard input. Raises SpecError where it cannot be read."""
+    file = Path(path)
+    try:
+        if path == "-":
+            yield sys.stdin.buffer
+            return
+        file = file.expanduser()
+        if file.is_dir():
+            raise fault(field, path, "is a directory, not a file", remedy)
+        with file.open("rb") as stream:
+            yield stream
+    except FileNotFoundError:
+        raise fault(field, path, "no such file", with_near_file(remedy, file)) from None
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        rule = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise fault(field, path, rule, remedy) from None
+
+
 def read_text(path: str, field: str, remedy: str = "give the path of a YAML or JSON file") -> str:
     """Text of a file, "-" for standard input.
 
     Raises SpecError for anything that is not a UTF-8 file of sane size.
     """
+    with opened(path, field, remedy) as stream:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        rule = f"is larger than {MAX_FILE_BYTES // 1_000_000} MB"
+        raise fault(field, path, rule, "a job is a few kilobytes; give the right file")
     try:
-        if path == "-":
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            file = Path(path).expanduser()
-            if file.is_dir():
-                raise fault(field, path, "is a directory, not a file", remedy)
-            with file.open("rb") as stream:
-                data = stream.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise fault(
-                field,
-                path,
-                f"is larger than {MAX_FILE_BYTES // 1_000_000} MB",
-                "a job is a few kilobytes; give the right file",
-            )
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise fault(field, path, "is not UTF-8 text", remedy) from None
-    except FileNotFoundError:
-        raise fault(
-            field, path, "no such file", with_near_file(remedy, Path(path).expanduser())
-        ) from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise fault(
-            field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy
-        ) from None
 
 
 def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]:

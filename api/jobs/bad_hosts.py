@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from planner.api.wiring import Wiring
 from planner.probes.protocol import FailureKind
@@ -44,10 +43,7 @@ class BadHost:
     """A host to keep out, and why: sentences with the numbers."""
 
     host: str
-    evidence: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"host": self.host, "evidence": list(self.evidence)}
+    evidence: list[str]
 
 
 def keep_out(wiring: Wiring, pool: str, bad: BadHost, run_id: str) -> None:
@@ -113,7 +109,7 @@ class HostWatch:
         """Hosts found bad since the last time that this was asked."""
         found = []
         for host in sorted(self._touched - self.known):
-            evidence = (*self._too_many_failures(host), *self._slower_than_elsewhere(host))
+            evidence = [*self._too_many_failures(host), *self._slower_than_elsewhere(host)]
             if evidence:
                 found.append(BadHost(host=host, evidence=evidence))
         self.known |= {one.host for one in found}

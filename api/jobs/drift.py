@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from planner.api.calibration.update import update_about
 from planner.api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
+from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import DriftFinding, HistoryRow
 from planner.api.wiring import Wiring
@@ -51,7 +52,7 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
     return {
         **report,
         "headline": "; ".join([report["headline"], *new]),
-        "quarantined": report["quarantined"] + [one.as_dict() for one in bad],
+        "quarantined": report["quarantined"] + [asdict(one) for one in bad],
         "drift": document,
     }
 
@@ -142,7 +143,7 @@ class _History:
         On the newest night too, and with software that others ran: else it may be that software.
         """
         found = [
-            BadHost(host=one.host, evidence=(self._slower(one),))
+            BadHost(host=one.host, evidence=[self._slower(one)])
             for one in hosts
             if one.until is None
             and one.newest is not None
@@ -201,9 +202,7 @@ class _History:
         last_good = self.nights.at[change.last_before]
         return {
             "layouts": labels,
-            "change": change.change,
-            "low": change.low,
-            "high": change.high,
+            **told(change, "change", "low", "high"),
             "since": since.created_at.isoformat(),
             "run": since.run,
             "last_before": last_good,
@@ -222,9 +221,7 @@ class _History:
             "host": host.host,
             "since": since,
             "until": until,
-            "change": host.change,
-            "low": host.low,
-            "high": host.high,
+            **told(host, "change", "low", "high"),
             "layouts": [self._label(layout) for layout in host.layouts],
             "statement": f"host {host.host} is {self._slower(host)}{ended}; what it measured then "
             "counts as no drift",

@@ -3,12 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from planner.api.errors import UnavailableError
-from planner.api.jobs.observer import Observer
 from planner.api.jobs.owners import has_crashed, owner
 from planner.api.storage.job_records import JobEnd, JobRecord, Lease
 from planner.api.storage.queue import SqlQueue
@@ -26,6 +25,20 @@ log = logging.getLogger("planner.leases")
 
 def new_lease() -> Lease:
     return Lease(owner=owner(), seconds=LEASE_SECONDS)
+
+
+@dataclass(kw_only=True)
+class Observer:
+    """Callbacks of who follows a study or a sweep, and the way to stop it.
+
+    on_event: called with each event, JSON-safe.
+    on_message: called with what is being done now.
+    stop: set it to end with the best so far.
+    """
+
+    on_event: Callable[[Mapping[str, Any]], None] = lambda _: None
+    on_message: Callable[[str], None] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from planner.api.storage.common import told
 from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
 from planner.api.storage.paging import cursor_of
 from planner.api.storage.records import Page, PlanLine
@@ -99,13 +100,8 @@ def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
 
 def state_of(study: TaskRecord) -> dict[str, Any]:
     """The state of a plan that is not made yet, or whose study failed."""
-    return {
-        "id": study.id,
-        "status": study.state,
-        "progress": study.progress,
-        "failure": study.failure,
-        "message": study.message,
-    }
+    shown = told(study, "progress", "failure", "message")
+    return {"id": study.id, "status": study.state, **shown}
 
 
 def entry_of(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner.api.errors import lines_of
-from planner.api.jobs.leases import Claimed, abandoned, lost_workers, take_over
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Claimed, Observer, abandoned, lost_workers, take_over
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.probes import OOM, end_of
 from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord

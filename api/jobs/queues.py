@@ -45,10 +45,9 @@ def retry(wiring: Wiring, job_id: str) -> QueuedJob:
     Raises NotFoundError; ConflictError for one that has not failed; ForbiddenError for somebody
     else's; QuotaError.
     """
-    who, record = asker(), find(wiring, job_id)
-    who.check_owner("job", job_id, record.asked_by)
-    is_probe, seconds = isinstance(record, ProbeRecord), _most_gpu_seconds(record)
-    queue: Any = wiring.probes if is_probe else wiring.tasks
+    record, queue = _ours(wiring, job_id)
+    who, seconds = asker(), _most_gpu_seconds(record)
+    is_probe = isinstance(record, ProbeRecord)
     with one_transaction(queue.engine):
         with writing(queue.engine) as session:
             check_quota(session, who, probes=int(is_probe), gpu_seconds=seconds)
@@ -60,10 +59,15 @@ def cancel(wiring: Wiring, job_id: str) -> QueuedJob:
 
     Raises NotFoundError; ForbiddenError for somebody else's.
     """
-    who, record = asker(), find(wiring, job_id)
-    who.check_owner("job", job_id, record.asked_by)
-    queue: Any = wiring.probes if isinstance(record, ProbeRecord) else wiring.tasks
-    return line_of(queue.cancel(job_id, who.name))
+    _, queue = _ours(wiring, job_id)
+    return line_of(queue.cancel(job_id, asker().name))
+
+
+def _ours(wiring: Wiring, job_id: str) -> tuple[ProbeRecord | TaskRecord, Any]:
+    """(the job, its queue), where the asker may change it."""
+    record = find(wiring, job_id)
+    asker().check_owner("job", job_id, record.asked_by)
+    return record, wiring.probes if isinstance(record, ProbeRecord) else wiring.tasks
 
 
 def _most_gpu_seconds(record: ProbeRecord | TaskRecord) -> float:

@@ -3,15 +3,17 @@
 import platform
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from planner.api.jobs.held_devices import HeldDevices
 from planner.api.jobs.leases import Claimed
 from planner.api.jobs.probes import RequestedProbe, enqueue, run_probe
 from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.wiring import Wiring
+from planner.errors import ProbeError
 from planner.probes.launch import Watch
 from planner.probes.pools.protocol import Pool
 from planner.specs.cluster import ClusterSpec
@@ -19,6 +21,7 @@ from planner.specs.cluster import ClusterSpec
 POLL_SECONDS = 0.25  # between two looks for room
 MOST_AT_ONCE = 256  # probes of one run: each has a thread here, and a lease in the database
 NO_ROOM_WANTED = {"pool": None, "wants_gpus": None}  # columns of a task that does not wait
+HELD_PROBES = 8  # that fit one after the other into what is held
 Say = Callable[[str], None]
 
 
@@ -68,13 +71,55 @@ def _enqueue(
     return record
 
 
-@dataclass(slots=True)
-class _Ended:
-    """A probe that ended, or what its thread raised."""
+class HeldDevices:
+    """Parts of a pool, each lent to one probe at a time and kept until the end.
 
-    probe_id: str
-    record: ProbeRecord | None = None
-    error: BaseException | None = None
+    Where the pool runs as many at once as there are, nothing is held: all wait side by side.
+
+    name: of the run; the parts are called after it.
+    """
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self.pool, self.name = pool, name
+        self._stack, self._lock, self._number = ExitStack(), threading.Lock(), 0
+        self._free: dict[tuple[str, int], list[Pool]] = defaultdict(list)
+
+    @contextmanager
+    def lent(self, requested: RequestedProbe) -> Iterator[Pool]:
+        """A part for this probe: a free one of its size, or a new one."""
+        cluster = requested.job.cluster
+        if self.pool.capacity(cluster).at_once is None:
+            yield self.pool
+            return
+        key = (cluster.gpu.name, requested.devices)
+        part = self._taken(key, requested)
+        if part is None:
+            yield self.pool
+            return
+        try:
+            yield part
+        finally:
+            with self._lock:
+                self._free[key].append(part)
+
+    def close(self) -> None:
+        """Lets go of all parts. No probe may run in them any more."""
+        self._free.clear()
+        self._stack.close()
+
+    def _taken(self, key: tuple[str, int], requested: RequestedProbe) -> Pool | None:
+        """A free part or a new one; None where the pool cannot hold any, which a probe will say."""
+        with self._lock:
+            if self._free[key]:
+                return self._free[key].pop()
+            self._number += 1
+            name, seconds = f"{self.name}-{self._number}", requested.request.time_limit_seconds
+            held = self.pool.hold(
+                name, requested.job.cluster, requested.devices, HELD_PROBES * seconds
+            )
+            with suppress(ProbeError):
+                return self._stack.enter_context(held)
+        return None
 
 
 @dataclass(kw_only=True)
@@ -91,7 +136,10 @@ class SideBySide:
     running: dict[str, RequestedProbe] = field(default_factory=dict)
     waits: bool = False
     _stops: dict[str, threading.Event] = field(default_factory=dict)
-    _ended: "queue.SimpleQueue[_Ended]" = field(default_factory=queue.SimpleQueue)
+    # ids of probes, each with how it ended or what its thread raised
+    _ended: "queue.SimpleQueue[tuple[str, ProbeRecord | BaseException]]" = field(
+        default_factory=queue.SimpleQueue
+    )
     _rooms: dict[str, Room] = field(default_factory=dict)
     _avoids: list[bool] = field(default_factory=list)
 
@@ -141,15 +189,14 @@ class SideBySide:
         """
         while self.running:
             try:
-                one = self._ended.get(timeout=wait_seconds)
+                probe_id, ended = self._ended.get(timeout=wait_seconds)
             except queue.Empty:
                 return
-            requested = self.running.pop(one.probe_id)
-            del self._stops[one.probe_id]
-            if one.record is None:
-                assert one.error is not None, "a thread ends with one or the other"
-                raise one.error
-            yield requested, one.record
+            requested = self.running.pop(probe_id)
+            del self._stops[probe_id]
+            if isinstance(ended, BaseException):
+                raise ended
+            yield requested, ended
             wait_seconds = 0.0
 
     @property
@@ -165,9 +212,9 @@ class SideBySide:
         """Ends all that run and waits for them; what they raise is dropped."""
         self.stop()
         while self.running:
-            one = self._ended.get()
-            self.running.pop(one.probe_id, None)
-            self._stops.pop(one.probe_id, None)
+            probe_id, _ = self._ended.get()
+            self.running.pop(probe_id, None)
+            self._stops.pop(probe_id, None)
         self._held.close()
 
     def _want(self, devices: int) -> None:
@@ -184,10 +231,10 @@ class SideBySide:
         return self._rooms[name]
 
     def _run(self, record: ProbeRecord, requested: RequestedProbe, watch: Watch) -> None:
-        ended = _Ended(record.id)
+        ended: ProbeRecord | BaseException
         try:
             with self._held.lent(requested) as pool:
-                ended.record = run_probe(self.wiring, record, watch, pool=pool, requested=requested)
+                ended = run_probe(self.wiring, record, watch, pool=pool, requested=requested)
         except BaseException as error:
-            ended.error = error
-        self._ended.put(ended)
+            ended = error
+        self._ended.put((record.id, ended))

@@ -1,9 +1,12 @@
 """How far a run of a sweep is: what the terminal, the page and the events show of it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from planner.api.jobs.leases import Claimed, Observer
+from planner.api.storage.job_records import TaskEnd, TaskRecord
 from planner.units import counted
 
 
@@ -45,3 +48,33 @@ def standing_line(body: Mapping[str, Any]) -> str:
         f"{counted(body['failures'], 'failure')}, {body['gpu_seconds']:.0f} of "
         f"{body['max_gpu_seconds']:.0f} GPU-seconds{out}"
     )
+
+
+@dataclass
+class SweepProgress:
+    """Reports messages and standings, and knows when the next is due.
+
+    standing: how far the run is now.
+    """
+
+    claimed: Claimed[TaskRecord, TaskEnd]
+    observer: Observer
+    standing: Callable[[], Standing]
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def report(self, message: str, *, passing: bool = False) -> None:
+        """To all who follow. passing: only how far it is; nothing ended."""
+        self.claimed.columns["standing"] = standing = self.standing().as_dict()
+        if message:
+            self.claimed.report(message)
+        event = "standing" if passing else "sweep"
+        self.observer.on_event({"event": event, "message": message, **standing})
+        self._last["shown"] = time.monotonic()
+
+    def is_time(self, what: str, seconds: float) -> bool:
+        """Whether the interval has passed since the last call that returned true."""
+        now = time.monotonic()
+        if now - self._last.get(what, -seconds) < seconds:
+            return False
+        self._last[what] = now
+        return True

@@ -10,13 +10,20 @@ from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
 from planner.api.identity import hash_of_job
 from planner.api.input.jobs import parse_job
-from planner.api.jobs.leases import is_abandoned, new_lease, take_over
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer, is_abandoned, new_lease, take_over
+from planner.api.jobs.plans import study_of
 from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.own_entries import with_own
-from planner.api.storage.job_records import EndState, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.job_records import (
+    OPEN,
+    EndState,
+    JobState,
+    TaskEnd,
+    TaskFilter,
+    TaskRecord,
+)
 from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import PlanLabels
@@ -27,7 +34,8 @@ from planner.plan.recommend import recommend
 from planner.probes.preflight import Need
 from planner.specs.job import Job
 from planner.specs.plan import Plan
-from planner.study.measured_search import MicroPlan, Probing
+from planner.study.measured_search import Probing
+from planner.units import counted
 
 PREFIX = "plan"
 WARMUP_STEPS = 3  # of a request that does not say
@@ -127,8 +135,8 @@ def _plan(probes: StudyProbes) -> Plan:
     """Runs the study and returns the plan with all of its measurements."""
     wiring, job, record = probes.wiring, probes.job, probes.claimed.record
     assert job.probe is not None, "a study has probes to spend"
-    own = probes.done_before()
-    own_ids = {one.id for one in own.measurements}
+    resumed, asked_before, kernel_seconds = probes.done_before()
+    own_ids = {one.id for one in resumed}
     known = [one for one in probes.measured_before() if one.id not in own_ids]
     pool = wiring.pool(job.probe.pool)
     pool.check(Need.of(job, job.probe.trainer))
@@ -137,19 +145,16 @@ def _plan(probes: StudyProbes) -> Plan:
     probing = Probing(
         measure=probes.measure,
         known=known,
-        resumed=own.measurements,
-        asked_before=own.asked,
+        resumed=resumed,
+        asked_before=asked_before,
         on_event=probes.on_event,
         should_stop=probes.observer.stop.is_set,
         num_devices=capacity.num_devices,
         emulates=real and capacity.device == "cuda",
         steps=job.probe.steps + WARMUP_STEPS,
         refuses=probes.refusal if real else None,
-        micro=MicroPlan(
-            timed=probes.timed_before(),
-            num_gpus=capacity.num_devices,
-            gpu_seconds_before=own.micro_gpu_seconds,
-        ),
+        timed=probes.timed_before(),
+        kernel_seconds_before=kernel_seconds,
     )
     counted_here = {one.id for one in known}
     plan = recommend(
@@ -164,3 +169,33 @@ def _plan(probes: StudyProbes) -> Plan:
     )
     probes.update_calibration()
     return plan
+
+
+def end_plan(wiring: Wiring, plan_id: str) -> tuple[JobState, list[str], str]:
+    """Cancels the study of a plan and what is queued or runs of its probes.
+
+    (state of its study, "done" of a plan on paper; ids of its cancelled probes; what was done).
+
+    Raises NotFoundError; ForbiddenError where another key asked for any of them.
+    """
+    who, study = asker(), study_of(wiring, plan_id)
+    owner = wiring.store.asked_by(plan_id) if study is None else study.asked_by
+    was_open = study is not None and study.state in OPEN
+    probes = [record for record in probes_of(wiring, plan_id) if record.state in OPEN]
+    if was_open or not probes:
+        who.check_owner("plan", plan_id, owner)
+    for record in probes:
+        who.check_owner("probe", record.id, record.asked_by)
+    if study is not None:
+        study = wiring.tasks.cancel(plan_id, who.name)
+    ended = [wiring.probes.cancel(record.id, who.name) for record in probes]
+    cancelled = [
+        *(["its study"] if was_open else []),
+        *([counted(len(ended), "probe")] if ended else []),
+    ]
+    message = (
+        f"cancelled: {' and '.join(cancelled)}"
+        if cancelled
+        else "nothing was running for it: nothing was cancelled, and what is stored stays"
+    )
+    return "done" if study is None else study.state, [record.id for record in ended], message

@@ -7,8 +7,7 @@ from typing import Any
 from planner.api.calibration.inputs import kernel_probes, timings_of
 from planner.api.calibration.update import update_from_probes
 from planner.api.errors import lines_of
-from planner.api.jobs.leases import Claimed
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Claimed, Observer
 from planner.api.jobs.plans import job_with_layout, job_without_layout
 from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
 from planner.api.jobs.side_by_side import enqueue_in_room
@@ -169,9 +168,10 @@ class StudyProbes:
         try:
             self.wiring.pool(probe.pool).check(Need.of(self.job, probe.trainer))
         except PlannerError as error:
-            return _broken(measurement, "; ".join(lines_of(error)))
+            return _failing(measurement, failure=BROKEN, message="; ".join(lines_of(error)))
         if failure == FailureKind.IMPORT and not self.succeeded:
-            return _broken(measurement, measurement.measured.message or failure)
+            message = measurement.measured.message or failure
+            return _failing(measurement, failure=BROKEN, message=message)
         return measurement
 
     def update_calibration(self) -> None:
@@ -227,8 +227,11 @@ class StudyProbes:
                 if one.measured.status in ("ok", "oom") and one.measured.rung != "imitated"
             )
 
-    def done_before(self) -> "_DoneBefore":
-        """Earlier measurements of this study: they count against its budget."""
+    def done_before(self) -> tuple[Sequence[Measurement], AskedBefore, float]:
+        """Probes of this study from before it was resumed: they count against its budget.
+
+        (measurements, oldest first; what was asked of each; GPU-seconds spent on kernels).
+        """
         study_id = self.claimed.record.id
         records = probes_of(self.wiring, study_id)
         found = {
@@ -238,38 +241,20 @@ class StudyProbes:
         }
         self.succeeded.update(one.id for one in found.values() if one.measured.failure is None)
         events = self.wiring.tasks.events(study_id)
-        return _DoneBefore(
-            measurements=list(found.values()),
-            asked={
-                found[record.id].id: (body["message"], body.get("counts"))
-                for record in records
-                if record.id in found and (body := _question_of(record, events)) is not None
-            },
-            micro_gpu_seconds=sum(
-                gpu_seconds_of(record) for record in records if record.request.get("kernels")
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DoneBefore:
-    """A study's own probes from before it was resumed.
-
-    measurements: oldest first.
-    micro_gpu_seconds: spent on kernels.
-    """
-
-    measurements: Sequence[Measurement]
-    asked: AskedBefore
-    micro_gpu_seconds: float
+        asked = {
+            found[record.id].id: (body["message"], body.get("counts"))
+            for record in records
+            if record.id in found and (body := _question_of(record, events)) is not None
+        }
+        kernels = [record for record in records if record.request.get("kernels")]
+        return list(found.values()), asked, sum(map(gpu_seconds_of, kernels))
 
 
 def _without_blame(measurement: Measurement) -> Measurement:
     """A measurement of before; a failure of the machine then says nothing about the layout."""
     if measurement.measured.failure not in OF_THE_MACHINE:
         return measurement
-    numbers = measurement.measured.model_copy(update={"failure": FailureKind.INTERRUPTED.value})
-    return measurement.model_copy(update={"measured": numbers})
+    return _failing(measurement, failure=FailureKind.INTERRUPTED.value)
 
 
 def _not_believed(measurement: Measurement) -> Measurement:
@@ -284,8 +269,8 @@ def _not_believed(measurement: Measurement) -> Measurement:
     return measurement.model_copy(update={"measured": numbers})
 
 
-def _broken(measurement: Measurement, message: str) -> Measurement:
-    numbers = measurement.measured.model_copy(update={"failure": BROKEN, "message": message})
+def _failing(measurement: Measurement, **changed: str) -> Measurement:
+    numbers = measurement.measured.model_copy(update=changed)
     return measurement.model_copy(update={"measured": numbers})
 
 

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from planner.api.errors import StoredError
@@ -15,20 +16,41 @@ from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import Measurement, question_hash
 from planner.units import counted
 
 CHANGED = 0.03  # relative change of a step that the headline counts; a judgement
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedJob:
-    """One job of a run: its lines, or why it has none."""
+@dataclass(eq=False, kw_only=True)
+class Item:
+    """A layout of a run.
 
-    index: int
+    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off, if it
+        confirms what was measured on them, and otherwise while enough others are left.
+    line: what is reported of it, once it is known.
+    confirms: it runs once more elsewhere, because its host is suspected to be slow.
+    """
+
+    wanted: Wanted
+    attempts: list[ProbeRecord] = field(default_factory=list)
+    avoid: frozenset[str] = frozenset()
+    line: Line | None = None
+    confirms: bool = False
+
+    @cached_property
+    def key(self) -> tuple[str, str]:
+        """(question, layout) of the request."""
+        return question_hash(self.wanted.job), self.wanted.layout.short()
+
+
+@dataclass(kw_only=True)
+class JobOfRun:
+    """A job of a run with its layouts; or why it has none."""
+
     job: Job
-    lines: Sequence[Line]
+    items: Sequence[Item] = ()
     failure: str | None = None
     error: str | None = None
 
@@ -101,12 +123,12 @@ def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | N
 def report_of(
     wiring: Wiring,
     run: TaskRecord,
-    reported: Sequence[ReportedJob],
+    run_jobs: Sequence[JobOfRun],
     spent: SpentByRun,
     bad: Sequence[BadHost],
 ) -> dict[str, Any]:
     newest = _jobs_before(wiring, run)
-    jobs = [_job(one, newest) for one in reported]
+    jobs = [_job(one, index, newest) for index, one in enumerate(run_jobs)]
     lines = [line for job in jobs for line in job["layouts"]]
     changed = [line for line in lines if line["changed"]]
     failed = [line for line in lines if line["status"] in ("failed", "oom")]
@@ -129,12 +151,14 @@ def report_of(
         "retried": spent.retried,
         "most_at_once": spent.most_at_once,
         "failures": dict(sorted(kinds.items())),
-        "quarantined": [one.as_dict() for one in bad],
+        "quarantined": [asdict(one) for one in bad],
         "jobs": jobs,
     }
 
 
-def _job(one: ReportedJob, newest: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def _job(
+    one: JobOfRun, index: int, newest: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
     name = {
         "model": one.job.model.name,
         "gpu": one.job.cluster.gpu.name,
@@ -143,14 +167,15 @@ def _job(one: ReportedJob, newest: Sequence[Sequence[Mapping[str, Any]]]) -> dic
     if one.error is not None:
         nothing: Line = {"layouts": [], "winner": None, "new_winner": False}
         return {**name, "failure": one.failure, "error": one.error, **nothing}
-    times = {line["layout"]: line["step_seconds"] for line in one.lines if line["step_seconds"]}
+    lines = [item.line for item in one.items if item.line is not None]
+    times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
     winner = min(times, key=times.__getitem__) if times else None
-    before, seconds_before = _winner_in(newest, one.index)
+    before, seconds_before = _winner_in(newest, index)
     new = bool(
         before and winner and before != winner and times[winner] < times.get(before, seconds_before)
     )
     won = {"winner": winner, "winner_before": before, "new_winner": new}
-    return {**name, "layouts": list(one.lines), **won}
+    return {**name, "layouts": lines, **won}
 
 
 def _jobs_before(wiring: Wiring, run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from planner.api.calibration.read import learned
@@ -11,17 +10,15 @@ from planner.api.calibration.update import update_about
 from planner.api.errors import lines_of
 from planner.api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from planner.api.jobs.drift import with_drift
-from planner.api.jobs.leases import Claimed, new_lease
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Claimed, Observer, new_lease
 from planner.api.jobs.probe_recovery import at_work, recover
 from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.retries import hosts_of, next_try, step_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
-from planner.api.jobs.standing import Standing
+from planner.api.jobs.standing import Standing, SweepProgress
 from planner.api.jobs.sweep_budget import SpentByRun
-from planner.api.jobs.sweep_layouts import Wanted, wanted_of
-from planner.api.jobs.sweep_progress import SweepProgress
-from planner.api.jobs.sweep_report import Line, ReportedJob, line_of, report_of
+from planner.api.jobs.sweep_layouts import wanted_of
+from planner.api.jobs.sweep_report import Item, JobOfRun, line_of, report_of
 from planner.api.jobs.sweeps import check_sweep
 from planner.api.render.sweep import sweep_line
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
@@ -31,8 +28,6 @@ from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.probes.launch import Watch
 from planner.probes.protocol import FailureKind
-from planner.specs.job import Job
-from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
 
 POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stopped
@@ -73,38 +68,6 @@ def run_sweep(
     )
 
 
-@dataclass(eq=False, kw_only=True)
-class _Item:
-    """A layout of the run.
-
-    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off, if it
-        confirms what was measured on them, and otherwise while enough others are left.
-    line: what is reported of it, once it is known.
-    confirms: it runs once more elsewhere, because its host is suspected to be slow.
-    """
-
-    wanted: Wanted
-    attempts: list[ProbeRecord] = field(default_factory=list)
-    avoid: frozenset[str] = frozenset()
-    line: Line | None = None
-    confirms: bool = False
-
-    @cached_property
-    def key(self) -> tuple[str, str]:
-        """(question, layout) of the request."""
-        return question_hash(self.wanted.job), self.wanted.layout.short()
-
-
-@dataclass(kw_only=True)
-class _JobOfRun:
-    """A job of the run with its layouts; or why it has none."""
-
-    job: Job
-    items: list[_Item]
-    failure: str | None = None
-    error: str | None = None
-
-
 @dataclass(kw_only=True)
 class SweepRun:
     """A run in progress. spent: those that run included, with what they may use."""
@@ -116,9 +79,9 @@ class SweepRun:
     spent: SpentByRun = field(default_factory=SpentByRun)
     layouts: int = 0
     failures: int = 0
-    _jobs: list[_JobOfRun] = field(default_factory=list)
-    _pending: deque[_Item] = field(default_factory=deque)
-    _running: dict[str, _Item] = field(default_factory=dict)
+    _jobs: list[JobOfRun] = field(default_factory=list)
+    _pending: deque[Item] = field(default_factory=deque)
+    _running: dict[str, Item] = field(default_factory=dict)
     _before: dict[tuple[str, str], list[ProbeRecord]] = field(default_factory=dict)
     _hosts: HostWatch = field(default_factory=HostWatch)
     _bad: list[BadHost] = field(default_factory=list)
@@ -143,17 +106,7 @@ class SweepRun:
             self._bench.end()
             update_about(self.wiring, self._measured)
         self.claimed.store(standing=self._standing().as_dict(), **NO_ROOM_WANTED)
-        reported = [
-            ReportedJob(
-                index=index,
-                job=one.job,
-                lines=[item.line for item in one.items if item.line is not None],
-                failure=one.failure,
-                error=one.error,
-            )
-            for index, one in enumerate(self._jobs)
-        ]
-        return report_of(self.wiring, self.claimed.record, reported, self.spent, self._bad)
+        return report_of(self.wiring, self.claimed.record, self._jobs, self.spent, self._bad)
 
     # ---- what there is to do --------------------------------------------------------------------
 
@@ -191,7 +144,7 @@ class SweepRun:
 
     def _plan(self, number: int, values: Mapping[str, Any]) -> None:
         job = read_job(values, allow_files=False)
-        one = _JobOfRun(job=job, items=[])
+        one = JobOfRun(job=job)
         self._jobs.append(one)
         self._progress.report(
             f"job {number} of {len(self.spec.jobs)}: {job.model.name} on "
@@ -208,7 +161,7 @@ class SweepRun:
                 ),
                 run_id=run.id,
             )
-            one.items = [_Item(wanted=wanted) for wanted in chosen]
+            one.items = [Item(wanted=wanted) for wanted in chosen]
         except StoreError:
             raise
         except PlannerError as error:
@@ -224,7 +177,7 @@ class SweepRun:
                 self._look_at(item, record)
             self._go_on(item)
 
-    def _go_on(self, item: _Item) -> None:
+    def _go_on(self, item: Item) -> None:
         """To its first probe, to its next one after a failure that may pass, or to its line."""
         if not item.attempts:
             self._pending.append(item)
@@ -301,7 +254,7 @@ class SweepRun:
         while self._pending:
             self._end(self._pending.popleft(), why)
 
-    def _end(self, item: _Item, why: str = "") -> None:
+    def _end(self, item: Item, why: str = "") -> None:
         first = item.line is None
         item.line = line_of(self.wiring, self.claimed.record, item.wanted, item.attempts, why)
         if first:
@@ -311,7 +264,7 @@ class SweepRun:
 
     # ---- hosts ----------------------------------------------------------------------------------
 
-    def _look_at(self, item: _Item, record: ProbeRecord) -> None:
+    def _look_at(self, item: Item, record: ProbeRecord) -> None:
         """Notes what the probe says of its hosts; those found bad are kept out from now on."""
         hosts, seconds = hosts_of(record), step_of(record)
         if record.measurement_id is None:

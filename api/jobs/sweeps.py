@@ -16,11 +16,11 @@ from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
-from planner.api.storage.common import readable
+from planner.api.storage.common import readable, told
 from planner.api.storage.job_records import TaskFilter, TaskRecord
 from planner.api.storage.paging import every
 from planner.api.storage.quotas import check_quota
-from planner.api.storage.records import SweepRecord
+from planner.api.storage.records import SweepRecord, SweepState
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
@@ -93,40 +93,18 @@ def check_sweep(wiring: Wiring, spec: SweepSpec) -> None:
         raise next(error for error in failures.values() if error is not None)
 
 
-def pause_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
-    """No more runs until it is resumed: queued ones are cancelled, a running one goes on.
+def change_sweep(wiring: Wiring, sweep_id: str, state: SweepState) -> SweepRecord:
+    """Pauses, resumes or cancels it; see `SqlSweepStore.change` for what becomes of its runs.
 
-    Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
+    An active one runs again from the next time of its schedule on. Raises NotFoundError,
+    ConflictError; ForbiddenError for somebody else's.
     """
-    who = _owner(wiring, sweep_id)
-    return wiring.sweeps.change(sweep_id, "paused", None, who.name)
-
-
-def resume_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
-    """Runs again from the next time of its schedule on.
-
-    Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
-    """
-    who = _owner(wiring, sweep_id)
-    spec = _spec(wiring.sweeps.get(sweep_id))
-    due = next_due(spec.schedule, wiring.sweeps.now(), spec.time_zone)
-    return wiring.sweeps.change(sweep_id, "active", due, who.name)
-
-
-def cancel_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
-    """Never again: queued runs are cancelled, a running one is asked to stop.
-
-    Raises NotFoundError; ForbiddenError for somebody else's.
-    """
-    who = _owner(wiring, sweep_id)
-    return wiring.sweeps.change(sweep_id, "cancelled", None, who.name)
-
-
-def _owner(wiring: Wiring, sweep_id: str) -> Asker:
-    """The caller, where the sweep is theirs. Raises NotFoundError, ForbiddenError."""
-    who = asker()
-    who.check_owner("sweep", sweep_id, wiring.sweeps.get(sweep_id).asked_by)
-    return who
+    who, sweep, due = asker(), wiring.sweeps.get(sweep_id), None
+    who.check_owner("sweep", sweep_id, sweep.asked_by)
+    if state == "active":
+        spec = _spec(sweep)
+        due = next_due(spec.schedule, wiring.sweeps.now(), spec.time_zone)
+    return wiring.sweeps.change(sweep_id, state, due, who.name)
 
 
 # ---- the schedule --------------------------------------------------------------------------------
@@ -245,23 +223,8 @@ def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
 def sweep_detail(wiring: Wiring, sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
     """A sweep with its newest runs and their reports, JSON-safe."""
     tasks = wiring.tasks.list(TaskFilter(kind="sweep", parent_id=sweep.id), None, runs).items
+    shown = ("id", "due_at", "state", "progress", "message", "standing")
     return {
-        "id": sweep.id,
-        "name": sweep.name,
-        "created_at": sweep.created_at.isoformat(),
-        "state": sweep.state,
-        "spec": dict(sweep.spec),
-        "next_due_at": None if sweep.next_due_at is None else sweep.next_due_at.isoformat(),
-        "runs": [
-            {
-                "id": task.id,
-                "due_at": None if task.due_at is None else task.due_at.isoformat(),
-                "state": task.state,
-                "progress": task.progress,
-                "message": task.message,
-                "standing": None if task.standing is None else dict(task.standing),
-                "report": None if task.result is None else dict(task.result),
-            }
-            for task in tasks
-        ],
+        **told(sweep, "id", "name", "created_at", "state", "spec", "next_due_at"),
+        "runs": [{**told(task, *shown), "report": task.result} for task in tasks],
     }

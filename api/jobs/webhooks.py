@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from planner.api.errors import need
 from planner.api.settings import Settings
+from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, fault
@@ -92,7 +93,7 @@ def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
         check_webhook(wiring.settings, url)  # the operator may have changed the list
     except PlannerError as error:
         return str(error)
-    body = json.dumps(told(task)).encode()
+    body = json.dumps(body_of(task)).encode()
     timestamp = int(wiring.clock.now().timestamp())
     headers = {
         "content-type": "application/json",
@@ -131,16 +132,12 @@ def _refused(url: str, body: bytes, headers: Mapping[str, str]) -> str | None:
     return None if httpx.codes.is_success(found) else f"HTTP {found}"
 
 
-def told(task: TaskRecord) -> Mapping[str, Any]:
+def body_of(task: TaskRecord) -> Mapping[str, Any]:
     """The body that a webhook is sent."""
     return {
         "type": "sweep.run.ended",
-        "id": task.id,
+        **told(task, "id", "state", "message", "due_at", "finished_at"),
         "sweep": task.parent_id,
         "name": task.request.get("name"),
-        "state": task.state,
-        "message": task.message,
-        "due_at": None if task.due_at is None else task.due_at.isoformat(),
-        "finished_at": None if task.finished_at is None else task.finished_at.isoformat(),
-        "report": None if task.result is None else dict(task.result),
+        "report": task.result,
     }

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from planner.api.calibration.update import update_from_probes
 from planner.api.errors import UnavailableError
-from planner.api.jobs.leases import abandoned, lost_workers, new_lease, take_over
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer, abandoned, lost_workers, new_lease, take_over
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.plans import subject_of
 from planner.api.jobs.probe_recovery import recover
@@ -58,6 +57,7 @@ class Workers(ABC, Generic[Record, End]):
 
     noun: ClassVar[str]
     bug: ClassVar[str]
+    end_class: ClassVar[type[JobEnd]]
 
     def __init__(
         self, wiring: Wiring, number: int, report: Callable[[str], None] = lambda _: None
@@ -114,9 +114,9 @@ class Workers(ABC, Generic[Record, End]):
     def queue(self) -> SqlQueue[Record, Any, End]:
         """Where they claim. Raises StoreError while the database is down or not migrated."""
 
-    @abstractmethod
     def _claim_next(self) -> Record | None:
         """Claims the next job."""
+        return self.queue.claim(new_lease())
 
     @abstractmethod
     def _errands(self) -> Sequence[Callable[[], object]]:
@@ -143,9 +143,10 @@ class Workers(ABC, Generic[Record, End]):
     def _about(self, record: Record) -> str:
         """One-line description of the job."""
 
-    @abstractmethod
     def _failed(self, failure: str, message: str) -> End:
         """How a failed job ends."""
+        end: Any = self.end_class(state="failed", failure=failure, message=message)
+        return end  # type: ignore[no-any-return]
 
     def _serve(self, ended: threading.Event) -> None:
         try:
@@ -221,7 +222,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
     Beside it they call webhooks, end abandoned probes and prune the audit trail.
     """
 
-    noun, bug = "task", "bug"
+    noun, bug, end_class = "task", "bug", TaskEnd
     _pruned_at = -math.inf
 
     @property
@@ -232,7 +233,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         schedule_due(self.wiring)
         self.end_abandoned()
         self._prune_audit()
-        return self.queue.claim(new_lease())
+        return super()._claim_next()
 
     def end_abandoned(self) -> None:
         """Puts tasks of crashed owners back into the queue, or ends them."""
@@ -273,21 +274,15 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         model, gpu, num_gpus = subject_of(record)
         return f"a study of {model} on {num_gpus} {gpu}"
 
-    def _failed(self, failure: str, message: str) -> TaskEnd:
-        return TaskEnd(state="failed", failure=failure, message=message)
-
 
 class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
     """Workers that end abandoned probes, measure queued ones, and update the calibration."""
 
-    noun, bug = "probe", BACKEND
+    noun, bug, end_class = "probe", BACKEND, ProbeEnd
 
     @property
     def queue(self) -> SqlQueue[ProbeRecord, Any, ProbeEnd]:
         return self.wiring.probes
-
-    def _claim_next(self) -> ProbeRecord | None:
-        return self.queue.claim(new_lease())
 
     def _errands(self) -> Sequence[Callable[[], object]]:
         return (partial(recover, self.wiring, check_processes=True),)
@@ -298,9 +293,6 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 
     def _about(self, record: ProbeRecord) -> str:
         return f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}"
-
-    def _failed(self, failure: str, message: str) -> ProbeEnd:
-        return ProbeEnd(state="failed", failure=failure, message=message)
 
 
 def is_idle(wiring: Wiring) -> bool:

@@ -46,44 +46,19 @@ def document(report: Report) -> str:
         "Written by `planner-cli accuracy --recompute --markdown docs/accuracy.md`; calibration "
         f"`{report.calibration_id}`."
     )
-    lines = [
-        "# Accuracy",
-        "",
-        written,
-        "",
-        *_classes(report),
-        "",
-        *(f"- {one}" for one in CLASSES),
-        "",
-    ]
-    lines += [f"- {line}" for line in headlines(report)]
+    lines = ["# Accuracy", "", written, "", *_classes(report), ""]
+    lines += [*(f"- {one}" for one in CLASSES), "", *(f"- {one}" for one in headlines(report))]
     lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
     lines += ["## Number one against a rule of thumb", "", *_against_rule(report), ""]
     lines += ["## The same job again", "", *_repeats(report), ""]
     lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
-    lines += [
-        "## Every group of rows",
-        "",
-        *_table(
-            ("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]
-        ),
-        "",
-    ]
+    groups = [cells for cells in table_rows(report) if cells is not None]
+    lines += ["## Every group of rows", "", *_table(("rows of", *COLUMNS), groups), ""]
     lines += [f"- {note}" for note in NOTES]
     lines += ["", "## Every row", ""]
     names = (
-        "id",
-        "layout",
-        "measured s",
-        "predicted s",
-        "error",
-        "in 90%",
-        "allocated",
-        "predicted",
-        "reserved",
-        "predicted",
-        "fits",
-        "doubts",
+        *("id", "layout", "measured s", "predicted s", "error", "in 90%"),
+        *("allocated", "predicted", "reserved", "predicted", "fits", "doubts"),
     )
     lines += _table(names, [_row(row) for row in report.rows])
     return "\n".join(lines) + "\n"

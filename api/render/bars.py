@@ -1,14 +1,26 @@
-"""Stacked bars: colours where there are colours, letters where there are none."""
+"""Stacked bars of memory and time: colours where there are colours, else letters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
+from planner.specs import estimate_parts
+from planner.specs.estimate import Estimate
+from planner.units import format_bytes, format_seconds
+
 COLOURS = (
     "green", "cyan", "blue", "magenta", "yellow", "red", "bright_blue", "bright_magenta", "white",
     "bright_black",
 )  # fmt: skip
+LETTERS = {
+    "parameters": "P", "gradients": "G", "activations": "A", "logits": "L", "buffers": "B",
+    "workspace": "W", "fragmentation": "F", "context": "x",
+    "compute": "C", "recompute": "R", "launches": "l", "host waits": "w", "bubble": "b",
+    "optimizer": "O", "straggler": "s", "other": "o",
+    "tp comm": "T", "cp comm": "X", "ep comm": "E", "pp comm": "P", "fsdp comm": "F",
+    "dp comm": "D",
+}  # fmt: skip
 FREE = "·"
 GAP = "   "
 
@@ -73,3 +85,20 @@ def legend(parts: Sequence[BarPart], width: int, *, letters: bool) -> Text:
         text.append(words)
         column += 1 + len(words)
     return text
+
+
+def memory_parts(estimate: Estimate) -> list[BarPart]:
+    """Parts of the worst pipeline rank's device memory, in bytes; they sum to device_bytes."""
+    return [
+        BarPart(name, LETTERS[name], size, format_bytes(size))
+        for name, size in estimate_parts.memory_parts(estimate)
+    ]
+
+
+def time_parts(estimate: Estimate) -> list[BarPart]:
+    """Parts of one step on the critical path, in seconds; they sum to step_seconds."""
+    total = estimate.step_seconds or 1.0
+    return [
+        BarPart(name, LETTERS[name], size, f"{format_seconds(size)} ({size / total:.0%})")
+        for name, size in estimate_parts.time_parts(estimate)
+    ]

@@ -1,7 +1,8 @@
 """Measurements beside the planner's predictions of the same jobs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 
 from planner.errors import PlannerError
 from planner.estimates import estimate_job
@@ -14,36 +15,22 @@ class Beside:
 
     That calibration has learned nothing from it here. None: not measured (out of memory, say), or
     the planner refuses the layout.
+    ratio: measured over predicted: below 1 the run is slower than was predicted.
     """
 
     id: str
     measured_tokens_per_second_per_gpu: float | None
     predicted_tokens_per_second_per_gpu: float | None
     predicted_step_seconds: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Measured over predicted: below 1 the run is slower than was predicted."""
-        measured, predicted = (
-            self.measured_tokens_per_second_per_gpu,
-            self.predicted_tokens_per_second_per_gpu,
-        )
-        return measured / predicted if measured and predicted else None
-
-    def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "ratio": self.ratio}
+    ratio: float | None
 
     def sentence(self) -> str:
         """Such as "Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98", or nothing."""
         if self.ratio is None:
             return ""
-        measured, predicted = (
-            self.measured_tokens_per_second_per_gpu,
-            self.predicted_tokens_per_second_per_gpu,
-        )
         return (
-            f"measured {measured:,.0f} tokens/s/GPU, predicted {predicted:,.0f}: ratio "
-            f"{self.ratio:.2f}"
+            f"measured {self.measured_tokens_per_second_per_gpu:,.0f} tokens/s/GPU, predicted "
+            f"{self.predicted_tokens_per_second_per_gpu:,.0f}: ratio {self.ratio:.2f}"
         )
 
 
@@ -57,15 +44,14 @@ def _beside(measurement: Measurement) -> Beside:
     if measured is None and numbers.step_seconds:
         tokens = job.training.global_batch_size * job.training.seq_len
         measured = tokens / numbers.step_seconds / job.cluster.num_gpus
-    try:
+    predicted = predicted_seconds = None
+    with suppress(PlannerError):  # no layout was stored, or nothing is known of the GPU any more
         estimate = estimate_job(job)
-    except PlannerError:  # no layout was stored, or nothing is known of the GPU any more
-        estimate = None
+        predicted, predicted_seconds = estimate.tokens_per_second_per_gpu, estimate.step_seconds
     return Beside(
         id=measurement.id,
         measured_tokens_per_second_per_gpu=measured,
-        predicted_tokens_per_second_per_gpu=None
-        if estimate is None
-        else estimate.tokens_per_second_per_gpu,
-        predicted_step_seconds=None if estimate is None else estimate.step_seconds,
+        predicted_tokens_per_second_per_gpu=predicted,
+        predicted_step_seconds=predicted_seconds,
+        ratio=measured / predicted if measured and predicted else None,
     )

@@ -50,29 +50,21 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     names = ("", "tok/s/GPU", "step", "memory", "MFU")[: 5 if width >= NARROW else 4]
     table.add_row(*(Text(name, style="dim", justify="right") for name in names))
-    rows = [("today, predicted", versus.estimate), ("number 1, predicted", winner.estimate)]
-    for name, estimate in rows:
-        speed, memory = rate(estimate.tokens_per_second_per_gpu), size(estimate.device_bytes)
-        cells = (speed, seconds(estimate.step_seconds), memory, percent(estimate.mfu))
-        table.add_row(
-            Text(name, style="dim"),
-            *(Text(cell, justify="right") for cell in cells[: len(names) - 1]),
-        )
+    rows = []
+    for name, one in (("today", versus.estimate), ("number 1", winner.estimate)):
+        speed, memory = rate(one.tokens_per_second_per_gpu), size(one.device_bytes)
+        step = seconds(one.step_seconds)
+        rows.append((f"{name}, predicted", speed, step, memory, percent(one.mfu)))
     if versus.measured is not None:
-        step, reserved = (
-            versus.measured.get("step_seconds"),
-            versus.measured.get("peak_reserved_bytes"),
+        reserved = versus.measured.get("peak_reserved_bytes")
+        speed = rate(versus.measured.get("tokens_per_second_per_gpu"))
+        step = seconds(versus.measured.get("step_seconds"))
+        rows.append(
+            ("today, measured", speed, step, f"{size(reserved)}*" if reserved else NONE, "")
         )
-        cells = (
-            rate(versus.measured.get("tokens_per_second_per_gpu")),
-            seconds(step),
-            f"{size(reserved)}*" if reserved else NONE,
-            "",
-        )
-        table.add_row(
-            Text("today, measured", style="dim"),
-            *(Text(cell, justify="right") for cell in cells[: len(names) - 1]),
-        )
+    for name, *cells in rows:
+        numbers = (Text(cell, justify="right") for cell in cells[: len(names) - 1])
+        table.add_row(Text(name, style="dim"), *numbers)
     return table
 
 

@@ -1,13 +1,13 @@
 """One estimate on one screen; the bars are shared with the plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from planner.api.render.bars import legend, stacked_bar
+from planner.api.render.bars import legend, memory_parts, stacked_bar, time_parts
 from planner.api.render.communication import communication_section
 from planner.api.render.figures import (
     interval_of,
@@ -19,7 +19,6 @@ from planner.api.render.figures import (
     seconds,
     size,
 )
-from planner.api.render.parts import memory_parts, time_parts
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job
@@ -109,7 +108,6 @@ def key_figures(
 
     step_seconds: of a step where it was measured; the prediction is then shown beside it.
     """
-    table = Table.grid(padding=(0, 2))
     interval = estimate.interval
     peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
     rows = (
@@ -122,12 +120,17 @@ def key_figures(
         ("runs out of memory", risk(estimate.oom_probability), "; ".join(_risks(estimate))),
         *more_rows,
     )
+    return figures_table(rows, narrow=width < NARROW)
+
+
+def figures_table(rows: Iterable[Row], *, narrow: bool = False) -> Table:
+    """Name, value and note of each figure. narrow: the note stands below its value."""
+    table = Table.grid(padding=(0, 2))
     for name, value, more in rows:
-        cells = (Text(value, style="bold"), Text(more, style="dim"))
-        if width < NARROW:
-            table.add_row(Text(name, style="dim"), Text("\n" if more else "").join(cells))
-        else:
-            table.add_row(Text(name, style="dim"), *cells)
+        cells = [Text(value, style="bold"), Text(more, style="dim")]
+        if narrow:
+            cells = [Text("\n" if more else "").join(cells)]
+        table.add_row(Text(name, style="dim"), *cells)
     return table
 
 

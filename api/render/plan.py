@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.current import current_section
@@ -16,6 +15,7 @@ from planner.api.render.estimate import (
     Row,
     basis_line,
     bullets,
+    figures_table,
     heading,
     indented,
     key_figures,
@@ -28,7 +28,7 @@ from planner.api.render.launch import launch_lines
 from planner.api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.layout import Layout
-from planner.specs.plan import SOURCES, Plan, RankedLayout
+from planner.specs.plan import SOURCES, Plan
 from planner.specs.run import RunEstimate
 from planner.trainers.registry import layout_line
 from planner.units import (
@@ -49,6 +49,8 @@ UNMEASURED = "*"  # after the rank of a layout that rests on what nobody measure
 def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None) -> RenderableType:
     """The whole screen of `recommend`. saved: folder that holds the files of every rank."""
     winner = plan.ranked[0]
+    # the bar shows the predicted step, where another one stands in the headline
+    beside = " as predicted" if winner.expected_step_seconds else ""
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (_line(plan, winner.layout), "bold")),
@@ -72,9 +74,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *memory_section(winner.estimate, width, letters=letters),
         "",
         # The first of the reasons says what costs most.
-        *time_section(
-            winner.estimate, width, letters=letters, overhead=False, beside=_as_predicted(winner)
-        ),
+        *time_section(winner.estimate, width, letters=letters, overhead=False, beside=beside),
         "",
     ]
     if winner.run is not None:
@@ -151,11 +151,6 @@ def _other_routing(plan: Plan) -> Iterator[Row]:
         f"{'' if step.fits else reason} where the busiest expert rank takes "
         f"{busiest:g} times the mean load",
     )
-
-
-def _as_predicted(winner: RankedLayout) -> str:
-    """The step that the bar shows, where another one stands in the headline."""
-    return " as predicted" if winner.expected_step_seconds else ""
 
 
 def question(plan: Plan) -> str:
@@ -288,13 +283,14 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
             f"about {run.expected_failures:,.1f} in the run",
         ),
     )
-    table = Table.grid(padding=(0, 2))
-    for name, value, more in rows:
-        table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
     assumed = [Text(f"{'; '.join(run.assumptions)}.", style="dim")]
     title = f"The whole run: {format_count(run.tokens)} tokens"
     given = "" if run.total_tokens else ", an example; training.total_tokens sets yours"
-    return [heading(title + given), indented(table), *(indented(line) for line in assumed)]
+    return [
+        heading(title + given),
+        indented(figures_table(rows)),
+        *(indented(line) for line in assumed),
+    ]
 
 
 SIZES = (

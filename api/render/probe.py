@@ -11,6 +11,7 @@ from rich.text import Text
 from planner.api.render.comparison import Beside
 from planner.api.render.figures import NONE, rate, seconds, size
 from planner.api.render.grid import Column, grid, number
+from planner.api.storage.common import told
 from planner.api.storage.job_records import ProbeRecord
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
@@ -23,6 +24,10 @@ QUANTITIES = (
     ("device", "device_bytes", size),
 )
 EVEN = 0.0005
+SHOWN = (
+    *("id", "state", "model", "gpu", "num_gpus", "layout"),
+    *("plan_id", "plan_rank", "failure", "message"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +39,11 @@ class Probed:
     estimate: Estimate
 
     def as_dict(self) -> dict[str, object]:
-        record = self.record
         return {
-            "id": record.id,
-            "state": record.state,
-            "model": record.model,
-            "gpu": record.gpu,
-            "num_gpus": record.num_gpus,
-            "layout": record.layout,
-            "plan_id": record.plan_id,
-            "plan_rank": record.plan_rank,
-            "failure": record.failure,
-            "message": record.message,
+            **told(self.record, *SHOWN),
             "measurement": None if self.measurement is None else self.measurement.as_row(),
             "estimate": self.estimate.model_dump(mode="json"),
-            "results": list(record.results),
+            "results": list(self.record.results),
         }
 
 

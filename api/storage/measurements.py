@@ -11,12 +11,13 @@ from planner.api.storage.common import Store, all_readable, flush_new, plain_tex
 from planner.api.storage.learning import believed_by, without_stale
 from planner.api.storage.paging import read_page
 from planner.api.storage.records import MeasurementFilter, Page, Subject
-from planner.api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
+from planner.api.storage.tables import FIGURES, MeasurementRow, PricedRunRow, ProbeRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement
 
+KEYS = ("job_hash", "num_gpus", "layout_hash", "software_hash")
 REMEDY = "`planner-cli measurements list` shows the ids"
 
 
@@ -148,20 +149,11 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
     return MeasurementRow(
         id=measurement.id,
         created_at=datetime.fromisoformat(measurement.created_at),
-        job_hash=key.job_hash,
         model=plain_text(key.model),
         gpu=plain_text(key.gpu),
-        num_gpus=key.num_gpus,
         layout=layout.short() if layout else "",
-        layout_hash=key.layout_hash,
-        software_hash=key.software_hash,
-        status=numbers.status,
-        rung=numbers.rung,
-        step_seconds=numbers.step_seconds,
-        tokens_per_second_per_gpu=numbers.tokens_per_second_per_gpu,
-        peak_allocated_bytes=numbers.peak_allocated_bytes,
-        peak_reserved_bytes=numbers.peak_reserved_bytes,
-        device_bytes=numbers.device_bytes,
+        **{name: getattr(key, name) for name in KEYS},
+        **{name: getattr(numbers, name) for name in ("status", "rung", *FIGURES)},
         body={
             "created_at": measurement.created_at,
             "row": measurement.as_row(),

@@ -15,16 +15,13 @@ class StoredNumbers:
 
     jobs: by (kind, state); a kind is probe, study or sweep.
     failures: probes that ended without a result, by the failure's name.
-    gpu_seconds: that ended probes used.
+    totals: GPU-seconds that ended probes used; stored plans, measurements and sweeps.
     newest_measurement: its id; None where there is none.
     """
 
     jobs: Mapping[tuple[str, str], int]
     failures: Mapping[str, int]
-    gpu_seconds: float
-    plans: int
-    measurements: int
-    sweeps: int
+    totals: Mapping[str, float]
     newest_measurement: str | None
 
 
@@ -50,9 +47,12 @@ def stored_numbers(engine: Engine) -> StoredNumbers:
                 str(failure): number
                 for failure, number in session.execute(failed.group_by(ProbeRow.failure))
             },
-            gpu_seconds=float(session.scalar(used) or 0.0),
-            plans=session.scalar(select(count).select_from(PlanRow)) or 0,
-            measurements=session.scalar(select(count).select_from(MeasurementRow)) or 0,
-            sweeps=session.scalar(select(count).select_from(SweepRow)) or 0,
+            totals={
+                "probe_gpu_seconds": float(session.scalar(used) or 0.0),
+                **{
+                    table.__tablename__: session.scalar(select(count).select_from(table)) or 0
+                    for table in (PlanRow, MeasurementRow, SweepRow)
+                },
+            },
             newest_measurement=session.scalar(newest.limit(1)),
         )

@@ -15,7 +15,7 @@ from planner.api.storage.common import flush_new, plain_text, readable, record_o
 from planner.api.storage.paging import read_page
 from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
-from planner.api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
+from planner.api.storage.tables import FIGURES, EstimateRow, PlanLayoutRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.estimate import Estimate
@@ -121,19 +121,14 @@ def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
 
 
 def _layout_row(plan_id: str, entry: RankedLayout) -> PlanLayoutRow:
-    estimate = entry.estimate
     return PlanLayoutRow(
         plan_id=plan_id,
         rank=entry.rank,
         layout=entry.layout.model_dump(mode="json"),
         num_gpus=entry.num_gpus,
         source=entry.source,
-        step_seconds=estimate.step_seconds,
-        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
-        peak_allocated_bytes=estimate.peak_allocated_bytes,
-        peak_reserved_bytes=estimate.peak_reserved_bytes,
-        device_bytes=estimate.device_bytes,
-        oom_probability=estimate.oom_probability,
+        oom_probability=entry.estimate.oom_probability,
+        **{name: getattr(entry.estimate, name) for name in FIGURES},
     )
 
 

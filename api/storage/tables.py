@@ -29,6 +29,11 @@ NAMING = {
 }
 ID_LENGTH = 64
 HASH_LENGTH = 64
+# columns of what was priced and of what was measured, of the same names there
+FIGURES = (
+    *("step_seconds", "tokens_per_second_per_gpu"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
+)
 
 
 class Base(DeclarativeBase):
@@ -158,10 +163,7 @@ class PricedRunRow(Base):
 
 
 class LeasedRow(Base):
-    """Columns of every queue: a state, and a lease on it.
-
-    Only the owner with the newest fencing_token may write. priority: higher ones go first.
-    """
+    """Columns of every queue: a state, and a lease on it; see `JobRecord`."""
 
     __abstract__ = True
 
@@ -188,7 +190,7 @@ class LeasedRow(Base):
 
 
 class ProbeRow(LeasedRow):
-    """One layout to measure. devices: that it occupies in its pool while it runs."""
+    """One layout to measure; fields as `ProbeRecord`."""
 
     __tablename__ = "probes"
     __table_args__ = (
@@ -215,12 +217,9 @@ class ProbeRow(LeasedRow):
 
 
 class TaskRow(LeasedRow):
-    """A study of one job, or one run of a sweep. A sweep's scheduled time is run once.
+    """A study of one job, or one run of a sweep; fields as `TaskRecord`.
 
     pool, wants_gpus: where it waits for room, and for how much; null while it does not wait.
-    standing: how far it is, JSON-safe.
-    notify_at: when its end is to be told next; null where nobody is to be told, or all is said.
-    notified: attempts of that so far.
     """
 
     __tablename__ = "tasks"
@@ -257,10 +256,7 @@ class TaskEventRow(Base):
 
 
 class SweepRow(Base):
-    """Jobs that are measured again and again.
-
-    next_due_at: null when it has no schedule or is not active.
-    """
+    """Jobs that are measured again and again; fields as `SweepRecord`."""
 
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_created_at_id", "created_at", "id"),)
@@ -275,10 +271,7 @@ class SweepRow(Base):
 
 
 class QuarantinedHostRow(Base):
-    """A host of a pool that no run uses until then.
-
-    found_by: the run of a sweep that found it bad. evidence: sentences.
-    """
+    """A host of a pool that no run uses until then; fields as `QuarantinedHost`."""
 
     __tablename__ = "quarantined_hosts"
 
@@ -291,13 +284,7 @@ class QuarantinedHostRow(Base):
 
 
 class CalibrationRow(Base):
-    """A calibration from the runs of one trainer on one GPU under one software.
-
-    document: the whole posterior.
-    owner: for whose plans; empty for everyone's.
-    built_from: hash of the runs and timed kernels that it was made from.
-    superseded_at: null while it is in use.
-    """
+    """A calibration; fields as `CalibrationRecord`."""
 
     __tablename__ = "calibrations"
     __table_args__ = (

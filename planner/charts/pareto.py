@@ -94,9 +94,9 @@ def pareto(
     series = [name for name in COLOURS if any(row["series"] == name for row in [*rows, *measured])]
     # what the plan ranks lies above what it only considered
     rows.sort(key=lambda row: (row["rank"] is not None, -(row["rank"] or 0)))
-    limit = (
-        [] if usable_bytes is None else [{"gib": usable_bytes / GIB, "text": _usable(usable_bytes)}]
-    )
+    limit = []
+    if usable_bytes is not None:
+        limit = [{"gib": usable_bytes / GIB, "text": f"usable {format_bytes(usable_bytes)}"}]
     x, y = _axes(points, usable_bytes)
     body = {
         "datasets": {
@@ -125,10 +125,6 @@ def pareto(
         ],
     }
     return spec_of(title, subtitle, body)
-
-
-def _usable(num_bytes: float) -> str:
-    return f"usable {format_bytes(num_bytes)}"
 
 
 def _domain(values: Sequence[float]) -> Spec:

@@ -1,7 +1,7 @@
 """A study as it probes: the best step so far against the GPU-seconds spent."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.charts.chart import BLUE, ORANGE, Spec, spec_of
 from planner.units import counted
@@ -10,26 +10,16 @@ REAL, EXPECTED = "ran itself", "expected from smaller runs"
 HEIGHT = 240
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPoint:
-    """The study after one result.
+# of the study after one result; `ran`: whether the best layout so far ran itself
+SHOWN = ("layout", "message", "probes", "gpu_seconds", "best_step_seconds", "expected_regret")
 
-    ran: whether the best layout so far ran itself.
+
+def progress(points: Sequence[Mapping[str, Any]], *, title: str) -> Spec:
+    """The chart: a step line that falls while probes find something faster.
+
+    points: with the keys `number`, `ran` and SHOWN.
     """
-
-    number: int
-    layout: str
-    message: str
-    probes: int
-    gpu_seconds: float
-    best_step_seconds: float
-    expected_regret: float | None
-    ran: bool
-
-
-def progress(points: Sequence[StudyPoint], *, title: str) -> Spec:
-    """The chart: a step line that falls while probes find something faster."""
-    rows = [{**asdict(point), "best": REAL if point.ran else EXPECTED} for point in points]
+    rows = [{**point, "best": REAL if point["ran"] else EXPECTED} for point in points]
     x = {"field": "gpu_seconds", "type": "quantitative", "title": "GPU-seconds spent"}
     y = {
         "field": "best_step_seconds", "type": "quantitative", "title": "best step so far, s",

@@ -1,57 +1,27 @@
 """A sweep over time: each layout's step against its first measured one."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, by_name, layer, spec_of
 
+Rows = Sequence[Mapping[str, Any]]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPoint:
-    """One measured layout of one run.
 
-    at: when the run was due, ISO 8601.
-    change: against the run before; versions: of software that changed since, in words.
+def over_time(points: Rows, *, title: str, changes: Rows = ()) -> Spec:
+    """The chart: above 100% a layout is slower than it was at first.
+
+    points: one a measured layout of a run: `at` (when the run was due, ISO 8601), `run`, `job`,
+        `layout`, `step_seconds`, `predicted_seconds`, `change` (against the run before),
+        `versions` (of software that changed since, in words).
+    changes: of step times that are no noise: `at` (the first run), `statement`.
     """
-
-    at: str
-    run: str
-    job: str
-    layout: str
-    step_seconds: float
-    predicted_seconds: float | None
-    change: float | None
-    versions: str
-
-    @property
-    def series(self) -> str:
-        return f"{self.job}: {self.layout}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangePoint:
-    """A change of step times that is no noise. at: its first run, ISO 8601."""
-
-    at: str
-    statement: str
-
-
-def over_time(
-    points: Sequence[SweepPoint], *, title: str, changes: Sequence[ChangePoint] = ()
-) -> Spec:
-    """The chart: above 100% a layout is slower than it was at first."""
-    ordered = sorted(points, key=lambda point: point.at)
-    first: dict[str, float] = {}
+    ordered = sorted(points, key=lambda point: str(point["at"]))
+    rows, first = [], dict[str, float]()
     for point in ordered:
-        first.setdefault(point.series, point.step_seconds)
-    rows = [
-        {
-            **asdict(point),
-            "series": point.series,
-            "relative": point.step_seconds / first[point.series],
-        }
-        for point in ordered
-    ]
+        series, seconds = f"{point['job']}: {point['layout']}", point["step_seconds"]
+        first.setdefault(series, seconds)
+        rows.append({**point, "series": series, "relative": seconds / first[series]})
     names = list(first)
 
     legend = {"columns": 1, "labelLimit": 680}
@@ -72,7 +42,7 @@ def over_time(
     ]  # fmt: skip
     body = {
         "datasets": {"points": rows, "base": [{"relative": 1.0}],
-                     "changes": [asdict(change) for change in changes]},
+                     "changes": list(changes)},
         "layer": [
             layer("base", {"type": "rule", "color": GREY, "strokeDash": [3, 3]}, {"y": y}),
             layer("changes", {"type": "rule", "color": VERMILION, "strokeWidth": 2},

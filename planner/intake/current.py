@@ -10,7 +10,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import bridge, megatron, megatron_log, primus, titan_command
 from planner.intake.trainer_files.config_files import PASSES
-from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
+from planner.intake.trainer_files.statement import Run, Stated, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
@@ -276,7 +276,3 @@ def own_run(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Ru
     """The run that a job's own file describes; None for a job without one, or with a log."""
     current = read_again(values, model, num_gpus)
     return None if current is None else current.run
-
-
-def label(current: Current) -> str:
-    return LABELS[current.format]

@@ -34,20 +34,6 @@ START_SECONDS = {"cpu": 15.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroPlan:
-    """Kernel timings as a fidelity of the study.
-
-    timed: the timings that exist already.
-    num_gpus: of the pool.
-    gpu_seconds_before: spent by this study before it was resumed.
-    """
-
-    timed: Sequence[KernelTiming]
-    num_gpus: int
-    gpu_seconds_before: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
     """How to spend probes.
 
@@ -55,7 +41,8 @@ class Probing:
     known, resumed, asked_before: see `planner.study.ask_tell.run`.
     num_devices: of the pool; larger layouts are only emulated.
     emulates: whether the pool can run one rank of a layout by itself on a GPU.
-    micro: kernel timings as another fidelity.
+    timed: kernel timings that exist already, which are another fidelity; None: none are made.
+    kernel_seconds_before: GPU-seconds that this study spent on them before it was resumed.
     refuses: why the program that runs probes cannot run a layout; None if it can.
     """
 
@@ -68,7 +55,8 @@ class Probing:
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
     refuses: Callable[[Layout], str | None] | None = None
-    micro: MicroPlan | None = None
+    timed: Sequence[KernelTiming] | None = None
+    kernel_seconds_before: float = 0.0
     steps: int = 13
 
 
@@ -94,8 +82,16 @@ def probe_size(
     beside = [isolated.layout] if isolated is not None else []
     wanted = list(dict.fromkeys((*include, *beside, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
-    kernels = StudyKernels.of(pricer, candidates) if probing.micro else None
-    micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
+    micro_probes: tuple[MicroProbe, ...] = ()
+    observed: tuple[ObservedEffect, ...] = ()
+    if probing.timed is not None:  # what no timing covers, and effects of the earlier ones
+        kernels = StudyKernels.of(pricer, candidates)
+        micro_probes = kernels.probes(
+            [timing.shape for timing in probing.timed],
+            num_gpus=min(probing.num_devices, pricer.cluster.gpus_per_node),
+            start_seconds=MICRO_START_SECONDS,
+        )
+        observed = kernels.observed(probing.timed)
     refused, reasons = None, dict[str, int]()
     if probing.refuses is not None:
         refused, reasons = unsupported_candidates(candidates, probing.refuses)
@@ -113,7 +109,7 @@ def probe_size(
         refused=refused,
         micro_probes=micro_probes,
         observed=observed,
-        gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
+        gpu_seconds_before=probing.kernel_seconds_before,
         first=candidates.find(include[0]) if include else None,
         first_measures=measures(
             [one for first in include[:1] for one in rests_on(first, pricer, pricer.calibration)]
@@ -136,19 +132,6 @@ def probe_size(
 def _in_rows(candidates: Candidates, isolated: Isolating | None) -> tuple[int, str] | None:
     row = None if isolated is None else candidates.find(isolated.layout)
     return None if isolated is None or row is None else (row, isolated.reason)
-
-
-def _micro(
-    kernels: StudyKernels | None, plan: MicroPlan | None, per_node: int
-) -> tuple[tuple[MicroProbe, ...], tuple[ObservedEffect, ...]]:
-    """(Micro-probes of what no timing covers, effects of earlier timings)."""
-    if kernels is None or plan is None:
-        return (), ()
-    covered = [timing.shape for timing in plan.timed]
-    probes = kernels.probes(
-        covered, num_gpus=min(plan.num_gpus, per_node), start_seconds=MICRO_START_SECONDS
-    )
-    return probes, kernels.observed(plan.timed)
 
 
 def unsupported_candidates(
@@ -260,7 +243,7 @@ def summary(outcome: StudyResult) -> dict[str, Any]:
             "number": trial.number,
             "state": trial.state.name.lower(),
             "layout": layout_of(trial.params).model_dump(mode="json"),
-            "value": _value(trial),
+            "value": float(trial.values[0]) if trial.values else None,
             **{
                 key: value
                 for key, value in trial.user_attrs.items()
@@ -290,7 +273,3 @@ def summary(outcome: StudyResult) -> dict[str, Any]:
 
 MOST_RULED_OUT = 20
 PAIRS = ("interval_seconds",)  # the attributes of a trial that are lists
-
-
-def _value(trial: Any) -> float | None:
-    return float(trial.values[0]) if trial.values else None

@@ -11,7 +11,6 @@ no two of them stands in the study's attribute `fixed`. States of a trial:
 The same plan gives the same study.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,8 +29,8 @@ from planner.errors import fault
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
-from planner.study.samplers import TRAINER_WORD
-from planner.study.trials import LEAST_MARGIN
+from planner.study.samplers import fields_of
+from planner.study.trials import LEAST_MARGIN, quiet
 
 Study = optuna.Study
 
@@ -86,16 +85,14 @@ def study_of(plan: Plan, values: str | None = None) -> Study:
         raise fault("values", values, "is of a plan that spent probes", remedy)
     entries = [*_probed(plan)] if chosen == MEASURED else [*_on_paper(plan, chosen)]
     names = _names(plan, chosen)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+    with quiet():
         study = optuna.create_study(
             study_name=plan.id if chosen == default else f"{plan.id}-{chosen}",
             directions=["minimize"] * len(names),
         )
         study.set_metric_names(names)
     shown = [entry for entry in entries if entry.layout is not None]
-    distributions, fixed = _distributions([_fields(one.layout) for one in shown if one.layout])
+    distributions, fixed = _distributions([fields_of(one.layout) for one in shown if one.layout])
     made = datetime.fromisoformat(plan.created_at).replace(tzinfo=None)
     study.add_trials([_frozen(entry, distributions, made, len(names)) for entry in entries])
     for name, value in {**_about(plan, chosen), "fixed": fixed}.items():
@@ -307,15 +304,6 @@ def _free(plan: Plan) -> bool:
 # ---- what an Optuna study is made of ---------------------------------------------------------
 
 
-def _fields(layout: Layout) -> dict[str, Any]:
-    """The layout's fields as Optuna's storages take them: splits of layers are text."""
-    split = layout.layers_per_stage
-    return {
-        **layout.model_dump(),
-        "layers_per_stage": TRAINER_WORD if split is None else ",".join(map(str, split)),
-    }
-
-
 def _distributions(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, BaseDistribution], dict[str, Any]]:
@@ -339,7 +327,7 @@ def _distributions(
 def _frozen(
     entry: Entry, distributions: Mapping[str, BaseDistribution], made: datetime, num_values: int
 ) -> FrozenTrial:
-    fields = {} if entry.layout is None else _fields(entry.layout)
+    fields = {} if entry.layout is None else fields_of(entry.layout)
     used = {name: one for name, one in distributions.items() if name in fields}
     values = entry.values or ()
     system = {} if entry.over is None else {CONSTRAINTS: [entry.over]}

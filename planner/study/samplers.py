@@ -61,14 +61,7 @@ class FieldSpace:
         self._numbers["zero_stage"] = np.asarray(batch.zero_stage, dtype=np.float64)
 
     def parameters(self, row: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name in Layout.model_fields:
-            if name in self.words:
-                codes, words = self.words[name]
-                values[name] = words[int(codes[row])]
-            else:
-                values[name] = int(getattr(self.batch, name)[row])
-        return values
+        return fields_of(self.batch.row(row))
 
     def nearest(self, parameters: Mapping[str, Any], allowed: BoolColumn) -> int:
         """The allowed candidate with the smallest distance.
@@ -92,6 +85,15 @@ class FieldSpace:
         column = getattr(self.batch, name)
         low, high = int(column.min()), int(column.max())
         return IntDistribution(low, high, log=name != "zero_stage" and 0 < low < high)
+
+
+def fields_of(layout: Layout) -> dict[str, Any]:
+    """The layout's fields as Optuna's storages take them: splits of layers are text."""
+    split = layout.layers_per_stage
+    return {
+        **layout.model_dump(),
+        "layers_per_stage": TRAINER_WORD if split is None else ",".join(map(str, split)),
+    }
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:

@@ -11,7 +11,8 @@ The constraint is memory over usable memory, less 1.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,15 @@ from planner.study.records import Record
 from planner.study.samplers import FiniteSampler, Pick
 
 LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Optuna from telling about its own work."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+        yield
 
 
 class Trials:
@@ -106,9 +116,7 @@ class Trials:
         self.study.add_trials([*(self._frozen(record) for record in records), *nothing])
 
     def _empty(self) -> optuna.Study:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+        with quiet():
             return optuna.create_study(sampler=self.sampler, direction="minimize")
 
     def _frozen(self, record: Record) -> FrozenTrial:

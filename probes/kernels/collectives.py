@@ -7,6 +7,7 @@ send they are what one rank sends (`planner-cli collective`).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -42,56 +43,36 @@ def prepare(shape: KernelShape, device: torch.device) -> Prepared | None:
     whole = torch.zeros(count, dtype=dtype, device=device)
     part = torch.zeros(count // len(members), dtype=dtype, device=device)
     return Prepared(
-        run=NAMES[shape.name](whole, part, members, group),
-        moved_bytes=float(count * dtype.itemsize),
+        run=NAMES[shape.name](whole, part, group), moved_bytes=float(count * dtype.itemsize)
     )
 
 
-Group = dist.ProcessGroup
-Build = Callable[[torch.Tensor, torch.Tensor, list[int], Group], Callable[[], object]]
-
-
-def _all_gather(
-    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
-) -> Callable[[], object]:
-    # its name since torch 2.13
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    return lambda: gather(whole, part, group=group)
-
-
-def _reduce_scatter(
-    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
-) -> Callable[[], object]:
-    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    return lambda: scatter(part, whole, group=group)
-
-
-def _all_reduce(
-    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
-) -> Callable[[], object]:
-    return lambda: dist.all_reduce(whole, group=group)
+Build = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], Callable[[], object]]
 
 
 def _all_to_all(
-    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+    whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
 ) -> Callable[[], object]:
     received = torch.empty_like(whole)
     return lambda: dist.all_to_all_single(received, whole, group=group)
 
 
 def _send(
-    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+    whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
 ) -> Callable[[], object]:
-    first, last = members[0], members[-1]
-    if dist.get_rank() == first:
-        return lambda: dist.send(whole, last, group=group)
-    return lambda: dist.recv(whole, first, group=group)
+    """From the first to the last of the group; whoever stands between them waits."""
+    if dist.get_rank(group) == 0:
+        return lambda: dist.send(whole, group=group, group_dst=group.size() - 1)
+    return lambda: dist.recv(whole, group=group, group_src=0)
 
 
+# their names since torch 2.13
+GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 NAMES: dict[str, Build] = {
-    "all-gather": _all_gather,
-    "reduce-scatter": _reduce_scatter,
-    "all-reduce": _all_reduce,
+    "all-gather": lambda whole, part, group: partial(GATHER, whole, part, group=group),
+    "reduce-scatter": lambda whole, part, group: partial(SCATTER, part, whole, group=group),
+    "all-reduce": lambda whole, _, group: partial(dist.all_reduce, whole, group=group),
     "all-to-all": _all_to_all,
     "send": _send,
 }

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.probes.packages import told_by
 from planner.specs.gpu import GpuSpec
 from planner.units import MIB
 
@@ -86,13 +87,7 @@ def ask_smi(arguments: Sequence[str]) -> str:
     Raises OSError if it is not installed, RuntimeError with its message if it fails.
     """
     try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=SMI_SECONDS,
-            check=False,
-        )
+        done = told_by(["nvidia-smi", *arguments], SMI_SECONDS)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"nvidia-smi did not answer within {SMI_SECONDS:g} s") from None
     if done.returncode:

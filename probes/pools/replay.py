@@ -107,16 +107,8 @@ class ReplayPool(WithoutQueue):
 def _key(task: ProbeTask) -> str:
     measurement = Measurement(id=task.id, created_at="", job=task.parsed(), measured=_NOTHING)
     key = measurement.key()
-    return repr(
-        (
-            key.job_hash,
-            key.layout_hash,
-            task.trainer,
-            task.device,
-            task.emulate_rank,
-            task.fake_tensors,
-        )
-    )
+    how = (task.trainer, task.device, task.emulate_rank, task.fake_tensors)
+    return repr((key.job_hash, key.layout_hash, *how))
 
 
 def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
@@ -133,18 +125,14 @@ def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
     row = measurement.as_row()
     job = {key: value for key, value in row.items() if key not in ("measured", "source")}
     task = ProbeTask(id=name, job=job, device=device)
-    software = measurement.software
-    environment = Environment(
-        python="",
-        torch=software.get("torch"),
-        gpu_name=software.get("gpu_name"),
-        cuda=software.get("cuda"),
-    )
+    software: dict[str, Any] = {
+        name: measurement.software.get(name) for name in ("torch", "gpu_name", "cuda")
+    }
     seconds = measurement.measured.gpu_seconds or 0.0
     return ProbeResult(
         task=task,
         outcome=_outcome(measurement),
-        environment=environment,
+        environment=Environment(python="", **software),
         started_at=measurement.created_at,
         wall_seconds=seconds / task.num_processes(),
         gpu_seconds=seconds,
@@ -162,11 +150,8 @@ def _outcome(measurement: Measurement) -> Outcome:
             message=numbers.message or "out of memory",
         )
     if numbers.status == "failed":
-        kind = (
-            FailureKind(numbers.failure)
-            if numbers.failure in set(FailureKind)
-            else FailureKind.CRASH
-        )
+        named = numbers.failure
+        kind = FailureKind(named) if named in set(FailureKind) else FailureKind.CRASH
         return Failed(kind=kind, rank=None, message=numbers.message or "failed")
     memory = RankMemory(
         rank=0,
@@ -178,9 +163,6 @@ def _outcome(measurement: Measurement) -> Outcome:
         step_seconds=numbers.step_seconds,
         step_seconds_each=[] if numbers.step_seconds is None else [numbers.step_seconds],
         tokens_per_second_per_gpu=numbers.tokens_per_second_per_gpu,
-        mfu=None,
-        losses=[],
-        gradient_norms=[],
         memory=[memory],
     )
 

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -142,7 +142,7 @@ class SlurmPool:
             with self._allocation(task, grid, self._kept_off(observer, grid)) as allocation:
                 tries = self.settings.port_tries
                 return _checked(
-                    with_free_port(tries, lambda _: run.until_not_lost(allocation, left), observer)
+                    with_free_port(tries, lambda: run.until_not_lost(allocation, left), observer)
                 )
 
     @contextlib.contextmanager
@@ -289,7 +289,8 @@ class _Run:
         if order is None:
             begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
             if lost is not None:
-                begin = replace(begin, lost_seconds=lost.wall_seconds, lost=_note(lost))
+                told = {"lost_seconds": lost.wall_seconds, "lost": _note(lost)}
+                begin = begin.model_copy(update=told)
             folder, program = prepare(pool.settings, task, begin, self.watch)
             if isinstance(program, Failed):
                 return write_result(folder, task, begin, program)
@@ -300,7 +301,7 @@ class _Run:
         try:
             wait = OrderWait(order, allocation, pool.options, pool.pace)
             end = wait.end(task.time_limit_seconds, self.grid.nodes, self.watch)
-            guardian.write_json(order.probe / END, asdict(end))
+            guardian.write_json(order.probe / END, end.model_dump())
             result = conclude(order.probe)
             if _is_lost(result):
                 return result  # its hosts are no reason; Slurm itself avoids those that are down

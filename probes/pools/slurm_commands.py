@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planner.errors import ProbeError
+from planner.probes.packages import told_by
 
 COMMANDS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
 COMMAND_SECONDS = 60.0
@@ -162,14 +163,7 @@ class Slurm:
     def _ask(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
         self.check()
         try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_SECONDS,
-                check=False,
-                env=environment,
-            )
+            done = told_by(command, COMMAND_SECONDS, env=environment)
         except subprocess.TimeoutExpired:
             raise NoControllerError(f"{command[0]}: no answer in {COMMAND_SECONDS:g} s") from None
         if done.returncode == 0:

@@ -166,13 +166,4 @@ class ReferenceRun:
         rank = RankMemory(
             rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None
         )
-        return MeasuredRun(
-            step_seconds=None,
-            step_seconds_each=[],
-            tokens_per_second_per_gpu=None,
-            mfu=None,
-            losses=[],
-            gradient_norms=[],
-            memory=[rank],
-            counts=counts,
-        )
+        return MeasuredRun(memory=[rank], counts=counts)

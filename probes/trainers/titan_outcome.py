@@ -84,19 +84,11 @@ def read_outcome(asked: TitanProbe, evidence: Evidence, outputs: Path | None) ->
 def _implausible(asked: TitanProbe, log: TitanLog) -> Failed | None:
     losses, norms = log.losses(), log.gradient_norms()
     for step in asked.steps:
-        if not math.isfinite(losses[step]):
-            return Failed(
-                kind=FailureKind.NON_FINITE_LOSS,
-                rank=None,
-                message=f"the loss of step {step} is {losses[step]}",
-            )
         norm = norms.get(step)
-        if norm is not None and not math.isfinite(norm):
-            return Failed(
-                kind=FailureKind.NON_FINITE_LOSS,
-                rank=None,
-                message=f"the gradient norm of step {step} is {norm}",
-            )
+        for name, value in (("loss", losses[step]), ("gradient norm", norm)):
+            if value is not None and not math.isfinite(value):
+                message = f"the {name} of step {step} is {value}"
+                return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=None, message=message)
         if norm is None or not 0.0 < norm <= asked.largest_norm:
             rule = (
                 f"the gradient norm of step {step} is {norm}: between 0 and "
@@ -137,7 +129,7 @@ def _measured(
         ),
         losses=[losses[step] for step in asked.steps],
         gradient_norms=[norms[step] for step in asked.steps if step in norms],
-        memory=_memory(asked, log, scalars),
+        memory=_memory(log, scalars),
     )
 
 
@@ -181,7 +173,7 @@ def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
 
 
 def _memory(
-    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+    log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> list[RankMemory]:
     """Peaks of every rank over all steps.
 

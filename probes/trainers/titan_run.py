@@ -162,13 +162,9 @@ def _model(plain: str) -> str | None:
 
 def completed(said: Values, doubts: Sequence[Fault], given: Mapping[str, Any], source: str) -> Job:
     """The job of a run. Raises SpecError that names every open field and every contradiction."""
+    remedy = "correct the job, or import another run"
     contradictions = [
-        Fault(
-            path,
-            theirs,
-            f"is not what {source} says: {ours}",
-            "correct the job, or import another run",
-        )
+        Fault(path, theirs, f"is not what {source} says: {ours}", remedy)
         for path, ours, theirs in _contradictions(said, given)
     ]
     if contradictions:
@@ -245,20 +241,11 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
     seconds = [
         tokens / min(rates[step]) for step in sorted(rates)[UNTIMED:] if min(rates[step]) > 0
     ]
-    software = {
-        name: value
-        for name, value in (("trainer_version", log.version), ("gpu_name", log.gpu_name))
-        if value
-    }
+    told = {"trainer_version": log.version, "gpu_name": log.gpu_name}
+    software = {name: value for name, value in told.items() if value}
     if seconds:
-        return _measured(
-            seconds,
-            tokens,
-            {
-                "peak_reserved_bytes": max(line.reserved_bytes for line in log.steps),
-                "software": software,
-            },
-        )
+        peak = max(line.reserved_bytes for line in log.steps)
+        return _measured(seconds, tokens, {"peak_reserved_bytes": peak, "software": software})
     outcome = _end(log, text)
     if isinstance(outcome, OutOfMemory):
         return {

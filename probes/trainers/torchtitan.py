@@ -97,8 +97,7 @@ class TitanTrainer:
         """
         job = task.parsed()
         versions = self.versions()
-        refused = _unsuited(task, job, versions)
-        if refused is not None:
+        if (refused := _unsuited(task, job, versions)) is not None:
             return refused
         assert job.layout is not None
         exported = _export(job, job.layout, versions["torchtitan"])
@@ -200,12 +199,8 @@ def _program(task: ProbeTask, job: Job, exported: Export) -> Program:
         world = str(job.layout.num_gpus)
         # 0.2 always runs rank 0; without a pipeline, rank 0 does and holds the same as
         # every other rank.
-        env |= {
-            "NGPU": world,
-            "WORLD_SIZE": world,
-            "RANK": str(task.emulate_rank),
-            "LOCAL_RANK": "0",
-        }
+        env |= {"NGPU": world, "WORLD_SIZE": world, "LOCAL_RANK": "0"}
+        env["RANK"] = str(task.emulate_rank)
     return Program(
         target="torchtitan.train", arguments=arguments, single=emulated, files=files, env=env
     )
@@ -215,39 +210,19 @@ def _flags(task: ProbeTask, job: Job, version: str) -> tuple[str, ...]:
     """The flags that a probe adds: its steps, a log line and an event for each, its own data, and
     tokens dealt evenly to experts.
     """
-    steps = str(task.warmup_steps + task.steps)
     common = (
-        "--training.steps",
-        steps,
-        "--metrics.log_freq",
-        "1",
-        "--metrics.enable_tensorboard",
-        "--metrics.save_for_all_ranks",
-        "--metrics.disable_color_printing",
+        f"--training.steps {task.warmup_steps + task.steps} --metrics.log_freq 1 "
+        "--metrics.enable_tensorboard --metrics.save_for_all_ranks "
+        "--metrics.disable_color_printing"
     )
-    fake = ("--comm.mode", "fake_backend") if task.emulate_rank is not None else ()
+    places = (
+        f"--job.dump_folder {OUTPUTS} --model.hf_assets_path {ASSETS} "
+        f"--training.dataset c4_test --training.dataset_path {DATA}"
+        if version.startswith("0.2")
+        else f"--dump_folder {OUTPUTS} --hf_assets_path {ASSETS} "
+        f"--dataloader.dataset c4_test --dataloader.dataset_path {DATA}"
+    )
+    fake = "--comm.mode fake_backend" if task.emulate_rank is not None else ""
     dealt = job.model.is_moe and task.routing == "balanced"
-    even = ("--debug.moe_force_load_balance",) if dealt else ()
-    if version.startswith("0.2"):
-        places = (
-            "--job.dump_folder",
-            OUTPUTS,
-            "--model.hf_assets_path",
-            ASSETS,
-            "--training.dataset",
-            "c4_test",
-            "--training.dataset_path",
-            DATA,
-        )
-    else:
-        places = (
-            "--dump_folder",
-            OUTPUTS,
-            "--hf_assets_path",
-            ASSETS,
-            "--dataloader.dataset",
-            "c4_test",
-            "--dataloader.dataset_path",
-            DATA,
-        )
-    return (*common, *places, *fake, *even)
+    even = "--debug.moe_force_load_balance" if dealt else ""
+    return tuple(f"{common} {places} {fake} {even}".split())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from planner.api.storage.drift import SqlDriftStore
 from planner.api.storage.engine import is_memory
+from planner.api.storage.findings import SqlDriftStore
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.probes import SqlProbeStore

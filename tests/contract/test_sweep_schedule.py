@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from planner.api.jobs.leases import new_lease
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer, new_lease
 from planner.api.jobs.schedule import next_due
 from planner.api.jobs.sweep_runs import run_sweep
-from planner.api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
+from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, schedule_due
 from planner.api.render.sweep import report_lines
 from planner.api.settings import Settings
 from planner.api.storage.job_records import TaskEnd, TaskFilter, TaskRecord
@@ -201,14 +200,14 @@ def test_an_anchor_of_another_size_is_passed_over_where_it_does_not_fit(wiring: 
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
     waiting = run_now(wiring, sweep, ours=False)
-    pause_sweep(wiring, sweep.id)
+    change_sweep(wiring, sweep.id, "paused")
     assert wiring.tasks.get(waiting.id).state == "cancelled"
     clock.time = NIGHT
     assert schedule_due(wiring) == []
     wiring.sweeps.change(sweep.id, "active", next_due(SWEEP["schedule"], clock.time))
     clock.time = NIGHT + timedelta(days=1)
     (run,) = schedule_due(wiring)
-    cancel_sweep(wiring, sweep.id)
+    change_sweep(wiring, sweep.id, "cancelled")
     assert wiring.tasks.get(run.id).state == "cancelled"
     clock.time = NIGHT + timedelta(days=2)
     assert schedule_due(wiring) == []
@@ -225,7 +224,7 @@ def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
     ]
     wiring.tasks.add(waiting)
     held = claimed(wiring)
-    cancel_sweep(wiring, sweep.id)
+    change_sweep(wiring, sweep.id, "cancelled")
     assert wiring.tasks.heartbeat(held, new_lease()) is True, "asked to stop"
     assert wiring.tasks.list(TaskFilter(state="queued")).items == []
     assert claimed(wiring) is None
@@ -233,7 +232,7 @@ def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
 
 def test_a_run_asked_for_while_its_sweep_is_cancelled_is_refused(wiring: Wiring) -> None:
     sweep = stored(wiring)
-    cancel_sweep(wiring, sweep.id)
+    change_sweep(wiring, sweep.id, "cancelled")
     with pytest.raises(ConflictError, match="was cancelled"):
         run_now(wiring, sweep, ours=False)  # as it was read before
     assert wiring.tasks.list().items == []

@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.simulated_pool import Faults, SimulatedCluster
 from benchmarks.sweep_scheduler import Bench, layouts
-from planner.api.jobs.leases import Claimed, new_lease
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Claimed, Observer, new_lease
 from planner.api.jobs.probes import probe_of_job, probes_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, enqueue_in_room
 from planner.api.jobs.sweep_runs import run_sweep

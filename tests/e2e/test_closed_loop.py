@@ -23,8 +23,7 @@ from fastapi.testclient import TestClient
 from planner.api.cli import root
 from planner.api.errors import codes_of
 from planner.api.http.app import create_app
-from planner.api.jobs.leases import LEASE_SECONDS, take_over
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import LEASE_SECONDS, Observer, take_over
 from planner.api.jobs.studies import ask_study, run_study
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep

@@ -13,8 +13,7 @@ from planner.api.calibration.update import update_from_measurements
 from planner.api.http.sweep_schemas import SweepDrift
 from planner.api.input.jobs import parse_job
 from planner.api.jobs.drift import with_drift
-from planner.api.jobs.leases import Claimed
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Claimed, Observer
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.jobs.sweeps import add_sweep, sweep_detail
 from planner.api.render.charts import sweep_chart

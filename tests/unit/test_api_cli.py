@@ -3,14 +3,19 @@
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from planner.api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
+from planner.api.cli.flags import (
+    job_of_flags,
+    parse_checkpoint,
+    parse_choices,
+    parse_count,
+    parse_pair,
+)
 from planner.api.cli.plotting import write_file
 from planner.api.cli.root import COMMANDS, tree
 from planner.api.cli.saving import write_folder
@@ -24,10 +29,7 @@ from tests.unit.conftest import Say
 
 
 def flags(**given: Any) -> dict[str, Any]:
-    names = ("job", "model", "gpu", "cluster", "num_gpus", "current", "probe")
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    empty = {"training": {}, "search": {}, "fix": (), "allow": ()}
-    return JobFlags(**{**nothing, **empty, **given}).values()
+    return job_of_flags(**{"training": {}, "search": {}, **given})
 
 
 def written(path: Path, text: str) -> Path:
@@ -73,11 +75,8 @@ def test_what_a_whole_run_costs_has_flags() -> None:
     assert parse_checkpoint("20") == {"interval_steps": 20}
 
 
-PAIR = partial(parse_pair, flag="--fix")
-
-
 @pytest.mark.parametrize(("read", "text", "value"), [
-    *((PAIR, f"{name}={text}", (name, value)) for name, text, value in (
+    *((parse_pair, f"{name}={text}", (name, value)) for name, text, value in (
         ("tp", "8", 8), ("compile", "true", True), ("ac", "none", "none"),
         ("pp_schedule", "1F1B", "1F1B"), ("ac", "memory-budget-0.5", "memory-budget-0.5"),
         ("layers_per_stage", "[4, 4]", [4, 4]),
@@ -93,7 +92,7 @@ def test_values_of_flags_are_yaml(read: Callable[[str], object], text: str, valu
 
 @pytest.mark.parametrize(("read", "texts"), [
     (parse_checkpoint, ["", "often", "5:", ":sync", "-5", "1.5"]),
-    (PAIR, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
+    (parse_pair, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
     (parse_choices, ["tp", "=8", "tp=", "tp={", "tp=.nan"]),
 ], ids=["checkpoint", "fix", "allow"])  # fmt: skip
 def test_broken_values_of_flags(read: Callable[[str], object], texts: list[str]) -> None:

@@ -39,7 +39,7 @@ def test_a_host_on_which_far_more_fails_is_bad_and_said_once(watch: HostWatch) -
         assert watch.new_bad() == []
         watch.failed(layout(100 + number), host(3), "hang")
     (bad,) = watch.new_bad()
-    said = ("4 of 14 probes failed on it, 0 of 70 elsewhere",)
+    said = ["4 of 14 probes failed on it, 0 of 70 elsewhere"]
     assert (bad.host, bad.evidence) == ("node03", said)
     watch.failed(layout(200), host(3), "hang")
     assert watch.new_bad() == []

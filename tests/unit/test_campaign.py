@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer
 from planner.api.jobs.probes import enqueue, probe_of_job, run_probe
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.wiring import Wiring

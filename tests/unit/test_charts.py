@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from planner.api.render.bars import LETTERS
 from planner.api.render.charts import study_chart, sweep_chart, sweep_points
-from planner.api.render.parts import LETTERS
 from planner.calibration.drawing import chart_of, runs_of
 from planner.calibration.shipped import shipped_comparison
 from planner.charts import bars

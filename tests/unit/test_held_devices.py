@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.jobs.held_devices import HeldDevices
+from planner.api.jobs.side_by_side import HeldDevices
 from planner.errors import ProbeError
 
 

@@ -97,8 +97,8 @@ class TestPorts:
         """The outcomes of the attempts made; the last is the answer."""
         made: list[Any] = []
 
-        def once(attempt: int) -> Any:
-            made.append(SimpleNamespace(outcome=outcomes[attempt]))
+        def once() -> Any:
+            made.append(SimpleNamespace(outcome=outcomes[len(made)]))
             return made[-1]
 
         assert launch.with_free_port(3, once, watch or Watch()) is made[-1]

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import venv
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -43,7 +42,7 @@ def probe(
     """A folder as a probe leaves it, but for its end."""
     one = ProbeTask.model_validate({"id": "probe-1", "job": JOB, "device": "cpu", **task})
     (folder / TASK).write_text(one.model_dump_json())
-    guardian.write_json(folder / BEGIN, asdict(BEGUN))
+    guardian.write_json(folder / BEGIN, BEGUN.model_dump())
     (folder / LOG).touch()
     if outcome is not None:
         written = result_of(one.model_copy(update={"id": written_by}), outcome)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.api.jobs.observer import Observer
+from planner.api.jobs.leases import Observer
 from planner.api.jobs.studies import ask_study, run_study
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire

@@ -1,24 +1,23 @@
 """GET and POST /catalog/{kind}, GET /catalog/{kind}/{name}."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from planner.api.catalog import catalog_entry, catalog_list, kind_of
+from planner.api.catalog import Entry, catalog_entry, catalog_list, kind_of
 from planner.api.errors import UnknownEntryError
 from planner.api.http import etags
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
 from planner.api.http.etags import NOT_MODIFIED
-from planner.api.http.paging import page_of
-from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import CatalogList, EntryBody
 from planner.api.http.security import Planner, Reader
 from planner.api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
-from planner.api.storage.paging import MAX_PAGE
+from planner.api.storage.paging import MAX_PAGE, decoded, encoded, unknown_cursor
 from planner.errors import Fault, UnknownNameError, fault
 
 router = APIRouter(tags=["catalog"], route_class=strict_route())
@@ -35,14 +34,12 @@ def get_list(
     """
     packaged = _found(catalog_list, kind)
     lines = [*map(own_line, wiring.own_entries.list(kind)), *packaged]
-    items, next_cursor = page_of(lines, lambda line: str(line["name"]), cursor, limit)
+    items, next_cursor = _page_of(lines, cursor, limit)
     return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
 
 @router.get(
-    "/catalog/{kind}/{name:path}",
-    response_model=None,
-    responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404)},
+    "/catalog/{kind}/{name:path}", responses=answers(dict[str, Any], 404, also=NOT_MODIFIED)
 )
 def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too.
@@ -56,9 +53,8 @@ def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) 
 
 @router.post(
     "/catalog/{kind}",
-    response_model=None,
     status_code=201,
-    responses={201: {"model": dict[str, Any]}, **problems(401, 403, 404, 409, 413, 415, 422, 503)},
+    responses=answers(dict[str, Any], 404, 409, 413, 415, 422, 503, code=201),
     openapi_extra=REQUIRED,
 )
 def post_entry(wiring: Wired, kind: str, key: Planner, entry: EntryJson = None) -> Response:
@@ -85,3 +81,21 @@ def _found(read: Any, kind: str, *names: str) -> Any:
         return read(kind, *names)
     except UnknownNameError as error:
         raise UnknownEntryError(error.faults) from None
+
+
+def _page_of(
+    lines: Sequence[Entry], cursor: str | None, limit: int
+) -> tuple[list[Entry], str | None]:
+    """(lines of the page, cursor of the next one; None on the last).
+
+    A cursor is the name of the line before the page. Raises SpecError for one of no line.
+    """
+    names = [str(line["name"]) for line in lines]
+    start = 0
+    if cursor is not None:
+        before = decoded(cursor)
+        if before not in names:
+            raise unknown_cursor(cursor)
+        start = names.index(before) + 1
+    end = start + limit
+    return list(lines[start:end]), encoded(names[end - 1]) if end < len(lines) else None

@@ -29,7 +29,7 @@ SPECIFICATION = {
 ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION, **problems(401, 403, 404, 422, 503)}
 
 
-@router.get("/plans/{plan_id}/charts/{kind}", response_model=None, responses=ANSWERS)
+@router.get("/plans/{plan_id}/charts/{kind}", responses=ANSWERS)
 def plan_chart(
     wiring: Wired, plan_id: str, kind: PlanChart, _: Reader, rank: Annotated[int, Query()] = 1
 ) -> Response:
@@ -50,7 +50,7 @@ def plan_chart(
     return _answer(timeline(job).plot())
 
 
-@router.get("/sweeps/{sweep_id}/chart", response_model=None, responses=ANSWERS)
+@router.get("/sweeps/{sweep_id}/chart", responses=ANSWERS)
 def sweep_over_time(wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """Step times of a sweep's layouts over its newest runs, against the first of them."""
     sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))

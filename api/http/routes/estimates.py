@@ -18,7 +18,7 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import problems
+from planner.api.http.routes.parameters import answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
@@ -46,7 +46,6 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
 
 @router.post(
     "/estimate",
-    response_model=None,
     responses={
         200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}},
         **problems(401, 403, 409, 413, 415, 422, 429, 503),
@@ -120,11 +119,7 @@ def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:
     return Estimates(allow_files=False, calibration_of=among(learnt)).of(jobs)
 
 
-@router.get(
-    "/estimates/{estimate_id}",
-    response_model=None,
-    responses={200: {"model": Estimate}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
-)
+@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, also=NOT_MODIFIED))
 def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
     return etags.answer(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())

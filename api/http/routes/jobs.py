@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body
 from fastapi.responses import Response
 
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
-from planner.api.http.routes.parameters import problems
+from planner.api.http.routes.parameters import answers, problems
 from planner.api.http.routing import strict_route
 from planner.api.http.schemas import TextBody
 from planner.api.http.security import Planner, Reader
@@ -24,12 +24,7 @@ def get_schema(_: Reader) -> dict[str, Any]:
     return job_schema()
 
 
-@router.post(
-    "/jobs/read",
-    response_model=None,
-    responses={200: {"model": PastedJob}, **problems(401, 403, 413, 415, 422)},
-    openapi_extra=REQUIRED,
-)
+@router.post("/jobs/read", responses=answers(PastedJob, 413, 415, 422), openapi_extra=REQUIRED)
 def read_text(key: Planner, body: TextJson = None) -> Response:
     """The job that a text means, and what it still lacks. Nothing is planned or kept.
 

@@ -13,7 +13,7 @@ from planner.api.http import etags
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from planner.api.http.security import Admin, Prober, Reader, require_scope
@@ -34,7 +34,6 @@ RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
 
 @router.get(
     "/measurements",
-    response_model=None,
     responses={
         200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}},
         **problems(401, 403, 422, 503),
@@ -76,9 +75,7 @@ def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAc
 
 
 @router.get(
-    "/measurements/{measurement_id}",
-    response_model=None,
-    responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
+    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, also=NOT_MODIFIED)
 )
 def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
@@ -88,9 +85,8 @@ def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Rea
 
 @router.post(
     "/measurements",
-    response_model=None,
     status_code=201,
-    responses={201: {"model": MeasurementsStored}, **problems(401, 403, 409, 413, 415, 422, 503)},
+    responses=answers(MeasurementsStored, 409, 413, 415, 422, 503, code=201),
     openapi_extra={"requestBody": {"required": True, "content": {CSV: {"schema": TEXT}}}},
 )
 async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
@@ -140,9 +136,7 @@ def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Respo
 
 
 @router.post(
-    "/measurements/{measurement_id}/believe",
-    response_model=None,
-    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 409, 503)},
+    "/measurements/{measurement_id}/believe", responses=answers(dict[str, Any], 404, 409, 503)
 )
 def believe_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Counts one that is far from its prediction; 409 where it cannot be true.
@@ -155,11 +149,7 @@ def believe_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Resp
     return _counted(wiring, believe(wiring, measurement_id, key.name))
 
 
-@router.post(
-    "/measurements/{measurement_id}/share",
-    response_model=None,
-    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)},
-)
+@router.post("/measurements/{measurement_id}/share", responses=answers(dict[str, Any], 404, 503))
 def share_measurement(wiring: Wired, measurement_id: str, key: Admin) -> Response:
     """Lets one count for everyone's plans, not its owner's alone."""
     wiring.measurements.share(measurement_id=measurement_id)

@@ -21,15 +21,14 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import Explained, PlanAccepted, PlanState
 from planner.api.http.security import Planner, Reader, require_scope
 from planner.api.input.names import plan_id_of
-from planner.api.jobs.ending import end_plan
 from planner.api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
 from planner.api.jobs.probes import probes_of
-from planner.api.jobs.studies import ask_study
+from planner.api.jobs.studies import ask_study, end_plan
 from planner.api.service import (
     PaperQuestion,
     ask_on_paper,
@@ -53,7 +52,6 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 
 @router.post(
     "/plan",
-    response_model=None,
     responses={
         200: {"model": Plan},
         202: {"model": PlanAccepted},
@@ -136,11 +134,7 @@ def list_plans(
     return read(wiring, cursor, limit)
 
 
-@router.get(
-    "/plans/{plan_id}",
-    response_model=None,
-    responses={200: {"model": Plan}, **NOT_MODIFIED, **problems(401, 403, 404, 422, 503)},
-)
+@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, also=NOT_MODIFIED))
 def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
@@ -176,11 +170,7 @@ def explain_plan(
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 
-@router.get(
-    "/plans/{plan_id}/events",
-    response_model=None,
-    responses={**ANSWER, **problems(401, 403, 404, 503)},
-)
+@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
 def get_events(
     request: Request,
     wiring: Wired,
@@ -221,10 +211,5 @@ def cancel_plan(wiring: Wired, plan_id: str, _: Planner) -> PlanState:
     A plan that was answered stays, and `message` says so. 403: another key asked for it, and this
     one is no `admin`.
     """
-    ended = end_plan(wiring, plan_id)
-    return PlanState(
-        id=plan_id,
-        status=DONE if ended.study is None else ended.study.state,
-        cancelled_probes=[record.id for record in ended.probes],
-        message=ended.message,
-    )
+    state, cancelled, message = end_plan(wiring, plan_id)
+    return PlanState(id=plan_id, status=state, cancelled_probes=cancelled, message=message)

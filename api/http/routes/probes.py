@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
-from planner.api.catalog import gpu_name_of, model_name_of
+from planner.api.catalog import named
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
 from planner.api.http.security import Prober, Reader
@@ -41,12 +41,8 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
 
 @router.post(
     "/probes",
-    response_model=None,
     status_code=202,
-    responses={
-        202: {"model": ProbesAccepted},
-        **problems(401, 403, 404, 409, 413, 415, 422, 429, 502, 503),
-    },
+    responses=answers(ProbesAccepted, 404, 409, 413, 415, 422, 429, 502, 503, code=202),
     openapi_extra=REQUIRED,
 )
 async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -> Response:
@@ -101,10 +97,7 @@ def list_probes(
     limit: PageSize = 50,
 ) -> Page[ProbeLine]:
     """Probes, newest first. Workers end those whose runner crashed within seconds."""
-    names = {
-        "model": None if model is None else model_name_of(model),
-        "gpu": None if gpu is None else gpu_name_of(gpu),
-    }
+    names = named({"model": model, "gpu": gpu})
     wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
     page = wiring.probes.list(wanted, cursor, limit)
     lines = [ProbeLine.model_validate(record) for record in page.items]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from planner.api.http.bodies import JSON
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.security import Admin, Prober, Reader
 from planner.api.jobs.queues import jobs_in, retry
@@ -30,11 +30,7 @@ def list_queue(
     return jobs_in(wiring, failed=failed)[:limit]
 
 
-@router.post(
-    "/queue/{job_id}/retry",
-    response_model=None,
-    responses={200: {"model": QueuedJob}, **problems(401, 403, 404, 409, 422, 429, 503)},
-)
+@router.post("/queue/{job_id}/retry", responses=answers(QueuedJob, 404, 409, 422, 429, 503))
 async def retry_job(request: Request, job_id: str, key: Prober) -> Response:
     """Gives a failed job new attempts. `Idempotency-Key` is honoured."""
     wiring = wiring_of(request)

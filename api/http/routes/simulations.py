@@ -28,10 +28,7 @@ TRACE_SCHEMA = {
 
 
 @router.post(
-    "/collective",
-    response_model=None,
-    responses={200: {"model": CollectiveAnswer}, **ERRORS},
-    openapi_extra=REQUIRED,
+    "/collective", responses={200: {"model": CollectiveAnswer}, **ERRORS}, openapi_extra=REQUIRED
 )
 def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
@@ -41,7 +38,6 @@ def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None
 
 @router.post(
     "/simulate",
-    response_model=None,
     responses={
         200: {
             "description": "Chrome trace; Perfetto opens it",

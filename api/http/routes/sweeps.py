@@ -13,7 +13,7 @@ from planner.api.asker import asker
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Prober, Reader
 from planner.api.http.sweep_schemas import (
@@ -23,16 +23,9 @@ from planner.api.http.sweep_schemas import (
     SweepRunAccepted,
 )
 from planner.api.input.names import sweep_id_of
-from planner.api.jobs.sweeps import (
-    add_sweep,
-    cancel_sweep,
-    pause_sweep,
-    resume_sweep,
-    run_now,
-    sweep_detail,
-)
+from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, sweep_detail
 from planner.api.storage.job_records import TaskFilter
-from planner.api.storage.records import Page, SweepRecord
+from planner.api.storage.records import Page, SweepState
 from planner.api.wiring import Wiring
 from planner.specs.sweep import SweepSpec
 
@@ -42,9 +35,8 @@ SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
 
 @router.post(
     "/sweeps",
-    response_model=None,
     status_code=201,
-    responses={201: {"model": SweepDetail}, **problems(401, 403, 409, 413, 415, 422, 503)},
+    responses=answers(SweepDetail, 409, 413, 415, 422, 503, code=201),
     openapi_extra=REQUIRED,
 )
 def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
@@ -83,11 +75,7 @@ def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> dict[str, Any]:
     return sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id")))
 
 
-@router.get(
-    "/sweeps/{sweep_id}/events",
-    response_model=None,
-    responses={**ANSWER, **problems(401, 403, 404, 503)},
-)
+@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
 def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """Server-sent events of the newest run: `sweep` for every change, and `done` at its end.
 
@@ -127,9 +115,8 @@ def release_host(
 
 @router.post(
     "/sweeps/{sweep_id}/run",
-    response_model=None,
     status_code=202,
-    responses={202: {"model": SweepRunAccepted}, **problems(401, 403, 404, 409, 422, 429, 503)},
+    responses=answers(SweepRunAccepted, 404, 409, 422, 429, 503, code=202),
 )
 async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
@@ -145,27 +132,20 @@ async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Respons
     return answer
 
 
-@router.post(
-    "/sweeps/{sweep_id}/pause",
-    response_model=None,
-    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 429, 503)},
-)
+@router.post("/sweeps/{sweep_id}/pause", responses=answers(SweepDetail, 404, 409, 422, 429, 503))
 def pause(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
-    return _detail(wiring, pause_sweep(wiring, sweep_id))
+    return _changed(wiring, sweep_id, "paused")
 
 
-@router.post(
-    "/sweeps/{sweep_id}/resume",
-    response_model=None,
-    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 429, 503)},
-)
+@router.post("/sweeps/{sweep_id}/resume", responses=answers(SweepDetail, 404, 409, 422, 429, 503))
 def resume(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
-    return _detail(wiring, resume_sweep(wiring, sweep_id))
+    return _changed(wiring, sweep_id, "active")
 
 
-def _detail(wiring: Wiring, sweep: SweepRecord) -> Response:
+def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
+    sweep = change_sweep(wiring, sweep_id, state)
     return Response(json.dumps(sweep_detail(wiring, sweep)), media_type=JSON)
 
 
@@ -177,4 +157,4 @@ def _detail(wiring: Wiring, sweep: SweepRecord) -> Response:
 )
 def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> dict[str, Any]:
     """Never again; what runs of it is asked to stop. Its reports stay."""
-    return sweep_detail(wiring, cancel_sweep(wiring, sweep_id))
+    return sweep_detail(wiring, change_sweep(wiring, sweep_id, "cancelled"))

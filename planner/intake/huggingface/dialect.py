@@ -73,12 +73,18 @@ def one_of_each_layer(values: Values, *keys: str) -> Values:
     """A list of one value per layer as that value. Raises MissingBlock where the layers differ."""
     found = dict(values)
     for key in keys:
-        value = values.get(key)
-        if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        value = list_of(values.get(key))
+        if value:
             if any(item != value[0] for item in value):
                 raise MissingBlock(key, "layers that differ in width")
             found[key] = value[0]
     return found
+
+
+def dense_at(places: Sequence[int]) -> Values:
+    """The keys of these layers without experts: how many lead, or where they are."""
+    leading = list(places) == list(range(len(places)))
+    return {"first_k_dense_replace": len(places)} if leading else {"dense_layers": list(places)}
 
 
 def without(values: Mapping[str, object], *keys: str) -> Values:

@@ -13,7 +13,9 @@ from planner.intake.huggingface.dialect import (
     MissingBlock,
     Values,
     count_of,
+    dense_at,
     flag,
+    list_of,
     one_of_each_layer,
     without,
 )
@@ -26,8 +28,7 @@ def _full_without_rope(values: Values, interval: int) -> Values:
 
     interval: every how many layers one is full, where no key says it.
     """
-    kinds = values.get("layer_types")
-    if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
+    if kinds := list_of(values.get("layer_types")):
         return {"no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
     return {"no_rope_layer_interval": count_of(values, "sliding_window_pattern") or interval}
 
@@ -167,9 +168,7 @@ def ernie_moe(values: Values) -> Values:
     last = last if isinstance(last, int) and last >= 0 else layers - 1
     dense = [i for i in range(layers) if not (first <= i <= last and (i + 1) % interval == 0)]
     switches = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
-    leading = dense == list(range(len(dense)))
-    place: Values = {"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}
-    return {**without(values, *switches), **place}
+    return {**without(values, *switches), **dense_at(dense)}
 
 
 def minimax_m2(values: Values) -> Values:

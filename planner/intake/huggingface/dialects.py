@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.intake.huggingface import dialect_readers as read
-from planner.intake.huggingface.dialect import Dialect, MissingBlock, switch, switched, without
+from planner.intake.huggingface.dialect import (
+    Dialect,
+    MissingBlock,
+    dense_at,
+    switch,
+    switched,
+    without,
+)
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.layer_readers import BY_LAYER
@@ -314,10 +321,9 @@ def _by_kinds_of_mlp(raw: Mapping[str, object], prefix: str) -> Mapping[str, obj
     if odd is not None:
         raise missing(prefix, "mlp_layer_types", odd, f"an MLP of the kind {str(odd)[:40]!r}")
     dense = [index for index, kind in enumerate(kinds) if kind == "dense"]
-    leading = dense == list(range(len(dense)))
     others = ("mlp_layer_types", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step")
     return {
         **without(raw, *others),
-        **({"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}),
+        **dense_at(dense),
         **({"num_hash_layers": hashed} if {"moe", "hash_moe"} & {*kinds} else {}),
     }

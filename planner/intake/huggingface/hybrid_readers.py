@@ -7,7 +7,14 @@ configuration_*.py and modeling_*.py.
 
 from collections.abc import Mapping, Sequence
 
-from planner.intake.huggingface.dialect import MissingBlock, Values, list_of, without
+from planner.intake.huggingface.dialect import (
+    MAX_LAYERS,
+    MissingBlock,
+    Values,
+    count_of,
+    list_of,
+    without,
+)
 from planner.intake.huggingface.dialect_readers import rotated
 
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2"})
@@ -26,8 +33,7 @@ MAMBA_KEYS: Mapping[str, str] = {
 
 def delta(values: Values) -> Values:
     """Gated DeltaNet in three of four layers, or as `layer_types` says."""
-    interval = values.get("full_attention_interval")
-    every = interval if isinstance(interval, int) and interval > 0 else 4
+    every = max(count_of(values, "full_attention_interval"), 0) or 4
     return _mixed(values, "gated-delta", _listed(values) or _every(values, every))
 
 
@@ -74,8 +80,7 @@ def bailing_hybrid(values: Values) -> Values:
 
     A config.json as published gives the recurrence's width as `head_dim`, a saved one by name.
     """
-    interval = values.get("layer_group_size")
-    every = interval if isinstance(interval, int) and interval > 0 else 6
+    every = max(count_of(values, "layer_group_size"), 0) or 6
     names = ("linear_num_heads", "num_attention_heads"), ("linear_head_dim", "head_dim")
     given = {own: values.get(own, values.get(other)) for own, other in names}
     taps = values.get("linear_conv_kernel_dim", values.get("short_conv_kernel_size", 4))
@@ -245,8 +250,8 @@ def indexed(values: Values, every: int = 1) -> Values:
 
 
 def _layers(values: Values) -> int:
-    layers = values.get("num_hidden_layers")
-    return layers if isinstance(layers, int) and 0 < layers < 2**16 else 0
+    layers = count_of(values, "num_hidden_layers")
+    return layers if 0 < layers < MAX_LAYERS else 0
 
 
 def _every(values: Values, interval: int) -> list[str]:
