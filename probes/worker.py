@@ -88,13 +88,11 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
 
 
 def end(status: int) -> None:
-    """Leaves the process.
+    """Leaves the process at once.
 
-    After a failure it leaves at once, because destroying broken process groups may wait for ranks
-    that have ended.
+    Python would take a second to tear torch down, and broken process groups may wait for ranks that
+    have ended.
     """
-    if status == 0:
-        sys.exit(0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
