@@ -1,12 +1,12 @@
 """Every layout trains the same model: losses and gradient norms of several steps equal those of one
 process.
 
-Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold
-only if gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
+Real torchrun, gloo, 1, 2 and 4 processes; all layouts share one job. Later losses hold only if
+gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,13 @@ CASES: dict[int, dict[str, Case]] = {
             {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
     },
 }  # fmt: skip
-Runs = Callable[[int], Mapping[str, Any]]
 
 
-def run(world: int, tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]:
+def run(tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]:
     """One torchrun job; each task's losses and norms by name."""
-    given, out = folder / f"tasks{world}.json", folder / f"out{world}.json"
+    given, out = folder / "tasks.json", folder / "out.json"
     given.write_text(json.dumps(tasks))
+    world = max(one["job"]["cluster"]["num_gpus"] for one in tasks.values())
     program = (ROOT / "tests" / "e2e" / "probe_combinations.py", given, out, *options)
     for _ in range(2):  # a thread of gloo's own has crashed, once in some hundred jobs
         done = torchrun(world, *program, env=clean_environment(), seconds=1500.0)
@@ -89,35 +89,23 @@ def case_task(world: int, case: Case) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Results by world, each world's job run once; world 1 also runs every model and training in
-    use in the plainest way.
-    """
-    folder = tmp_path_factory.mktemp("losses")
-    kept: dict[int, Mapping[str, Any]] = {}
-
-    def of(world: int) -> Mapping[str, Any]:
-        if world not in kept:
-            tasks = {
-                name: case_task(world, case) for name, case in CASES[world].items() if can_run(case)
-            }
-            if world == 1:
-                tasks |= {
-                    reference(case): case_task(1, ({}, on(case[1]["model"], **case[1]["training"])))
-                    for case in every_case()
-                }
-            kept[world] = run(world, tasks, folder)
-        return kept[world]
-
-    return of
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Results by name; one rank also runs every model and training in use in the plainest way."""
+    tasks = {
+        name: case_task(world, case)
+        for world, cases in CASES.items()
+        for name, case in cases.items()
+        if can_run(case)
+    }
+    for cases in CASES.values():
+        for case in cases.values():
+            model, training = case[1]["model"], case[1]["training"]
+            tasks[reference(case)] = case_task(1, ({}, on(model, **training)))
+    return run(tasks, tmp_path_factory.mktemp("losses"))
 
 
 def can_run(case: Case) -> bool:
     return "compile" not in case[0] or compiles()
-
-
-def every_case() -> Iterator[Case]:
-    return (case for cases in CASES.values() for case in cases.values())
 
 
 def reference(case: Case) -> str:
@@ -128,12 +116,12 @@ def reference(case: Case) -> str:
 @pytest.mark.parametrize(
     ("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases]
 )
-def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
+def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Mapping[str, Any]) -> None:
     if not can_run(CASES[world][name]):
         needed_compiler()
-    found = runs(world).get(name, {"error": "an earlier layout broke the job"})
+    found = runs.get(name, {"error": "an earlier layout broke the job"})
     assert "error" not in found, found["error"]
-    alone = runs(1)[reference(CASES[world][name])]
+    alone = runs[reference(CASES[world][name])]
     assert found["losses"] == pytest.approx(alone["losses"], rel=LOSS)
     assert found["norms"] == pytest.approx(alone["norms"], rel=NORM)
     assert len(set(alone["losses"])) == len(alone["losses"])
