@@ -88,11 +88,7 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
 
 
 def end(status: int) -> None:
-    """Leaves the process at once.
-
-    Python would take a second to tear torch down, and broken process groups may wait for ranks that
-    have ended.
-    """
+    """Leaves at once: torch takes a second to tear down, and broken groups may wait for ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
