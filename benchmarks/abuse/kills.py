@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 from sqlalchemy import func, select
 
+from benchmarks.abuse.processes import become
 from planner.api.jobs.queues import jobs_in, retry
 from planner.api.settings import Settings
 from planner.api.storage.backup import faults_in
@@ -93,7 +94,7 @@ class Processes:
             command = ["serve", "--port", str(self.ports[name])]
         root = str(self.roots.get(name, ROOT))
         environment = {**self.environment, "PYTHONPATH": root}
-        self.running[name] = zygote.start(begin, command, environment, root, str(self.log))
+        self.running[name] = zygote.start(become, command, environment, root, str(self.log))
 
     def kill(self, name: str) -> bool:
         """SIGKILL; whether it was there."""
@@ -117,17 +118,6 @@ class Processes:
             process.join(30)
             process.kill()
             process.join()
-
-
-def begin(command: list[str], environment: dict[str, str], root: str, log: str) -> None:
-    """Goes on as the command line of a checkout, in a session of its own."""
-    os.setsid()
-    streams = (os.devnull, log, log)
-    if root == str(ROOT):
-        zygote.become(command, environment, root, streams)
-    zygote.enter(environment, root, streams)
-    program = [sys.executable, "-m", "planner.api.cli", *command]
-    os.execve(sys.executable, program, environment)
 
 
 @dataclass
