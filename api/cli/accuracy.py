@@ -27,7 +27,6 @@ from planner.intake.jobs import JobReader
 from planner.specs.job import Job
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
-MOST_AT_ONCE = 256  # rows that are priced together; a bar moves between
 
 
 def command(
@@ -176,7 +175,7 @@ def read_rows(
     reader, estimator = JobReader(), Estimator()
     rows: list[Row] = []
     malformed: list[tuple[int, str]] = []
-    for chunk in growing(enumerate(text.splitlines(), start=1), MOST_AT_ONCE):
+    for chunk in growing(enumerate(text.splitlines(), start=1), most=256):
         jobs: dict[int, Job] = {}
         for number, line in chunk:
             done()

@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 FP16_LOSS_SCALE = 2.0**16
 
 
-def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> list[tuple[int, ModelPart]]:
+def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> Iterator[tuple[int, ModelPart]]:
     """(stage, its part of the model) for one pipeline rank, in ascending stages."""
-    sizes, found = recipe.stage_sizes(), []
+    sizes = recipe.stage_sizes()
     for stage in recipe.stages_of(pipeline_rank):
         begin = sum(sizes[:stage])
         layers = tuple(range(begin, begin + sizes[stage]))
-        part = ModelPart(layers=layers, first=stage == 0, last=stage == len(sizes) - 1)
-        found.append((stage, part))
-    return found
+        yield stage, ModelPart(layers=layers, first=stage == 0, last=stage == len(sizes) - 1)
 
 
 class Trainer:
@@ -49,7 +47,7 @@ class Trainer:
         self.recipe, self.device = recipe, device
         self.meshes = meshes.build(recipe, device.type)
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
-        held = parts_of(recipe, self.meshes.place["pp"])
+        held = list(parts_of(recipe, self.meshes.place["pp"]))
         self.models = [self._model(part) for _, part in held]
         self.modules: list[nn.Module] = [
             parallel.parallelise(model, recipe, self.meshes) for model in self.models
