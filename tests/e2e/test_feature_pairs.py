@@ -27,7 +27,7 @@ from benchmarks.feature_pairs import (
 )
 from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
-from tests.e2e.test_probe_program_losses import run
+from tests.e2e.test_probe_program_losses import run, trained
 
 needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -100,12 +100,6 @@ def legal(*names: str, **training: Any) -> Job:
     return replace(job, training=training)
 
 
-def ran(results: Results, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = results.get(name, {"error": "an earlier pair broke the job"})
-    assert "error" not in found, found["error"]
-    return found
-
-
 # What the rules refuse though nothing would raise: the job as far as it is legal, and the rest.
 BROKEN: Mapping[str, tuple[Job, dict[str, Any]]] = {
     "DDP x optimizer in backward": (legal("DDP", max_grad_norm=None), IN_BACKWARD),
@@ -145,7 +139,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", RUNNING)
 def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
     job = RUNNING[name]
-    found, expected = ran(results, name), results[alone(job)[0]]
+    found, expected = trained(results, name), results[alone(job)[0]]
     for value, tolerance in (("losses", job.tolerance), ("norms", 10 * job.tolerance)):
         assert found[value] == pytest.approx(expected[value], rel=tolerance)
     assert len(set(expected["losses"])) == len(expected["losses"])
@@ -154,6 +148,6 @@ def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_refused_pair_would_train_another_model(name: str, results: Results) -> None:
     job, _ = BROKEN[name]
-    found, expected = ran(results, f"despite {name}"), results[alone(job)[0]]
+    found, expected = trained(results, f"despite {name}"), results[alone(job)[0]]
     pairs = zip(found["losses"], expected["losses"], strict=True)
     assert found["apart"] or max(abs(a / b - 1) for a, b in pairs) > 10 * job.tolerance

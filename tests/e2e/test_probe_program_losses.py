@@ -1,5 +1,4 @@
-"""Every layout trains the same model: losses and gradient norms of several steps equal those of one
-process.
+"""Every layout trains the same model: losses and gradient norms of steps are those of one process.
 
 Real torchrun, gloo, 1, 2 and 4 processes; all layouts share one job. Later losses hold only if
 gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
@@ -72,6 +71,12 @@ def run(tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]
     return dict(json.loads(out.read_text()))
 
 
+def trained(results: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = results.get(name, {"error": "an earlier one broke the job"})
+    assert "error" not in found, found["error"]
+    return found
+
+
 def case_task(case: Case) -> dict[str, Any]:
     layout, options = case
     model, training = options["model"], options["training"]
@@ -104,9 +109,7 @@ def reference(options: Mapping[str, Any]) -> str:
 def test_loss_does_not_depend_on_the_layout(name: str, runs: Mapping[str, Any]) -> None:
     if not can_run(CASES[name]):
         needed_compiler()
-    found = runs.get(name, {"error": "an earlier layout broke the job"})
-    assert "error" not in found, found["error"]
-    alone = runs[reference(CASES[name][1])]
+    found, alone = trained(runs, name), runs[reference(CASES[name][1])]
     assert found["losses"] == pytest.approx(alone["losses"], rel=LOSS)
     assert found["norms"] == pytest.approx(alone["norms"], rel=NORM)
     assert len(set(alone["losses"])) == len(alone["losses"])
