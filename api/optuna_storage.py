@@ -1,5 +1,6 @@
 """Writes the Optuna study of a plan where Optuna's own tools read it: a database or a journal."""
 
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,14 +105,13 @@ def write_study(study: "optuna.Study", storage: "BaseStorage", *, overwrite: boo
 
 def counts_of(study: "optuna.Study") -> dict[str, int]:
     """Trials of a study by how they ended; complete ones by whether they fit."""
-    from optuna.trial import TrialState
-
     trials = study.get_trials(deepcopy=False)
-    complete = [one for one in trials if one.state is TrialState.COMPLETE]
+    ended = Counter(one.state.name for one in trials)
+    complete = (one for one in trials if one.state.name == "COMPLETE")
     fitting = sum(all(value <= 0.0 for value in one.constraints.values()) for one in complete)
     return {
         "fitting": fitting,
-        "not_fitting": len(complete) - fitting,
-        "pruned": sum(one.state is TrialState.PRUNED for one in trials),
-        "failed": sum(one.state is TrialState.FAIL for one in trials),
+        "not_fitting": ended["COMPLETE"] - fitting,
+        "pruned": ended["PRUNED"],
+        "failed": ended["FAIL"],
     }

@@ -139,7 +139,6 @@ class Session:
     newest: dict[str, str] = field(default_factory=dict)
     running: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     port: int = 0
-    forks: bool = False
 
     @classmethod
     @contextlib.contextmanager
@@ -211,11 +210,10 @@ class Session:
         return printed.replace(f":{self.port}", f":{PORT}").strip("\n") + "\n"
 
     def _done(self, line: str) -> "subprocess.CompletedProcess[str]":
-        """The first command starts as a user's does; planner-cli alone is a fork from then on."""
+        """planner-cli alone is a fork; a line that a shell reads starts as a user's does."""
         words, environment = arguments(line), self.environment
-        if words is not None and self.forks:
+        if words is not None:
             return zygote.run(words, input="", env=environment, timeout=600)
-        self.forks = True
         return subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             capture_output=True,

@@ -71,7 +71,7 @@ class Feature:
 class Job:
     """Features together: a layout and what it needs of its job.
 
-    layers: of a tiny model, two stages of a layer on each of two pipeline ranks.
+    layers: of a tiny model, as few as its stages need.
     """
 
     layout: Mapping[str, Any]
@@ -109,14 +109,15 @@ def joined(*chosen: Feature) -> Job | None:
             into.update(own)
     layout = {**PLAIN, **layout}
     local = GLOBAL_BATCH // (layout.get("dp_replicate", 1) * layout["dp_shard"])
+    stages = layout.get("pp", 1) * layout.get("virtual_stages", 1)
     layout["micro_batch_size"] = local // max(feature.microbatches for feature in chosen)
     return Job(
         layout=layout,
         training=training,
         moe=any(feature.moe for feature in chosen),
         tolerance=max(feature.tolerance for feature in chosen),
-        # a stage of two layers where only a part of them is recomputed
-        layers=(4 if layout.get("pp", 1) > 1 else 2) * (1 + layout["ac"].startswith("block")),
+        # a layer a stage, two where only a part of them is recomputed
+        layers=max(2, stages * (1 + layout["ac"].startswith("block"))),
     )
 
 

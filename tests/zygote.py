@@ -12,11 +12,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
-STREAMS = ("stdin", "stdout", "stderr")
+COMMAND = ModuleSpec("planner.api.cli.__main__", None)
 # of other packages, what commands import when they run
 IMPORTED = ("alembic.command", "optuna", "sqlalchemy.dialects.sqlite", "tomlkit", "rich.console")
 
@@ -43,28 +47,49 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """`planner-cli` with these arguments, as `subprocess.run` would with its output captured."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "stdin").write_text(input)
-        process = FORKS.Process(target=become, args=(arguments, dict(env), os.getcwd(), name))
-        process.start()
+        streams = [Path(name, stream) for stream in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(input)
+        process = start(become, arguments, dict(env), os.getcwd(), streams)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired(list(arguments), timeout)
-        out, err = ((folder / stream).read_text() for stream in STREAMS[1:])
+        out, err = (stream.read_text() for stream in streams[1:])
         return subprocess.CompletedProcess(list(arguments), process.exitcode, out, err)
 
 
-def become(arguments: Sequence[str], env: Mapping[str, str], cwd: str, folder: str) -> None:
-    """Goes on as the command would that the caller started so; streams are files of the folder."""
+def restart(variables: Mapping[str, str]) -> None:
+    """Begins anew the process that is forked, with variables that its libraries read."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    with patch.dict(os.environ, variables):
+        forkserver.ensure_running()
+
+
+def start(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A fork that has begun; what its parent was started as is not run in it first."""
+    sys.modules["__main__"].__spec__ = COMMAND
+    process = FORKS.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def enter(env: Mapping[str, str], cwd: str, streams: Sequence[str | Path]) -> None:
+    """Takes on an environment, a folder and standard streams, which are files."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    for number, stream in enumerate(STREAMS):
-        opened = os.open(f"{folder}/{stream}", os.O_RDWR | os.O_CREAT)
+    for number, stream in enumerate(streams):
+        opened = os.open(stream, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+
+
+def become(
+    arguments: Sequence[str], env: Mapping[str, str], cwd: str, streams: Sequence[str | Path]
+) -> None:
+    """Goes on as the command would that the caller started so."""
+    enter(env, cwd, streams)
     sys.stdin = os.fdopen(0)
     sys.stdout = os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")

@@ -13,7 +13,7 @@ from planner.api.cli.working import working
 from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
-from planner.api.service import Estimates, Refusal, parse_for_estimate
+from planner.api.service import growing, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.drawing import chart_of
@@ -22,7 +22,9 @@ from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
+from planner.estimates import Estimator
 from planner.intake.jobs import JobReader
+from planner.specs.job import Job
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
@@ -170,25 +172,25 @@ def read_rows(
     text: str, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Row], list[tuple[int, str]]]:
     """(rows with their estimates, (line, error) of what could not be read)."""
-    reader, estimates = JobReader(), Estimates(allow_files=True)
-
+    reader, estimator = JobReader(), Estimator()
     rows: list[Row] = []
     malformed: list[tuple[int, str]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        done()
-        if not line.strip():
-            continue
-        try:
-            job = parse_for_estimate(read_json(line, "job"), reader)
-        except PlannerError as error:
-            malformed.append((number, str(error)))
-            continue
-        (answer,) = estimates.of([job.request])
-        if isinstance(answer, Refusal):
-            malformed.append((number, str(answer.error)))
-        else:
-            rows.append(Row.build(job, answer))
-    return rows, malformed
+    for chunk in growing(enumerate(text.splitlines(), start=1), most=256):
+        jobs: dict[int, Job] = {}
+        for number, line in chunk:
+            done()
+            try:
+                if line.strip():
+                    jobs[number] = parse_for_estimate(read_json(line, "job"), reader)
+            except PlannerError as error:
+                malformed.append((number, str(error)))
+        answers = estimator.estimates([*jobs.values()])
+        for (number, job), answer in zip(jobs.items(), answers, strict=True):
+            if isinstance(answer, PlannerError):
+                malformed.append((number, str(answer)))
+            else:
+                rows.append(Row.build(job, answer))
+    return rows, sorted(malformed)
 
 
 def _text(path: str | None) -> str:

@@ -19,7 +19,6 @@ import random
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,12 +27,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 from sqlalchemy import func, select
 
+from benchmarks.abuse.processes import become
 from planner.api.jobs.queues import jobs_in, retry
 from planner.api.settings import Settings
 from planner.api.storage.backup import faults_in
@@ -43,6 +44,7 @@ from planner.api.storage.migrate import upgrade
 from planner.api.storage.tables import AuditRow, MeasurementRow, PlanRow
 from planner.api.storage.transactions import reading
 from planner.api.wiring import Wiring, wire
+from tests import zygote
 from tests.conftest import ROOT, clean_environment, control_postgres, running_postgres
 from tests.stand_ins import light_python, worker
 
@@ -83,36 +85,29 @@ class Processes:
     ports: dict[str, int]  # of services; everything else is a worker
     log: Path
     roots: dict[str, Path] = field(default_factory=dict)  # checkouts other than this one
-    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    running: dict[str, BaseProcess] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
         """Starts it, or starts it again."""
         command = ["worker", "--tasks", "1", "--probes", "2"]
         if name in self.ports:
             command = ["serve", "--port", str(self.ports[name])]
-        root = self.roots.get(name, ROOT)
-        with self.log.open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "planner.api.cli", *command],
-                cwd=root,
-                env={**self.environment, "PYTHONPATH": str(root)},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        root = str(self.roots.get(name, ROOT))
+        environment = {**self.environment, "PYTHONPATH": root}
+        self.running[name] = zygote.start(become, command, environment, root, str(self.log))
 
     def kill(self, name: str) -> bool:
         """SIGKILL; whether it was there."""
         process = self.running[name]
-        was_there = process.poll() is None
+        was_there = process.is_alive()
         process.kill()
-        process.wait()
+        process.join()
         return was_there
 
     def start_ended(self, names: Sequence[str]) -> None:
         """Starts again what has ended, as systemd does: a worker that found no database."""
         for name in names:
-            if self.running[name].poll() is not None:
+            if not self.running[name].is_alive():
                 self.start(name)
 
     def stop(self) -> None:
@@ -120,11 +115,9 @@ class Processes:
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.join(30)
+            process.kill()
+            process.join()
 
 
 @dataclass

@@ -41,23 +41,6 @@ class Agreed:
         return 1
 
 
-def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> list[tuple[int, ModelPart]]:
-    """(stage, its part of the model) for one pipeline rank, in ascending stages."""
-    sizes = recipe.stage_sizes()
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [
-        (
-            stage,
-            ModelPart(
-                layers=tuple(range(ends[stage] - sizes[stage], ends[stage])),
-                first=stage == 0,
-                last=stage == len(sizes) - 1,
-            ),
-        )
-        for stage in recipe.stages_of(pipeline_rank)
-    ]
-
-
 class Pipeline:
     """One rank's stages and their schedule."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
+from planner.probes.reference import initialise, meshes, optimizers, parallel, precision
 from planner.probes.reference.clipping import Clipping
 from planner.probes.reference.context_parallel import local_sequence
 from planner.probes.reference.model import ModelPart, Transformer
@@ -19,9 +20,21 @@ from planner.probes.reference.moe import MixtureOfExperts
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.ties import TiedEnds
 
+if TYPE_CHECKING:
+    from planner.probes.reference.pipeline import Loss, Pipeline
+
 # lifts fp16 gradients of a mean over millions of tokens out of the subnormals;
 # torch.amp's first scale
 FP16_LOSS_SCALE = 2.0**16
+
+
+def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> Iterator[tuple[int, ModelPart]]:
+    """(stage, its part of the model) for one pipeline rank, in ascending stages."""
+    sizes = recipe.stage_sizes()
+    for stage in recipe.stages_of(pipeline_rank):
+        begin = sum(sizes[:stage])
+        layers = tuple(range(begin, begin + sizes[stage]))
+        yield stage, ModelPart(layers=layers, first=stage == 0, last=stage == len(sizes) - 1)
 
 
 class Trainer:
@@ -34,7 +47,7 @@ class Trainer:
         self.recipe, self.device = recipe, device
         self.meshes = meshes.build(recipe, device.type)
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
-        held = pipeline.parts_of(recipe, self.meshes.place["pp"])
+        held = list(parts_of(recipe, self.meshes.place["pp"]))
         self.models = [self._model(part) for _, part in held]
         self.modules: list[nn.Module] = [
             parallel.parallelise(model, recipe, self.meshes) for model in self.models
@@ -75,16 +88,18 @@ class Trainer:
             else optimizers.AfterBackward(parameters, names, kind, lr)
         )
         self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
-        self._pipelines: dict[int, pipeline.Pipeline] = {}
+        self._pipelines: dict[int, Pipeline] = {}
 
-    def schedule(self, microbatches: int) -> pipeline.Pipeline:
+    def schedule(self, microbatches: int) -> "Pipeline":
         """The schedule of a step of so many microbatches over this rank's stages."""
+        from planner.probes.reference.pipeline import Pipeline  # imports for half a second
+
         if microbatches not in self._pipelines:
             parts = [
                 (stage, part, module)
                 for (stage, part), module in zip(self._held, self.modules, strict=True)
             ]
-            self._pipelines[microbatches] = pipeline.Pipeline(
+            self._pipelines[microbatches] = Pipeline(
                 self.recipe, self.meshes, parts, self._loss_function(), self.device, microbatches
             )
         return self._pipelines[microbatches]
@@ -198,7 +213,7 @@ class Trainer:
         """
         return float(self.recipe.layout.dp_replicate) if self.recipe.uses_ddp else 1.0
 
-    def _loss_function(self) -> pipeline.Loss:
+    def _loss_function(self) -> "Loss":
         tokens, scale = self.recipe.tokens_per_step, self.scale
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -69,12 +69,13 @@ def torchrun(
     return ran(*words, env={**env, "OMP_NUM_THREADS": "1"}, cwd=ROOT, timeout=seconds)
 
 
-def until(came: Callable[[], object], what: object = "it did not come") -> None:
-    """Waits for what has to happen, on however busy a machine."""
+def until(came: Callable[[], Any], what: object = "it did not come") -> Any:
+    """Waits for what has to happen, on however busy a machine; what came."""
     deadline = time.monotonic() + 300.0
-    while not came():
+    while not (found := came()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+    return found
 
 
 def working(folder: Path) -> str:

@@ -1,14 +1,13 @@
 """Every pair of features that plain torch has trains the same model as one rank without them.
 
-Real torchrun, gloo, 1, 2, 4 and 8 processes; all runs of a world share one job, and a run has as
-many features at once as share a tolerance. The third loss holds only if two updates do. Pairs that
-the rules refuse as silently wrong are shown to be so. docs/feature-pairs.md is the table.
+Real torchrun, gloo, 1, 2, 4 and 8 processes; all runs share one job, and a run has as many features
+at once as share a tolerance. The third loss holds only if two updates do. Pairs that the rules
+refuse as silently wrong are shown to be so. docs/feature-pairs.md is the table.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -28,7 +27,7 @@ from benchmarks.feature_pairs import (
 )
 from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
-from tests.e2e.test_probe_program_losses import run
+from tests.e2e.test_probe_program_losses import run, trained
 
 needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -92,18 +91,13 @@ def runs() -> dict[str, Job]:
 RUNNING = runs()
 NAMED = {feature.name: feature for feature in features()}
 IN_BACKWARD = {"optimizer_in_backward": True}
+Results = Mapping[str, Any]
 
 
 def legal(*names: str, **training: Any) -> Job:
     job = joined(*(NAMED[name] for name in names))
     assert job is not None
     return replace(job, training=training)
-
-
-def ran(world: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = world.get(name, {"error": "an earlier pair broke the job"})
-    assert "error" not in found, found["error"]
-    return found
 
 
 # What the rules refuse though nothing would raise: the job as far as it is legal, and the rest.
@@ -113,14 +107,13 @@ BROKEN: Mapping[str, tuple[Job, dict[str, Any]]] = {
         legal("FSDP ZeRO-3", "gradient accumulation", max_grad_norm=None), IN_BACKWARD),
     "FSDP ZeRO-3 x ZBVZeroBubble": (legal("FSDP ZeRO-2", "ZBVZeroBubble"), {"zero_stage": 3}),
 }  # fmt: skip
-Results = Callable[[int], Mapping[str, Any]]
 
 
-def task_of(job: Job, ranks: int) -> dict[str, Any]:
+def task_of(job: Job) -> dict[str, Any]:
     size = {"num_hidden_layers": job.layers, "num_key_value_heads": KV_HEADS}
     model = {**MODELS["moe" if job.moe else "llama"], **size}
     training = {"global_batch_size": GLOBAL_BATCH, **job.training}
-    made = task(dict(job.layout), num_gpus=ranks, model=model, training=training)
+    made = task(dict(job.layout), num_gpus=job.ranks, model=model, training=training)
     made["job"]["cluster"]["gpu"] = FP16_CPU
     return made
 
@@ -130,31 +123,23 @@ def alone(job: Job) -> tuple[str, dict[str, Any]]:
     layout = {name: job.layout[name] for name in ROUNDED if name in job.layout}
     plain = replace(job, layout={**PLAIN, **layout, "micro_batch_size": GLOBAL_BATCH})
     name = json.dumps([job.moe, job.layers, dict(job.training), layout], sort_keys=True)
-    return f"alone {name}", task_of(plain, 1)
+    return f"alone {name}", task_of(plain)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Losses by name of one world, each world's job run once."""
-    folder = tmp_path_factory.mktemp("pairs")
-
-    @cache
-    def of(ranks: int) -> Mapping[str, Any]:
-        tasks = {name: task_of(job, ranks) for name, job in RUNNING.items() if job.ranks == ranks}
-        if ranks == 1:
-            tasks |= dict(map(alone, [*RUNNING.values(), *(job for job, _ in BROKEN.values())]))
-        for name, (job, despite) in BROKEN.items():
-            if job.ranks == ranks:
-                tasks[f"despite {name}"] = {**task_of(job, ranks), "despite": despite}
-        return run(ranks, tasks, folder, BACKEND)
-
-    return of
+    """Losses by name."""
+    tasks = {name: task_of(job) for name, job in RUNNING.items()}
+    tasks |= dict(map(alone, [*RUNNING.values(), *(job for job, _ in BROKEN.values())]))
+    for name, (job, despite) in BROKEN.items():
+        tasks[f"despite {name}"] = {**task_of(job), "despite": despite}
+    return run(tasks, tmp_path_factory.mktemp("pairs"), BACKEND)
 
 
 @pytest.mark.parametrize("name", RUNNING)
 def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
     job = RUNNING[name]
-    found, expected = ran(results(job.ranks), name), results(1)[alone(job)[0]]
+    found, expected = trained(results, name), results[alone(job)[0]]
     for value, tolerance in (("losses", job.tolerance), ("norms", 10 * job.tolerance)):
         assert found[value] == pytest.approx(expected[value], rel=tolerance)
     assert len(set(expected["losses"])) == len(expected["losses"])
@@ -163,6 +148,6 @@ def test_features_train_as_one_rank_does(name: str, results: Results) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_refused_pair_would_train_another_model(name: str, results: Results) -> None:
     job, _ = BROKEN[name]
-    found, expected = ran(results(job.ranks), f"despite {name}"), results(1)[alone(job)[0]]
+    found, expected = trained(results, f"despite {name}"), results[alone(job)[0]]
     pairs = zip(found["losses"], expected["losses"], strict=True)
     assert found["apart"] or max(abs(a / b - 1) for a, b in pairs) > 10 * job.tolerance

@@ -1,11 +1,11 @@
 """What pages show is what their commands print: every page is run, in a folder of its own."""
 
-import sys
+import warnings
 
 import pytest
 
-from benchmarks.documents import blocks, pages
-from tests.conftest import ROOT, needed_program, ran
+from benchmarks.documents import blocks, pages, played
+from tests.conftest import ROOT, needed_program
 
 CHEAP = "docs/explanation/errors.md"
 PAGES = {
@@ -23,9 +23,10 @@ PAGES = {
 def test_the_page_shows_what_its_commands_print(name: str) -> None:
     if any("curl " in block.text for block in PAGES[name]):
         needed_program("curl", "curl")
-    command = (sys.executable, "-m", "benchmarks.documents", "--check", name)
-    done = ran(*command, timeout=1500, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    stale: list[str] = []
+    with warnings.catch_warnings(action="ignore"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert played(text, stale.append) == text, stale
 
 
 def test_every_kind_of_page_is_run() -> None:

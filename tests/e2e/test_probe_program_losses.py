@@ -1,12 +1,12 @@
-"""Every layout trains the same model: losses and gradient norms of several steps equal those of one
-process.
+"""Every layout trains the same model: losses and gradient norms of steps are those of one process.
 
-Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold
-only if gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
+Real torchrun, gloo, 1, 2 and 4 processes; all layouts share one job. Later losses hold only if
+gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.e2e.probe_jobs import task, torchrun
 needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LOSS, NORM = 1e-6, 1e-5  # relative, fp32: sums are taken in another order
-IN_BACKWARD = {"optimizer_in_backward": True}
 V2 = {"virtual_stages": 2}
 Case = tuple[dict[str, Any], dict[str, Any]]  # layout, (model, training)
 
@@ -27,61 +26,61 @@ def on(model: str = "llama", **training: Any) -> dict[str, Any]:
     return {"model": model, "training": training}
 
 
-CASES: dict[int, dict[str, Case]] = {
-    1: {
-        "unfused-attention": ({}, on(attention_kernel="unfused")),
-        "compile-memory-budget": ({"compile": True, "ac": "memory-budget-0.5"}, on("wide-norms")),
-    },
-    2: {
-        "fsdp-adafactor": ({"dp_shard": 2}, on(optimizer="adafactor")),
-        "fsdp-sgd": ({"dp_shard": 2}, on(optimizer="sgd")),
-        "fsdp-bf16-states": ({"dp_shard": 2}, on(optimizer="adamw-bf16-states")),
-        "tp-sp-vocab-parallel": ({"tp": 2, "ac": "selective-op"}, on(vocab_parallel_loss=True)),
-        "tp-compile": ({"tp": 2, "compile": True}, on("wide-norms")),
-        "pp-uneven": ({"pp": 2, "layers_per_stage": [1, 3]}, on()),
-        "experts-over-tp": ({"tp": 2}, on("moe")), "pp-tied": ({"pp": 2}, on("tied")),
-        "pp-tied-on-one-rank": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on("tied")),
-        "tp-tied": ({"tp": 2}, on("tied")), "tp-mla": ({"tp": 2, "ep": 2}, on("mla")),
-        "cp-mla": ({"cp": 2}, on("mla")), "tp-windows": ({"tp": 2}, on("windows")),
-        "cp-windows": ({"cp": 2}, on("windows")), "cp-sinks": ({"cp": 2}, on("sinks")),
-        "ep-sinks": ({"tp": 2, "ep": 2}, on("sinks")),
-        "tp-wide-norms": ({"tp": 2}, on("wide-norms")),
-        "tp-parallel-residual": ({"tp": 2}, on("parallel")),
-        "tp-gated-shared-expert": ({"tp": 2, "sequence_parallel": False}, on("gated-shared")),
-    },
-    4: {
-        "fsdp-4": ({"dp_shard": 4}, on()),
-        "pp-4": ({"pp": 4}, on()),
-        "fsdp-ep": ({"dp_shard": 4, "ep": 2}, on("moe")),
-        "cp-ep": ({"dp_shard": 2, "cp": 2, "ep": 4}, on("moe")),
-        "ep-over-tp": ({"dp_shard": 2, "tp": 2, "ep": 4}, on("moe")),
-        "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2,
-                "sequence_parallel": False}, on("moe")),
-        "ep-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, on("moe")),
-        "other-rank-order": ({"dp_shard": 2, "tp": 2},
-            {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
-    },
+CASES: dict[str, Case] = {
+    "unfused-attention": ({}, on(attention_kernel="unfused")),
+    "compile-memory-budget": ({"compile": True, "ac": "memory-budget-0.5"}, on("wide-norms")),
+    "fsdp-adafactor": ({"dp_shard": 2}, on(optimizer="adafactor")),
+    "fsdp-sgd": ({"dp_shard": 2}, on(optimizer="sgd")),
+    "fsdp-bf16-states": ({"dp_shard": 2}, on(optimizer="adamw-bf16-states")),
+    "tp-sp-vocab-parallel": ({"tp": 2, "ac": "selective-op"}, on(vocab_parallel_loss=True)),
+    "tp-compile": ({"tp": 2, "compile": True}, on("wide-norms")),
+    "pp-uneven": ({"pp": 2, "layers_per_stage": [1, 3]}, on()),
+    "experts-over-tp": ({"tp": 2}, on("moe")), "pp-tied": ({"pp": 2}, on("tied")),
+    "pp-tied-on-one-rank": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on("tied")),
+    "tp-tied": ({"tp": 2}, on("tied")), "tp-mla": ({"tp": 2, "ep": 2}, on("mla")),
+    "cp-mla": ({"cp": 2}, on("mla")), "tp-windows": ({"tp": 2}, on("windows")),
+    "cp-windows": ({"cp": 2}, on("windows")), "cp-sinks": ({"cp": 2}, on("sinks")),
+    "ep-sinks": ({"tp": 2, "ep": 2}, on("sinks")),
+    "tp-wide-norms": ({"tp": 2}, on("wide-norms")),
+    "tp-parallel-residual": ({"tp": 2}, on("parallel")),
+    "tp-gated-shared-expert": ({"tp": 2, "sequence_parallel": False}, on("gated-shared")),
+    "fsdp-4": ({"dp_shard": 4}, on()),
+    "pp-4": ({"pp": 4}, on()),
+    "fsdp-ep": ({"dp_shard": 4, "ep": 2}, on("moe")),
+    "cp-ep": ({"dp_shard": 2, "cp": 2, "ep": 4}, on("moe")),
+    "ep-over-tp": ({"dp_shard": 2, "tp": 2, "ep": 4}, on("moe")),
+    "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2,
+            "sequence_parallel": False}, on("moe")),
+    "ep-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, on("moe")),
+    "other-rank-order": ({"dp_shard": 2, "tp": 2},
+        {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
 }  # fmt: skip
-Runs = Callable[[int], Mapping[str, Any]]
 
 
-def run(world: int, tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]:
+def run(tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]:
     """One torchrun job; each task's losses and norms by name."""
-    given, out = folder / f"tasks{world}.json", folder / f"out{world}.json"
+    given, out = folder / "tasks.json", folder / "out.json"
     given.write_text(json.dumps(tasks))
+    world = max(one["job"]["cluster"]["num_gpus"] for one in tasks.values())
     program = (ROOT / "tests" / "e2e" / "probe_combinations.py", given, out, *options)
     for _ in range(2):  # a thread of gloo's own has crashed, once in some hundred jobs
         done = torchrun(world, *program, env=clean_environment(), seconds=1500.0)
         if out.exists() or "exitcode: -11" not in done.stderr:
             break
     assert out.exists(), done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text())
+    return dict(json.loads(out.read_text()))
+
+
+def trained(results: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = results.get(name, {"error": "an earlier one broke the job"})
+    assert "error" not in found, found["error"]
     return found
 
 
-def case_task(world: int, case: Case) -> dict[str, Any]:
+def case_task(case: Case) -> dict[str, Any]:
     layout, options = case
     model, training = options["model"], options["training"]
+    world = math.prod(layout.get(axis, 1) for axis in ("dp_shard", "tp", "cp", "pp"))
     made = task({"dp_shard": 1, **layout}, num_gpus=world, model=model, training=training)
     if "rank_order" in options:
         made["job"]["cluster"]["rank_order"] = options["rank_order"]
@@ -89,51 +88,28 @@ def case_task(world: int, case: Case) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Results by world, each world's job run once; world 1 also runs every model and training in
-    use in the plainest way.
-    """
-    folder = tmp_path_factory.mktemp("losses")
-    kept: dict[int, Mapping[str, Any]] = {}
-
-    def of(world: int) -> Mapping[str, Any]:
-        if world not in kept:
-            tasks = {
-                name: case_task(world, case) for name, case in CASES[world].items() if can_run(case)
-            }
-            if world == 1:
-                tasks |= {
-                    reference(case): case_task(1, ({}, on(case[1]["model"], **case[1]["training"])))
-                    for case in every_case()
-                }
-            kept[world] = run(world, tasks, folder)
-        return kept[world]
-
-    return of
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Results by name; one rank also runs every model and training in use in the plainest way."""
+    tasks = {name: case_task(case) for name, case in CASES.items() if can_run(case)}
+    plain = {reference(one): on(one["model"], **one["training"]) for _, one in CASES.values()}
+    tasks |= {name: case_task(({}, options)) for name, options in plain.items()}
+    return run(tasks, tmp_path_factory.mktemp("losses"))
 
 
 def can_run(case: Case) -> bool:
     return "compile" not in case[0] or compiles()
 
 
-def every_case() -> Iterator[Case]:
-    return (case for cases in CASES.values() for case in cases.values())
-
-
-def reference(case: Case) -> str:
+def reference(options: Mapping[str, Any]) -> str:
     """Name of the plain run that a case is compared with."""
-    return f"alone {json.dumps([case[1]['model'], case[1]['training']])}"
+    return f"alone {json.dumps([options['model'], options['training']])}"
 
 
-@pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases]
-)
-def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
-    if not can_run(CASES[world][name]):
+@pytest.mark.parametrize("name", CASES)
+def test_loss_does_not_depend_on_the_layout(name: str, runs: Mapping[str, Any]) -> None:
+    if not can_run(CASES[name]):
         needed_compiler()
-    found = runs(world).get(name, {"error": "an earlier layout broke the job"})
-    assert "error" not in found, found["error"]
-    alone = runs(1)[reference(CASES[world][name])]
+    found, alone = trained(runs, name), runs[reference(CASES[name][1])]
     assert found["losses"] == pytest.approx(alone["losses"], rel=LOSS)
     assert found["norms"] == pytest.approx(alone["norms"], rel=NORM)
     assert len(set(alone["losses"])) == len(alone["losses"])

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from planner.probes import guardian, outcome
 from planner.probes.guardian import Guardian, bearers, descendants, kill_until_gone
+from tests.e2e.probe_jobs import until
 
 TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
 ME, TOKEN = os.geteuid(), b"PLANNER_PROBE_TOKEN=abc\0"
@@ -171,10 +171,7 @@ def test_a_rank_that_a_signal_stopped_is_seen() -> None:
     ]
     try:
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 30.0
-        while (seen := guardian.stopped_ranks(os.getpid())) != [1]:
-            assert time.monotonic() < deadline, seen
-            time.sleep(0.01)
+        until(lambda: guardian.stopped_ranks(os.getpid()) == [1])
     finally:
         for process in ranks:
             process.kill()
