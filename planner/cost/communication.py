@@ -20,7 +20,7 @@ from planner.cost.network.collectives import chosen
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.price import Prices
 from planner.cost.refine import Refined, hops_of
-from planner.cost.step_seconds import data_parallel
+from planner.cost.step_seconds import both_passes, data_parallel
 from planner.schedules import SCHEDULES
 from planner.specs.estimate import COMMUNICATION_AXES, CommunicationRow
 from planner.work.checkpointing import BLOCK, FULL, NONE
@@ -186,7 +186,7 @@ def unslowed(job: PreparedJob, prices: Prices, even: PreparedJob, same: Prices) 
 def tables(job: PreparedJob, prices: Prices) -> Iterator["CommunicationTable"]:
     """Communication of the busiest rank of every layout, before `PreparedJob.own_factor`."""
     stage, inputs = prices.stage_seconds, prices.stage_seconds.inputs
-    loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
+    loads, waits = inputs.loads.of_ranks, data_parallel(inputs, both_passes(inputs))
     of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))
     rounds = rounds_of(loads.batch, loads.m, job.rules)
     for row in range(len(inputs.batch)):

@@ -30,7 +30,7 @@ from planner.cost.cost_inputs import (
 )
 from planner.cost.cost_rows import distinct_rows, open_columns
 from planner.cost.data_parallel import sharding, unit_elements
-from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
+from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.quantisation import may_store_low
 from planner.cost.layer.unit_costs import UnitCosts
@@ -234,10 +234,16 @@ def _beyond_compute(
     forward, input_grad, weight_grad = (
         seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
     )
-    host = host_copies(shards, at_shard, job.rules, batch)
-    columns = unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host)
     exposed = exposed_data_parallel(
-        held, columns, batch, m, job.training, job.rules, job.profile.dp_hidden
+        held,
+        (forward, input_grad + weight_grad + sums),
+        shards,
+        at_shard,
+        batch,
+        m,
+        job.training,
+        job.rules,
+        job.profile.dp_hidden,
     )
     outside = exposed.fsdp + exposed.dp + exposed.copies
     outside = outside + on_ranks(held, m * sums + shards.update_seconds[:, at_shard])

@@ -9,12 +9,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, one_number
 from planner.cost.cost_inputs import CostInputs
-from planner.cost.data_parallel.overlap import (
-    ExposedSeconds,
-    exposed_data_parallel,
-    host_copies,
-    unit_columns,
-)
+from planner.cost.data_parallel.overlap import ExposedSeconds, exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.context import AXES
 from planner.cost.layer.exchange import unpaired_exchange
@@ -110,8 +105,8 @@ def _busy(inputs: CostInputs) -> _Busy:
     load, costs = inputs.loads.of_ranks, inputs.unit.costs
     shards, profile = inputs.shards, inputs.jobs.ranks.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
-    forward, backward = _both_passes(inputs)
-    exposed = data_parallel(inputs, forward, backward)
+    forward, backward = passes = both_passes(inputs)
+    exposed = data_parallel(inputs, passes)
     slowed = profile.overlap_slowdown * exposed.hidden[0]
     copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
     backward_seconds = sums(units, backward)
@@ -162,7 +157,7 @@ def _busy(inputs: CostInputs) -> _Busy:
     )
 
 
-def _both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
+def both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
     """Seconds of one microbatch's forward and backward on each unit of each load, (K + 2, L)."""
     load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
     at = load.at_unit
@@ -197,20 +192,14 @@ def _busiest(
     return place, at
 
 
-def data_parallel(
-    inputs: CostInputs, forward: FloatColumn | None = None, backward: FloatColumn | None = None
-) -> ExposedSeconds:
-    """Seconds that each load waits for data-parallel communication, (1, L).
-
-    forward, backward: see `_both_passes`, which are asked for unless given.
-    """
-    if forward is None or backward is None:
-        forward, backward = _both_passes(inputs)
-    load, s, job = inputs.loads.of_ranks, inputs.shards, inputs.jobs.ranks
-    host = host_copies(s, load.at_shard, job.rules, load.batch)
+def data_parallel(inputs: CostInputs, passes: tuple[FloatColumn, FloatColumn]) -> ExposedSeconds:
+    """Seconds that each load waits for data-parallel communication, (1, L)."""
+    load, job = inputs.loads.of_ranks, inputs.jobs.ranks
     return exposed_data_parallel(
         load.units[None],
-        unit_columns(s, load.at_shard, forward, backward, host),
+        passes,
+        inputs.shards,
+        load.at_shard,
         load.batch,
         load.m,
         job.training,
