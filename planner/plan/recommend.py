@@ -186,7 +186,7 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
         else PlanCandidate(at_size, at_size.first)
         for at_size in sizes
     ]
-    best = [(at_size, at_size.runs, row) for at_size, row in chosen if at_size.runs is not None]
+    best = [(at_size, at_size.rated.runs, row) for at_size, row in chosen]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
@@ -414,9 +414,7 @@ def _entry(
         reasons=reasons,
         unmeasured=[one.words for one in rests_on_unmeasured(choice)],
         export={},
-        run=None
-        if at_size.runs is None
-        else run_estimate(at_size.pricer, at_size.runs, choice.row),
+        run=run_estimate(at_size.pricer, at_size.rated.runs, choice.row),
     )
 
 
