@@ -35,7 +35,7 @@ class StageSeconds:
 
     @property
     def costs(self) -> layers.UnitCosts:
-        return self.inputs.unit.costs
+        return self.inputs.unit
 
     @property
     def at(self) -> IntColumn:

@@ -102,7 +102,7 @@ def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
 
 
 def _busy(inputs: CostInputs) -> _Busy:
-    load, costs = inputs.loads.of_ranks, inputs.unit.costs
+    load, costs = inputs.loads.of_ranks, inputs.unit
     shards, profile = inputs.shards, inputs.jobs.ranks.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
     forward, backward = passes = both_passes(inputs)
@@ -230,14 +230,14 @@ def _mean_ranks(
         w += sums(mean.units, adding_up(inputs.shards, mean.at_shard, mean.m))
     weight_grad = w.take(at)
     if share.any():
-        redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
+        redone = sums(mean.units, at_rows(unit.redone_seconds, mean.at_unit))
         weight_grad += inputs.loads.pipelines.of_layouts(share) * redone.take(at)
     codes = inputs.batch.pp_schedule
     sends = np.zeros(len(at))
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=one_number(schedules[0], len(mean)))
-        seconds = sends_of(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
+        seconds = sends_of(job, batch, unit, mean.at_unit).mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True
         np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)
@@ -266,7 +266,7 @@ def _overlapped_pairs(
     found = own[place, pipes.at]
     rows = np.flatnonzero(found > 0)
     profile = side_by_side.taken(inputs.job.profile, rows)
-    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
+    columns = pairs.pair_columns(inputs.unit, inputs.at_unit[rows], profile)
     here = load.units[:, at[rows]]
     relief = pairs.relief(columns, here, inputs.batch.virtual_stages[rows])
     return found, relief.spread(rows, len(at))

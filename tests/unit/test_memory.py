@@ -355,7 +355,7 @@ def test_a_compiled_loss_has_no_fp32_copy_of_few_logits(
 ])  # fmt: skip
 def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
     p = pricer(**training)
-    costs = units_at(p, batch_of(p, compile=True)).costs
+    costs = units_at(p, batch_of(p, compile=True))
     assert costs.logits_bytes[0] == width * 8192 * 128256
     assert costs.chunks_bytes[0] == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
 
