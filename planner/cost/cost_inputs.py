@@ -18,7 +18,6 @@ from planner.cost.cost_rows import CostRows, open_columns, unit_key
 from planner.cost.data_parallel import sharding
 from planner.cost.layer.unit_costs import MODE, UnitCosts, unit_costs
 from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
-from planner.cost.loads import RankLoads
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES
@@ -67,9 +66,9 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     found: Savings | None = None
     if job.remembers:
         hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
-        work_at = job.known.rows.work.at(hashes, work)
+        work_at = job.known.work.at(hashes, work)
         if saves:
-            found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
+            found = job.known.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -117,7 +116,7 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known.rows.shards.at(groups.hashes(columns), price)
+    return job.known.shards.at(groups.hashes(columns), price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,22 +139,15 @@ class JobColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostInputs:
+class CostInputs(CostRows):
     """Priced rows of N layouts of one job, from which their prices are summed.
 
-    See `CostRows` for what is its own. unit, shards: at distinct rows.
+    unit, shards: at distinct rows.
     """
 
     jobs: JobColumns
-    batch: LayoutBatch
-    m: FloatColumn
-    loads: RankLoads
-    unit_rows: LayoutBatch
     unit: UnitCosts
-    at_unit: IntColumn
-    shard_rows: LayoutBatch
     shards: sharding.UnitShards
-    at_shard: IntColumn
 
     @classmethod
     def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostInputs":
@@ -172,18 +164,8 @@ class CostInputs:
         if rows.has_blocks:
             again = units_at(jobs.units, rows.unit_rows, FULL)
             unit, shards = _of_both(unit, again), _of_both(shards, shards)
-        return cls(
-            jobs=jobs,
-            batch=rows.batch,
-            m=rows.m,
-            loads=rows.loads,
-            unit_rows=rows.unit_rows,
-            unit=unit,
-            at_unit=rows.at_unit,
-            shard_rows=rows.shard_rows,
-            shards=shards,
-            at_shard=rows.at_shard,
-        )
+        of_rows = {one.name: getattr(rows, one.name) for one in fields(CostRows)}
+        return cls(**of_rows, jobs=jobs, unit=unit, shards=shards)
 
     @property
     def job(self) -> PreparedJob:

@@ -57,20 +57,6 @@ class StageSeconds:
         alone = inputs.unit.weight_grad[:, self.at]
         return alone + adding_up(inputs.shards, inputs.at_shard, inputs.m)
 
-    @cached_property
-    def saved_bytes(self) -> FloatColumn:
-        return self.costs.saved_bytes[:, self.at]
-
-    @cached_property
-    def forward_flops(self) -> FloatColumn:
-        """Of matmuls and attention."""
-        return self.costs.forward_flops[:, self.at]
-
-    @cached_property
-    def recompute_flops(self) -> FloatColumn:
-        """Of them, those that the backward repeats."""
-        return self.costs.recompute_flops[:, self.at]
-
     @property
     def hardware_flops(self) -> FloatColumn:
         """Flops of matmuls and attention in a step on a mean GPU, (N,), causal and windowed.
