@@ -203,12 +203,9 @@ def step_lower_bounds(
     computed separately and no pairs overlap.
     limit_seconds: of layouts that compute longer, that is the bound.
     """
-    rows, inverse = distinct_rows(job, batch)
-    unit = units_at(job, rows)
+    unit, inverse = _units(job, batch)
     paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    hidden = _of_all_units(job, pairs.most_saved(unit, job.profile))
-    total = _of_all_units(job, unit.total)
-    compute = _mean_seconds(job, batch, hidden, inverse, total, overlaps=paired)
+    compute = _own_compute(job, batch, unit, inverse, paired)
     near = np.flatnonzero(compute <= limit_seconds)
     bound, part = compute.copy(), batch.take(near)
     more = _beyond_compute(job, part, unit, inverse[near], paired[near])
@@ -261,13 +258,22 @@ def layout_lower_bounds(
     overlaps (N,): whether they may overlap pairs, which hides communication; unless given, what
         their own schedules do.
     """
-    rows, inverse = distinct_rows(job, batch)
-    unit = units_at(job, rows)
     if overlaps is None:
         overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
+    return _own_compute(job, batch, *_units(job, batch), overlaps)
+
+
+def _units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, IntColumn]:
+    """(units at U distinct rows, row of each layout (N,)) with the layouts' own options."""
+    rows, inverse = distinct_rows(job, batch)
+    return units_at(job, rows), inverse
+
+
+def _own_compute(
+    job: PreparedJob, batch: LayoutBatch, unit: UnitCosts, inverse: IntColumn, overlaps: BoolColumn
+) -> FloatColumn:
     hidden = _of_all_units(job, pairs.most_saved(unit, job.profile))
-    total = _of_all_units(job, unit.total)
-    return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)
+    return _mean_seconds(job, batch, hidden, inverse, _of_all_units(job, unit.total), overlaps)
 
 
 def _hidden(job: PreparedJob, unit: UnitCosts) -> FloatColumn:

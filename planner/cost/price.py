@@ -20,7 +20,7 @@ from planner.cost.cost_inputs import CostInputs, JobColumns
 from planner.cost.cost_rows import CostRows, unit_fields
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
-from planner.cost.machine.knobs import Calibration, kernels_at
+from planner.cost.machine.knobs import Calibration, kernels_at, profile_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import stack_name, unit_names
@@ -130,6 +130,17 @@ class Pricer(PreparedJob):
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=rules.recipes(training.trainer_version),
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
+        )
+
+    def moved(self, shifts: FloatColumn) -> "Pricer":
+        """The pricer with the knobs of its calibration at these shifts, (K,)."""
+        return Pricer.build(
+            self.model,
+            self.cluster,
+            self.training,
+            self.calibration,
+            profile=profile_at(self.rules.code_name, shifts),
+            kernels=kernels_at(self.cluster.gpu, shifts),
         )
 
     def variant(self, key: Hashable, build: Callable[[], "Pricer"]) -> "Pricer":
