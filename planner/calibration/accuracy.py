@@ -85,7 +85,7 @@ class Row:
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
         estimate = self.estimate
-        interval = estimate.interval and estimate.interval.step_seconds
+        interval = None if estimate.interval is None else estimate.interval.step_seconds
         return Compared(
             id=str(self.job.id),
             layout=self.job.layout.short() if self.job.layout else "-",
