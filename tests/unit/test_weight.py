@@ -4,13 +4,13 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 98_562,
-    "code lines": 69_642,
+    "lines": 98_185,
+    "code lines": 69_395,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
     "p95 of function lines": 32,
     "longest function": 146,
-    "public classes": 684,
+    "public classes": 677,
     "functions that import inside": 48,
 }
 TEST_LINES = 49_386
