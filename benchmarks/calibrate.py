@@ -50,7 +50,8 @@ def main() -> None:
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
     peaks = [Row.build(job, estimate_job(job)) for job in jobs]
-    timed = [(row.job, row.measured_seconds) for row in peaks if row.valid and row.measured_seconds]
+    legal = [row for row in peaks if row.estimate.valid]
+    timed = [(row.job, row.measured_seconds) for row in legal if row.measured_seconds]
     known = {
         "id": options.id,
         "seen": sorted(list(triple) for triple in seen(jobs)),

@@ -22,7 +22,6 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.communication import communication, unslowed
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
-from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
@@ -313,7 +312,7 @@ class _Columns:
         self.hidden_share = hidden_share(self.prices)
         self.graphs = captured(batch, pricer.rules_context)
         self.overlaps = overlaps_exchange(batch, pricer.rules_context)
-        self.memory_parts = memory_rows(self.prices.memory)
+        self.memory_parts = self.prices.memory.parts()
         self.basis = basis(pricer.calibration, pricer, batch)
         self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
         notes = (training_release(training).note, unknown_family(cluster.gpu), self._stale())

@@ -1,6 +1,6 @@
 """Pricers and batches of layouts, as the tests of the cost model build them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,12 @@ def cluster_of(num_gpus: int, *levels: dict[str, Any], gpu: str = H100) -> Clust
     node = {} if num_gpus % 8 == 0 or num_gpus < 8 else {"gpus_per_node": num_gpus}
     fabric = {"fabric": list(levels)} if levels else {}
     return read_cluster({"gpu": gpu, "num_gpus": num_gpus, **node, **fabric})
+
+
+def silent_shards(**given: FloatColumn) -> sharding.UnitShards:
+    """Shards of one layout with an embedding, a head and one kind of layer; 0 but for `given`."""
+    nothing = dict.fromkeys((one.name for one in fields(sharding.UnitShards)), np.zeros((3, 1)))
+    return sharding.UnitShards(**nothing | given)
 
 
 def shards_of(p: Pricer, batch: LayoutBatch) -> sharding.UnitShards:

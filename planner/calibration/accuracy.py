@@ -61,25 +61,6 @@ class Row:
         )
 
     @property
-    def valid(self) -> bool:
-        """Whether the layout can run at all, as far as the planner knows."""
-        return self.estimate.valid
-
-    @property
-    def fits(self) -> bool:
-        return bool(self.estimate.fits)
-
-    @property
-    def predicted_seconds(self) -> float | None:
-        """Predicted step seconds; None for a layout that was rejected."""
-        return self.estimate.step_seconds
-
-    @property
-    def interval_seconds(self) -> tuple[float, float] | None:
-        """The 90% interval of the step."""
-        return None if self.estimate.interval is None else self.estimate.interval.step_seconds
-
-    @property
     def sweep(self) -> str:
         """Name of the runs of one source that share all but the layout, and the number format.
 
@@ -103,7 +84,8 @@ class Row:
 
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
-        estimate, interval = self.estimate, self.interval_seconds
+        estimate = self.estimate
+        interval = None if estimate.interval is None else estimate.interval.step_seconds
         return Compared(
             id=str(self.job.id),
             layout=self.job.layout.short() if self.job.layout else "-",
@@ -111,12 +93,12 @@ class Row:
             used=tuple(self.techniques()),
             seen=seen,
             status=self.status,
-            valid=self.valid,
-            fits=self.fits,
+            valid=estimate.valid,
+            fits=bool(estimate.fits),
             measured_seconds=self.measured_seconds,
             measured_allocated_bytes=self.measured_allocated_bytes,
             measured_reserved_bytes=self.measured_reserved_bytes,
-            predicted_seconds=rounded_or_none(self.predicted_seconds),
+            predicted_seconds=rounded_or_none(estimate.step_seconds),
             interval_seconds=interval and (rounded(interval[0]), rounded(interval[1])),
             predicted_allocated_bytes=rounded_or_none(self.predicted_allocated_bytes),
             predicted_reserved_bytes=rounded_or_none(self.predicted_reserved_bytes),

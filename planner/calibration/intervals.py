@@ -23,7 +23,6 @@ from planner.calibration.classes import factor_of
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
-from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.price import Pricer, Prices
@@ -112,19 +111,7 @@ def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
     trainer, gpu, calibration = code_of(pricer.training), pricer.cluster.gpu, pricer.calibration
     centre = calibration.shift(trainer, gpu.family)
     for index, direction in enumerate(calibration.directions(trainer, gpu.family)[0]):
-        yield pricer.variant(("moved", index), partial(_moved, pricer, centre + direction))
-
-
-def _moved(pricer: Pricer, knobs: FloatColumn) -> Pricer:
-    trainer, gpu = code_of(pricer.training), pricer.cluster.gpu
-    return Pricer.build(
-        pricer.model,
-        pricer.cluster,
-        pricer.training,
-        pricer.calibration,
-        profile=profile_at(trainer, knobs),
-        kernels=kernels_at(gpu, knobs),
-    )
+        yield pricer.variant(("moved", index), partial(pricer.moved, centre + direction))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,9 @@ class Memo(Generic[TableT]):
 
     def __init__(self, kind: type[TableT]) -> None:
         self.kind: type[TableT] = kind
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.places = np.zeros(0, dtype=np.int64)
         self.spans: dict[str, tuple[slice, tuple[int, ...]]] = {}
@@ -59,7 +59,7 @@ class Memo(Generic[TableT]):
             )
             if len(distinct) > MOST_ROWS // 2:  # too many to be remembered
                 return self.kind.joined(price(first_of_each)).take(inverse)
-            self._forget()
+            self.forget()
             distinct, missing, first = every, first_of_each, np.arange(len(every))
         self._add(distinct, price(missing[first]))
         places, _ = self._places(hashes)

@@ -20,7 +20,7 @@ from planner.cost.network.collectives import chosen
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.price import Prices
 from planner.cost.refine import Refined, hops_of
-from planner.cost.step_seconds import data_parallel
+from planner.cost.step_seconds import both_passes, data_parallel
 from planner.schedules import SCHEDULES
 from planner.specs.estimate import COMMUNICATION_AXES, CommunicationRow
 from planner.work.checkpointing import BLOCK, FULL, NONE
@@ -40,6 +40,7 @@ class _Calls:
 
     unit: the unit of a load that runs it. often: how many a microbatch, or a gather or reduction.
     volume: bytes that a rank sends of one. seconds: of one. exposed: of all that a unit runs.
+    part, is_head: of data parallelism (`sharding.ShardCall`), and whether the unit is the head.
     """
 
     unit: int
@@ -48,6 +49,8 @@ class _Calls:
     volume: list[float]
     seconds: list[float]
     exposed: list[float]
+    part: str = ""
+    is_head: bool = False
 
 
 class CommunicationTable:
@@ -72,7 +75,7 @@ class CommunicationTable:
 
     def add_shared(
         self,
-        shards: list["_Shards"],
+        shards: list[_Calls],
         at: int,
         load: tuple[FloatColumn, Rounds, int],
         exposed: dict[str, float],
@@ -85,12 +88,12 @@ class CommunicationTable:
         reductions, gathers = float(rounds.reductions[row]), float(rounds.gathers[row])
         again = {True: float(rounds.head_again[row]), False: float(rounds.again[row])}
         counts = [
-            float(units[one.calls.unit])
+            float(units[one.unit])
             * (gathers * (1.0 + again[one.is_head]) if one.part == "gather" else reductions)
             for one in shards
         ]
         seconds = [
-            count * one.calls.often[at] * one.calls.seconds[at]
+            count * one.often[at] * one.seconds[at]
             for count, one in zip(counts, shards, strict=True)
         ]
         sums = dict.fromkeys(exposed, 0.0)
@@ -98,7 +101,7 @@ class CommunicationTable:
             sums[one.part] += took
         for one, count, took in zip(shards, counts, seconds, strict=True):
             if took:
-                self.add(one.calls, at, count, took / sums[one.part] * exposed[one.part])
+                self.add(one, at, count, took / sums[one.part] * exposed[one.part])
 
     def sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """(seconds alone, seconds exposed) by dimension."""
@@ -186,7 +189,7 @@ def unslowed(job: PreparedJob, prices: Prices, even: PreparedJob, same: Prices) 
 def tables(job: PreparedJob, prices: Prices) -> Iterator["CommunicationTable"]:
     """Communication of the busiest rank of every layout, before `PreparedJob.own_factor`."""
     stage, inputs = prices.stage_seconds, prices.stage_seconds.inputs
-    loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
+    loads, waits = inputs.loads.of_ranks, data_parallel(inputs, both_passes(inputs))
     of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))
     rounds = rounds_of(loads.batch, loads.m, job.rules)
     for row in range(len(inputs.batch)):
@@ -247,9 +250,9 @@ def _of_unit(job: PreparedJob, unit: Unit, rows: LayoutBatch, number: int) -> It
             often = 1.0 if call.backward else 1.0 + again[index]
             yield _named(
                 job,
-                _Message(
-                    call.dimension, call.operation, call.payload, *unit.context.group(call.axis)
-                ),
+                (call.dimension, call.operation),
+                call.payload,
+                unit.context.group(call.axis),
                 unit=number,
                 often=np.where(call.payload > 0, often, 0.0),
                 seconds=call.seconds,
@@ -258,20 +261,11 @@ def _of_unit(job: PreparedJob, unit: Unit, rows: LayoutBatch, number: int) -> It
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """A collective of R groups, as `collectives` counts its bytes."""
-
-    dimension: str
-    operation: str
-    payload: FloatColumn
-    degree: FloatColumn
-    stride: FloatColumn
-
-
 def _named(
     job: PreparedJob,
-    message: _Message,
+    what: tuple[str, str],
+    payload: FloatColumn,
+    group: tuple[FloatColumn, FloatColumn],
     *,
     unit: int,
     often: FloatColumn,
@@ -282,9 +276,10 @@ def _named(
     """The collective with its algorithm, its level and what a rank sends of it.
 
     What is passed round a ring counts as its sends.
+    what: (dimension, operation). payload: bytes, as `collectives` counts them. group: (degree,
+        stride). All of R groups.
     """
-    operation, payload = message.operation, message.payload
-    degree, stride = message.degree, message.stride
+    (dimension, operation), (degree, stride) = what, group
     carried = chosen(operation, payload, degree, stride, job.fabric, job.profile.nvls_gain)
     names, shares = carried.algorithm, carried.wire_share
     if kernels is not None:
@@ -297,14 +292,14 @@ def _named(
         unit=unit,
         keys=[
             (
-                message.dimension,
+                dimension,
                 "send" if passed_on else operation,
-                int(group),
+                int(ranks),
                 job.cluster.fabric[level].name,
                 name,
                 size,
             )
-            for group, level, name, size in zip(
+            for ranks, level, name, size in zip(
                 degree.tolist(), carried.level.tolist(), names.tolist(), sizes.tolist(), strict=True
             )
         ],
@@ -315,16 +310,7 @@ def _named(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shards:
-    """One collective of data parallelism on one unit; `part`: see `sharding.ShardCall`."""
-
-    part: str
-    is_head: bool
-    calls: _Calls
-
-
-def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Shards]:
+def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Calls]:
     """Collectives of parameters and gradients at distinct rows, by unit of a load."""
     found = sharding.shard_calls(
         inputs.shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
@@ -334,24 +320,17 @@ def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Shards]:
         for index, payload in enumerate(call.payload):
             calls = _named(
                 job,
-                _Message(
-                    "dp" if call.part == "replicate" else "fsdp",
-                    call.operation,
-                    payload,
-                    call.degree,
-                    call.stride,
-                ),
+                ("dp" if call.part == "replicate" else "fsdp", call.operation),
+                payload,
+                (call.degree, call.stride),
                 unit=index,
                 often=np.where(payload > 0, times[index], 0.0),
                 seconds=call.seconds[index],
                 exposed=np.zeros(len(payload)),
             )
             for number in _numbers(inputs, index, len(call.payload)):
-                yield _Shards(
-                    part=call.part,
-                    is_head=index == len(call.payload) - 1,
-                    calls=replace(calls, unit=number),
-                )
+                is_head = index == len(call.payload) - 1
+                yield replace(calls, unit=number, part=call.part, is_head=is_head)
 
 
 def _of_sends(job: PreparedJob, prices: Prices, row: int) -> Iterator[_Calls]:

@@ -16,58 +16,24 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
 from planner.cost import chunks
 from planner.cost.cost_rows import CostRows, open_columns, unit_key
 from planner.cost.data_parallel import sharding
-from planner.cost.layer import unit_costs as layers
+from planner.cost.layer.unit_costs import MODE, UnitCosts, unit_costs
 from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
-from planner.cost.loads import RankLoads
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, MODULES, NONE
 
-ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
+ColumnsT = TypeVar("ColumnsT", UnitCosts, sharding.UnitShards)
 
 
-@dataclass(frozen=True, slots=True)
-class SummedTimes:
-    """`layers.UnitTimes` at U rows, with sums that every price needs, (K + 2, U).
-
-    forward: of one microbatch, with exposed communication and what the host adds.
-    input_grad: the same of the backward but for weight gradients; recomputation included.
-    weight_grad: the same of weight gradients.
-    """
-
-    costs: layers.UnitTimes
-    forward: FloatColumn
-    input_grad: FloatColumn
-    weight_grad: FloatColumn
-
-    @property
-    def total(self) -> FloatColumn:
-        """Seconds of one microbatch, forward and backward."""
-        return self.forward + self.input_grad + self.weight_grad
-
-
-@dataclass(frozen=True, slots=True)
-class SummedCosts(SummedTimes):
-    """`layers.UnitCosts` at U rows, with the sums of SummedTimes, (K + 2, U)."""
-
-    costs: layers.UnitCosts
-
-
-def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> SummedCosts:
+def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> UnitCosts:
     """Costs of the units at U rows of `distinct_rows`; what the job remembers is not priced again.
 
     blocks: the mode in which layouts under block-N are taken.
     """
-    return _summed(_costs_at(job, in_mode(rows, blocks)))
-
-
-def unit_times_at(job: PreparedJob, rows: LayoutBatch) -> SummedTimes:
-    """Their seconds, with layers under block-N as if nothing were recomputed."""
-    rows = in_mode(rows, NONE)
+    rows = in_mode(rows, blocks)
     work, saved = _work_at(job, rows)
-    times = layers.unit_times(work, saved, rows, job.model, job.training)
-    return SummedTimes(times, *_sums(times))
+    return unit_costs(work, saved, rows, job.model, job.training, job.rules)
 
 
 def in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
@@ -80,11 +46,6 @@ def in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
         ac_kind=np.where(blocks, mode, rows.ac_kind),
         ac_value=np.where(blocks, 0.0, rows.ac_value),
     )
-
-
-def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
-    work, saved = _work_at(job, rows)
-    return layers.unit_costs(work, saved, rows, job.model, job.training, job.rules)
 
 
 def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | None]:
@@ -105,9 +66,9 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     found: Savings | None = None
     if job.remembers:
         hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
-        work_at = job.known.rows.work.at(hashes, work)
+        work_at = job.known.work.at(hashes, work)
         if saves:
-            found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
+            found = job.known.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -126,14 +87,9 @@ def _without_mode(job: PreparedJob, rows: LayoutBatch) -> tuple[str, ...]:
     the sums over recomputed modules on which they are.
     """
     values, several = unit_key(job)
-    if _by_module(rows) or "ac_kind" in open_columns(job):
+    if (rows.ac_kind == MODULES).any() or "ac_kind" in open_columns(job):
         return values + several
-    return tuple(name for name in values + several if name not in layers.MODE)
-
-
-def _by_module(rows: LayoutBatch) -> bool:
-    """Whether any of the rows recomputes modules of its own choice."""
-    return bool((rows.ac_kind == MODULES).any())
+    return tuple(name for name in values + several if name not in MODE)
 
 
 def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) -> NDArray[np.uint64]:
@@ -160,24 +116,7 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known.rows.shards.at(groups.hashes(columns), price)
-
-
-def _summed(costs: layers.UnitCosts) -> SummedCosts:
-    return SummedCosts(costs, *_sums(costs))
-
-
-def _sums(costs: layers.UnitTimes) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """(forward, input_grad, weight_grad) of `SummedTimes`."""
-    forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
-    input_grad = (
-        costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
-    )
-    return (
-        forward + costs.launch_forward_seconds + costs.wait_forward_seconds,
-        input_grad + costs.launch_input_grad_seconds + costs.wait_backward_seconds,
-        costs.weight_grad_seconds + costs.launch_weight_grad_seconds,
-    )
+    return job.known.shards.at(groups.hashes(columns), price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,22 +139,15 @@ class JobColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostInputs:
+class CostInputs(CostRows):
     """Priced rows of N layouts of one job, from which their prices are summed.
 
-    See `CostRows` for what is its own. unit, shards: at distinct rows.
+    unit, shards: at distinct rows.
     """
 
     jobs: JobColumns
-    batch: LayoutBatch
-    m: FloatColumn
-    loads: RankLoads
-    unit_rows: LayoutBatch
-    unit: SummedCosts
-    at_unit: IntColumn
-    shard_rows: LayoutBatch
+    unit: UnitCosts
     shards: sharding.UnitShards
-    at_shard: IntColumn
 
     @classmethod
     def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostInputs":
@@ -230,20 +162,10 @@ class CostInputs:
         unit = units_at(jobs.units, rows.unit_rows)
         shards = shards_at(jobs.shards, rows.shard_rows)
         if rows.has_blocks:
-            again = _costs_at(jobs.units, in_mode(rows.unit_rows, FULL))
-            unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)
-        return cls(
-            jobs=jobs,
-            batch=rows.batch,
-            m=rows.m,
-            loads=rows.loads,
-            unit_rows=rows.unit_rows,
-            unit=unit,
-            at_unit=rows.at_unit,
-            shard_rows=rows.shard_rows,
-            shards=shards,
-            at_shard=rows.at_shard,
-        )
+            again = units_at(jobs.units, rows.unit_rows, FULL)
+            unit, shards = _of_both(unit, again), _of_both(shards, shards)
+        of_rows = {one.name: getattr(rows, one.name) for one in fields(CostRows)}
+        return cls(**of_rows, jobs=jobs, unit=unit, shards=shards)
 
     @property
     def job(self) -> PreparedJob:

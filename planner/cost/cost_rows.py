@@ -59,15 +59,11 @@ def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
     """The batch with as few different numbers of stages as the costs of its units depend on."""
     _, several = unit_key(job)
     counts = {name: np.minimum(getattr(batch, name), 2) for name in several}
-    if several == ("pp",) and not _asks_for_stages(job):
+    # where no more than the precision of experts depends on several stages (`layers.key`)
+    if several == ("pp",) and "pp" not in open_columns(job):
         asks = column("experts_alone", batch.precision, job.recipes) > 0
         counts["pp"] = np.where(asks & (batch.cp == 1), counts["pp"], 1)
     return replace(batch, **counts)
-
-
-def _asks_for_stages(job: PreparedJob) -> bool:
-    """Whether more than the precision of experts depends on several stages (`layers.key`)."""
-    return "pp" in open_columns(job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

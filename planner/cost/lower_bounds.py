@@ -20,17 +20,10 @@ from planner.columns import (
 )
 from planner.columns.table import Table
 from planner.cost import chunks
-from planner.cost.cost_inputs import (
-    SummedCosts,
-    SummedTimes,
-    on_ranks,
-    shards_at,
-    unit_times_at,
-    units_at,
-)
+from planner.cost.cost_inputs import on_ranks, shards_at, units_at
 from planner.cost.cost_rows import distinct_rows, open_columns
 from planner.cost.data_parallel import sharding, unit_elements
-from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
+from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.quantisation import may_store_low
 from planner.cost.layer.unit_costs import UnitCosts
@@ -194,7 +187,8 @@ def _least_seconds(
     rows, inverse = _optimistic_rows(job, batch)
     least, hidden = np.empty((2, len(rows)))
     for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
-        least[part], hidden[part] = _least_times_at(job, rows.take(part))
+        unit, least[part] = _least_at(job, rows.take(part))
+        hidden[part] = _hidden(job, unit)
     return hidden, inverse, least
 
 
@@ -209,12 +203,9 @@ def step_lower_bounds(
     computed separately and no pairs overlap.
     limit_seconds: of layouts that compute longer, that is the bound.
     """
-    rows, inverse = distinct_rows(job, batch)
-    unit = unit_times_at(job, rows)
+    unit, inverse = _units(job, batch)
     paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
-    total = _of_all_units(job, unit.total)
-    compute = _mean_seconds(job, batch, hidden, inverse, total, overlaps=paired)
+    compute = _own_compute(job, batch, unit, inverse, paired)
     near = np.flatnonzero(compute <= limit_seconds)
     bound, part = compute.copy(), batch.take(near)
     more = _beyond_compute(job, part, unit, inverse[near], paired[near])
@@ -223,7 +214,7 @@ def step_lower_bounds(
 
 
 def _beyond_compute(
-    job: PreparedJob, batch: LayoutBatch, unit: SummedTimes, inverse: IntColumn, paired: BoolColumn
+    job: PreparedJob, batch: LayoutBatch, unit: UnitCosts, inverse: IntColumn, paired: BoolColumn
 ) -> FloatColumn:
     """Seconds of a step of exactly these layouts beyond what a mean rank computes, (N,)."""
     m = num_microbatches(batch, job.training)
@@ -234,10 +225,16 @@ def _beyond_compute(
     forward, input_grad, weight_grad = (
         seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
     )
-    host = host_copies(shards, at_shard, job.rules, batch)
-    columns = unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host)
     exposed = exposed_data_parallel(
-        held, columns, batch, m, job.training, job.rules, job.profile.dp_hidden
+        held,
+        (forward, input_grad + weight_grad + sums),
+        shards,
+        at_shard,
+        batch,
+        m,
+        job.training,
+        job.rules,
+        job.profile.dp_hidden,
     )
     outside = exposed.fsdp + exposed.dp + exposed.copies
     outside = outside + on_ranks(held, m * sums + shards.update_seconds[:, at_shard])
@@ -261,18 +258,27 @@ def layout_lower_bounds(
     overlaps (N,): whether they may overlap pairs, which hides communication; unless given, what
         their own schedules do.
     """
-    rows, inverse = distinct_rows(job, batch)
-    unit = unit_times_at(job, rows)
     if overlaps is None:
         overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
-    total = _of_all_units(job, unit.total)
-    return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)
+    return _own_compute(job, batch, *_units(job, batch), overlaps)
 
 
-def _hidden(job: PreparedJob, unit: SummedTimes) -> FloatColumn:
+def _units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, IntColumn]:
+    """(units at U distinct rows, row of each layout (N,)) with the layouts' own options."""
+    rows, inverse = distinct_rows(job, batch)
+    return units_at(job, rows), inverse
+
+
+def _own_compute(
+    job: PreparedJob, batch: LayoutBatch, unit: UnitCosts, inverse: IntColumn, overlaps: BoolColumn
+) -> FloatColumn:
+    hidden = _of_all_units(job, pairs.most_saved(unit, job.profile))
+    return _mean_seconds(job, batch, hidden, inverse, _of_all_units(job, unit.total), overlaps)
+
+
+def _hidden(job: PreparedJob, unit: UnitCosts) -> FloatColumn:
     """What overlapped pairs hide of a microbatch on all units at the most, (U,)."""
-    return _of_all_units(job, pairs.shares_of_wires(unit.costs, job.profile))
+    return _of_all_units(job, pairs.shares_of_wires(unit, job.profile))
 
 
 def _cell_seconds(
@@ -375,9 +381,7 @@ def _mean_seconds(
     return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
 
 
-def _least_units(
-    job: PreparedJob, batch: LayoutBatch
-) -> tuple[SummedCosts, IntColumn, FloatColumn]:
+def _least_units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, IntColumn, FloatColumn]:
     """(units at U distinct rows, row of each layout (N,), seconds of all units together (U,)).
 
     Bytes and seconds are the least of what the layouts' options allow.
@@ -404,38 +408,24 @@ def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch,
     return distinct_rows(job, staged)
 
 
-def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[SummedCosts, FloatColumn]:
+def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitCosts, FloatColumn]:
     """(units at U rows, seconds of all units together (U,)), with the best of all methods."""
     first, *others = product(_cp_methods(job), _dispatchers(job))
     unit = units_at(job, _with_methods(job, rows, *first))
     least = _of_all_units(job, unit.total)
-    kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
+    kept = {name: getattr(unit, name).copy() for name in (*_LEAST, *_MOST)}
     for split, tried_rows in _others(job, rows, first, others):
         tried = units_at(job, tried_rows)
         least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
         for name, found in kept.items():
             better = np.minimum if name in _LEAST else np.maximum
-            found[..., split] = better(found[..., split], getattr(tried.costs, name))
+            found[..., split] = better(found[..., split], getattr(tried, name))
     blocks = np.flatnonzero(rows.ac_kind == BLOCK)
     if len(blocks):  # their time is that of no recomputation, their memory that of full
         full = units_at(job, rows.take(blocks), FULL)
         for name in _LEAST:
-            kept[name][..., blocks] = np.minimum(kept[name][..., blocks], getattr(full.costs, name))
-    return replace(unit, costs=replace(unit.costs, **kept)), least
-
-
-def _least_times_at(job: PreparedJob, rows: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """(the seconds of `_least_at`, what pairs hide of them at the most), (U,) each."""
-    first, *others = product(_cp_methods(job), _dispatchers(job))
-    unit = unit_times_at(job, _with_methods(job, rows, *first))
-    least = _of_all_units(job, unit.total)
-    most = {name: getattr(unit.costs, name).copy() for name in _MOST}
-    for split, tried_rows in _others(job, rows, first, others):
-        tried = unit_times_at(job, tried_rows)
-        least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
-        for name, found in most.items():
-            found[..., split] = np.maximum(found[..., split], getattr(tried.costs, name))
-    return least, _hidden(job, replace(unit, costs=replace(unit.costs, **most)))
+            kept[name][..., blocks] = np.minimum(kept[name][..., blocks], getattr(full, name))
+    return replace(unit, **kept), least
 
 
 def _others(
@@ -504,7 +494,7 @@ def _with_methods(
 def _device_bytes(
     job: PreparedJob,
     batch: LayoutBatch,
-    unit: SummedCosts,
+    unit: UnitCosts,
     at_unit: IntColumn,
     in_flight: FloatColumn,
 ) -> FloatColumn:
@@ -519,7 +509,7 @@ def _device_bytes(
 def _part_bytes(
     job: PreparedJob,
     batch: LayoutBatch,
-    unit: SummedCosts,
+    unit: UnitCosts,
     at_unit: IntColumn,
     in_flight: FloatColumn,
 ) -> FloatColumn:
@@ -533,11 +523,11 @@ def _part_bytes(
     quantised = _of_all_units(job, elements)[at_shard] / batch.pp
     elements = unit_elements.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
     gathered = _of_all_units(job, elements)[at_shard] / batch.pp
-    running, stored = _running_layer(job, batch, m, unit.costs, at_unit, elements[:, at_shard])
-    saved = _of_all_units(job, unit.costs.saved_bytes)[at_unit] / batch.pp
+    running, stored = _running_layer(job, batch, m, unit, at_unit, elements[:, at_shard])
+    saved = _of_all_units(job, unit.saved_bytes)[at_unit] / batch.pp
     gone = host_activations.away(batch, job.model.num_hidden_layers)
     if gone.any():
-        of_layers = in_order(counts[:-2, None] * unit.costs.saved_bytes[:-2])[at_unit] / batch.pp
+        of_layers = in_order(counts[:-2, None] * unit.saved_bytes[:-2])[at_unit] / batch.pp
         saved = saved - gone * of_layers
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
@@ -550,10 +540,10 @@ def _part_bytes(
         gathered=gathered,
         copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch, low), 0.0),
         saved_bytes=saved * uneven,
-        head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
+        head_saved_bytes=unit.saved_bytes[-1, at_unit],
         last_layer_bytes=running,
         in_flight=in_flight,
-        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+        logits_bytes=np.where(alone, unit.logits_bytes[at_unit], 0.0),
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes

@@ -28,30 +28,25 @@ from planner.work.axes import local_sizes
 from planner.work.quantised import quantised_model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRows:
-    """Memos of a job: its units by their work and by what they save, and its shards."""
-
-    work: Memo[UnitWork] = field(default_factory=lambda: Memo(UnitWork))
-    savings: Memo[Savings] = field(default_factory=lambda: Memo(Savings))
-    shards: Memo[UnitShards] = field(default_factory=lambda: Memo(UnitShards))
-
-
 @dataclass(slots=True)
 class KnownJob:
     """What a job has priced already. One thread's: a price may not use it beside another.
 
+    work, savings: its units by their work and by what they save. shards: its shards.
     open_columns, unit_key: see `cost_rows`; None until somebody asked.
     most_device_bytes: see `search.fit`; likewise.
     """
 
+    work: Memo[UnitWork] = field(default_factory=lambda: Memo(UnitWork))
+    savings: Memo[Savings] = field(default_factory=lambda: Memo(Savings))
+    shards: Memo[UnitShards] = field(default_factory=lambda: Memo(UnitShards))
     open_columns: tuple[str, ...] | None = None
     unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     most_device_bytes: float | None = None
-    rows: JobRows = field(default_factory=JobRows)
 
     def forget(self) -> None:
-        self.rows = JobRows()
+        for memo in (self.work, self.savings, self.shards):
+            memo.forget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds as bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
 from planner.cost.cost_inputs import CostInputs, JobColumns
-from planner.cost.cost_rows import CostRows, as_units_see, unit_fields
+from planner.cost.cost_rows import CostRows, unit_fields
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
-from planner.cost.machine.knobs import Calibration, kernels_at
+from planner.cost.machine.knobs import Calibration, kernels_at, profile_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import stack_name, unit_names
@@ -132,6 +132,17 @@ class Pricer(PreparedJob):
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
 
+    def moved(self, shifts: FloatColumn) -> "Pricer":
+        """The pricer with the knobs of its calibration at these shifts, (K,)."""
+        return Pricer.build(
+            self.model,
+            self.cluster,
+            self.training,
+            self.calibration,
+            profile=profile_at(self.rules.code_name, shifts),
+            kernels=kernels_at(self.cluster.gpu, shifts),
+        )
+
     def variant(self, key: Hashable, build: Callable[[], "Pricer"]) -> "Pricer":
         """The pricer known by this key; built once, so that it remembers what it priced."""
         if key not in self.variants:
@@ -148,16 +159,13 @@ class Pricer(PreparedJob):
         memory, outside, reserved, least = self._memory(inputs)
         peak_reserved = reserved.max(axis=0)
         return Prices(
-            step_seconds=times.step_seconds,
-            parts=times.parts,
+            **vars(times),
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
-            stage_seconds=times.stage_seconds,
-            own_factor=times.own_factor,
         )
 
     def times(self, batch: LayoutBatch, *, every_rank: bool = False) -> StepTimes:
@@ -167,17 +175,16 @@ class Pricer(PreparedJob):
     def _times(self, inputs: CostInputs) -> StepTimes:
         seconds, parts, stage_seconds = step_seconds(inputs)
         factor = self.own_factor[inputs.batch.precision]
-        if (self.own_factor != 1.0).any():
-            seconds = factor * seconds
-            parts = {name: factor * part for name, part in parts.items()}
         return StepTimes(
-            step_seconds=seconds, parts=parts, stage_seconds=stage_seconds, own_factor=factor
+            step_seconds=factor * seconds,
+            parts={name: factor * part for name, part in parts.items()},
+            stage_seconds=stage_seconds,
+            own_factor=factor,
         )
 
     def step_seconds(self, batch: LayoutBatch) -> FloatColumn:
         """The step of every layout, (N,), without the work on its memory."""
-        seconds, _, _ = step_seconds(CostInputs.of(self, batch, every_rank=False))
-        return np.asarray(self.own_factor[batch.precision] * seconds)
+        return self.times(batch).step_seconds
 
     def least_device_bytes(self, batch: LayoutBatch) -> FloatColumn:
         """`Prices.least_device_bytes` of every layout, (N,), without the work on its time."""
@@ -267,7 +274,6 @@ class Pricer(PreparedJob):
     time_lower_bounds = bounds.time_lower_bounds
     step_lower_bounds = bounds.step_lower_bounds
     layout_lower_bounds = bounds.layout_lower_bounds
-    as_units_see = as_units_see
 
     @property
     def unit_fields(self) -> tuple[str, ...]:

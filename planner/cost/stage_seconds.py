@@ -35,7 +35,7 @@ class StageSeconds:
 
     @property
     def costs(self) -> layers.UnitCosts:
-        return self.inputs.unit.costs
+        return self.inputs.unit
 
     @property
     def at(self) -> IntColumn:
@@ -56,20 +56,6 @@ class StageSeconds:
         inputs = self.inputs
         alone = inputs.unit.weight_grad[:, self.at]
         return alone + adding_up(inputs.shards, inputs.at_shard, inputs.m)
-
-    @cached_property
-    def saved_bytes(self) -> FloatColumn:
-        return self.costs.saved_bytes[:, self.at]
-
-    @cached_property
-    def forward_flops(self) -> FloatColumn:
-        """Of matmuls and attention."""
-        return self.costs.forward_flops[:, self.at]
-
-    @cached_property
-    def recompute_flops(self) -> FloatColumn:
-        """Of them, those that the backward repeats."""
-        return self.costs.recompute_flops[:, self.at]
 
     @property
     def hardware_flops(self) -> FloatColumn:

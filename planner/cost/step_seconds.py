@@ -9,12 +9,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, one_number
 from planner.cost.cost_inputs import CostInputs
-from planner.cost.data_parallel.overlap import (
-    ExposedSeconds,
-    exposed_data_parallel,
-    host_copies,
-    unit_columns,
-)
+from planner.cost.data_parallel.overlap import ExposedSeconds, exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.context import AXES
 from planner.cost.layer.exchange import unpaired_exchange
@@ -107,11 +102,11 @@ def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
 
 
 def _busy(inputs: CostInputs) -> _Busy:
-    load, costs = inputs.loads.of_ranks, inputs.unit.costs
+    load, costs = inputs.loads.of_ranks, inputs.unit
     shards, profile = inputs.shards, inputs.jobs.ranks.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
-    forward, backward = _both_passes(inputs)
-    exposed = data_parallel(inputs, forward, backward)
+    forward, backward = passes = both_passes(inputs)
+    exposed = data_parallel(inputs, passes)
     slowed = profile.overlap_slowdown * exposed.hidden[0]
     copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
     backward_seconds = sums(units, backward)
@@ -162,7 +157,7 @@ def _busy(inputs: CostInputs) -> _Busy:
     )
 
 
-def _both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
+def both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
     """Seconds of one microbatch's forward and backward on each unit of each load, (K + 2, L)."""
     load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
     at = load.at_unit
@@ -197,20 +192,14 @@ def _busiest(
     return place, at
 
 
-def data_parallel(
-    inputs: CostInputs, forward: FloatColumn | None = None, backward: FloatColumn | None = None
-) -> ExposedSeconds:
-    """Seconds that each load waits for data-parallel communication, (1, L).
-
-    forward, backward: see `_both_passes`, which are asked for unless given.
-    """
-    if forward is None or backward is None:
-        forward, backward = _both_passes(inputs)
-    load, s, job = inputs.loads.of_ranks, inputs.shards, inputs.jobs.ranks
-    host = host_copies(s, load.at_shard, job.rules, load.batch)
+def data_parallel(inputs: CostInputs, passes: tuple[FloatColumn, FloatColumn]) -> ExposedSeconds:
+    """Seconds that each load waits for data-parallel communication, (1, L)."""
+    load, job = inputs.loads.of_ranks, inputs.jobs.ranks
     return exposed_data_parallel(
         load.units[None],
-        unit_columns(s, load.at_shard, forward, backward, host),
+        passes,
+        inputs.shards,
+        load.at_shard,
         load.batch,
         load.m,
         job.training,
@@ -241,14 +230,14 @@ def _mean_ranks(
         w += sums(mean.units, adding_up(inputs.shards, mean.at_shard, mean.m))
     weight_grad = w.take(at)
     if share.any():
-        redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
+        redone = sums(mean.units, at_rows(unit.redone_seconds, mean.at_unit))
         weight_grad += inputs.loads.pipelines.of_layouts(share) * redone.take(at)
     codes = inputs.batch.pp_schedule
     sends = np.zeros(len(at))
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=one_number(schedules[0], len(mean)))
-        seconds = sends_of(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
+        seconds = sends_of(job, batch, unit, mean.at_unit).mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True
         np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)
@@ -277,7 +266,7 @@ def _overlapped_pairs(
     found = own[place, pipes.at]
     rows = np.flatnonzero(found > 0)
     profile = side_by_side.taken(inputs.job.profile, rows)
-    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
+    columns = pairs.pair_columns(inputs.unit, inputs.at_unit[rows], profile)
     here = load.units[:, at[rows]]
     relief = pairs.relief(columns, here, inputs.batch.virtual_stages[rows])
     return found, relief.spread(rows, len(at))

@@ -25,7 +25,6 @@ from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
 from planner.search.choice.ranking import (
-    Ranking,
     after_probes,
     best_measured,
     covariance,
@@ -118,8 +117,12 @@ def recommend(
     say("explaining the winner")
     seconds = (ports.clock.now() - started).total_seconds()
     plan = _plan(job, ports, sizes, fits, ranked, seconds)
-    plan = _with_preference(plan, job, ranking)
-    plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
+    preference = {
+        "fastest_on_paper": fastest_on_paper(job, ranking),
+        "rests_on": rests_on_nothing(job, ranking),
+        "best_measured": best_measured(ranking),
+    }
+    plan = plan.model_copy(update=preference | ({} if plan_id is None else {"id": plan_id}))
     return plan if outcome is None else _with_measurements(plan, outcome, known)
 
 
@@ -133,17 +136,6 @@ def _search_sizes(
         if len(clusters) > 1:
             sizes[-1].pricer.known.forget()  # too much to keep of every size
     return sizes
-
-
-def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
-    """Adds what the fastest on paper would gain, and what number 1 rests on unmeasured."""
-    return plan.model_copy(
-        update={
-            "fastest_on_paper": fastest_on_paper(job, ranking),
-            "rests_on": rests_on_nothing(job, ranking),
-            "best_measured": best_measured(ranking),
-        }
-    )
 
 
 def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]") -> Plan:
@@ -186,7 +178,7 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
         else PlanCandidate(at_size, at_size.first)
         for at_size in sizes
     ]
-    best = [(at_size, at_size.runs, row) for at_size, row in chosen if at_size.runs is not None]
+    best = [(at_size, at_size.rated.runs, row) for at_size, row in chosen]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
@@ -281,16 +273,11 @@ def _entries(job: Job, ranked: list[PlanCandidate]) -> list[RankedLayout]:
         )
         for one in ranked
     }
+    estimates = _by_size(ranked, lambda at_size, those: estimate_layouts(at_size.pricer, those))
     return [
         _entry(job, rank, choice, estimate, together[id(choice.at_size)])
-        for rank, (choice, estimate) in enumerate(
-            zip(ranked, _estimates(ranked), strict=True), start=1
-        )
+        for rank, (choice, estimate) in enumerate(zip(ranked, estimates, strict=True), start=1)
     ]
-
-
-def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
-    return _by_size(ranked, lambda at_size, those: estimate_layouts(at_size.pricer, those))
 
 
 def _by_size(
@@ -414,9 +401,7 @@ def _entry(
         reasons=reasons,
         unmeasured=[one.words for one in rests_on_unmeasured(choice)],
         export={},
-        run=None
-        if at_size.runs is None
-        else run_estimate(at_size.pricer, at_size.runs, choice.row),
+        run=run_estimate(at_size.pricer, at_size.rated.runs, choice.row),
     )
 
 

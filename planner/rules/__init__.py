@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
-from planner.rules.base import DERIVED, Context, Rule, columns_of
+from planner.rules.base import Context, Rule
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES
 from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
@@ -66,7 +66,7 @@ def legal_mask(
     """
     legal = np.ones(len(batch), dtype=np.bool_)
     for rule in rules_for(context):
-        if changed is None or not columns_of(rule.reads).isdisjoint(changed):
+        if changed is None or not rule.reads.isdisjoint(changed):
             legal &= np.logical_not(rule.broken(batch, context))
     return legal
 
@@ -102,6 +102,6 @@ def violations_of(
 
 
 __all__ = [
-    "DERIVED", "Context", "Rule", "all_rules", "broken_rules", "columns_of", "legal_mask",
+    "Context", "Rule", "all_rules", "broken_rules", "legal_mask",
     "rules_for", "violations", "violations_of",
 ]  # fmt: skip

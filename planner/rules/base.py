@@ -6,13 +6,12 @@ where two sets are crossed.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
+from planner.columns import TRAINER_SPLIT, BoolColumn, Column, IntColumn, LayoutBatch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -94,7 +93,7 @@ class Rule:
 
     key: the reason under which rejected layouts are counted.
     field: the layout's field to change.
-    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` uses.
+    reads: columns of `LayoutBatch` that `broken` uses.
     applies: False where the rule can never break in this job (another trainer, no experts), so that
         a search need not evaluate it.
     broken: True where the layout is illegal.
@@ -118,42 +117,15 @@ def num_microbatches(x: LayoutBatch, context: Context) -> IntColumn:
     return context.training.global_batch_size // (x.micro_batch_size * x.dp_replicate * x.dp_shard)
 
 
-def local_batch(x: LayoutBatch, context: Context) -> IntColumn:
-    """Sequences per step on one data-parallel rank, rounded down. (N,)."""
-    return context.training.global_batch_size // (x.dp_replicate * x.dp_shard)
-
-
 def sharding_degree(x: LayoutBatch, context: Context) -> IntColumn:
     """Ranks over which FSDP and ZeRO shard: dp_shard x cp. (N,)."""
     return x.dp_shard * x.cp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
-    """A quantity that rules read in place of its columns, so that fewer distinct cases remain.
-
-    needs: the columns that it comes from.
-    """
-
-    needs: frozenset[str]
-    value: Callable[[LayoutBatch, Context], IntColumn]
-
-
-DERIVED: Mapping[str, Derived] = {
-    "num_microbatches": Derived(
-        needs=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}), value=num_microbatches
-    ),
-    "local_batch": Derived(needs=frozenset({"dp_replicate", "dp_shard"}), value=local_batch),
-    "sharding_degree": Derived(needs=frozenset({"dp_shard", "cp"}), value=sharding_degree),
-}
-
-
-@lru_cache(maxsize=1024)
-def columns_of(reads: frozenset[str]) -> frozenset[str]:
-    """The columns of LayoutBatch behind a rule's `reads`."""
-    return frozenset(
-        column for name in reads for column in (DERIVED[name].needs if name in DERIVED else (name,))
-    )
+def by_split(x: LayoutBatch, usual: IntColumn | int, own: Sequence[int]) -> IntColumn:
+    """`usual` (N,) under the trainer's split; of others their number in `own` (splits), (N,)."""
+    of_split = np.array([*own, 0], dtype=np.int64)[x.split]
+    return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, of_split))
 
 
 def release_name(c: Context) -> str:

@@ -55,10 +55,6 @@ def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
     return ~divides(c.model.moe_intermediate_size, cut)
 
 
-def _expert_widths(x: Layout, c: Context) -> list[int]:
-    return [d for d in divisors(c.model.moe_intermediate_size) if d <= max(x.etp, x.tp)]
-
-
 def _needs(c: Context, name: str) -> str:
     """Needs of the dispatcher that this cluster lacks; "" where it runs.
 
@@ -218,7 +214,10 @@ EXPERT_RULES: tuple[Rule, ...] = (
             f"etp={x.etp} (tp={x.tp}) does not divide {c.model.name}'s moe_intermediate_size "
             f"{c.model.moe_intermediate_size}"
         ),
-        remedy=lambda x, c: f"try etp {choices(_expert_widths(x, c))}",
+        remedy=lambda x, c: (
+            "try etp "
+            + choices(n for n in divisors(c.model.moe_intermediate_size) if n <= max(x.etp, x.tp))
+        ),
     ),
     Rule(
         key="ep x etp does not divide its ranks",
@@ -321,7 +320,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism needs FSDP beside it",
         field="ep",
-        reads=frozenset({"ep", "sharding_degree"}),
+        reads=frozenset({"ep", "dp_shard", "cp"}),
         applies=lambda c: (
             c.model.is_moe and _TITAN_021(c) and module_of(c.model, line_of(c.release)) != "qwen3"
         ),

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, IntColumn, LayoutBatch
+from planner.columns import IntColumn, LayoutBatch
 from planner.rules.base import (
     Context,
     Rule,
+    by_split,
     choices,
     in_set,
     num_microbatches,
@@ -46,16 +47,14 @@ def largest_stage(x: LayoutBatch, c: Context) -> IntColumn:
     """
     layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
     usual = np.where(layers % stages == 0, layers // stages, -(-(layers + 2) // stages))
-    own = np.array([*(max(split, default=0) for split in x.splits), 0], dtype=np.int64)[x.split]
-    return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, own))
+    return by_split(x, usual, [max(split, default=0) for split in x.splits])
 
 
 def common_layers(x: LayoutBatch, c: Context) -> IntColumn:
     """The greatest common divisor of all stages' layers, (N,)."""
     layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
     usual = np.where(layers % stages == 0, layers // stages, 1)
-    own = np.array([*(math.gcd(*split) for split in x.splits), 0], dtype=np.int64)[x.split]
-    return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, own))
+    return by_split(x, usual, [math.gcd(*split) for split in x.splits])
 
 
 FEATURE_RULES: tuple[Rule, ...] = (
@@ -274,7 +273,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="optimizer-in-backward would step once a microbatch",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward", "num_microbatches"}),
+        reads=frozenset({"optimizer_in_backward", "dp_replicate", "dp_shard", "micro_batch_size"}),
         # components/optimizer.py, OptimizersInBackwardContainer: a hook on every parameter, which
         # FSDP2 calls after each microbatch's reduction; train.py, train_step: one backward each
         applies=_TITAN,
@@ -292,7 +291,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="optimizer-in-backward excludes DDP",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward", "dp_replicate", "tp", "pp", "sharding_degree"}),
+        reads=frozenset({"optimizer_in_backward", "dp_replicate", "tp", "pp", "dp_shard", "cp"}),
         # torch/nn/parallel/distributed.py: the reducer's own hook follows those of a parameter's
         # gradient, so that each replica steps by its own
         applies=lambda c: c.trainer.framework.runtime == "torch",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, BoolColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors, under
+from planner.columns import BoolColumn, LayoutBatch
+from planner.rules.base import Context, Rule, by_split, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS
 from planner.specs.mixers import LEAST_HEADS, SHARING
 from planner.specs.model import ModelSpec
@@ -55,16 +55,6 @@ def split_between_indexers(model: ModelSpec, stages: int) -> tuple[int, ...] | N
     return tuple(end - start for start, end in zip(chosen, ends, strict=True))
 
 
-def _begins_without_indexer(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether a stage's first layer takes its tokens from a layer of another stage."""
-    return _begins_with(x, c, [mixer in SHARING for mixer in c.model.mixers])
-
-
-def _cuts_a_shortcut(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether a stage begins with a layer behind whose MLP the experts before it are added."""
-    return _begins_with(x, c, [False, *(kind.moe for kind in c.model.layer_kinds()[:-1])])
-
-
 def _begins_with(x: LayoutBatch, c: Context, shares: Sequence[bool]) -> BoolColumn:
     """Whether a stage begins with one of these layers.
 
@@ -77,9 +67,8 @@ def _begins_with(x: LayoutBatch, c: Context, shares: Sequence[bool]) -> BoolColu
         any(shares[start] for start in np.cumsum(split)[:-1] if start < layers)
         for split in x.splits
     ]
-    usual = np.array(broken, dtype=np.bool_)[row].reshape(stages.shape)
-    own = np.array([*given, False], dtype=np.bool_)[x.split]
-    return np.asarray((x.pp > 1) & np.where(x.split == TRAINER_SPLIT, usual, own))
+    usual = np.array(broken, dtype=np.int64)[row].reshape(stages.shape)
+    return np.asarray((x.pp > 1) & (by_split(x, usual, given) > 0))
 
 
 def _reaches_across(c: Context) -> str:
@@ -93,8 +82,7 @@ def _parts_hashed(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether the first stage has fewer layers than a table routes; a trainer's split is even."""
     needed, ends = c.model.num_hash_layers, c.model.num_hidden_layers + 2
     usual = -(-ends // np.maximum(x.pp * x.virtual_stages, 1)) - 1
-    own = np.array([*(split[0] for split in x.splits), 0], dtype=np.int64)[x.split]
-    first = np.where(x.split == TRAINER_SPLIT, usual, own)
+    first = by_split(x, usual, [split[0] for split in x.splits])
     return np.asarray((x.pp > 1) & (first < needed))
 
 
@@ -246,7 +234,9 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="layers_per_stage",
         reads=frozenset({"pp", "virtual_stages", "split"}),
         applies=lambda c: c.model.moe_shortcut,
-        broken=_cuts_a_shortcut,
+        broken=lambda x, c: _begins_with(
+            x, c, [False, *(kind.moe for kind in c.model.layer_kinds()[:-1])]
+        ),
         rule=lambda x, c: (
             f"a stage of pp={x.pp} begins with a layer of {c.model.name} to which the outputs of "
             "experts of the layer before are added, and no trainer hands them on"
@@ -259,7 +249,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         field="layers_per_stage",
         reads=frozenset({"pp", "virtual_stages", "split"}),
         applies=lambda c: bool(SHARING & {*c.model.mixers}) and c.trainer.fused_kernels,
-        broken=_begins_without_indexer,
+        broken=lambda x, c: _begins_with(x, c, [mixer in SHARING for mixer in c.model.mixers]),
         rule=lambda x, c: (
             f"{c.trainer.title} shares chosen tokens only within a stage, and a stage of pp={x.pp} "
             "begins with a layer that has no indexer"

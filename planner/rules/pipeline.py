@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
-from planner.rules.base import Context, Rule, choices, num_microbatches, under
+from planner.rules.base import Context, Rule, by_split, choices, num_microbatches, under
 from planner.schedules import SCHEDULES
 from planner.schedules.base import RUNTIMES, Runtime, Schedule, ScheduleRule
 from planner.specs.layout import Layout
@@ -48,10 +48,6 @@ def _layers(c: Context) -> str:
     return f"{counted(c.model.num_hidden_layers, 'layer')}{ends} of {c.model.name}"
 
 
-def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray((x.pp <= _most_stages(c)) & (num_stages(x) > _most_stages(c)))
-
-
 def divides_layers(stages: IntColumn, c: Context) -> BoolColumn:
     """Whether so many stages divide the layers. (N,).
 
@@ -73,10 +69,6 @@ def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
 def spelled_out(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether a trainer that splits evenly must be told every stage's layers. (N,)."""
     return np.asarray(_uneven(x, c) & np.bool_(c.trainer.split == "even"))
-
-
-def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(_uneven(x, c) & _without_layout(x, c))
 
 
 def _uneven_remedy(x: Layout, c: Context) -> str:
@@ -109,20 +101,6 @@ def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
     zero-bubble fork in any.
     """
     return np.asarray(of_fork(x.pp_schedule) | np.bool_(not c.released.writes_splits))
-
-
-def _split_column(x: LayoutBatch, values: list[int]) -> IntColumn:
-    return np.array([*values, 0], dtype=np.int64)[x.split]
-
-
-def _wrong_length(x: LayoutBatch, c: Context) -> BoolColumn:
-    lengths = _split_column(x, [len(split) for split in x.splits])
-    return np.asarray((x.split != TRAINER_SPLIT) & (lengths != num_stages(x)))
-
-
-def _wrong_sum(x: LayoutBatch, c: Context) -> BoolColumn:
-    sums = _split_column(x, [sum(split) for split in x.splits])
-    return np.asarray((x.split != TRAINER_SPLIT) & (sums != c.model.num_hidden_layers))
 
 
 def _stages_of(x: Layout) -> int:
@@ -168,7 +146,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="more pipeline stages than layers",
         field="virtual_stages",
         reads=frozenset({"pp", "virtual_stages"}),
-        broken=_too_many_stages,
+        broken=lambda x, c: (x.pp <= _most_stages(c)) & (num_stages(x) > _most_stages(c)),
         rule=lambda x, c: (
             f"pp={x.pp} x virtual_stages={x.virtual_stages} = {counted(_stages_of(x), 'stage')} "
             f"exceed the {_layers(c)}"
@@ -180,7 +158,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         field="virtual_stages",
         reads=frozenset({"pp", "virtual_stages", "split", "pp_schedule"}),
         applies=lambda c: c.trainer.split == "even",
-        broken=_uneven_split,
+        broken=lambda x, c: _uneven(x, c) & _without_layout(x, c),
         rule=lambda x, c: (
             f"{counted(_stages_of(x), 'stage')} do not divide "
             f"{counted(c.model.num_hidden_layers, 'layer')} of {c.model.name}, "
@@ -192,7 +170,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="layers_per_stage has the wrong length",
         field="layers_per_stage",
         reads=frozenset({"pp", "virtual_stages", "split"}),
-        broken=_wrong_length,
+        broken=lambda x, c: by_split(x, num_stages(x), [*map(len, x.splits)]) != num_stages(x),
         rule=lambda x, c: (
             f"layers_per_stage lists {counted(len(x.layers_per_stage or ()), 'stage')}, "
             f"pp x virtual_stages makes {_stages_of(x)}"
@@ -203,7 +181,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="layers_per_stage does not sum to the layers",
         field="layers_per_stage",
         reads=frozenset({"split"}),
-        broken=_wrong_sum,
+        broken=lambda x, c: (
+            by_split(x, c.model.num_hidden_layers, [*map(sum, x.splits)])
+            != c.model.num_hidden_layers
+        ),
         rule=lambda x, c: (
             f"layers_per_stage sums to {sum(x.layers_per_stage or ())}; {c.model.name} has "
             f"{c.model.num_hidden_layers}"
@@ -286,7 +267,9 @@ def _schedule_rule(schedule: Schedule, code: int, demand: ScheduleRule, of: Runt
     return Rule(
         key=demand.key or f"{schedule.name} refuses the number of {what}",
         field=demand.field,
-        reads=frozenset({"pp", "pp_schedule", "virtual_stages", "num_microbatches"}),
+        reads=frozenset(
+            {"pp", "pp_schedule", "virtual_stages", "dp_replicate", "dp_shard", "micro_batch_size"}
+        ),
         applies=lambda c: c.trainer.framework.runtime == of,
         broken=broken,
         rule=lambda x, c: describe(x, c)[0],

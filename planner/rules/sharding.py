@@ -47,7 +47,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="DDP cannot hold shards",
         field="zero_stage",
-        reads=frozenset({"zero_stage", "sharding_degree"}),
+        reads=frozenset({"zero_stage", "dp_shard", "cp"}),
         applies=lambda c: c.trainer.sharding.degrees_decide,
         broken=lambda x, c: (x.zero_stage == 0) & (sharding_degree(x, c) > 1),
         rule=lambda x, c: (
@@ -78,7 +78,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="DDP combines with no other parallelism",
         field="dp_replicate",
-        reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
+        reads=frozenset({"dp_replicate", "tp", "pp", "dp_shard", "cp"}),
         applies=_TITAN,
         broken=lambda x, c: (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1),
         rule=lambda x, c: (
@@ -93,7 +93,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="DDP reduces in the dtype of the parameters",
         field="reduce_dtype",
-        reads=frozenset({"dp_replicate", "sharding_degree", "reduce_dtype", "master_dtype"}),
+        reads=frozenset({"dp_replicate", "dp_shard", "cp", "reduce_dtype", "master_dtype"}),
         # models/llama3/infra/parallelize.py, apply_ddp: mixed_precision_reduce goes to FSDP alone
         applies=_TITAN_02,
         broken=lambda x, c: (
@@ -108,7 +108,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="TorchTitan 0.2 mixes precisions in FSDP alone",
         field="param_dtype",
-        reads=frozenset({"tp", "pp", "sharding_degree", "param_dtype", "master_dtype"}),
+        reads=frozenset({"tp", "pp", "dp_shard", "cp", "param_dtype", "master_dtype"}),
         # distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled"
         applies=_TITAN_02,
         broken=lambda x, c: (
@@ -149,7 +149,7 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="CPU offload needs shards",
         field="cpu_offload",
-        reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
+        reads=frozenset({"cpu_offload", "zero_stage", "dp_shard", "cp"}),
         # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed
         # optimizer
         broken=lambda x, c: (

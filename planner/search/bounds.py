@@ -14,6 +14,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number, taken
 from planner.columns.bisect import bisected
 from planner.columns.groups import unique_rows
+from planner.cost.chunks import slices
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
@@ -87,8 +88,8 @@ class CellBounds:
 
     def _bare(self, rows: IntColumn) -> FloatColumn:
         parts = [np.zeros(0)]
-        for start in range(0, len(rows), AT_ONCE):
-            part = rows[start : start + AT_ONCE]
+        for at in slices(len(rows), AT_ONCE):
+            part = rows[at]
             none, nothing = one_number(NONE, len(part)), np.broadcast_to(0.0, len(part))
             cells = replace(self.cells.take(part), ac_kind=none, ac_value=nothing)
             parts.append(self.pricer.compute_lower_bounds(cells, self.idle.take(part)))
@@ -164,4 +165,4 @@ class CellBounds:
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
     """Rows in parts whose own bounds are computed at once."""
-    return (rows[start : start + KNOWN_AT_ONCE] for start in range(0, len(rows), KNOWN_AT_ONCE))
+    return (rows[part] for part in slices(len(rows), KNOWN_AT_ONCE))

@@ -7,7 +7,7 @@ runs.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -128,7 +128,7 @@ def _may_offload(search: SpaceSearch) -> bool:
 
 
 class _Options(TypedDict, total=False):
-    """How a second pass looks."""
+    """How a second pass looks. share: of the states on the host, where the user leaves it open."""
 
     offload: bool
     oversized: bool
@@ -136,15 +136,9 @@ class _Options(TypedDict, total=False):
 
 
 def _searched(
-    job: Job,
-    pricer: Pricer,
-    *,
-    offload: bool = False,
-    oversized: bool = False,
-    share: float = 1.0,
-    limit_seconds: float = np.inf,
+    job: Job, pricer: Pricer, limit_seconds: float = np.inf, **options: Unpack[_Options]
 ) -> SpaceSearch:
-    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
+    space = _space(job, pricer.cluster, **options)
     return searched(pricer, space, _goal(job, limit_seconds))
 
 
@@ -158,21 +152,14 @@ def _goal(job: Job, limit_seconds: float = np.inf) -> Goal:
     )
 
 
-def _space(
-    job: Job,
-    cluster: ClusterSpec,
-    *,
-    offload: bool = False,
-    oversized: bool = False,
-    share: float = 1.0,
-) -> Space:
-    """The space of the job. share: of the states on the host, where the user leaves it open."""
+def _space(job: Job, cluster: ClusterSpec, **options: Unpack[_Options]) -> Space:
     context = Context(model=job.model, cluster=cluster, training=job.training)
-    search = job.search
+    search, share = job.search, options.get("share", 1.0)
     if share < 1.0:
         fix = {**search.fix, "optimizer_offload_fraction": share}
         search = search.model_copy(update={"fix": fix})
-    return build_space(context, search, offload=offload, oversized=oversized)
+    offload, oversized = (options.get(name, False) for name in ("offload", "oversized"))
+    return build_space(context, search, offload=bool(offload), oversized=bool(oversized))
 
 
 def _offload(job: Job, at_size: OneSize) -> SpaceSearch:

@@ -160,23 +160,9 @@ class Shortlist:
         """The layouts found in all batches, fitting ones first, each group by step time."""
         pipelined, floor = self._worth_splitting(nothing_yet)
         unfit = self._fastest_unfit(nothing_yet)
-        if not self.parts:
-            nothing = np.zeros(0)
-            return Screened(
-                batch=nothing_yet,
-                step_seconds=nothing,
-                device_bytes=nothing,
-                oom=nothing,
-                num_priced=0,
-                num_fitting=0,
-                bounded_out=bounded_out,
-                out_of_memory=too_large,
-                pipelined=pipelined,
-                floor_seconds=floor,
-                unfit=unfit,
-            )
-        batch = LayoutBatch.concatenate([part[0] for part in self.parts])
-        step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
+        parts = self.parts or [(nothing_yet, *np.zeros((3, 0)))]
+        batch = LayoutBatch.concatenate([part[0] for part in parts])
+        step, device, oom = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
         fits = oom <= OOM_LIMIT
         value, other = (device, step) if self.smallest else (step, device)
         order = np.lexsort((other, value, ~fits))

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
+from planner.calibration.intervals import TimeSpread, oom_probability
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.whole_run import RunColumns, busy_seconds, run_columns
-from planner.search.choice.preference import Spreads, Weighed
+from planner.search.choice.preference import Weighed, spread_within_stack
 from planner.search.fit import fitting
 from planner.search.left_out import SampledTrial
 from planner.search.shortlist import Screened
@@ -18,19 +18,35 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 
 
-@dataclass(slots=True, eq=False)  # two searches are never equal
-class OneSize:
-    """The search at one cluster size.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rated:
+    """What a plan weighs of N candidates.
 
-    candidates: (step seconds, device bytes, layout), fastest first; the columns below are theirs.
+    batch: their layouts as columns.
     runs: whole runs.
     scores: what the objective minimises.
     oom: P(out of memory).
     expected: the scores plus the cost of running out of memory and of unproven mechanisms, if the
         simplest comes first.
-    batch: their layouts as columns.
     weighed: the mechanisms that they use.
-    spreads: the uncertainty of their step times against each other.
+    spread: the uncertainty of their step times against each other.
+    """
+
+    batch: LayoutBatch
+    runs: RunColumns
+    scores: FloatColumn
+    oom: FloatColumn
+    expected: FloatColumn
+    weighed: Weighed
+    spread: TimeSpread
+
+
+@dataclass(slots=True, eq=False)  # two searches are never equal
+class OneSize:
+    """The search at one cluster size.
+
+    candidates: (step seconds, device bytes, layout), fastest first.
+    rating: of the candidates, once they are rated.
     first: the candidate to put first (`ranking`).
     num_stuck: layouts whose order cannot be simulated (`cost.refine`).
     sampled: what the sampler tried beyond enumeration, in its order.
@@ -44,15 +60,14 @@ class OneSize:
     num_simulated: int = 0
     num_stuck: int = 0
     study: dict[str, object] | None = None
-    runs: RunColumns | None = None
-    scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    oom: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    expected: FloatColumn = field(default_factory=lambda: np.zeros(0))
-    batch: LayoutBatch | None = None
-    weighed: Weighed | None = None
-    spreads: Spreads | None = None
+    rating: Rated | None = None
     first: int = 0
     sampled: tuple[SampledTrial, ...] = ()
+
+    @property
+    def rated(self) -> Rated:
+        assert self.rating is not None, "candidates are rated before they are ranked"
+        return self.rating
 
     @property
     def best_seconds(self) -> float:
@@ -95,17 +110,16 @@ class PlanCandidate(NamedTuple):
     @property
     def score(self) -> float:
         """What the objective minimises."""
-        return float(self.at_size.scores[self.row])
+        return float(self.at_size.rated.scores[self.row])
 
     @property
     def expected(self) -> float:
         """The score with its expected extra costs."""
-        return float(self.at_size.expected[self.row])
+        return float(self.at_size.rated.expected[self.row])
 
     @property
     def supported(self) -> bool:
-        weighed = self.at_size.weighed
-        return weighed is None or bool(weighed.supported[self.row])
+        return bool(self.at_size.rated.weighed.supported[self.row])
 
     @property
     def step_seconds(self) -> float:
@@ -114,7 +128,7 @@ class PlanCandidate(NamedTuple):
     @property
     def oom(self) -> float:
         """P(out of memory)."""
-        return float(self.at_size.oom[self.row])
+        return float(self.at_size.rated.oom[self.row])
 
 
 def by_step(candidate: tuple[float, float, Layout]) -> float:
@@ -131,19 +145,22 @@ def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
     for candidate in at_size.candidates:
         known.setdefault(candidate[2], candidate)
     at_size.candidates = list(known.values())
-    batch = LayoutBatch.from_layouts(list(known))
+    batch, pricer = LayoutBatch.from_layouts(list(known)), at_size.pricer
     step, device = (np.array([candidate[i] for candidate in at_size.candidates]) for i in (0, 1))
-    prices = at_size.pricer.price(batch)
-    at_size.runs = run_columns(at_size.pricer, batch, step, busy_seconds(prices))
-    at_size.oom = oom_probability(
-        at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes
+    prices = pricer.price(batch)
+    runs = run_columns(pricer, batch, step, busy_seconds(prices))
+    scores = score_of(job.search.objective, runs, device, several=several)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+    weighed = Weighed.of(batch, pricer)
+    at_size.rating = Rated(
+        batch=batch,
+        runs=runs,
+        scores=scores,
+        oom=oom,
+        expected=weighed.expected(scores, oom) if job.search.simplest_first else scores,
+        weighed=weighed,
+        spread=spread_within_stack(pricer, batch),
     )
-    at_size.scores = score_of(job.search.objective, at_size.runs, device, several=several)
-    at_size.batch, at_size.spreads = batch, Spreads(at_size.pricer, batch)
-    at_size.weighed = Weighed.of(batch, at_size.pricer)
-    at_size.expected = at_size.scores
-    if job.search.simplest_first:
-        at_size.expected = at_size.weighed.expected(at_size.scores, at_size.oom)
 
 
 def score_of(

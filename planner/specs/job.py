@@ -23,11 +23,8 @@ LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", 
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
 
 
-def _no_sampler(name: str) -> str:
-    return f"is no sampler; use one of {', '.join(SAMPLERS)}"
-
-
-SamplerName = Annotated[str, registered(SAMPLERS, _no_sampler), enum_of(SAMPLERS)]
+NO_SAMPLER = f"is no sampler; use one of {', '.join(SAMPLERS)}"
+SamplerName = Annotated[str, registered(SAMPLERS, lambda name: NO_SAMPLER), enum_of(SAMPLERS)]
 
 
 class SearchSpec(BaseModel):

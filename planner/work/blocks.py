@@ -98,7 +98,8 @@ def _feeding(
     middle, end = ends
     own_norm, width = model.norms_per_layer != 1, "wide_ffn" if model.widens_mlp(kind) else "ffn"
     branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
-    shared = _shared_sum(model, kind)
+    has_shared = kind.moe and model.shared_expert_intermediate_size > 0
+    shared = (Tensor(name="shared_sum", dims=HIDDEN_SP),) * has_shared
     normed = (branch,) * model.moe_output_norm + (branch, *shared) * model.moe_branch_norms
     behind = tuple(
         norm(model, one.name.removesuffix("sum") + "norm", one, code) for one in normed if kind.moe
@@ -223,14 +224,6 @@ def _dropout_mask(name: str, model: ModelSpec, code: Code) -> tuple[Tensor, ...]
     """
     drops = code.drops_residual and model.residual_dropout > 0
     return (Tensor(name=f"{name}_mask", dims=HIDDEN_SP, width="byte"),) * drops
-
-
-def _shared_sum(model: ModelSpec, kind: LayerKind) -> tuple[Tensor, ...]:
-    return (
-        (Tensor(name="shared_sum", dims=HIDDEN_SP),)
-        if kind.moe and model.shared_expert_intermediate_size
-        else ()
-    )
 
 
 def _residual(

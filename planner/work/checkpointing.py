@@ -238,9 +238,8 @@ class Mode:
 
         It applies to what operations save besides their inputs.
         """
-        kind = self.kind
-        whole = (kind == NONE) | np.isin(kind, BY_MODULE)
-        cases = [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET]
+        whole = (self.kind == NONE) | np.isin(self.kind, BY_MODULE)
+        cases = [whole, self.kind == SELECTIVE_LAYER, self.kind == MEMORY_BUDGET]
         return np.select(cases, [1.0, 1.0 - 1.0 / self.period, self.budget], 0.0)
 
     def kept(self, of: Choices) -> Kept:
@@ -365,14 +364,10 @@ def needed_again(ops: Sequence[Op]) -> FloatColumn:
     Source: torch/utils/checkpoint.py (set_checkpoint_early_stop, _StopRecomputationError); the
     reentrant form runs the whole layer.
     """
-    keepers = [index for index, op in enumerate(ops) if not isinstance(op, Collective) and op.saves]
-    last = ops[keepers[-1]]
-    runs = (
-        not isinstance(last, Collective)
-        and last.output is not None
-        and last.output.name in {tensor.name for tensor in last.saves}
-    )
-    return np.array([1.0 if index < keepers[-1] + runs else 0.0 for index in range(len(ops))])
+    keepers = [(i, op) for i, op in enumerate(ops) if not isinstance(op, Collective) and op.saves]
+    last, op = keepers[-1]
+    runs = op.output is not None and op.output.name in {tensor.name for tensor in op.saves}
+    return np.array([1.0 if index < last + runs else 0.0 for index in range(len(ops))])
 
 
 def _passing(ops: Sequence[Op]) -> list[Tensor]:
@@ -393,10 +388,9 @@ def _kept_outputs(
     num_matmuls = 0
     scattered = batch.sequence_parallel & (batch.tp > 1)
     for index, op in enumerate(ops):
-        matmul = isinstance(op, Gemm) and op.role != "expert"
-        num_matmuls += matmul
         if isinstance(op, Gemm):
-            if matmul and num_matmuls % 2 == 1:
+            num_matmuls += op.role != "expert"
+            if op.role != "expert" and num_matmuls % 2 == 1:
                 yield index, op, bytes_of(op.output)
         elif isinstance(op, Attention):
             yield index, op, bytes_of(op.output) + bytes_of(op.statistics)

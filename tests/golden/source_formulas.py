@@ -64,7 +64,7 @@ def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
     given = {"trainer": "megatron", "attention_kernel": "unfused", "layout": layout}
     _, job, prices = _priced(job_values(model, "a100-sxm-80gb", 64, 2048, 64, **given))
-    return float(prices.stage_seconds.saved_bytes[0, 0] / (2048 * job.model.hidden_size))
+    return float(prices.stage_seconds.costs.saved_bytes[0, 0] / (2048 * job.model.hidden_size))
 
 
 def wire_over_size(op: str, ranks: int) -> float:
@@ -128,7 +128,7 @@ def forward_flops_over_2nt(model: str, seq_len: int) -> float:
     """Counted forward FLOPs of one step over 2 x parameters x tokens."""
     _, parsed, prices = _priced(job_values(model, H100, 1, seq_len, 1, layout={}))
     counts = np.array([count for _, count in parsed.model.distinct_layers()] + [1.0, 1.0])
-    counted = float(counts @ prices.stage_seconds.forward_flops[:, 0])
+    counted = float(counts @ prices.stage_seconds.costs.forward_flops[:, 0])
     return counted / (2.0 * parsed.model.total_parameters() * seq_len)
 
 

@@ -84,7 +84,7 @@ def by_class(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows that measured a step, by `calibration.classes.class_of`."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if row.valid and row.measured_seconds:
+        if row.estimate.valid and row.measured_seconds:
             found.setdefault(class_of(row.job.model, row.job.cluster.gpu.family), []).append(row)
     return found
 
@@ -176,7 +176,7 @@ def test_intervals_beat_a_table_of_three_widths(out: list[Row]) -> None:
     ours, table = [], []
     for name, members in by_class(out).items():
         width = 0.45 if "experts" in name else 0.15 if "Hopper" in name else 0.25
-        misses = np.log([row.measured_seconds / row.predicted_seconds for row in members])
+        misses = np.log([row.measured_seconds / row.estimate.step_seconds for row in members])
         table.append(interval_score(misses, np.full(len(misses), width)))
         ours.append(np.full(len(misses), summary_of(members, name).interval_score))
     assert np.concatenate(ours).mean() < np.concatenate(table).mean()

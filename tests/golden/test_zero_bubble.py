@@ -40,7 +40,7 @@ def test_all_groups_are_there() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_schedules_come_in_the_measured_order(group: Group) -> None:
     members = groups()[group]
-    ours = {name: one.predicted_seconds for name, one in members.items()}
+    ours = {name: one.estimate.step_seconds for name, one in members.items()}
     theirs = {name: one.measured_seconds for name, one in members.items()}
     pairs = itertools.combinations(members, 2)
     swapped = [(a, b) for a, b in pairs if (ours[a] - ours[b]) * (theirs[a] - theirs[b]) < 0]

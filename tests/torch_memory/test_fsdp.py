@@ -142,7 +142,7 @@ def torch_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, ends_in_
 def our_peak(sizes: Sizes, ac: str, layout: Given, microbatches: int, **training: Any) -> float:
     p = pricer(sizes, 8, global_batch_size=sizes.batch * 8 * microbatches, **training)
     memory = price(p, micro_batch_size=sizes.batch, ac=ac, **layout).memory
-    return float(memory.allocated[0, 0] - memory.workspace[0, 0])
+    return float(memory.allocated[0, 0] - memory.workspace_bytes)
 
 
 def check(sizes: Sizes, ac: str, layout: Given, microbatches: int = 1, **training: Any) -> None:

@@ -140,5 +140,5 @@ def planned_layer(s: Sizes, **layout: Any) -> Both:
     last layer runs backward).
     """
     p = pricer(s)
-    costs = units_at(p, batch_of(p, micro_batch_size=s.batch, **layout)).costs
+    costs = units_at(p, batch_of(p, micro_batch_size=s.batch, **layout))
     return float(costs.saved_bytes[0, 0]), float(costs.transient_bytes[0, 0])

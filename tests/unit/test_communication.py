@@ -10,7 +10,7 @@ from planner import estimate
 from planner.calibration.basis import WIDER
 from planner.cost.communication import communication, tables
 from planner.cost.refine import refine
-from planner.cost.step_seconds import data_parallel
+from planner.cost.step_seconds import both_passes, data_parallel
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.collective import collective
@@ -184,7 +184,8 @@ def test_rows_are_what_the_price_sums_up(name: str) -> None:
         assert factor * waits[axis] == pytest.approx(prices.parts[axis][0], rel=1e-9, abs=1e-12)
         assert alone[axis] >= waits[axis] * (1 - 1e-9)
     load = prices.stage_seconds.load[0]
-    exposed = data_parallel(prices.stage_seconds.inputs)
+    inputs = prices.stage_seconds.inputs
+    exposed = data_parallel(inputs, both_passes(inputs))
     waited = exposed.fsdp[0, load] + exposed.dp[0, load]
     assert waits["fsdp"] + waits["dp"] == pytest.approx(waited, rel=1e-9, abs=1e-12)
     if exposed.hidden[0, load] > 0 and not layout.get("float8_all_gather"):

@@ -30,7 +30,7 @@ def layer_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[float, float, flo
     found = CostInputs.of(pricer, batch, every_rank=True)
     unit, row = found.unit, found.at_unit[0]
     backward = unit.input_grad[0, row] + unit.weight_grad[0, row]
-    return float(unit.costs.saved_bytes[0, row]), float(unit.forward[0, row]), float(backward)
+    return float(unit.saved_bytes[0, row]), float(unit.forward[0, row]), float(backward)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 20, 31])

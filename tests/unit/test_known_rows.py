@@ -8,7 +8,7 @@ import pytest
 
 from planner.columns import LayoutBatch, memo
 from planner.columns.groups import hashes
-from planner.cost.cost_inputs import shards_at, unit_times_at, units_at
+from planner.cost.cost_inputs import shards_at, units_at
 from planner.cost.cost_rows import distinct_rows
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
@@ -52,17 +52,17 @@ def same(first: object, second: object) -> bool:
 
 
 def test_what_is_remembered_is_what_was_priced(pricer: Pricer, rows: LayoutBatch) -> None:
-    first = units_at(pricer, rows).costs
-    count = pricer.known.rows.work.count
-    again = units_at(pricer, rows.take(np.arange(len(rows))[::-1])).costs
-    assert pricer.known.rows.work.count == count < len(rows)
-    assert same(first, units_at(pricer, rows).costs)
+    first = units_at(pricer, rows)
+    count = pricer.known.work.count
+    again = units_at(pricer, rows.take(np.arange(len(rows))[::-1]))
+    assert pricer.known.work.count == count < len(rows)
+    assert same(first, units_at(pricer, rows))
     assert np.array_equal(again.forward_seconds[:, ::-1], first.forward_seconds)
-    alone = units_at(fresh(), rows.take(np.array([7]))).costs
+    alone = units_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.saved_bytes[:, 0], first.saved_bytes[:, 7])
     pricer.known.forget()
-    assert pricer.known.rows.work.count == 0
-    assert same(first, units_at(pricer, rows).costs), "what was forgotten is priced again"
+    assert pricer.known.work.count == 0
+    assert same(first, units_at(pricer, rows)), "what was forgotten is priced again"
 
 
 BUDGETS = [(MEMORY_BUDGET, share) for share in (0.0, 0.3, 0.7, 1.0)]
@@ -73,8 +73,8 @@ def test_checkpointing_shares_the_work_of_a_unit(pricer: Pricer) -> None:
     row = some_rows(pricer, 1)
     for kind, value in [(NONE, 0.0), (FULL, 0.0), (SELECTIVE_OP, 0.0), *BUDGETS]:
         alike = replace(row, ac_kind=np.array([kind]), ac_value=np.array([value]))
-        assert same(units_at(pricer, alike).costs, units_at(fresh(), alike).costs)
-    assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
+        assert same(units_at(pricer, alike), units_at(fresh(), alike))
+    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
 
 
 def test_budgets_and_modes_of_one_call_share_it_too(pricer: Pricer) -> None:
@@ -82,10 +82,10 @@ def test_budgets_and_modes_of_one_call_share_it_too(pricer: Pricer) -> None:
     columns = {"ac_kind": np.array(kinds), "ac_value": np.array(values)}
     whole = some_rows(pricer, 1).take(np.zeros(len(kinds), dtype=np.int64))
     rows = replace(whole, **columns)
-    together = units_at(pricer, rows).costs
-    assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
+    together = units_at(pricer, rows)
+    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
     for place in range(len(rows)):
-        alone = units_at(fresh(), rows.take(np.array([place]))).costs
+        alone = units_at(fresh(), rows.take(np.array([place])))
         for name in ("recompute_seconds", "saved_bytes"):
             ours, theirs = getattr(together, name), getattr(alone, name)
             assert np.array_equal(theirs[:, 0], ours[:, place]), name
@@ -94,31 +94,20 @@ def test_budgets_and_modes_of_one_call_share_it_too(pricer: Pricer) -> None:
 def test_too_many_are_forgotten_and_priced_again(
     pricer: Pricer, rows: LayoutBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = units_at(fresh(), rows).costs
+    whole = units_at(fresh(), rows)
     monkeypatch.setattr(memo, "MOST_ROWS", 32)
     for start in range(0, len(rows), 16):
-        part = units_at(pricer, rows.take(slice(start, start + 16))).costs
+        part = units_at(pricer, rows.take(slice(start, start + 16)))
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
-        assert pricer.known.rows.work.count <= 32
-    assert same(units_at(pricer, rows).costs, whole)
-
-
-@pytest.mark.parametrize("remembers", [True, False])
-def test_seconds_alone_are_the_costs(pricer: Pricer, rows: LayoutBatch, remembers: bool) -> None:
-    assert len({*rows.ac_kind.tolist()}) > 3
-    pricer = replace(pricer, remembers=remembers)
-    costs, times = units_at(pricer, rows), unit_times_at(pricer, rows)
-    for field in fields(times.costs):
-        ours = getattr(times.costs, field.name)
-        assert np.array_equal(ours, getattr(costs.costs, field.name)), field.name
-    assert np.array_equal(times.total, costs.total)
+        assert pricer.known.work.count <= 32
+    assert same(units_at(pricer, rows), whole)
 
 
 def test_shards_are_remembered_too(pricer: Pricer, rows: LayoutBatch) -> None:
     first = shards_at(pricer, rows)
-    count = pricer.known.rows.shards.count
+    count = pricer.known.shards.count
     assert same(first, shards_at(pricer, rows))
-    assert pricer.known.rows.shards.count == count
+    assert pricer.known.shards.count == count
     alone = shards_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.gather_seconds[:, 0], first.gather_seconds[:, 7])
     assert alone.step_seconds[0] == first.step_seconds[7]
@@ -127,7 +116,7 @@ def test_shards_are_remembered_too(pricer: Pricer, rows: LayoutBatch) -> None:
 def test_a_changed_job_starts_without(pricer: Pricer, rows: LayoutBatch) -> None:
     units_at(pricer, rows)
     longer = replace(pricer, training=pricer.training.model_copy(update={"seq_len": 8192}))
-    assert longer.known.rows.work.count == 0
+    assert longer.known.work.count == 0
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 
@@ -169,9 +158,9 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     count = len(budgeted)
     columns = {"ac_kind": np.full(count, MEMORY_BUDGET), "ac_value": np.full(count, 0.4)}
     rows, _ = distinct_rows(pricer, replace(budgeted, **columns))
-    found = units_at(pricer, rows).costs
-    assert same(found, units_at(replace(pricer, remembers=False), rows).costs)
-    assert 0 < pricer.known.rows.savings.count < pricer.known.rows.work.count
+    found = units_at(pricer, rows)
+    assert same(found, units_at(replace(pricer, remembers=False), rows))
+    assert 0 < pricer.known.savings.count < pricer.known.work.count
 
 
 def test_one_number_for_all_layouts_stays_one_number(rows: LayoutBatch) -> None:

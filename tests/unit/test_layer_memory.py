@@ -103,7 +103,9 @@ def test_fullest_phase_is_named(given: dict[str, float], phase: Phase, bytes_the
 def test_the_optimizer_step_of_a_distributed_optimizer_is_no_worse_than_the_loss() -> None:
     memory = peak("megatron", layout={"zero_stage": 1}, local=10.0, shard=2.0, logits_bytes=1.0)
     assert memory.phase(0, 0) is Phase.LOSS
-    assert (memory.parameters + memory.gradients + memory.optimizer)[0, 0] == 10 * 6 + 2 * 12
+    assert (memory.parts()["parameters"] + memory.parts()["gradients"] + memory.optimizer)[
+        0, 0
+    ] == 10 * 6 + 2 * 12
     assert memory.moving[0, 0] == 1.0
 
 
@@ -127,7 +129,12 @@ def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
         in_flight=3.0, saved_bytes=10.0, boundary_bytes=1.0, all_in_flight=1.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.LOSS
-    columns = (memory.allocated, memory.moving, memory.gradients, memory.activations)
+    columns = (
+        memory.allocated,
+        memory.moving,
+        memory.parts()["gradients"],
+        memory.parts()["activations"],
+    )
     expected = [allocated, moving, gradients, moving - 1000]
     assert [column[0, 0] for column in columns] == expected
 
@@ -139,7 +146,14 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
         local=100.0, gathered=100.0, largest_local=40.0, largest_gathered=40.0, shard=25.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.FIRST_REDUCTION
-    held = [column[0, 0] for column in (memory.buffers, memory.gradients, memory.parameters)]
+    held = [
+        column[0, 0]
+        for column in (
+            memory.parts()["buffers"],
+            memory.parts()["gradients"],
+            memory.parts()["parameters"],
+        )
+    ]
     assert held == [4.0 * 40.0 - 2.0 * 40.0, 400.0, 25.0 * 4.0 + 100.0 * 2.0]
 
 

@@ -188,8 +188,8 @@ def test_what_pairs_hide_is_bounded_by_shares_of_their_wires(dispatcher: str) ->
     batch = batch_of(p, **DUAL, micro_batch_size=1, moe_dispatcher=dispatcher)
     unit = cost_inputs.units_at(p, cost_rows.distinct_rows(p, batch)[0])
     ways = (pairs.most_saved, pairs.shares_of_wires)
-    most, bound = (count(unit.costs, p.profile) for count in ways)
-    wires = unit.costs.exposed_forward + unit.costs.exposed_backward
+    most, bound = (count(unit, p.profile) for count in ways)
+    wires = unit.exposed_forward + unit.exposed_backward
     assert np.all(most <= bound * (1 + 1e-12))
     assert np.all(bound <= wires.sum(axis=0))
     assert most.sum() > 0.0

@@ -136,7 +136,7 @@ def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
     for fused in (False, True):
         job = training(trainer="megatron", seq_len=4096, fused_cross_entropy=fused)
         pricer = Pricer.build(model("llama3-8b"), cluster(8), job)
-        logits[fused] = float(units_at(pricer, batch).costs.logits_bytes[0])
+        logits[fused] = float(units_at(pricer, batch).logits_bytes[0])
         cached[fused] = float(pricer.price(batch).memory.cached[0, 0])
     assert logits == {False: 6 * each, True: 2 * each}
     assert cached[False] - cached[True] == pytest.approx(4 * each)

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cost.cost_inputs import units_at
 from planner.cost.data_parallel.unit_elements import unit_parameters
-from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory, rows
+from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
 from planner.specs.training import OPTIMIZER_STATE_BYTES
@@ -46,7 +46,9 @@ ONE = np.ones((1, 1))
 
 
 def states(memory: PeakMemory) -> float:
-    return float((memory.parameters + memory.gradients + memory.optimizer)[0, 0])
+    return float(
+        (memory.parts()["parameters"] + memory.parts()["gradients"] + memory.optimizer)[0, 0]
+    )
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -92,7 +94,7 @@ def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     once, often = (titan(held, microbatches=m) for m in (1.0, 4.0))
     assert often.allocated - once.allocated == pytest.approx(PARAMETERS * 4 / 64)
-    assert once.gradients == 0.0
+    assert once.parts()["gradients"] == 0.0
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
@@ -100,11 +102,11 @@ def test_gradients_accumulate_whole_under_a_pipeline(dtype: str, width: int) -> 
     """FSDP2 under PP reduces after the last microbatch: until then gradients stay whole."""
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     m = titan(held, microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype)
-    assert m.gradients == pytest.approx(PARAMETERS * width)
+    assert m.parts()["gradients"] == pytest.approx(PARAMETERS * width)
 
 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
-    two, three = (titan(shapes(), pp=2, zero_stage=stage).parameters for stage in (2, 3))
+    two, three = (titan(shapes(), pp=2, zero_stage=stage).parts()["parameters"] for stage in (2, 3))
     assert two - three == pytest.approx(PARAMETERS * 2)
 
 
@@ -152,7 +154,7 @@ def test_what_an_element_or_byte_more_adds(
     field: str, part: str, given: dict[str, Any], training: dict[str, str], times: int
 ) -> None:
     none, more = (
-        getattr(memory(shapes(**{field: count}), training=training, **given), part)
+        memory(shapes(**{field: count}), training=training, **given).parts()[part]
         for count in (0.0, 1e9)
     )
     assert more - none == pytest.approx(times * 1e9)
@@ -172,12 +174,12 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
     at_loss = titan(replace(base, logits_bytes=40 * GIB * ONE))
     at_layer = titan(replace(base, last_layer_bytes=30 * GIB * ONE))
     at_update = titan(shapes(local=1e11))
-    assert (at_loss.logits > 0).all()
+    assert (at_loss.parts()["logits"] > 0).all()
     assert at_loss.allocated == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
-    assert (at_layer.activations, at_layer.logits) == (40 * GIB, 0)
+    assert [at_layer.parts()[name] for name in ("activations", "logits")] == [40 * GIB, 0]
     assert at_update.allocated == pytest.approx(1e11 * 16 / 64)
     for m in (at_loss, at_layer, at_update):
-        parts = rows(m)
+        parts = m.parts()
         assert parts.pop("allocated") == pytest.approx(sum(parts.values()))
 
 
@@ -208,14 +210,14 @@ def test_emulated_rank_of_llama3_70b() -> None:
 def test_states_of_a_whole_model_are_its_published_parameters() -> None:
     p = pricer()
     m, each = price(p, ac="full").memory, p.model.total_parameters() / 8
-    assert m.parameters == pytest.approx(each * 4, rel=1e-9)
+    assert m.parts()["parameters"] == pytest.approx(each * 4, rel=1e-9)
     assert m.optimizer == pytest.approx(each * 8, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
 def test_expert_parallelism_divides_experts_without_changing_the_sum(name: str) -> None:
     """EP over ranks that FSDP would shard over anyway: the same share a rank."""
-    alone, spread = (price(pricer(name), ep=ep).memory.parameters for ep in (1, 8))
+    alone, spread = (price(pricer(name), ep=ep).memory.parts()["parameters"] for ep in (1, 8))
     assert alone == pytest.approx(spread, rel=1e-9)
 
 
@@ -242,7 +244,7 @@ def test_logits_are_local_under_a_vocabulary_parallel_loss(
     tp: int, parallel: bool, width: float
 ) -> None:
     """12 bytes a logit eager; under TP local and 16 (DTensor), or whole where told so."""
-    logits = price(pricer(vocab_parallel_loss=parallel), ac="full", tp=tp).memory.logits
+    logits = price(pricer(vocab_parallel_loss=parallel), ac="full", tp=tp).memory.parts()["logits"]
     assert logits == width * 8192 * 128256
 
 
@@ -258,12 +260,14 @@ def test_microbatches_in_flight() -> None:
         price(p, pp=4, pp_schedule=schedule, ac="none", micro_batch_size=1)
         for schedule in ("1F1B", "GPipe")
     )
-    saved, received = prices.stage_seconds.saved_bytes[0, 0], 2.0 * 2048 * 4096
+    saved, received = prices.stage_seconds.costs.saved_bytes[0, 0], 2.0 * 2048 * 4096
     by_hand = [3 * (9 * saved - received), 2 * (8 * saved - received)]
-    backward = prices.memory.activations[1:3, 0] - by_hand
+    backward = prices.memory.parts()["activations"][1:3, 0] - by_hand
     assert backward[0] == pytest.approx(backward[1], rel=1e-6)
     assert 0 < backward[0] < saved
-    more = (gpipe.memory.activations - prices.memory.activations)[1, 0] / (9 * saved - received)
+    more = (gpipe.memory.parts()["activations"] - prices.memory.parts()["activations"])[1, 0] / (
+        9 * saved - received
+    )
     assert 4 < more < 5 + 1e-6
 
 
@@ -271,7 +275,7 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
     """2 x 8 buffers of a middle stage, 8 at the ends; the first stage's tokens are nothing."""
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
     one = 2.0 * 2048 * 4096
-    buffers = price(p, pp=4, ac="none", micro_batch_size=1).memory.buffers[:, 0]
+    buffers = price(p, pp=4, ac="none", micro_batch_size=1).memory.parts()["buffers"][:, 0]
     assert list(buffers[:3]) == [8 * one, 16 * one, 16 * one]
 
 
@@ -279,7 +283,7 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 def test_a_microbatch_in_flight_holds_the_inputs_of_its_layers(trainer: str, outputs: int) -> None:
     """Recomputed whole, a stage of 8 layers saves 8 inputs; Megatron-LM frees what it has sent."""
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8, trainer=trainer)
-    held = price(p, pp=4, ac="full", micro_batch_size=1).memory.activations[:, 0]
+    held = price(p, pp=4, ac="full", micro_batch_size=1).memory.parts()["activations"][:, 0]
     assert held[1] - held[2] == (8 + outputs) * 2.0 * 2048 * 4096
 
 
@@ -288,8 +292,8 @@ def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> Non
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
     both = (replace(held, embedding_whole=times * 1e9 * ONE) for times in (1.0, 8.0))
     plain, split = (titan(one, pp=2, microbatches=4.0) for one in both)
-    assert split.gradients - plain.gradients == pytest.approx(7e9 * 4)
-    assert split.buffers - plain.buffers == pytest.approx(7e9 * 2)
+    assert split.parts()["gradients"] - plain.parts()["gradients"] == pytest.approx(7e9 * 4)
+    assert split.parts()["buffers"] - plain.parts()["buffers"] == pytest.approx(7e9 * 2)
 
 
 def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
@@ -308,7 +312,7 @@ def test_streams_do_not_share_what_they_freed() -> None:
     Megatron's buffers stay."""
     held = shapes(saved_bytes=30 * GIB, in_flight=1.0, largest_gathered=1e9, head_gathered=5e8)
     plain, early = titan(held), titan(held, optimizer_in_backward=True)
-    assert plain.gradients == 0.0
+    assert plain.parts()["gradients"] == 0.0
     assert plain.cached == pytest.approx(PARAMETERS * 4 / 64 + 2 * 1e9 * 2)
     assert early.cached == pytest.approx(2 * 1e9 * 2)
     assert memory(held).cached == 0.0
@@ -343,7 +347,7 @@ def test_a_compiled_loss_has_no_fp32_copy_of_few_logits(
     training: dict[str, Any], compiled: bool, mbs: int, width: float
 ) -> None:
     prices = price(pricer(**training), ac="full", compile=compiled, micro_batch_size=mbs)
-    assert float(prices.memory.logits[0, 0]) == width * mbs * 8192 * 128256
+    assert float(prices.memory.parts()["logits"][0, 0]) == width * mbs * 8192 * 128256
 
 
 @pytest.mark.parametrize(("training", "width"), [
@@ -355,7 +359,7 @@ def test_a_compiled_loss_has_no_fp32_copy_of_few_logits(
 ])  # fmt: skip
 def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
     p = pricer(**training)
-    costs = units_at(p, batch_of(p, compile=True)).costs
+    costs = units_at(p, batch_of(p, compile=True))
     assert costs.logits_bytes[0] == width * 8192 * 128256
     assert costs.chunks_bytes[0] == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
 
@@ -384,4 +388,6 @@ def test_replicas_hold_gradients_twice(replicas: int) -> None:
     held, ways = shapes(sharded=False), ((1, RANKS), (replicas, RANKS // replicas))
     layouts = ({"zero_stage": 0, "dp_replicate": n, "dp_shard": 1, "tp": tp} for n, tp in ways)
     one, several = (titan(held, **layout) for layout in layouts)
-    assert several.gradients - one.gradients == pytest.approx(4.0 * PARAMETERS)
+    assert several.parts()["gradients"] - one.parts()["gradients"] == pytest.approx(
+        4.0 * PARAMETERS
+    )

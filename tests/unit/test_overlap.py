@@ -2,49 +2,49 @@
 an overlapped forward and backward hide of each other's.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from planner.cost.data_parallel.overlap import (
-    ExposedSeconds,
-    HostCopies,
-    UnitColumns,
-    exposed_data_parallel,
-)
+from planner.columns import FloatColumn
+from planner.cost.data_parallel.overlap import ExposedSeconds, exposed_data_parallel
 from planner.cost.layer.forward_backward_overlap import PairColumns, relief
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
 from planner.trainers.registry import TRAINERS
-from tests.pricing import batch_of, collective_of, pricer, rows
+from tests.pricing import batch_of, collective_of, pricer, rows, silent_shards
 
 LAYERS = 12
 UNITS = LAYERS + 2  # embedding and head
 
 
+Columns = dict[str, FloatColumn]
+
+
 def columns(
     forward: float, backward: float, gather: float, scatter: float, replicate: float = 0.0
-) -> UnitColumns:
+) -> Columns:
     """One kind of layer, embedding and head, all with the same times."""
     given = {
-        "forward": forward, "backward": backward, "gather": gather, "scatter": scatter,
-        "replicate": replicate, "gather_copy": 0.0, "scatter_copy": 0.0,
+        "forward": forward, "backward": backward, "gather_seconds": gather,
+        "scatter_seconds": scatter, "replicate_seconds": replicate,
     }  # fmt: skip
-    return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
+    return {name: np.full((3, 1), value) for name, value in given.items()}
 
 
 def exposed(
-    seconds: UnitColumns, microbatches: float = 1.0, trainer: str = "torchtitan",
+    seconds: Columns, microbatches: float = 1.0, trainer: str = "torchtitan",
     overlap: bool = True, dp_hidden: float = 1.0, **layout: Any,
 ) -> ExposedSeconds:  # fmt: skip
     given = {"trainer": trainer, "overlap": {"dp": overlap}}
     training = read_training({"seq_len": 128, "global_batch_size": 64, **given})
     units = np.array([[[float(LAYERS)], [1.0], [1.0]]])
     batch, counts = rows(layout, trainer=trainer, num_gpus=64), np.array([microbatches])
+    shards = silent_shards(**{k: v for k, v in seconds.items() if k.endswith("_seconds")})
+    passes, at = (seconds["forward"], seconds["backward"]), np.zeros(1, dtype=np.int64)
     return exposed_data_parallel(
-        units, seconds, batch, counts, training, TRAINERS[trainer], dp_hidden
+        units, passes, shards, at, batch, counts, training, TRAINERS[trainer], dp_hidden
     )
 
 
@@ -143,8 +143,9 @@ def test_the_share_that_compute_hides_and_the_parts_of_what_it_does_not() -> Non
 @pytest.mark.parametrize("m", [1.0, 2.0])
 def test_a_step_begins_with_layer_or_head_and_ends_with_layer_or_embedding(m: float) -> None:
     """The root gathers norm and head before the first layer; the embedding's gradient is last."""
-    ends = {"gather": np.array([[1.0], [7.0], [3.0]]), "scatter": np.array([[1.0], [4.0], [9.0]])}
-    seconds = replace(columns(100.0, 100.0, 0.0, 0.0), **ends)
+    gathers, scatters = (np.array(ends)[:, None] for ends in ((1.0, 7.0, 3.0), (1.0, 4.0, 9.0)))
+    ends = {"gather_seconds": gathers, "scatter_seconds": scatters}
+    seconds = columns(100.0, 100.0, 0.0, 0.0) | ends
     assert exposed(seconds, m, dp_shard=64, zero_stage=3).fsdp == pytest.approx(m * (3.0 + 4.0))
 
 
@@ -152,9 +153,9 @@ def offloaded(compute: float, microbatches: float = 1.0, **layout: Any) -> float
     """Seconds that FSDP waits: a gather of 0.1 s after an upload of 0.3, a scatter of 0.2 before a
     download of 0.4, and 0.05 to add a gradient on the host.
     """
-    copies = {"upload": 0.3, "download": 0.4, "accumulate": 0.05}
-    host = HostCopies(**{name: np.full((3, 1), value) for name, value in copies.items()})
-    seconds = replace(columns(100.0, compute, 0.1, 0.2), host=host)
+    copies = {"upload_seconds": 0.3, "download_seconds": 0.4, "accumulate_seconds": 0.05}
+    host = {name: np.full((3, 1), value) for name, value in copies.items()}
+    seconds = columns(100.0, compute, 0.1, 0.2) | host
     given = {"dp_shard": 64, "zero_stage": 3, "cpu_offload": True, **layout}
     return float(exposed(seconds, microbatches, **given).fsdp[0, 0])
 
@@ -225,7 +226,8 @@ def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     """The head is gathered once a microbatch; a pipeline gathers and reduces once a step."""
     microbatches, out, into = 4.0, 0.3, 0.7
     seconds = columns(100.0, 100.0, 0.1, 0.2)
-    copied = replace(seconds, gather_copy=np.full((3, 1), out), scatter_copy=np.full((3, 1), into))
+    copies = {"gather_copy_seconds": out, "scatter_copy_seconds": into}
+    copied = seconds | {name: np.full((3, 1), value) for name, value in copies.items()}
     with_copies, without = (exposed(s, microbatches, **layout) for s in (copied, seconds))
     forward = out * ((UNITS - 1) * gathers + min(gathers, 1.0))
     expected = microbatches * (forward + into * UNITS * reductions)

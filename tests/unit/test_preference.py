@@ -57,14 +57,8 @@ def chosen(
     lacking, supported = unmeasured(batch, NODE, calibration).T, np.ones(len(batch), np.bool_)
     weighed = Weighed(points=points(batch, NODE), unmeasured=lacking, supported=supported)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
-    prepared = preference.contenders(weighed, expected)
-
-    def spread_of(near: np.ndarray) -> TimeSpread:
-        assert np.isin(near, prepared).all()
-        unproven = UNPROVEN * weighed.unmeasured[:, near]
-        return TimeSpread(loadings=unproven, own_sd=np.full(len(near), own))
-
-    return preference.prefer(batch, weighed, expected, 64, spread_of)
+    spread = TimeSpread(loadings=UNPROVEN * lacking, own_sd=np.full(len(batch), own))
+    return preference.prefer(batch, weighed, expected, 64, spread)
 
 
 # Two points less a half for narrower groups; a run that dies; what is lost and what is doubted.
@@ -169,23 +163,6 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     assert among.own_sd == pytest.approx(np.sqrt(rest + shipped.own_run_sd**2))
     assert shipped.own_run_sd < shipped.run_sd
     assert np.all(among.own_sd < alone.own_sd)
-
-
-def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, pricer = batch_of(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"}), pricer_of()
-    whole, asked = spread_within_stack(pricer, batch), []
-
-    def counted(of: Pricer, those: LayoutBatch) -> TimeSpread:
-        asked.append(len(those))
-        return spread_within_stack(of, those)
-
-    monkeypatch.setattr(preference, "spread_within_stack", counted)
-    spreads = preference.Spreads(pricer, batch)
-    for rows in ([2, 0], [0, 2, 2], [3, 0, 1]):
-        found = spreads.at(np.array(rows))
-        np.testing.assert_allclose(found.loadings, whole.loadings[:, rows], rtol=1e-12)
-        np.testing.assert_allclose(found.own_sd, whole.own_sd[rows], rtol=1e-12)
-    assert asked == [2, 2]
 
 
 def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:

@@ -110,7 +110,7 @@ def test_where_weight_gradients_run_later_more_is_held_than_the_microbatches_in_
     held = on_ranks(found)
     assert held.in_flight[:, 0].tolist() == [4.0, 3.0, 2.0, 1.0]
     assert held.held_bytes[0, 0] == 0.0
-    later = found.unit.costs.held_bytes[:, found.at_unit]
+    later = found.unit.held_bytes[:, found.at_unit]
     last = np.array([float(found.units[3, kind, 0]) for kind in range(found.units.shape[1])])
     half, whole = float(last @ later[:, 0]), float(held.saved_bytes[3, 0])
     assert held.held_bytes[3, 0] == pytest.approx(max(3 * half, 4 * half - whole))

@@ -139,7 +139,7 @@ def costs(model: Any, *modes: str, **training: Any) -> UnitCosts:
     layouts = batch_of(p, *({"ac": mode, "micro_batch_size": B} for mode in modes))
     distinct, at = distinct_rows(p, layouts)
     assert at.tolist() == list(range(len(modes)))
-    return units_at(p, distinct).costs
+    return units_at(p, distinct)
 
 
 def freed(model: Any, mode: str, layer: int, **training: Any) -> float:

@@ -15,7 +15,7 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
-from planner.rules import Context, all_rules, broken_rules, columns_of, rules_for, violations
+from planner.rules import Context, all_rules, broken_rules, rules_for, violations
 from planner.rules.base import choices, divisors
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, resolve_layout
@@ -527,7 +527,7 @@ def test_rules_read_what_they_say() -> None:
             spy = Spy(batch)
             rule.broken(spy, c)
             read.setdefault(places[id(rule)], set()).update(spy.read - {"splits"})
-    said = {places[id(rule)]: columns_of(rule.reads) for rule in all_rules()}
+    said = {places[id(rule)]: rule.reads for rule in all_rules()}
     assert read == {place: said[place] for place in read}
     unread = {place.partition(" ")[2] for place in said.keys() - read.keys()}
     assert unread <= {"optimizer-in-backward excludes gradient clipping"}

@@ -34,7 +34,7 @@ def step(found: CostInputs) -> tuple[float, dict[str, float], StageSeconds]:
 
 
 def unit(found: CostInputs, *names: str) -> np.ndarray[Any, Any]:
-    return sum(np.asarray(getattr(found.unit.costs, one)[..., found.at_unit[0]]) for one in names)
+    return sum(np.asarray(getattr(found.unit, one)[..., found.at_unit[0]]) for one in names)
 
 
 WORK = ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
@@ -88,7 +88,7 @@ def test_pairs_of_other_ranks_shorten_the_bubble() -> None:
     found = inputs(pricer(model="mixtral-8x7b"), **degrees, **given)
     _, parts, stages = step(found)
     idle = float(SCHEDULES["DualPipeV"].bubble_seconds(2, 2, 8, *of_mean_rank(found, stages)))
-    pair = pair_columns(found.unit.costs, found.at_unit, found.job.profile)
+    pair = pair_columns(found.unit, found.at_unit, found.job.profile)
     saved = [float(relief(pair, rank, np.array([2])).saved[0]) for rank in found.units]
     assert 0.0 < max(saved) < idle
     assert parts["bubble"] in [pytest.approx(idle - one) for one in saved]

@@ -12,6 +12,7 @@ import planner
 from benchmarks.free_against_fixed import fastest
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
+from planner.cost.cost_rows import as_units_see
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.errors import SpecError
@@ -250,7 +251,7 @@ def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() ->
     batch = cells.take(rows)
     assert len({int(pp > 1) for pp in batch.pp}) == 2
     assert len({*product(batch.precision.tolist(), (batch.cp > 1).tolist())}) > 4
-    alike = pricer.as_units_see(batch)
+    alike = as_units_see(pricer, batch)
     assert (alike.pp < np.minimum(batch.pp, 2)).any()
     own, shared = (unit_work(pricer.context(one), pricer.model) for one in (batch, alike))
     for field in fields(own):

@@ -112,7 +112,7 @@ def test_inputs_of_all_layers_stay_whatever_is_recomputed(ac: str) -> None:
     """42 x 256 inputs of a token, as many before their norm, and the embedding, 16 bits each."""
     asked = gemma_job(SMALL, ac=ac)
     p, batch = priced(asked)
-    saved = float(p.price(batch).stage_seconds.saved_bytes[-2, 0]) / 4096
+    saved = float(p.price(batch).stage_seconds.costs.saved_bytes[-2, 0]) / 4096
     assert saved == 2 * (2 * 42 * 256 + 2560) + 4 * 42
     none = dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0)
     plain = estimate_job(gemma_job({"base": SMALL, **none}, ac=ac))

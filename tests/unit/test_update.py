@@ -9,14 +9,14 @@ from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.muon import newton_schulz_flops
 from planner.cost.data_parallel.optimizer_step import HOST_STREAM_BYTES_PER_SECOND, small_reductions
-from planner.cost.data_parallel.overlap import HostCopies, UnitColumns, exposed_data_parallel
+from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values
-from tests.pricing import priced
+from tests.pricing import priced, silent_shards
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -306,13 +306,12 @@ def column(*seconds: float) -> FloatColumn:
 def waits(upload: float = 0.0) -> float:
     """Seconds that a rank waits for this copy of its layer and a scatter of 1 s."""
     pricer, batch = case(dp_shard=16, zero_stage=2)
-    compute, nothing, one = column(10.0, 0.0, 0.0), column(0.0, 0.0, 0.0), np.ones(1)
-    silent = dict.fromkeys(("gather", "replicate", "gather_copy", "scatter_copy"), nothing)
-    host = HostCopies(upload=column(upload, 0, 0), download=nothing, accumulate=nothing)
-    scatter = column(1.0, 0.0, 0.0)
-    seconds = UnitColumns(forward=compute, backward=compute, scatter=scatter, host=host, **silent)
+    compute = column(10.0, 0.0, 0.0)
+    copies = {"upload_seconds": column(upload, 0, 0), "scatter_seconds": column(1.0, 0.0, 0.0)}
     job = (pricer.training, TRAINERS["torchtitan"], 1.0)
-    found = exposed_data_parallel(np.ones((1, 3, 1)), seconds, batch, one, *job)
+    units, at = np.ones((1, 3, 1)), np.zeros(1, dtype=np.int64)
+    shards = silent_shards(**copies)
+    found = exposed_data_parallel(units, (compute, compute), shards, at, batch, np.ones(1), *job)
     return float((found.fsdp + found.dp)[0, 0])
 
 

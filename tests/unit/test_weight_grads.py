@@ -98,7 +98,7 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
     prices = pricer.price(batch, every_rank=True)
     played = play(pricer, batch, prices, np.zeros(1, dtype=np.int64))
     recomputed = prices.stage_seconds.costs.transient_bytes[:, prices.stage_seconds.at[0]].max()
-    priced_R, played_R = prices.memory.activations[:, 0], played.peak_saved_bytes_CR[0]
+    priced_R, played_R = prices.memory.parts()["activations"][:, 0], played.peak_saved_bytes_CR[0]
     has_head = SCHEDULES[name].stage_rank(4 * virtual - 1, 4, virtual) == np.arange(4)
     if name in FORWARDS_FIRST:
         parameters = 8.0 * LLAMA_LAYER + LLAMA_TABLE * np.array([1.0, 0.0, 0.0, 1.0])

@@ -39,7 +39,7 @@ def pricer(
 
 
 def flops(p: Pricer, **layout: Any) -> np.ndarray:
-    return price(p, **layout).stage_seconds.forward_flops[:, 0]
+    return price(p, **layout).stage_seconds.costs.forward_flops[:, 0]
 
 
 def microbatch_flops(p: Pricer, **layout: Any) -> float:
@@ -49,7 +49,7 @@ def microbatch_flops(p: Pricer, **layout: Any) -> float:
 
 
 def layer_bytes(p: Pricer, **layout: Any) -> float:
-    return float(price(p, **layout).stage_seconds.saved_bytes[0, 0])
+    return float(price(p, **layout).stage_seconds.costs.saved_bytes[0, 0])
 
 
 def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
@@ -337,8 +337,8 @@ def test_recomputed_flops_of_each_mode(
 ) -> None:
     """share: of a layer's forward. Embedding and head are outside checkpointing."""
     s = price(llama8(**training), **layout).stage_seconds
-    layer, *ends = s.recompute_flops[:, 0]
-    assert layer == pytest.approx(share * s.forward_flops[0, 0] + redone, rel=1e-12)
+    layer, *ends = s.costs.recompute_flops[:, 0]
+    assert layer == pytest.approx(share * s.costs.forward_flops[0, 0] + redone, rel=1e-12)
     assert ends == [0, 0]
 
 
@@ -346,7 +346,7 @@ def test_memory_budget_runs_from_full_to_none() -> None:
     shares = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
     modes = ("full", *(f"memory-budget-{share}" for share in shares), "none")
     found = [llama(ac=ac, compile=True) for ac in modes]
-    saved = [one.stage_seconds.saved_bytes[0, 0] for one in found]
+    saved = [one.stage_seconds.costs.saved_bytes[0, 0] for one in found]
     redone = [one.parts["recompute"][0] for one in found]
     assert saved == sorted(saved)
     assert redone == pytest.approx(sorted(redone, reverse=True), rel=1e-9)
@@ -357,7 +357,9 @@ def test_memory_budget_runs_from_full_to_none() -> None:
 def test_memory_budget_keeps_attention_first() -> None:
     """Flash attention costs most seconds a byte, so a small budget spares its recomputation."""
     modes = ("full", "memory-budget-0.1")
-    full, tenth = (llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0] for ac in modes)
+    full, tenth = (
+        llama(ac=ac, compile=True).stage_seconds.costs.recompute_flops[0, 0] for ac in modes
+    )
     assert full - tenth >= 2.0 * T8 * (T8 / 2) * 32 * 256
 
 

@@ -36,7 +36,8 @@ def creeps(
         limit = max(threshold * spread * np.sqrt(1 / FIRST + 1 / NEWEST), float(np.log1p(LEAST)))
         levels = [(0, FIRST, float(np.median(values[:FIRST])), limit)]
         if len(values) >= BEST + NEWEST:
-            medians = _medians(values[:-NEWEST])
+            windows = np.lib.stride_tricks.sliding_window_view(values[:-NEWEST], BEST)
+            medians = np.median(windows, axis=1)
             best = int(medians.argmin())
             lucky = 1.25 * spread * np.sqrt(2.0 * np.log(len(medians)) / BEST)
             levels.append((best, BEST, float(medians[best]), limit + lucky))
@@ -55,7 +56,3 @@ def creeps(
                     best=count == BEST,
                 )
                 break
-
-
-def _medians(values: FloatColumn) -> FloatColumn:
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, BEST), axis=1))

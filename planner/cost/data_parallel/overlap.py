@@ -14,41 +14,6 @@ from planner.trainers.base import TrainerRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitColumns:
-    """Seconds of every unit, (K + 2, N).
-
-    forward, backward: compute of one microbatch, exposed TP, CP and EP included.
-    gather: of parameters.
-    scatter, replicate: reduce-scatter and replica all-reduce of gradients.
-    gather_copy, scatter_copy: copies out of and into their buffers, beside which nothing runs.
-    host: None where FSDP offloads nothing.
-    """
-
-    forward: FloatColumn
-    backward: FloatColumn
-    gather: FloatColumn
-    scatter: FloatColumn
-    replicate: FloatColumn
-    gather_copy: FloatColumn
-    scatter_copy: FloatColumn
-    host: "HostCopies | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCopies:
-    """Seconds of every unit, (K + 2, N), where shards live on the host.
-
-    upload: of the shard.
-    download: of its gradient.
-    accumulate: adding that on the host to the gradient of earlier microbatches.
-    """
-
-    upload: FloatColumn
-    download: FloatColumn
-    accumulate: FloatColumn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedSeconds:
     """Seconds that a rank waits in a step, (R, N).
 
@@ -66,42 +31,11 @@ class ExposedSeconds:
     hidden: FloatColumn
 
 
-def unit_columns(
-    shards: UnitShards,
-    at: IntColumn,
-    forward: FloatColumn,
-    backward: FloatColumn,
-    host: HostCopies | None,
-) -> UnitColumns:
-    """The columns of N layouts; `at` is the row of shards of each."""
-    return UnitColumns(
-        forward=forward,
-        backward=backward,
-        gather=np.take(shards.gather_seconds, at, axis=1),
-        scatter=np.take(shards.scatter_seconds, at, axis=1),
-        replicate=np.take(shards.replicate_seconds, at, axis=1),
-        gather_copy=np.take(shards.gather_copy_seconds, at, axis=1),
-        scatter_copy=np.take(shards.scatter_copy_seconds, at, axis=1),
-        host=host,
-    )
-
-
-def host_copies(
-    shards: UnitShards, at: IntColumn, rules: TrainerRules, batch: LayoutBatch
-) -> HostCopies | None:
-    """The copies of N layouts; None where FSDP offloads nothing."""
-    if not (rules.sharding.offloads_shards and batch.cpu_offload.any()):
-        return None
-    return HostCopies(
-        upload=np.take(shards.upload_seconds, at, axis=1),
-        download=np.take(shards.download_seconds, at, axis=1),
-        accumulate=np.take(shards.accumulate_seconds, at, axis=1),
-    )
-
-
 def exposed_data_parallel(
     units: FloatColumn,
-    seconds: UnitColumns,
+    passes: tuple[FloatColumn, FloatColumn],
+    shards: UnitShards,
+    at: IntColumn,
     batch: LayoutBatch,
     num_microbatches: FloatColumn,
     training: TrainingSpec,
@@ -111,18 +45,20 @@ def exposed_data_parallel(
     """Waits for data-parallel communication in one step.
 
     units (R, K + 2, N): how many of each unit a rank holds.
+    passes (K + 2, N): forward and backward of one microbatch, exposed TP, CP and EP included.
+    at (N,): each layout's row of the shards.
     """
     share: FloatColumn | float = dp_hidden if training.overlap.dp else 0.0
     if rules.sharding.reduces_by_unit:
         rounds = rounds_of(batch, num_microbatches, rules)
         overlaps = 1.0 if training.overlap.dp else 0.0
-        return _fsdp(units, seconds, batch, (num_microbatches, rounds), overlaps)
+        return _fsdp(units, passes, (shards, at), batch, (num_microbatches, rounds), overlaps)
     gathers = 0.0 if rules.whole_owners else share
     if training.optimizer == "muon":
         muon = rules.muon
         hides = np.where(batch.zero_stage > 0, muon.hides_sharded, muon.hides_whole)
         share, gathers = share * hides, gathers * hides * muon.hides_gathers
-    return _once_a_step(units, seconds, share, gathers)
+    return _once_a_step(units, passes, (shards, at), share, gathers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +99,8 @@ def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
 
 def _fsdp(
     units: FloatColumn,
-    s: UnitColumns,
+    passes: tuple[FloatColumn, FloatColumn],
+    of_shards: tuple[UnitShards, IntColumn],
     batch: LayoutBatch,
     counts: tuple[FloatColumn, Rounds],
     overlaps: float,
@@ -194,20 +131,34 @@ def _fsdp(
     models/llama3/infra/parallelize.py (apply_fsdp).
     """
     (num_microbatches, of_step), piped = counts, batch.pp > 1
-    reduction = s.scatter + s.replicate
-    gather = s.gather if s.host is None else s.gather + s.host.upload
-    last = s.scatter if s.host is None else s.scatter + s.host.download
-    again = of_step.again
-    regather, copied = s.gather * again, s.gather_copy * (1.0 + again)
-    regather[-1] = s.gather[-1] * of_step.head_again
-    copied[-1] = s.gather_copy[-1] * (1.0 + of_step.head_again)
+    (shards, at), (forward, backward) = of_shards, passes
+    gathered, scatter, replicate, gather_copy, scatter_copy = (
+        part.take(at, axis=1)
+        for part in (
+            shards.gather_seconds,
+            shards.scatter_seconds,
+            shards.replicate_seconds,
+            shards.gather_copy_seconds,
+            shards.scatter_copy_seconds,
+        )
+    )
+    hosted = bool(shards.upload_seconds.any())
+    upload, download, accumulate = (
+        part.take(at, axis=1) if hosted else np.zeros(())
+        for part in (shards.upload_seconds, shards.download_seconds, shards.accumulate_seconds)
+    )
+    reduction, again = scatter + replicate, of_step.again
+    gather, last = gathered + upload, scatter + download
+    regather, copied = gathered * again, gather_copy * (1.0 + again)
+    regather[-1] = gathered[-1] * of_step.head_again
+    copied[-1] = gather_copy[-1] * (1.0 + of_step.head_again)
     reduced = reduction * ~piped
     busy = regather + reduced
-    if s.host is not None:
-        up, down = (regather + s.host.upload * again, reduced + s.host.download * ~piped)
+    if hosted:
+        up, down = (regather + upload * again, reduced + download * ~piped)
         busy = np.maximum(busy, np.maximum(up, down))
-    wait_forward = np.maximum(0.0, gather - overlaps * s.forward)
-    wait_backward = np.maximum(0.0, busy - overlaps * s.backward)
+    wait_forward = np.maximum(0.0, gather - overlaps * forward)
+    wait_backward = np.maximum(0.0, busy - overlaps * backward)
     first_gather = np.broadcast_to(np.maximum(gather[0], gather[-1]), (len(units), len(batch)))
     last_scatter = np.broadcast_to(np.maximum(last[0], last[-2]), (len(units), len(batch)))
     once = piped & (batch.zero_stage != 3)
@@ -229,16 +180,19 @@ def _fsdp(
         + first_gather
     )
     reductions = of_step.reductions
-    copies = rounds * _on_ranks(units, copied) + reductions * _on_ranks(units, s.scatter_copy)
-    if s.host is not None:
-        waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
-    wire = rounds * _on_ranks(units, s.gather + regather * ~once) + reductions * _on_ranks(
+    copies = rounds * _on_ranks(units, copied) + reductions * _on_ranks(units, scatter_copy)
+    if hosted:  # the host waits: nothing hides these reductions, downloads and additions
+        hidden = np.minimum(reduction + download, overlaps * backward) * (download > 0)
+        added = np.where(piped, 0.0, num_microbatches - 1.0)
+        consumed = np.where(batch.optimizer_in_backward & ~piped, 1.0, 0.0)
+        waits = waits + added * _on_ranks(units, hidden + accumulate)
+        waits = waits + consumed * _on_ranks(units, hidden)
+    wire = rounds * _on_ranks(units, gathered + regather * ~once) + reductions * _on_ranks(
         units, reduction
     )
-    piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
+    piped_replicas = np.where(piped, _on_ranks(units, replicate), 0.0)
     replicas = np.minimum(
-        waits,
-        num_microbatches * _on_ranks(units, np.maximum(0.0, s.replicate - overlaps * s.backward)),
+        waits, num_microbatches * _on_ranks(units, np.maximum(0.0, replicate - overlaps * backward))
     )
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
@@ -251,26 +205,10 @@ def _fsdp(
     )
 
 
-def _while_the_host_waits(
-    units: FloatColumn,
-    s: UnitColumns,
-    host: HostCopies,
-    batch: LayoutBatch,
-    num_microbatches: FloatColumn,
-    overlaps: float,
-) -> FloatColumn:
-    """Seconds of reductions and downloads that nothing hides, because the host waits, (R, N)."""
-    hidden = np.minimum(s.scatter + s.replicate + host.download, overlaps * s.backward) * (
-        host.download > 0
-    )
-    added = np.where(batch.pp > 1, 0.0, num_microbatches - 1.0)
-    consumed = np.where(batch.optimizer_in_backward & (batch.pp == 1), 1.0, 0.0)
-    return added * _on_ranks(units, hidden + host.accumulate) + consumed * _on_ranks(units, hidden)
-
-
 def _once_a_step(
     units: FloatColumn,
-    s: UnitColumns,
+    passes: tuple[FloatColumn, FloatColumn],
+    of_shards: tuple[UnitShards, IntColumn],
     share: FloatColumn | float,
     forward_share: FloatColumn | float,
 ) -> ExposedSeconds:
@@ -281,15 +219,13 @@ def _once_a_step(
     forward_share: of the first forward; 0 where parameters are gathered before the step begins.
     Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
     """
+    shards, at = of_shards
     scatter, replicate, gather = (
-        _on_ranks(units, s.scatter),
-        _on_ranks(units, s.replicate),
-        _on_ranks(units, s.gather),
+        _on_ranks(units, part.take(at, axis=1))
+        for part in (shards.scatter_seconds, shards.replicate_seconds, shards.gather_seconds)
     )
-    backward, forward = (
-        share * _on_ranks(units, s.backward),
-        forward_share * _on_ranks(units, s.forward),
-    )
+    forward, backward = (_on_ranks(units, seconds) for seconds in passes)
+    forward, backward = forward_share * forward, share * backward
     reduction = scatter + replicate
     late = np.maximum(0.0, reduction - backward)
     dp = late * replicate / np.maximum(reduction, 1e-30)

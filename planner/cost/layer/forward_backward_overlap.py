@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.layer.context import AXES
-from planner.cost.layer.unit_costs import UnitTimes
+from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.machine.profile import Profile
 
 
@@ -59,7 +59,7 @@ class Relief:
         return Relief(tp=spread[0], ep=spread[1], saved=spread[2])
 
 
-def pair_columns(costs: UnitTimes, at: IntColumn, profile: Profile) -> PairColumns:
+def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
     """The columns of N layouts; `at` is the row of unit costs of each, the profile theirs."""
     shares = {"tp": profile.pair_tp_hidden, "ep": profile.pair_ep_hidden}
     forward = {
@@ -103,7 +103,7 @@ def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) ->
     return Relief(tp=tp, ep=ep, saved=(1.0 - pairs.slowdown) * (tp + ep))
 
 
-def most_saved(costs: UnitTimes, profile: Profile) -> FloatColumn:
+def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
     """The most seconds that pairs can save of one microbatch on each unit, (K + 2, U)."""
     everywhere = pair_columns(costs, np.arange(costs.forward_seconds.shape[1]), profile)
     return np.asarray(
@@ -111,7 +111,7 @@ def most_saved(costs: UnitTimes, profile: Profile) -> FloatColumn:
     )
 
 
-def shares_of_wires(costs: UnitTimes, profile: Profile) -> FloatColumn:
+def shares_of_wires(costs: UnitCosts, profile: Profile) -> FloatColumn:
     """An upper bound of `most_saved`, (K + 2, U): the shares of all communication that may hide.
 
     A unit's time less this never falls as its communication grows. So with each operation at the

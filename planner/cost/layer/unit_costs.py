@@ -7,6 +7,7 @@ then the embedding, then the head.
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -43,10 +44,11 @@ def key(
     return _KEY + places, ("pp",) if asks_for_pp and "pp" not in places else ()
 
 
-@dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them
-class UnitTimes:
-    """One microbatch of each unit on one rank in seconds; (K + 2, U) unless said otherwise.
+@dataclass(frozen=True, kw_only=True)
+class UnitCosts(EndBytes):
+    """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
+    Seconds:
     forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels alone.
     launch_forward_seconds, launch_input_grad_seconds, launch_weight_grad_seconds: what the device
         idles because launches take longer than kernels (`host_time`).
@@ -55,7 +57,16 @@ class UnitTimes:
         nothing hides.
     redone_seconds: what weight gradients that are computed later recompute
         (`cost.layer.weight_grads`).
-    recompute_flops, redone_flops: of these two, of matmuls and attention.
+
+    Flops, of matmuls and attention:
+    forward_flops, recompute_flops, redone_flops: of forward, `recompute_seconds`, `redone_seconds`.
+
+    Bytes, those of ends as in `EndBytes`:
+    saved_bytes: saved from forward to backward.
+    transient_bytes, done_bytes, next_bytes, second_bytes: in backward: transient, done, following
+        and second of `checkpointing.Kept`.
+    working_bytes: computed in forward and freed there.
+    held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
     """
 
     forward_seconds: FloatColumn
@@ -70,23 +81,9 @@ class UnitTimes:
     exposed_forward: FloatColumn
     exposed_backward: FloatColumn
     redone_seconds: FloatColumn
+    forward_flops: FloatColumn
     recompute_flops: FloatColumn
     redone_flops: FloatColumn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCosts(UnitTimes, EndBytes):
-    """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
-
-    Seconds are those of `UnitTimes`, bytes of ends those of `EndBytes`.
-    saved_bytes: saved from forward to backward.
-    transient_bytes, done_bytes, next_bytes, second_bytes: in backward: transient, done, following
-        and second of `checkpointing.Kept`.
-    working_bytes: computed in forward and freed there.
-    held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
-    forward_flops: of matmuls and attention.
-    """
-
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
     done_bytes: FloatColumn
@@ -94,17 +91,39 @@ class UnitCosts(UnitTimes, EndBytes):
     second_bytes: FloatColumn
     working_bytes: FloatColumn
     held_bytes: FloatColumn
-    forward_flops: FloatColumn
+
+    @cached_property
+    def forward(self) -> FloatColumn:
+        """Seconds with exposed communication and what the host adds."""
+        kernels = self.forward_seconds + self.exposed_forward.sum(axis=0)
+        return np.asarray(kernels + self.launch_forward_seconds + self.wait_forward_seconds)
+
+    @cached_property
+    def input_grad(self) -> FloatColumn:
+        """The same of the backward but for weight gradients; recomputation included."""
+        kernels = self.input_grad_seconds + self.recompute_seconds
+        kernels = kernels + self.exposed_backward.sum(axis=0)
+        return np.asarray(kernels + self.launch_input_grad_seconds + self.wait_backward_seconds)
+
+    @cached_property
+    def weight_grad(self) -> FloatColumn:
+        return self.weight_grad_seconds + self.launch_weight_grad_seconds
+
+    @property
+    def total(self) -> FloatColumn:
+        """Seconds of forward and backward."""
+        return self.forward + self.input_grad + self.weight_grad
 
 
-def unit_times(
+def unit_costs(
     work: UnitWork,
     savings: Savings | None,
     rows: LayoutBatch,
     model: ModelSpec,
     training: TrainingSpec,
-) -> UnitTimes:
-    """Seconds of every unit of the model at U rows.
+    rules: TrainerRules,
+) -> UnitCosts:
+    """Seconds and bytes of every unit of the model at U rows.
 
     work: of these rows, whatever their checkpointing.
     savings: of those rows that have a memory budget; None where none has.
@@ -129,7 +148,11 @@ def unit_times(
             replays=work.replay_seconds,
         ),
     )
-    return UnitTimes(
+    mode = _mode(rows, work.forward_seconds.shape, model.num_hidden_layers)
+    keeps, stays = mode.kept(work), mode.graph_share
+    by_group = rules.framework.splits_backward_by_group
+    saved = keeps.saved + stays * work.weight_bytes
+    return UnitCosts(
         forward_seconds=work.forward_seconds,
         input_grad_seconds=work.input_grad_seconds,
         weight_grad_seconds=work.weight_grad_seconds,
@@ -138,27 +161,9 @@ def unit_times(
         exposed_forward=work.exposed_forward,
         exposed_backward=work.exposed_backward + exposed,
         redone_seconds=redone * work.weight_groups,
+        forward_flops=work.again_all[1],
         recompute_flops=flops,
         redone_flops=flops * work.weight_groups,
-    )
-
-
-def unit_costs(
-    work: UnitWork,
-    savings: Savings | None,
-    rows: LayoutBatch,
-    model: ModelSpec,
-    training: TrainingSpec,
-    rules: TrainerRules,
-) -> UnitCosts:
-    """Seconds and bytes of every unit of the model at U rows; see `unit_times`."""
-    times = unit_times(work, savings, rows, model, training)
-    mode = _mode(rows, work.forward_seconds.shape, model.num_hidden_layers)
-    keeps, stays = mode.kept(work), mode.graph_share
-    by_group = rules.framework.splits_backward_by_group
-    saved = keeps.saved + stays * work.weight_bytes
-    return UnitCosts(
-        **{field.name: getattr(times, field.name) for field in fields(UnitTimes)},
         saved_bytes=saved,
         transient_bytes=keeps.transient + (1.0 - stays) * work.weight_bytes,
         done_bytes=keeps.done - stays * work.weight_bytes,
@@ -166,7 +171,6 @@ def unit_costs(
         second_bytes=keeps.second + (1.0 + stays) * work.weight_bytes,
         working_bytes=keeps.working * np.where(fused_kernels(rows, rules), PLANNED_WORKING, 1.0),
         held_bytes=work.incoming_bytes + (saved if by_group else work.input_bytes),
-        forward_flops=work.again_all[1],
         **{field.name: getattr(work, field.name) for field in fields(EndBytes)},
     )
 

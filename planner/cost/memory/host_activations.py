@@ -42,7 +42,7 @@ def exposed_copies(
         return 0.0
     saved, hides, hides_back = (
         sums(load.units[:-2], column[:-2])
-        for column in (inputs.unit.costs.saved_bytes[:, load.at_unit], forward, backward)
+        for column in (inputs.unit.saved_bytes[:, load.at_unit], forward, backward)
     )
     moved = np.minimum(offloaded / job.model.num_hidden_layers, 1.0)
     copies = moved * saved / job.cluster.pcie_bandwidth_bytes_per_second
@@ -54,7 +54,7 @@ def host_bytes(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     moved = np.flatnonzero(batch.activation_offload_layers)
     if len(moved):
         rows, inverse = distinct_rows(job, batch.take(moved))
-        saved = job.unit_counts[:-2] @ units_at(job, rows).costs.saved_bytes[:-2]
+        saved = job.unit_counts[:-2] @ units_at(job, rows).saved_bytes[:-2]
         share = batch.activation_offload_layers[moved] / job.model.num_hidden_layers
         held[moved] = share * saved[inverse] / batch.pp[moved]
     return held

@@ -4,7 +4,7 @@ Letters: R ranks priced, K kinds of layer, N layouts; arrays are (R, N) if not s
 Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -50,6 +50,7 @@ class Phase(StrEnum):
 
 
 PHASES = tuple(Phase)
+MOVING = ("gradients", "activations", "logits", "buffers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ class RankShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """Bytes in the worst phase of every rank; PARTS sum to `allocated`.
+    """Bytes in the worst phase of every rank.
 
     still: parameters that never leave the device, states of the optimizer with masters where they
         are separate from parameters; of loads.
@@ -174,10 +175,6 @@ class PeakMemory:
         return self.place(self.still[1])
 
     @property
-    def workspace(self) -> FloatColumn:
-        return np.full_like(self.allocated, self.workspace_bytes)
-
-    @property
     def worst(self) -> IntColumn:
         """Index of the worst phase in PHASES."""
         return 2 * self.found.pair + chosen(self.found.pair, self.found.seconds, self.place)
@@ -186,35 +183,27 @@ class PeakMemory:
         """The phase in which this rank of this layout peaks."""
         return PHASES[int(self.worst[rank, row])]
 
-    @property
-    def parameters(self) -> FloatColumn:
-        """Resident parameters and gathered copies."""
-        return self.resident + self._worst_of([phase.copies for phase in self.phases()])
+    def parts(self) -> dict[str, FloatColumn]:
+        """Bytes by part, all but the last of which sum to it.
 
-    @property
-    def gradients(self) -> FloatColumn:
-        """Gradients that wait for the optimizer step or for the last microbatch."""
-        return self._worst_of([phase.gradients for phase in self.phases()])
-
-    @property
-    def activations(self) -> FloatColumn:
-        """Activations saved for backward, and what the running backward needs."""
-        return self._worst_of([phase.activations for phase in self.phases()])
-
-    @property
-    def logits(self) -> FloatColumn:
-        """Logits, where the peak is at the loss."""
-        return self._worst_of([phase.logits for phase in self.phases()])
-
-    @property
-    def buffers(self) -> FloatColumn:
-        """Buffers of gathers, reductions and a pipeline's receives."""
-        return self._worst_of([phase.buffers for phase in self.phases()])
-
-    def _worst_of(self, columns: Sequence[FloatColumn | float]) -> FloatColumn:
-        return np.asarray(
-            np.choose(self.worst, [np.broadcast_to(column, self.worst.shape) for column in columns])
+        parameters: resident ones and gathered copies. gradients, activations, logits, buffers: of
+        `PhaseBytes`.
+        """
+        phases = list(self.phases())
+        copies, *others = (
+            np.choose(
+                self.worst,
+                [np.broadcast_to(getattr(one, name), self.worst.shape) for one in phases],
+            )
+            for name in ("copies", *MOVING)
         )
+        return {
+            "parameters": self.resident + copies,
+            "optimizer": self.optimizer,
+            **dict(zip(MOVING, others, strict=True)),
+            "workspace": np.full_like(self.allocated, self.workspace_bytes),
+            "allocated": self.allocated,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,31 +253,24 @@ class Widths:
             for c in (batch.param_dtype, batch.reduce_dtype, batch.master_dtype)
         )
         piped, accumulates, stage = batch.pp > 1, num_microbatches > 1, batch.zero_stage
-        zero = np.zeros_like(compute)
         if rules.sharding.keeps_copies:
-            gathered = np.where(stage == 3, compute, 0.0)
-            return cls(
-                compute=compute,
-                reduce=reduce,
-                master=master,
-                gathered=gathered,
-                prefetched=gathered,
-                resident=zero,
-                reduced=np.where(stage == 3, reduce, 0.0),
-                piped=piped,
-                accumulates=accumulates,
-            )
-        stays = (stage == 2) | (piped & (stage < 3)) | (stage == 0)
-        copied = (stage > 0) | ((compute < master) & (batch.tp == 1) & ~piped)
-        gathered = np.where(stays, 0.0, compute)
+            gathered = prefetched = np.where(stage == 3, compute, 0.0)
+            resident, reduced = np.zeros_like(compute), np.where(stage == 3, reduce, 0.0)
+        else:
+            stays = (stage == 2) | (piped & (stage < 3)) | (stage == 0)
+            copied = (stage > 0) | ((compute < master) & (batch.tp == 1) & ~piped)
+            gathered = np.where(stays, 0.0, compute)
+            prefetched = np.where(batch.ep > 1, gathered, 0.0) if chunked_loss else gathered
+            resident = np.where(stays & copied, compute, 0.0)
+            reduced = np.where((piped & accumulates) | (stage == 0), 0.0, reduce)
         return cls(
             compute=compute,
             reduce=reduce,
             master=master,
             gathered=gathered,
-            prefetched=np.where(batch.ep > 1, gathered, 0.0) if chunked_loss else gathered,
-            resident=np.where(stays & copied, compute, 0.0),
-            reduced=np.where((piped & accumulates) | (stage == 0), 0.0, reduce),
+            prefetched=prefetched,
+            resident=resident,
+            reduced=reduced,
             piped=piped,
             accumulates=accumulates,
         )
@@ -672,13 +654,3 @@ def _gradients(
         buckets = np.where(replicated, shapes.local * widths.master, 0.0)
         alive = tuple(column + buckets for column in alive)
     return alive, (first, first, *later, first, np.where(sharded_now, sharded, 0.0))
-
-
-PARTS = (
-    "parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace",
-    "allocated",
-)  # fmt: skip
-
-
-def rows(memory: PeakMemory) -> dict[str, FloatColumn]:
-    return {name: getattr(memory, name) for name in PARTS}

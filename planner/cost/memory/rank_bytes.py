@@ -31,11 +31,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     local, shard = at_rows(shards.local, at_shard), at_rows(shards.shard, at_shard)
     narrow = bool((shards.gathered != shards.local).any())
     gathered = at_rows(shards.gathered, at_shard) if narrow else local
-    saved, transient = (
-        at_rows(unit.costs.saved_bytes, at_unit),
-        at_rows(unit.costs.transient_bytes, at_unit),
-    )
-    stream = at_rows(unit.costs.boundary_bytes, at_unit)
+    saved, transient = (at_rows(unit.saved_bytes, at_unit), at_rows(unit.transient_bytes, at_unit))
+    stream = at_rows(unit.boundary_bytes, at_unit)
     holds = _held_kinds(load)
     head, table, held_local = units[-1], units[-2], sums(units, local)
     copies = (
@@ -46,15 +43,15 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     widths = Widths.of(batch, load.m, rules, chunked)
     needs = LayerNeeds(
         running=transient[:-2],
-        done=at_rows(unit.costs.done_bytes[:-2], at_unit),
-        following=at_rows(unit.costs.next_bytes[:-2], at_unit),
-        second=at_rows(unit.costs.second_bytes[:-2], at_unit),
+        done=at_rows(unit.done_bytes[:-2], at_unit),
+        following=at_rows(unit.next_bytes[:-2], at_unit),
+        second=at_rows(unit.second_bytes[:-2], at_unit),
         reduced=at_rows(shards.together[:-2], at_shard),
         shard=shard[:-2],
         gathered=gathered[:-2],
     )
     needs, first_saved, working = _in_blocks(
-        load, needs, saved[:-2], at_rows(unit.costs.working_bytes[:-2], at_unit)
+        load, needs, saved[:-2], at_rows(unit.working_bytes[:-2], at_unit)
     )
     phases = layer_phases(needs, widths)
     last, following, second = (_largest(holds, phase) for phase in phases)
@@ -84,7 +81,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     )
     first = prefetch + widths.master * largest_shard - _largest(holds, first_saved)
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
-    leftover = at_rows(unit.costs.leftover_bytes, at_unit)
+    leftover = at_rows(unit.leftover_bytes, at_unit)
     embedding = table * local[-2]
     return RankShapes(
         local=held_local,
@@ -119,7 +116,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         second_layer_bytes=second,
         stream_bytes=stream,
         logits_bytes=head
-        * (at_rows(unit.costs.logits_bytes, at_unit) + np.where(batch.pp > 1, leftover, 0.0)),
+        * (at_rows(unit.logits_bytes, at_unit) + np.where(batch.pp > 1, leftover, 0.0)),
         leftover_bytes=head * leftover,
         graph_bytes=graph_pools.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, working),
@@ -141,7 +138,7 @@ def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
     ends_kept = batch.virtual_stages * float(framework.keeps_stage_outputs) - (
         (batch.virtual_stages - pipes.tables) * float(framework.buffers_every_receive)
     )
-    stream = at_rows(inputs.unit.costs.boundary_bytes, inputs.at_unit)
+    stream = at_rows(inputs.unit.boundary_bytes, inputs.at_unit)
     boundary = of_layouts(piped * ends_kept) * stream
     microbatches = of_layouts(in_flight)
     all_at_once = all_in_flight.astype(np.float64)
@@ -228,7 +225,7 @@ def _chunked_head(
     Source: torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper: set_requires_gradient_sync),
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (post_backward).
     """
-    load, costs = inputs.loads.of_ranks, inputs.unit.costs
+    load, costs = inputs.loads.of_ranks, inputs.unit
     at_unit, head = load.at_unit, load.units[-1]
     held = head * costs.chunks_bytes[at_unit]
     running = head * costs.chunk_logits_bytes[at_unit]
@@ -257,7 +254,7 @@ def _waiting_losses(
     in_flight, all_in_flight (R, T): of the pipelines.
     Source: torch/distributed/pipelining/stage.py (forward_one_chunk: fwd_cache, output_chunks).
     """
-    pipes, costs, at_unit = inputs.loads.pipelines, inputs.unit.costs, inputs.at_unit
+    pipes, costs, at_unit = inputs.loads.pipelines, inputs.unit, inputs.at_unit
     waits = (pipes.batch.pp > 1) & ((pipes.batch.virtual_stages == 1) | all_in_flight)
     others = np.where(waits, in_flight - 1.0, 0.0) * pipes.heads
     logits, leftover = costs.logits_bytes, costs.leftover_bytes
@@ -315,7 +312,7 @@ def _held_bytes(
     if not split:
         return np.zeros((len(in_flight), 1))
     extra = np.zeros_like(in_flight)
-    held_bytes, count = at_rows(inputs.unit.costs.held_bytes, load.at_unit), pipes.counts
+    held_bytes, count = at_rows(inputs.unit.held_bytes, load.at_unit), pipes.counts
     held, of_head = sums(load.units, held_bytes), load.units[-1] * held_bytes[-1]
     place = np.full(len(count), -1)
     for schedule, rows in split:

@@ -108,9 +108,7 @@ class _Kinds:
         self.last = np.array([model.mtp_num_layers * kind.mtp for kind in kinds])
 
 
-@lru_cache(maxsize=64)
-def _kinds(model: ModelSpec) -> _Kinds:
-    return _Kinds(model)
+_kinds = lru_cache(maxsize=64)(_Kinds)
 
 
 @lru_cache(maxsize=4096)
@@ -130,15 +128,6 @@ def _stage_units(sizes: tuple[int, ...], kinds: _Kinds, blocks: int | None) -> F
     return units
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the ranks of one pipeline hold: `RankLayers` with ranks first, (R, K + 2)."""
-
-    units: FloatColumn
-    rank: IntColumn
-    mean_units: FloatColumn
-
-
 @lru_cache(maxsize=8192)
 def _held(
     pp: int,
@@ -148,14 +137,15 @@ def _held(
     kinds: _Kinds,
     blocks: int | None,
     every_rank: bool,
-) -> _Held:
+) -> tuple[FloatColumn, IntColumn, FloatColumn]:
+    """Units of one pipeline's ranks (R, K + 2), which they are (R,), units of a mean rank."""
     schedule, stages = SCHEDULES.of_code(code), _stage_units(sizes, kinds, blocks)
     units, rank = np.zeros((pp, stages.shape[1])), np.arange(pp)
     np.add.at(units, schedule.stage_rank(np.arange(len(stages)), pp, virtual), stages)
     mean_units = units.mean(axis=0)
     if not every_rank:
         rank = _deciding_ranks(units, schedule)
-    return _Held(units[rank], rank, mean_units)
+    return units[rank], rank, mean_units
 
 
 def _deciding_ranks(units: FloatColumn, schedule: Schedule) -> IntColumn:
@@ -201,11 +191,12 @@ def rank_layers(
             zip(*(column.tolist() for column in columns), strict=True)
         )
     ]
-    count = np.array([len(one.rank) for one in found])
+    units, ranks, means = zip(*found, strict=True)
+    count = np.array([len(rank) for rank in ranks])
     place = np.minimum(np.arange(count.max()), count[:, None] - 1)
     place += (np.cumsum(count) - count)[:, None]
     return RankLayers(
-        units=np.concatenate([one.units for one in found])[place].transpose(1, 2, 0),
-        rank=np.concatenate([one.rank for one in found])[place].T,
-        mean_units=np.array([one.mean_units for one in found]).T,
+        units=np.concatenate(units)[place].transpose(1, 2, 0),
+        rank=np.concatenate(ranks)[place].T,
+        mean_units=np.array(means).T,
     )

@@ -29,7 +29,6 @@ layout can be distinguished at 1%, a pipeline and plain FSDP at about 5%.
 Letters: N candidates, K of them near the best.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,27 +148,6 @@ def spread_within_stack(pricer: Pricer, batch: LayoutBatch) -> TimeSpread:
     )
 
 
-class Spreads:
-    """`spread_within_stack` of N layouts of one job, each worked out once, when it is asked for.
-
-    layouts: columns of all.
-    """
-
-    def __init__(self, pricer: Pricer, layouts: LayoutBatch) -> None:
-        self.pricer, self.layouts = pricer, layouts
-        self._places = np.full(len(layouts), -1)
-        self._known: list[TimeSpread] = []
-        self._count = 0
-
-    def at(self, rows: IntColumn) -> TimeSpread:
-        new = np.unique(rows[self._places[rows] < 0])
-        if len(new):
-            self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))
-            self._places[new] = np.arange(self._count, self._count + len(new))
-            self._count += len(new)
-        return TimeSpread.joined(self._known).take(self._places[rows])
-
-
 def difference_sd(errors: CorrelatedErrors, row: int) -> FloatColumn:
     """Standard deviation of log(time of each layout / time of this one), (N,)."""
     squared = errors.variance + errors.variance[row] - 2.0 * errors.column(row)
@@ -193,16 +171,16 @@ def prefer(
     weighed: Weighed,
     expected: FloatColumn,
     global_batch_size: int,
-    spread_of: Callable[[IntColumn], TimeSpread],
+    spread: TimeSpread,
 ) -> int:
     """Row of the layout to put first.
 
     expected (N,): see `eligible`; infinite for those that may not come first.
-    spread_of: the uncertainty of the times of some of them.
+    spread: of their times (`spread_within_stack`).
     """
 
     def simplest(among: FloatColumn) -> int:
-        return _simplest(layouts, weighed, among, global_batch_size, spread_of)
+        return _simplest(layouts, weighed, among, global_batch_size, spread)
 
     first, proven = simplest(expected), weighed.proven & np.isfinite(expected)
     if proven[first] or not proven.any():
@@ -214,32 +192,18 @@ def prefer(
     return first if gain > SURE * doubt else measured
 
 
-def contenders(weighed: Weighed, expected: FloatColumn) -> IntColumn:
-    """Rows that `prefer` may compare, so that their uncertainty can be priced at once."""
-    among = [expected]
-    proven = weighed.proven & np.isfinite(expected)
-    if proven.any():
-        among.append(np.where(proven, expected, np.inf))
-    return np.unique(np.concatenate([_near_the_best(weighed, one) for one in among]))
-
-
-def _near_the_best(weighed: Weighed, expected: FloatColumn) -> IntColumn:
-    """Rows of the best for each number of points, as far as they may come first."""
-    near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
-    return near[leaders(expected[near], weighed.points[near])]
-
-
 def _simplest(
     layouts: LayoutBatch,
     weighed: Weighed,
     expected: FloatColumn,
     global_batch_size: int,
-    spread_of: Callable[[IntColumn], TimeSpread],
+    spread: TimeSpread,
 ) -> int:
     """Row of the simplest of those that cannot be told from the best (rules 3 and 4)."""
-    near = _near_the_best(weighed, expected)
+    near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
+    near = near[leaders(expected[near], weighed.points[near])]
     points, batch = weighed.points[near], layouts.take(near)
-    errors = CorrelatedErrors.of(batch, spread_of(near), global_batch_size)
+    errors = CorrelatedErrors.of(batch, spread.take(near), global_batch_size)
     # A less certain prediction counts as slower: the mean of a log-normal is exp(sd^2 / 2)
     # times its median.
     mean = np.log(expected[near]) + (errors.variance - errors.variance.min()) / 2.0

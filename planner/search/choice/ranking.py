@@ -16,7 +16,7 @@ from planner.calibration.intervals import TimeSpread
 from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.preference import FAR_BEHIND, Spreads, difference_sd, eligible, prefer
+from planner.search.choice.preference import FAR_BEHIND, difference_sd, eligible, prefer
 from planner.search.size_candidates import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
@@ -109,19 +109,13 @@ def _shown(
 def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
     """Row of the candidate to put first. among: mask of the allowed ones, (N,)."""
     step = np.array([step for step, *_ in at_size.candidates])
-    if not job.search.simplest_first or at_size.weighed is None:
-        return int(best_first(np.where(among, at_size.expected, np.inf), step)[0])
-    batch, spreads = _columns(at_size)
-    scores = np.where(among, at_size.scores, np.inf)
-    expected = eligible(at_size.weighed, scores, at_size.expected, at_size.oom)
-    return prefer(batch, at_size.weighed, expected, job.training.global_batch_size, spreads.at)
-
-
-def _columns(at_size: OneSize) -> tuple[LayoutBatch, Spreads]:
-    """(layouts, their uncertainty) of the candidates, as `size_candidates.rate` left them."""
-    if at_size.batch is None or at_size.spreads is None:
-        raise ValueError("candidates are ranked after they are rated")
-    return at_size.batch, at_size.spreads
+    rated = at_size.rated
+    if not job.search.simplest_first:
+        return int(best_first(np.where(among, rated.expected, np.inf), step)[0])
+    scores = np.where(among, rated.scores, np.inf)
+    expected = eligible(rated.weighed, scores, rated.expected, rated.oom)
+    size = job.training.global_batch_size
+    return prefer(rated.batch, rated.weighed, expected, size, rated.spread)
 
 
 def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
@@ -129,10 +123,10 @@ def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
 
     None if the chosen one is such a layout, or if no such layout comes near it.
     """
-    weighed = chosen.at_size.weighed
-    if weighed is None or weighed.proven[chosen.row] or not weighed.proven.any():
+    proven = chosen.at_size.rated.weighed.proven
+    if proven[chosen.row] or not proven.any():
         return None
-    found = PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, weighed.proven))
+    found = PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, proven))
     return found if found.score <= FAR_BEHIND * chosen.score else None
 
 
@@ -155,12 +149,9 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
 
     The directions are the same at every size.
     """
-    spreads: dict[int, TimeSpread] = {}
-    for at_size in {id(choice.at_size): choice.at_size for choice in choices}.values():
-        places = [place for place, choice in enumerate(choices) if choice.at_size is at_size]
-        found = _columns(at_size)[1].at(np.array([choices[place].row for place in places]))
-        spreads.update((place, found.take(np.array([i]))) for i, place in enumerate(places))
-    return TimeSpread.joined([spreads[place] for place in range(len(choices))])
+    return TimeSpread.joined(
+        [one.at_size.rated.spread.take(np.array([one.row])) for one in choices]
+    )
 
 
 def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:
@@ -208,8 +199,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
         unmeasured=[one.words for one in adds if one in _lacking(fastest)],
         statement="",
     )
-    runs = first.at_size.runs
-    priced = runs is not None and bool((runs.bill.cost > 0).all())
+    priced = bool((first.at_size.rated.runs.bill.cost > 0).all())
     gain = _gain(job.search.objective, first.score, fastest.score, priced=priced)
     lags = "" if fastest.supported else "; it does not lead, as no run supports that speed"
     return found.model_copy(update={"statement": _statement(found, gain) + lags})

@@ -11,14 +11,14 @@ import numpy as np
 
 from planner.columns import Column, LayoutBatch
 from planner.errors import Fault
-from planner.rules import Context, Rule, columns_of, rules_for, violations
+from planner.rules import Context, Rule, rules_for, violations
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import Domains, domains_of
 from planner.search.space.enumerate import DEGREES, MAX_TRIED, Space, enumerate_space
+from planner.search.space.rows import Rows, all_choices, length
 from planner.specs.estimate import Violation
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
-from planner.trainers.registry import resolve_layout
 from planner.units import counted
 
 # A field that only matters if this degree is above 1: a value that no such layout may have is
@@ -112,7 +112,7 @@ class _Asked:
         free = _Asked(self.context, SearchSpec(), domains_of(self.context, SearchSpec()))
         faults = []
         for rule in self.rules:
-            names = sorted({self.home[column] for column in columns_of(rule.reads)})
+            names = sorted({self.home[column] for column in rule.reads})
             # `uneven_product` has a better message
             if rule.key == PRODUCT_KEY and not set(self.given).issuperset(names):
                 continue
@@ -128,7 +128,7 @@ class _Asked:
         Only rules that read nothing but these values count.
         """
         columns = {column for name in self.given for column in self.domains.columns(name)}
-        rules = [rule for rule in self.rules if columns_of(rule.reads) <= columns]
+        rules = [rule for rule in self.rules if rule.reads <= columns]
         layout = self._first_refused(rules, self.given)
         if layout is None:
             return []
@@ -170,24 +170,11 @@ class _Asked:
         None if one is legal or there are too many.
         """
         values = [self._meant(name) for name in names]
-        sizes = [len(next(iter(columns.values()))) for columns in values]
+        sizes = [length(columns) for columns in values]
         if not rules or not 0 < prod(sizes) <= MAX_TRIED:
             return None
-        places = np.indices(sizes).reshape(len(sizes), -1)
-        columns = {
-            name: column[place]
-            for part, place in zip(values, places, strict=True)
-            for name, column in part.items()
-        }
-        neutral = resolve_layout(
-            {}, trainer=self.context.training.trainer, num_gpus=self.context.cluster.num_gpus
-        )
-        filled = {
-            name: columns.get(name, np.repeat(column, prod(sizes)))
-            for name, column in LayoutBatch.from_layouts([neutral]).columns()
-        }
-        batch = LayoutBatch(**filled, splits=self.domains.splits)
-        refused = np.zeros(len(batch), dtype=np.bool_)
+        batch = Rows(self.context, self.domains.splits).batch(all_choices(values))
+        refused = np.zeros(prod(sizes), dtype=np.bool_)
         for rule in rules:
             refused |= rule.broken(batch, self.context)
         return batch.row(0) if refused.all() else None
@@ -204,7 +191,7 @@ class _Asked:
         return {column: values[values > 1] for column, values in columns.items()}
 
     def _fault(self, rule: Rule, layout: Layout) -> Fault:
-        read = {self.home[column] for column in columns_of(rule.reads)}
+        read = {self.home[column] for column in rule.reads}
         field = (
             rule.field
             if rule.field in self.given

@@ -97,9 +97,6 @@ class Domains:
         return {name: np.array(values, dtype=dtype_of(name))}
 
 
-# ---- what is left out, and why -------------------------------------------------------------------
-
-
 # ---- the table -----------------------------------------------------------------------------------
 
 STEPS_OF_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -110,10 +107,6 @@ def virtual_stages(c: Context) -> tuple[int, ...]:
     layers = range(c.model.num_hidden_layers, c.model.num_hidden_layers + ENDS + 1)
     even = {count for number in layers for count in divisors(number) if 2 * count <= number}
     return tuple(sorted({*STEPS_OF_STAGES, *even}))
-
-
-def _divisors(number: int) -> Values:
-    return tuple(divisors(number))
 
 
 def _precisions(c: Context) -> Values:
@@ -138,7 +131,7 @@ def _recomputations(c: Context) -> Values:
 
 
 def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
-    gpus, model = _divisors(c.cluster.num_gpus), c.model
+    gpus, model = tuple(divisors(c.cluster.num_gpus)), c.model
     defaults = layout_defaults(c.training.trainer, c.training.trainer_version)
     own = "the trainer's own; other dtypes train another model"
     return {
@@ -150,13 +143,13 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
             (True, False),
             "off only pays where latency outweighs the repeated norms",
         ),
-        "ep": (_divisors(max(1, model.num_experts)), "every divisor of the experts"),
+        "ep": (tuple(divisors(max(1, model.num_experts))), "every divisor of the experts"),
         "etp": (
             gpus if model.is_moe else (1,),
             "every divisor; rules know who takes 1 and tp alone",
         ),
         "micro_batch_size": (
-            _divisors(c.training.global_batch_size),
+            tuple(divisors(c.training.global_batch_size)),
             "every divisor of the local batch",
         ),
         "ac": (
@@ -236,10 +229,6 @@ STATES_FIELD = "precision"
 _FIRST_LEGAL = frozenset({"compile", "float8_all_gather"})
 
 
-def _keep(name: str, bounded: bool) -> Keep | None:
-    return STATES if name == STATES_FIELD and bounded else KEEPS.get(name)
-
-
 def default_domains(
     context: Context, *, offload: bool = False, oversized: bool = False
 ) -> dict[str, Domain]:
@@ -248,7 +237,7 @@ def default_domains(
     offload: cpu_offload on instead of off.
     oversized: also degrees whose model states by themselves exceed the device.
     """
-    bounded = not (offload or oversized)
+    keeps = KEEPS if offload or oversized else {**KEEPS, STATES_FIELD: STATES}
     table = {**_cell_domains(context), **_free_domains(context, offload)}
     usual = {**context.trainer.layout_defaults, **dict.fromkeys(("tp", "cp", "pp", "ep"), 1)}
     for name in context.trainer.by_request:
@@ -259,7 +248,7 @@ def default_domains(
             name=name,
             values=table[name][0],
             reason=table[name][1],
-            keep=_keep(name, bounded),
+            keep=keeps.get(name),
             first_legal=name in _FIRST_LEGAL,
         )
         for name in (*CELL_FIELDS, *FREE_FIELDS)

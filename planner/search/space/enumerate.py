@@ -16,11 +16,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken
-from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
+from planner.rules import Context, Rule, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, domains_of
 from planner.search.space.keeps import Keep
-from planner.search.space.rows import Columns, Mask, Rows, kinds_of, length, unique_boolean_rows
+from planner.search.space.rows import (
+    Columns,
+    Mask,
+    Rows,
+    all_choices,
+    kinds_of,
+    length,
+    unique_boolean_rows,
+)
 from planner.specs.job import SearchSpec
 
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
@@ -388,9 +396,8 @@ class _Verdict:
     ) -> "_Verdict":
         """The mask once for each distinct case of what it reads of these cells and of the table."""
         table, count = component.table, length(cells) if cells else 1
-        known = rows.batch({**rows.constants, **cells})
         of_cell = component.of_cell(tie)
-        firsts, cases = kinds_of([rows.value(name, known, count) for name in of_cell], count)
+        firsts, cases = kinds_of([cells[name] for name in of_cell], count)
         heads, parts = kinds_of([table[name] for name in table.keys() & tie.reads], length(table))
         crossed = {
             **rows.constants,
@@ -440,7 +447,7 @@ class _Builder:
         batch = self.rows.batch(columns)
         legal = np.ones(length(columns), dtype=np.bool_)
         for rule in self.rules:
-            if columns_of(rule.reads) <= columns.keys():
+            if rule.reads <= columns.keys():
                 broken = rule.broken(batch, self.context) & legal
                 if domain.given or name in CELL_FIELDS:
                     self.rejected[rule.key] += int(broken.sum())
@@ -452,17 +459,11 @@ class _Builder:
 
         Rules that cannot break are dropped: fewer rules tie fewer fields.
         """
-        if not rule.reads.isdisjoint(DERIVED):
-            return True
         fields = [columns for columns in self.values.values() if not rule.reads.isdisjoint(columns)]
         if not np.prod([length(columns) for columns in fields]) <= MAX_TRIED:
             return True
-        shaped = {
-            name: values.reshape([-1 if place == axis else 1 for place in range(len(fields))])
-            for axis, columns in enumerate(fields)
-            for name, values in columns.items()
-        }
-        return bool(rule.broken(self.rows.batch(shaped), self.context).any())
+        tried = self.rows.batch(all_choices(fields))
+        return bool(rule.broken(tried, self.context).any())
 
     def cross(self, name: str) -> None:
         """Crosses all rows with all values of this field, and drops what a rule now excludes."""
@@ -470,7 +471,7 @@ class _Builder:
         if self.impossible or columns.keys() <= self.rows.constants.keys():
             return
         if name == "dp_shard" and not given:
-            self.rows[name] = narrow(self.context.cluster.num_gpus // self._product())
+            self.rows.columns[name] = narrow(self.context.cluster.num_gpus // self._product())
         else:
             self.rows.cross({name: narrow(values) for name, values in columns.items()})
         if name in DEGREES:
@@ -482,8 +483,8 @@ class _Builder:
     def _product(self) -> IntColumn:
         product = np.ones(self.rows.count, dtype=np.int64)
         for axis in DEGREES:
-            if axis in self.rows.names():
-                product = product * self.rows[axis]
+            if axis in self.rows.columns:
+                product = product * self.rows.columns[axis]
             elif axis in self.rows.constants:
                 product = product * self.rows.constants[axis]
         return product
@@ -501,23 +502,21 @@ class _Builder:
 
     def _prune(self) -> None:
         """Applies the rules whose columns are known, then resolves the components that can be."""
-        known = self.rows.names() | self.rows.constants.keys()
+        known = self.rows.columns.keys() | self.rows.constants.keys()
         alive = np.ones(self.rows.count, dtype=np.bool_)
-        for rule in [rule for rule in self.rules if columns_of(rule.reads) <= known]:
+        for rule in [rule for rule in self.rules if rule.reads <= known]:
             self.rules.remove(rule)
             broken = self.rows.of_cells(rule.reads, rule.broken) & alive
             self.rejected[rule.key] += int(broken.sum())
             alive &= ~broken
-        for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
+        for keep in [keep for keep in self.keeps if keep.reads <= known]:
             self.keeps.remove(keep)
             kept = self.rows.of_cells(keep.reads, keep.mask)
             if keep.counted:
                 self.rejected[keep.counted] += int((alive & ~kept).sum())
             alive &= kept
         self._take(alive)
-        for component in [
-            component for component in self.pending if columns_of(component.reads) <= known
-        ]:
+        for component in [component for component in self.pending if component.reads <= known]:
             self.pending.remove(component)
             self._resolve(component)
 
@@ -533,11 +532,8 @@ class _Builder:
         groups: list[list[str]] = [[name] for name in free]
         keeps = [keep for name in free if (keep := self.domains.by_field[name].keep)]
         for reads in [*(rule.reads for rule in self.rules), *(keep.reads for keep in keeps)]:
-            columns = columns_of(reads)
             tied = [
-                group
-                for group in groups
-                if any(columns & self.values[name].keys() for name in group)
+                group for group in groups if any(reads & self.values[name].keys() for name in group)
             ]
             if len(tied) > 1:
                 groups = [group for group in groups if group not in tied] + [
@@ -547,15 +543,9 @@ class _Builder:
 
     def _component(self, names: Sequence[str]) -> _Component:
         shape = tuple(length(self.values[name]) for name in names)
-        places = np.indices(shape).reshape(len(names), -1)
-        fields = zip(names, places, strict=True)
-        table = {
-            column: values[place]
-            for name, place in fields
-            for column, values in self.values[name].items()
-        }
+        table = all_choices([self.values[name] for name in names])
         domains = tuple(self.domains.by_field[name] for name in names)
-        rules = tuple(rule for rule in self.rules if columns_of(rule.reads) & table.keys())
+        rules = tuple(rule for rule in self.rules if rule.reads & table.keys())
         self.rules = [rule for rule in self.rules if rule not in rules]
         known = frozenset(self.rows.constants)
         return _Component(domains=domains, shape=shape, table=table, rules=rules, known=known)
@@ -585,7 +575,7 @@ class _Builder:
         self._count_empty(
             component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
         )
-        self.rows[f"class {len(self.expansions)}"] = narrow(classes)
+        self.rows.columns[f"class {len(self.expansions)}"] = narrow(classes)
         starts = np.cumsum(counts) - counts
         self.expansions.append(
             Expansion(
@@ -629,7 +619,7 @@ class _Builder:
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
         expansions = tuple(
-            replace(e, classes=self.rows.pop(f"class {index}"))
+            replace(e, classes=self.rows.columns.pop(f"class {index}"))
             for index, e in enumerate(self.expansions)
         )
         columns = {
@@ -637,7 +627,7 @@ class _Builder:
                 name: np.broadcast_to(column, num_rows)
                 for name, column in self.rows.constants.items()
             },
-            **self.rows.settle(),
+            **self.rows.columns,
         }
         sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:

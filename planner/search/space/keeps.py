@@ -124,7 +124,7 @@ KEEPS: Mapping[str, Keep] = {
         reason="a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle",
     ),
     "micro_batch_size": Keep(
-        reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "num_microbatches"}),
+        reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "dp_replicate", "dp_shard"}),
         mask=_microbatch_pays,
         reason="the layers' inputs alone would exceed the device; or fewer microbatches than "
             "pipeline ranks idle half of them, and a "
@@ -143,7 +143,7 @@ KEEPS: Mapping[str, Keep] = {
             "the layers where others of the same pp do",
     ),
     "zero_stage": Keep(
-        reads=frozenset({"zero_stage", "sharding_degree", "cpu_offload"}), mask=lambda x,
+        reads=frozenset({"zero_stage", "dp_shard", "cp", "cpu_offload"}), mask=lambda x,
         c: np.where(x.cpu_offload & (x.zero_stage > 0), True,
                     (sharding_degree(x, c) > 1) == (x.zero_stage > 0)),
         reason="with one sharding rank every stage is stage 0, but that offload may need another; "
@@ -165,7 +165,9 @@ KEEPS: Mapping[str, Keep] = {
         c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
     ),
     "optimizer_in_backward": Keep(
-        reads=frozenset({"optimizer_in_backward", "num_microbatches", "sharding_degree"}),
+        reads=frozenset(
+            {"optimizer_in_backward", "dp_replicate", "dp_shard", "micro_batch_size", "cp"}
+        ),
         mask=_steps_once,
         reason="it would step once a microbatch, and before DDP has reduced the gradients: another "
             "training run",
@@ -176,7 +178,7 @@ KEEPS: Mapping[str, Keep] = {
 def one_form(stages: Sequence[object]) -> Keep:
     """Lists a layout whose one sharding rank shards nothing under one of these stages alone."""
     return Keep(
-        reads=frozenset({"zero_stage", "sharding_degree"}),
+        reads=frozenset({"zero_stage", "dp_shard", "cp"}),
         mask=lambda x, c: (sharding_degree(x, c) > 1) | (x.zero_stage == stages[0]),
         reason="with one sharding rank every stage is the same run",
     )

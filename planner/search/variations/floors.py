@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.columns.table import Table
-from planner.cost.chunks import CHUNK
+from planner.cost.chunks import slices
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.price import Pricer, StepTimes
@@ -198,8 +198,8 @@ def _counts(pricer: Pricer) -> FloatColumn:
 
 def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
     parts = []
-    for start in range(0, len(batch), CHUNK):
-        part = batch.take(slice(start, start + CHUNK))
+    for rows in slices(len(batch)):
+        part = batch.take(rows)
         parts.append(Pace.of(pricer, part, pricer.times(part), pricer.layout_lower_bounds(part)))
     return Pace.joined(parts)
 
@@ -233,7 +233,3 @@ def parts(pp: IntColumn) -> list[IntColumn]:
         parts.append(order[start : start + size])
         start += size
     return parts
-
-
-def pieces(rows: IntColumn) -> list[IntColumn]:
-    return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]

@@ -34,8 +34,8 @@ from planner.cost.refine import simulated_step_seconds
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import COARSE, STEPS
-from planner.search.fit import fitting
-from planner.search.variations.floors import parts, pieces, with_budget
+from planner.search.fit import fits_at_all, fitting, priced_and_fitting
+from planner.search.variations.floors import parts, with_budget
 from planner.search.variations.split_moves import (
     Holders,
     Split,
@@ -248,16 +248,11 @@ class Climb:
     def _faster(self, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
         """Rows whose step alone is below the value (N,), and whose deciding ranks fit.
 
-        No other is worth more, whatever it fills. Times of deciding ranks take a fraction of what
-        times and memory of all ranks do. Value: that of layouts that fit.
+        No other is worth more, whatever it fills. Deciding ranks are priced in a fraction of the
+        time that all take. Value: that of layouts that fit.
         """
-        step = [
-            self.pricer.step_seconds(batch.take(rows)) for rows in pieces(np.arange(len(batch)))
-        ]
-        rows = np.flatnonzero(np.concatenate(step) < value * (1.0 - LEAST_GAIN + ROUNDING))
-        device = [self.pricer.least_device_bytes(batch.take(part)) for part in pieces(rows)]
-        least = np.concatenate([np.zeros(0), *device])
-        return rows[fitting(self.pricer, least * (1.0 - ROUNDING))]
+        step, fits = priced_and_fitting(self.pricer, batch)
+        return np.flatnonzero(fits & (step < value * (1.0 - LEAST_GAIN + ROUNDING)))
 
     def _judged(
         self, batch: LayoutBatch, exact: bool
@@ -304,11 +299,7 @@ class Climb:
 
         def fits(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
             batch = self._at(replace(tried.take(rows), budget=middle))
-            device = [
-                self.pricer.least_device_bytes(batch.take(part))
-                for part in pieces(np.arange(len(batch)))
-            ]
-            return fitting(self.pricer, np.concatenate(device)), np.ones(len(rows), dtype=np.bool_)
+            return fits_at_all(self.pricer, batch), np.ones(len(rows), dtype=np.bool_)
 
         least = np.zeros(len(tried.owner), dtype=np.int64)
         _, low, _ = bisected(least, least + STEPS + COARSE, fits, COARSE)
