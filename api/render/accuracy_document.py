@@ -15,8 +15,8 @@ CLASSES = (
     "width: mean of half the 90% interval of log seconds; score: mean interval score, the "
     "interval's width and 20 times by how much the run lies outside (less is better).",
     f"{AFTER_ONE}: by how much the rest of a unit is off then, over units of at least two rows.",
-    "offset known: the same where each unit's mean error is known. complete: units off over rows whose "
-    "publisher states everything.",
+    "offset known: the same where each unit's mean error is known. complete: units off over rows "
+    "whose publisher states everything.",
 )
 RULE = (
     f"Sweeps: one source, model, cluster, training and number format, at least "

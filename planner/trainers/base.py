@@ -77,10 +77,8 @@ class TrainerRules:
     cuda_graphs: values of the training field of that name.
     captures_dropless: graphs of a whole step may hold experts that drop no token.
     captures_routing: graphs of layers hold the routers, and not only what comes before them.
-    compiles: torch.compile of the blocks.
-    always_compiles: it has no other way.
-    chunks_loss, fuses_cross_entropy, compiles_loss: it can compute the loss in chunks, in place, or
-        compiled where the model is not.
+    compiles, always_compiles: torch.compile of the blocks; it has no other way.
+    chunks_loss, fuses_cross_entropy, compiles_loss: its loss may run in chunks, in place, compiled.
     steps_in_backward: it offers optimizer-in-backward.
     offloads_activations: it can keep the activations of some layers on the host.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
@@ -124,10 +122,8 @@ class TrainerRules:
     early_stop: eager recomputation stops once backward has what it needs, as torch's non-reentrant
         checkpoint does by default; otherwise it runs the whole layer again.
     unlisted: kernels, or sites of collectives, whose outputs its selective-op repeats.
-    repeats_kv_until: last release and month in which keys and values were copied to all query heads
-        (repeat_kv) before attention.
-    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
-        a chain of kernels (before 2.8).
+    repeats_kv_until: last release and month with keys and values copied to all query heads.
+    composite_norm_until: last release and month on a torch before 2.8, whose RMSNorm is a chain.
     composite_norm_since: month before which its configurations named a fused kernel.
     scores_inside: its experts multiply their activation by the scores of the router.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
@@ -149,8 +145,6 @@ class TrainerRules:
     eager_loss_until: last month in which torch.compile did not compile the loss.
     ends_in_root: embedding and head are in FSDP's root unit, with what no layer holds. It stays
         gathered from the first forward to the end of the backward, where its gradients are reduced.
-    large_loss_copy_bytes: bytes per logit that a fused loss takes besides where a microbatch has
-        2^31 logits or more.
     loss_leftover_bytes: bytes per logit that the loss reads and frees before its backward allocates
         more than that at once. The allocator caches them; a pipeline holds them until then.
     placeholders_since: first month in which Transformer Engine's GEMMs, which add to the fp32
@@ -246,7 +240,6 @@ class TrainerRules:
     fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
-    large_loss_copy_bytes: float = 0.0
     sharded_loss_bytes: float
     fused_sharded_loss_bytes: float
     eager_loss_until: str

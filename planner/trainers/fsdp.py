@@ -84,7 +84,6 @@ FSDP = replace(
     drops_residual=True,  # models of their own, transformers' among them
     # a model's own loss: fp32 logits, their log-softmax and its gradient; nobody compiles it
     fused_loss_bytes=12.0,
-    large_loss_copy_bytes=0.0,
     # fully_shard, or an auto-wrap policy, for the layers and then for the model
     ends_in_root=True,
     # judgement: llm-foundry and others share torch's mechanisms, not torchtitan's models

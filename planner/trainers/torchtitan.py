@@ -245,9 +245,6 @@ TORCHTITAN = TrainerRules(
     # The compiled loss holds the 16-bit logits and their gradient, nothing in fp32: torch 2.13
     # (tests/unit/test_loss_bytes_torch.py), and 2.7.0 and 2.9.0 by the same test.
     fused_loss_bytes=4.0,
-    # judgement: an fp32 copy, since 32-bit indices no longer do. Reserved memory has it in ttc-042
-    # and ao-013 to -016 (3.4e9 and 13e9 logits), and not in ao-008 to -012 (1.1e9).
-    large_loss_copy_bytes=4.0,
     sharded_loss_bytes=16.0,
     fused_sharded_loss_bytes=10.0,  # torch 2.13 (tests/unit/test_loss_bytes_torch.py)
     # components/loss.py until pull request 1033 of 2 April: "compiling loss function causes CUDA

@@ -357,23 +357,20 @@ def test_what_we_say_of_its_new_flavors_is_so(tmp_path: Path) -> None:
             assert flavor.module == "gpt_oss" or said["mscale"] == scaling.mscale_all_dim
 
 
+# the list of the line that is installed
 SAVE_LIST = """
 import json
 try:
     from torchtitan.models.deepseek_v3.infra.parallelize import _op_sac_save_list as listed
 except ImportError:
-    from torchtitan.distributed.activation_checkpoint import _get_default_save_ops
-    listed = _get_default_save_ops()
+    from torchtitan.distributed import activation_checkpoint as here
+    listed = here._get_default_save_ops()
 print(json.dumps([str(one) for one in listed]))
 """
 
 
 def test_selective_op_saves_what_we_count(tmp_path: Path) -> None:
-    """cuDNN's attention and what EP sends are on its list, NVFP4's product is not."""
     listed: Any = run_python(SAVE_LIST, tmp_path)
-    attention = "aten._scaled_dot_product_cudnn_attention.default"
-    assert {attention, "_c10d_functional.all_to_all_single.default", "aten.mm.default"} <= {*listed}
-    assert not any("_scaled_mm_v2" in one for one in listed)
-    titan = TRAINERS["torchtitan"]
-    assert not titan.at(titan.release(f"{LINE}.2" if LINE == "0.2" else "0.3.0")).unlisted
-    assert not PRECISIONS["nvfp4"].torchao.listed
+    for name in ("_c10d_functional.all_to_all_single", "aten._scaled_dot_product_cudnn_attention"):
+        assert f"{name}.default" in listed
+    assert not any("_scaled_mm_v2" in one for one in listed)  # NVFP4's product
