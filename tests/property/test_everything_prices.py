@@ -48,7 +48,6 @@ SEED, NUM_JOBS, ROWS, NUM_ODD, ODD_ROWS = 20261103, 600, 80, 60, 40
 FOR_MXFP4 = 8  # two GPUs of the catalogue have it
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
 SIMULATED, HALVES = 150, ("bf16", "fp16")
-SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
 
 
 @dataclass(frozen=True)
@@ -295,11 +294,12 @@ def test_every_legal_layout_is_priced_in_full(every: int) -> None:
 def sound(job: Priced, p: Prices) -> BoolColumn:
     """Finite, above zero, the sum of its parts, and within the peaks."""
     parts = np.array([p.parts[name] for name in PARTS])
-    memory = np.array([getattr(p.memory, name) for name in SUMMED])
+    *summed, allocated = p.memory.parts().values()
+    memory = np.array(summed)
     found = np.all([np.isfinite(x) & (x > 0) for x in (p.step_seconds, p.device_bytes)], axis=0)
     found &= np.isclose(parts.sum(axis=0), p.step_seconds, rtol=1e-9)
     found &= (parts >= -1e-9 * p.step_seconds).all(axis=0)
-    found &= np.isclose(memory.sum(axis=0), p.memory.allocated, rtol=1e-9).all(axis=0)
+    found &= np.isclose(memory.sum(axis=0), allocated, rtol=1e-9).all(axis=0)
     found &= (memory >= 0).all(axis=(0, 1))
     found &= p.peak_allocated_bytes <= p.peak_reserved_bytes
     found &= p.peak_reserved_bytes <= p.device_bytes

@@ -143,7 +143,7 @@ def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
 
 
 def test_a_trainer_without_such_a_loss_says_so() -> None:
-    for trainer, version in (("torchtitan", None), ("megatron", "0.11")):
+    for trainer, version in (("fsdp", None), ("megatron", "0.11")):
         found = estimated({}, trainer=trainer, trainer_version=version)
         assert [one.field for one in found.unsupported] == ["training.fused_cross_entropy"]
 

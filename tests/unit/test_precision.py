@@ -115,6 +115,7 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "tp_wire_bytes": (FUSED, 1.0), "tp_gradient_wire_bytes": (FUSED, 1.0),
     "multiple": (FUSED, 10_000), "rows_multiple": (FUSED, 10_000),
     "fallback_multiple": (FUSED, 10_000), "small": (FUSED, ((1e9, 1e9),)),
+    "listed": (FUSED, False),
 }  # fmt: skip
 BY_OPERAND = [f.name for f in fields(Recipe) if isinstance(getattr(torchao()[0], f.name), Operands)]
 

@@ -51,10 +51,10 @@ COMMUNICATION = slice(2, 5)
 # communication; but for Ulysses, under which attention runs in one piece, and HybridEP, which pads.
 TRAVEL_FIELDS = ("async_tp", "cp_method", "moe_dispatcher")
 
-# judgement: a compiled loss copies this many logits to fp32, since 32-bit indices no longer do.
-# Reserved memory has the copy in ttc-042 and ao-013 to -016 (3.4e9 and 13e9 logits), and not in
-# ao-008 to -012 (1.1e9).
-COPIED_LOGITS, COPY_BYTES = 2.0**31, 4.0
+# judgement: bytes per logit that the compiled loss of a model with experts takes besides. Reserved
+# memory of ttc-042 and ao-013 to -016 has them, that of the dense ao-008 to -012 has not; no cause
+# is known.
+BESIDE_EXPERTS_BYTES = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them
@@ -334,8 +334,8 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
         elements = elements / LOSS_CHUNKS
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
     fused = compiled_loss(context.fused, context.training, rules)
-    copy = COPY_BYTES * rules.compiles_loss * (elements >= COPIED_LOGITS)
-    whole = np.where(fused, rules.fused_loss_bytes + copy, rules.loss_bytes)
+    beside = BESIDE_EXPERTS_BYTES if rules.compiles_loss and "experts" in context.sizes else 0.0
+    whole = np.where(fused, rules.fused_loss_bytes + beside, rules.loss_bytes)
     part = np.where(fused, rules.fused_sharded_loss_bytes, rules.sharded_loss_bytes)
     leftover = np.where(fused, 0.0, rules.loss_leftover_bytes)
     return elements * np.where(sharded, part, whole), elements * leftover
