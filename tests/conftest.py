@@ -46,8 +46,8 @@ os.environ.update(
 )
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUT = {"dp_shard": 8, "ac": "full"}
-# minutes each: they begin before all others of the slow tier, so that none is alone at its end
-LONGEST = ("abuse", "pages_run", "feature_pairs", "http_abuse", "slurm_faults")
+# minutes each: they begin before all others, so that none is alone at the end of its tier
+LONGEST = ("abuse", "pages_run", "feature_pairs", "http_abuse", "slurm_faults", "web_page")
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 # a test of SQL: on SQLite and on PostgreSQL
 EACH_DATABASE = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
@@ -164,12 +164,11 @@ def pytest_configure() -> None:
     settings.load_profile("at any speed")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Rings in their order; what is in none of them comes first, and in the slow tier LONGEST."""
-    slow_tier = config.getoption("markexpr") == "slow"
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """LONGEST, what is in no ring, and the rings in their order."""
 
     def place(item: pytest.Item) -> int:
-        name = item.path.stem.removeprefix("test_") if slow_tier else ""
+        name = item.path.stem.removeprefix("test_")
         if name in LONGEST:
             return LONGEST.index(name) - len(LONGEST) - 1
         ring = item.nodeid.split("/")[1]
