@@ -37,7 +37,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[float]
     """Of each run, all in one torchrun job."""
     needed("torchao")
     tasks = {name: float8_task(layout) for name, layout in RUNS.items()}
-    found = run(2, tasks, tmp_path_factory.mktemp("float8"), BACKEND)
+    found = run(tasks, tmp_path_factory.mktemp("float8"), BACKEND)
     assert [one["error"] for one in found.values() if "error" in one] == []
     return {name: found[name]["losses"] for name in RUNS}
 
