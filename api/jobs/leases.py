@@ -29,7 +29,7 @@ def new_lease() -> Lease:
 
 @dataclass(kw_only=True)
 class Observer:
-    """Callbacks of who follows a study or a sweep, and the way to stop it.
+    """Callbacks for whoever follows a study or a sweep, and the way to stop it.
 
     on_event: called with each event, JSON-safe.
     on_message: called with what is being done now.

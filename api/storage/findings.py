@@ -1,4 +1,4 @@
-"""What sweeps find, in SQL: hosts that no run uses for a while, and changes of step times."""
+"""Findings of sweeps, in SQL: hosts that no run uses for a while, and changes of step times."""
 
 from collections.abc import Sequence
 from typing import Any
