@@ -20,7 +20,7 @@ from benchmarks.survey_grid import Case, fake_cases
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.probes.protocol import ProbeTask
-from planner.probes.reference import emulate, optimizers
+from planner.probes.reference import optimizers, run
 from planner.probes.reference.memory import Tracker
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.step import Trainer
@@ -97,7 +97,7 @@ def track(case: Case) -> Holders:
         id="peak", job=case.job, device="cpu", emulate_rank=case.rank, fake_tensors=True
     )
     recipe = ReferenceRecipe.of(task)
-    emulate.enter_world(recipe)
+    run.enter_world(recipe)
     trainer = Trainer(recipe, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), Holders() as holders:
         trainer.materialise()

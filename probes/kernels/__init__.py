@@ -1,6 +1,6 @@
-"""The kernels that can be timed by themselves: one file each, one line each below.
+"""The kernels that can be timed by themselves, one line each below.
 
-A file turns a `planner.calibration.kernels.KernelShape` into something to time. It is imported
+A function turns a `planner.calibration.kernels.KernelShape` into something to time. It is imported
 when a kernel of its kind is timed, so that this list needs no torch.
 """
 
@@ -33,20 +33,17 @@ def register(
     KERNELS[kind] = prepare
 
 
-register("gemm", "planner.probes.kernels.gemm:prepare")
-register("grouped-gemm", "planner.probes.kernels.grouped_gemm:prepare")
-register("attention", "planner.probes.kernels.attention:prepare")
-register("attention-backward", "planner.probes.kernels.attention:prepare")
-register("memory", "planner.probes.kernels.memory:prepare")
-register("optimizer", "planner.probes.kernels.optimizer:prepare")
+register("gemm", "planner.probes.kernels.compute:gemm")
+register("grouped-gemm", "planner.probes.kernels.compute:grouped_gemm")
+register("attention", "planner.probes.kernels.compute:attention")
+register("attention-backward", "planner.probes.kernels.compute:attention")
+register("memory", "planner.probes.kernels.compute:memory")
+register("optimizer", "planner.probes.kernels.compute:optimizer")
 register("collective", "planner.probes.kernels.collectives:prepare")
 
 
 def prepared(shape: shapes.KernelShape, device: "torch.device") -> Prepared | None:
-    """The kernel of a shape with its operands; None on a rank that takes no part.
-
-    Raises Unavailable.
-    """
+    """The kernel of a shape; None on a rank that takes no part. Raises Unavailable."""
     found = KERNELS[shape.kind]
     prepare: Prepare = resolve_name(found) if isinstance(found, str) else found
     return prepare(shape, device)

@@ -40,10 +40,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def random(*sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Operands with the spread of real ones.
-
-    Constant data makes a power-limited GPU look faster than it is.
-    """
+    """Operands with the spread of real ones: constant data draws less power, so it looks faster."""
     drawn = dtype if dtype.itemsize > 1 else torch.bfloat16
     return torch.randn(*sizes, device=device, dtype=drawn).to(dtype)
 

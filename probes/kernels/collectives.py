@@ -18,10 +18,7 @@ from planner.units import counted
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared | None:
-    """The collective; None on a rank outside the group.
-
-    All processes must call it, in the same order. Raises Unavailable on all of them.
-    """
+    """The collective; None outside the group. All processes call it in turn. Raises Unavailable."""
     if not dist.is_initialized():
         raise Unavailable(
             f"{shape.name} between {shape['ranks']} ranks needs torchrun with "

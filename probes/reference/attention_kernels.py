@@ -23,7 +23,7 @@ from planner.probes.reference.collectives import Exchange, Gather
 from planner.probes.reference.regions import as_one_kept_operator
 
 Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-SEQUENCE = 2
+HEADS, SEQUENCE = 1, 2
 _aten = torch.ops.aten
 
 
@@ -36,10 +36,7 @@ class ContextAxis:
 
 
 class Sequence:
-    """Positions in the sequence: of this rank's tokens, of its queries and of its keys.
-
-    Builds masks from them.
-    """
+    """Positions of this rank's tokens, of its queries and its keys, with masks from them."""
 
     def __init__(self, local: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
         self.local, self.queries, self.keys = local, queries, keys
@@ -52,9 +49,8 @@ class Sequence:
             distance = self.queries[:, None] - self.keys[None, :]
             seen = (distance >= 0) & ((distance < window) if window else True)
             zero = torch.zeros((), dtype=dtype, device=distance.device)
-            self._dense[window, dtype] = zero.expand(distance.shape).masked_fill(
-                ~seen, float("-inf")
-            )
+            masked = zero.expand(distance.shape).masked_fill(~seen, float("-inf"))
+            self._dense[window, dtype] = masked
         return self._dense[window, dtype]
 
     def block_mask(self, window: int) -> Any:
@@ -109,17 +105,14 @@ class AttentionCore(nn.Module):
         group = self.axis.group
         if self.axis.method == "ulysses":
             sinks = None if sinks is None else sinks.chunk(group.size())[group.rank()]
-            q, k, v = (_heads_for_tokens(x, group) for x in (q, k, v))
-            return _tokens_for_heads(self._attend(q, k, v, sinks), group)
+            q, k, v = (_ulysses(x, group, HEADS, SEQUENCE) for x in (q, k, v))
+            return _ulysses(self._attend(q, k, v, sinks), group, SEQUENCE, HEADS)
         if self._needs_mask():
             k, v = (Gather.apply(x, group, SEQUENCE) for x in (k, v))
         return self._attend(q, k, v, sinks)
 
     def _needs_mask(self) -> bool:
-        """Whether neither the causal kernel nor its ring can run this layer.
-
-        All keys are then gathered, under a mask.
-        """
+        """Whether this layer needs all keys under a mask, as no causal kernel or ring runs it."""
         assert self.sequence is not None
         return self.window > 0 or (self.has_sinks and self.sequence.local.device.type != "cpu")
 
@@ -129,15 +122,11 @@ class AttentionCore(nn.Module):
         assert self.sequence is not None
         masked = self._needs_mask()
         if self.unfused:
-            return _materialised(
-                q, k, v, sinks, self.sequence.dense_mask(self.window, torch.float32)
-            )
+            dense = self.sequence.dense_mask(self.window, torch.float32)
+            return _materialised(q, k, v, sinks, dense)
         if q.device.type == "cpu":
-            ring = (
-                self.axis.group
-                if self.axis is not None and self.axis.method != "ulysses" and not masked
-                else None
-            )
+            rings = self.axis is not None and self.axis.method != "ulysses" and not masked
+            ring = self.axis.group if self.axis is not None and rings else None
             mask = self.sequence.dense_mask(self.window, q.dtype) if masked else None
             return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))
         if masked:
@@ -174,20 +163,13 @@ def _compiled_flex() -> Callable[..., Any]:
 def _flex(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, block_mask: Any
 ) -> torch.Tensor:
-    """FlexAttention with sinks.
-
-    A sink adds exp(sink) to each softmax's denominator, which scales the output by
-    sigmoid(lse - sink).
-    """
-    grouped = q.shape[1] != k.shape[1]
+    """FlexAttention; a sink joins the softmax's denominator: out x sigmoid(lse - sink)."""
+    how = {"block_mask": block_mask, "enable_gqa": q.shape[1] != k.shape[1]}
     if sinks is None:
-        return cast(
-            torch.Tensor, _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped)
-        )
-    out, lse = _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped, return_lse=True)
-    return cast(
-        torch.Tensor, out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype)
-    )
+        return cast(torch.Tensor, _compiled_flex()(q, k, v, **how))
+    out, lse = _compiled_flex()(q, k, v, **how, return_lse=True)
+    kept = torch.sigmoid(lse - sinks[None, :, None])[..., None]
+    return cast(torch.Tensor, out * kept.to(out.dtype))
 
 
 def _materialised(
@@ -206,33 +188,15 @@ def _materialised(
     return torch.softmax(scores, dim=-1).to(v.dtype) @ v
 
 
-def _heads_for_tokens(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Ulysses exchange: (B, H, T, D) -> (B, H / n, n T, D).
+def _ulysses(x: torch.Tensor, group: dist.ProcessGroup, given: int, taken: int) -> torch.Tensor:
+    """Exchange of all heads on some tokens for some heads on all tokens, or back; x (B, H, T, D).
 
-    From all heads on some tokens to some heads on all tokens.
+    given, taken: the dimension that is cut over the ranks, and the one that is joined.
     """
-    n, (b, h, t, d) = group.size(), x.shape
-    parts = x.reshape(b, n, h // n, t, d).permute(1, 0, 2, 3, 4).reshape(n, -1)
+    n = group.size()
+    parts = torch.stack(x.chunk(n, given))
     came = Exchange.apply(parts, [1] * n, [1] * n, group)
-    return (
-        cast(torch.Tensor, came)
-        .reshape(n, b, h // n, t, d)
-        .permute(1, 2, 0, 3, 4)
-        .reshape(b, h // n, n * t, d)
-    )
-
-
-def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Inverse of `_heads_for_tokens`."""
-    n, (b, h, t, d) = group.size(), x.shape
-    parts = x.reshape(b, h, n, t // n, d).permute(2, 0, 1, 3, 4).reshape(n, -1)
-    came = Exchange.apply(parts, [1] * n, [1] * n, group)
-    return (
-        cast(torch.Tensor, came)
-        .reshape(n, b, h, t // n, d)
-        .permute(1, 0, 2, 3, 4)
-        .reshape(b, h * n, t // n, d)
-    )
+    return torch.cat(cast(torch.Tensor, came).unbind(), taken)
 
 
 class CpuFlash(torch.autograd.Function):
@@ -255,15 +219,14 @@ class CpuFlash(torch.autograd.Function):
         ring: dist.ProcessGroup | None,
     ) -> torch.Tensor:
         """Computes the output, and saves what backward needs."""
-        op, padded = (
-            _aten._scaled_dot_product_flash_attention_for_cpu.default,
-            _widened(v, q.shape[-1]),
-        )
+        op = _aten._scaled_dot_product_flash_attention_for_cpu.default
+        padded = _widened(v, q.shape[-1])
         if ring is None:
             out, lse = op(q, k, padded, 0.0, mask is None, attn_mask=mask)
         else:
             passed = {"query": q, "key": k, "value": padded, "is_causal": True, "dropout_p": 0.0}
-            out, lse = as_one_kept_operator(lambda: _ring().forward(ring, SEQUENCE, op, **passed))
+            there, _ = _ring()
+            out, lse = as_one_kept_operator(lambda: there(ring, SEQUENCE, op, **passed))
         out = out[..., : v.shape[-1]]
         if sinks is not None:
             both = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])
@@ -280,7 +243,8 @@ class CpuFlash(torch.autograd.Function):
         if ctx.ring is None:
             grads = op(wide_grad, q, k, wide_v, wide_out, lse, 0.0, mask is None, attn_mask=mask)
         else:
-            grads = _ring().backward(
+            _, back = _ring()
+            grads = back(
                 ctx.ring,
                 SEQUENCE,
                 op,
@@ -297,9 +261,8 @@ class CpuFlash(torch.autograd.Function):
         grad_q, grad_k, grad_v = grads[:3]
         grad_sinks = None
         if sinks is not None:
-            share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse) * (grad * out).sum(
-                dim=-1
-            ).to(lse.dtype)
+            moved = (grad * out).sum(dim=-1).to(lse.dtype)
+            share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse) * moved
             grad_sinks = -share.sum(dim=(0, 2)).to(sinks.dtype)
         return grad_q, grad_k, grad_v[..., : v.shape[-1]], grad_sinks, None, None
 
@@ -308,17 +271,8 @@ def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+def _ring() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Torch's ring around any flash operator, and its backward (alike in torch 2.11 and 2.13)."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-
-@cache
-def _ring() -> _Ring:
-    """Torch's ring attention around any flash operator (the same in torch 2.11 and 2.13)."""
-    from torch.distributed.tensor.experimental._context_parallel import _attention
-
-    return _Ring(
-        _attention._templated_ring_attention, _attention._templated_ring_attention_backward
-    )
+    return ring._templated_ring_attention, ring._templated_ring_attention_backward

@@ -6,6 +6,7 @@ distributed/activation_checkpoint.py and its `_op_sac_save_list`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,36 +38,27 @@ KEPT_OPERATORS = frozenset(
 
 
 def apply(model: Transformer, mode: str, model_experts: int) -> None:
-    """Wraps the model's layers.
-
-    model_experts: experts of the router, whose product is recognised by that width.
-    """
+    """Wraps the model's layers. model_experts: by their number a router's product is known."""
     kind, number = parse_ac(mode)
     torch._functorch.config.activation_memory_budget = number if kind == "memory-budget" else 1.0
     if hasattr(torch._functorch.config, SCRIPT_OBJECTS):  # torch 2.13 asks, 2.11 has no such key
         setattr(torch._functorch.config, SCRIPT_OBJECTS, True)
     if kind in ("none", "memory-budget"):
         return
+    wrap = partial(checkpoint_wrapper, preserve_rng_state=False, early_stop=False)
     for place, (name, layer) in enumerate(list(model.layers.items())):
         assert isinstance(layer, Block)
         if kind == "selective-attention":
-            core = layer.attention.get_submodule("core")
-            layer.attention.core = checkpoint_wrapper(
-                core, preserve_rng_state=False, early_stop=False
-            )
+            layer.attention.core = wrap(layer.attention.get_submodule("core"))
         elif kind == "selective-op":
             context = op_contexts(model.spec.hidden_size, model_experts)
-            model.layers[name] = checkpoint_wrapper(
-                layer, context_fn=context, preserve_rng_state=False, early_stop=False
-            )
+            model.layers[name] = wrap(layer, context_fn=context)
         elif (
             kind == "full"
             or (kind == "block" and place < number)
             or (kind == "selective-layer" and (int(name) + 1) % int(number) == 0)
         ):
-            model.layers[name] = checkpoint_wrapper(
-                layer, preserve_rng_state=False, early_stop=False
-            )
+            model.layers[name] = wrap(layer)
 
 
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:

@@ -4,7 +4,7 @@ They use torch's functional operators, so that a checkpointing policy sees them 
 blocks can contain them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,18 +17,13 @@ _ops = torch.ops._c10d_functional
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sum over the group."""
-    return cast(
-        torch.Tensor, _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
-    )
+    return _waited(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
     """Parts of all ranks along `dim`, in rank order."""
     size = group.size()
-    out = cast(
-        torch.Tensor,
-        _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)),
-    )
+    out = _waited(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name))
     return out if dim == 0 else torch.cat(out.chunk(size), dim=dim)
 
 
@@ -36,25 +31,23 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> t
     """Own part along `dim` of the sum over the group."""
     size = group.size()
     x = x if dim == 0 else torch.cat(x.chunk(size, dim=dim))
-    return cast(
-        torch.Tensor,
-        _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)),
-    )
+    return _waited(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name))
 
 
 def all_to_all(
     x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
     """Sends rows of `x` cut by `sent`, one part to each rank; returns `received` rows from each."""
-    return cast(
-        torch.Tensor,
-        _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)),
-    )
+    return _waited(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name))
+
+
+def _waited(x: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, _ops.wait_tensor(x))
 
 
 def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """The part of `x` along `dim` that belongs to the caller's rank."""
-    return x.chunk(group.size(), dim=dim)[group.rank()]
+    return x.chunk(group.size(), dim=dim)[group.rank()].contiguous()
 
 
 class RepeatedShard(AllGather):
@@ -83,112 +76,41 @@ class RepeatedShard(AllGather):
             others.copy_(input_tensor)
 
 
-class Wait(torch.autograd.Function):
-    """Waits for a collective whose result torch returned early.
+def _differentiable(
+    there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]
+) -> type[torch.autograd.Function]:
+    """`there` in the forward, and `back` on its gradient. Both take what `apply` is given."""
 
-    A compiled block must not get such a tensor: its gradient comes back as zeros (torch 2.13,
-    AOTAutograd on AsyncCollectiveTensor).
-    """
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, *where: Any) -> torch.Tensor:
+            ctx.where = where
+            return there(x, *where)
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return back(grad, *ctx.where), *(None for _ in ctx.where)
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
-
-
-class Gather(torch.autograd.Function):
-    """all-gather forward; backward reduce-scatters, because every rank uses the whole."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return all_gather(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return reduce_scatter(grad, ctx.group, ctx.dim), None, None
+    return Pair
 
 
-class Scatter(torch.autograd.Function):
-    """reduce-scatter forward, all-gather backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return reduce_scatter(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return all_gather(grad, ctx.group, ctx.dim), None, None
+def _unchanged(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x.view_as(x)
 
 
-class Copy(torch.autograd.Function):
-    """Identity forward; backward sums over ranks that each hold a part of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_reduce(grad, ctx.group), None
+def _arrived(x: torch.Tensor) -> torch.Tensor:
+    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
 
 
-class Reduce(torch.autograd.Function):
-    """Sum forward, identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        return all_reduce(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    """Own part of a replicated tensor forward; backward gathers the parts of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return own_part(x, group, dim).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return all_gather(grad, ctx.group, ctx.dim), None, None
-
-
-class Join(torch.autograd.Function):
-    """All parts forward, as a replicated tensor; backward takes the rank's part of the gradient.
-
-    That gradient is equal on all ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return all_gather(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return own_part(grad, ctx.group, ctx.dim).contiguous(), None, None
-
-
-class Exchange(torch.autograd.Function):
-    """all-to-all of rows; backward sends the gradients back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.received, ctx.sent, ctx.group = received, sent, group
-        return all_to_all(x, received, sent, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return all_to_all(grad, ctx.sent, ctx.received, ctx.group), None, None, None
+# A compiled block must not get a tensor that torch returned before its collective ended: its
+# gradient comes back as zeros (torch 2.13, AOTAutograd on AsyncCollectiveTensor).
+Wait = _differentiable(_arrived, _unchanged)
+Gather = _differentiable(all_gather, reduce_scatter)  # every rank uses the whole
+Scatter = _differentiable(reduce_scatter, all_gather)
+Copy = _differentiable(_unchanged, all_reduce)  # each rank holds a part of the gradient
+Reduce = _differentiable(all_reduce, _unchanged)
+Split = _differentiable(own_part, all_gather)  # own part of a replicated tensor
+Join = _differentiable(all_gather, own_part)  # to a replicated tensor, whose gradient all share
+Exchange = _differentiable(
+    all_to_all, lambda grad, received, sent, group: all_to_all(grad, sent, received, group)
+)

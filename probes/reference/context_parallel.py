@@ -41,19 +41,14 @@ def apply(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
     for core in cores:
         core.axis = axis
-    set_rotation(recipe.layout.cp_method)
-    on_gpu = meshes.ranks.device_type != "cpu"
+    if recipe.layout.cp_method == "ulysses":
+        return
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+    set_rotate_method(recipe.layout.cp_method)  # keys and values all at once, or hop by hop
     rings = [core for core in cores if core.window == 0 and not core.has_sinks]
-    if on_gpu and rings and recipe.layout.cp_method != "ulysses":
+    if rings and meshes.ranks.device_type != "cpu":
         _hook_torch(rings, meshes)
-
-
-def set_rotation(method: str) -> None:
-    """How torch's ring passes keys and values on: all at once, or hop by hop."""
-    if method in ("allgather", "alltoall"):
-        from torch.distributed.tensor.experimental._attention import set_rotate_method
-
-        set_rotate_method(method)
 
 
 def _hook_torch(cores: list[AttentionCore], meshes: Meshes) -> None:

@@ -20,10 +20,7 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
 def materialise(model: Transformer, recipe: ReferenceRecipe, device: torch.device) -> None:
-    """Gives every parameter and buffer of a meta model its storage and its values.
-
-    Offloaded parameters are in host memory.
-    """
+    """Gives a meta model storage and values; offloaded parameters are in host memory."""
     model.to_empty(device=torch.device("cpu") if recipe.layout.cpu_offload else device)
     model.tie()
     for module in model.modules():
@@ -76,10 +73,7 @@ def _fill(
 
 
 def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor holds on this rank.
-
-    Inner mesh axes are cut first, as TP is applied before FSDP.
-    """
+    """The part that a DTensor holds here. Inner mesh axes are cut first, as TP is before FSDP."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -98,9 +92,7 @@ def batch(
     recipe: ReferenceRecipe, step: int, replica: int, positions: torch.Tensor,
     device: torch.device, microbatches: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Tokens and targets of one step of so many microbatches on one data-parallel rank.
-
-    The shape of each is (local sequences, local tokens).
+    """Tokens and targets (local sequences, local tokens) of one step on one data-parallel rank.
 
     Sequence i of the global batch is drawn from a seed of (step, i), on whichever rank holds it.
     """

@@ -1,5 +1,6 @@
 """Memory of one rank, from the GPU's allocator, or elsewhere from a tracker of live storages."""
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -48,10 +49,8 @@ class Tracker(TorchDispatchMode):
         self.collective_bytes: Counter[str] = Counter()
         self._held: dict[int, tuple[Any, int]] = {}
         self._paused = False
-        self._resize, self._propagate = (
-            torch.UntypedStorage.resize_,
-            ShardingPropagator._propagate_tensor_meta_non_cached,
-        )
+        self._resize = torch.UntypedStorage.resize_
+        self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Counts tensors that existed before."""
@@ -127,17 +126,14 @@ class Tracker(TorchDispatchMode):
         if (found := _PAYLOADS.get(str(packet))) is not None:
             kind, place = found
             buffers = tree_iter(out if place < 0 else args[place])
-            self.collective_bytes[kind] += sum(
-                b.nbytes for b in buffers if isinstance(b, torch.Tensor)
-            )
+            tensors = (one for one in buffers if isinstance(one, torch.Tensor))
+            self.collective_bytes[kind] += sum(one.nbytes for one in tensors)
 
 
 def _cpu_attention_flops(name: str, args: Any) -> float:
     backward = "backward" in name
     q, k, v = args[1:4] if backward else args[:3]
-    products: float = (
-        2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
-    )
+    products: float = 2.0 * math.prod(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3])
     return products * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 

@@ -49,19 +49,12 @@ class Meshes:
 
     @property
     def replica(self) -> int:
-        """The number of this data-parallel rank.
-
-        Ranks with the same number see the same sequences.
-        """
-        return (
-            self.place["dp_replicate"] * int(self.ranks["dp_shard"].size()) + self.place["dp_shard"]
-        )
+        """The number of this data-parallel rank, whose sequences all ranks of the number see."""
+        shards = int(self.ranks["dp_shard"].size())
+        return self.place["dp_replicate"] * shards + self.place["dp_shard"]
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The process group of one axis.
-
-        Axes are pp, dp_replicate, dp_shard, cp, tp, fsdp, efsdp, ep and etp.
-        """
+        """The process group of one axis of any mesh."""
         for mesh in (self.dense, self.ranks, self.expert):
             if mesh is not None and axis in (mesh.mesh_dim_names or ()):
                 return mesh[axis].get_group()
@@ -76,9 +69,8 @@ def build(recipe: ReferenceRecipe, device_type: str) -> Meshes:
     expert = None
     if recipe.model.is_moe and layout.ep * recipe.etp > 1:
         experts = ranks.reshape(layout.pp, layout.dp_replicate, -1, layout.ep, recipe.etp)
-        expert = DeviceMesh(
-            device_type, experts, mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp")
-        )
+        axes = ("pp", "dp_replicate", "efsdp", "ep", "etp")
+        expert = DeviceMesh(device_type, experts, mesh_dim_names=axes)
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     own = (ranks == dist.get_rank()).nonzero()[0].tolist()
     return Meshes(
@@ -90,18 +82,11 @@ def build(recipe: ReferenceRecipe, device_type: str) -> Meshes:
 
 
 def _place_ranks(recipe: ReferenceRecipe) -> torch.Tensor:
-    """Global ranks as (pp, dp_replicate, dp_shard, cp, tp).
-
-    They are numbered with the first axis of `rank_order` innermost.
-    """
-    layout, order = recipe.layout, recipe.cluster.rank_order
-    outer_to_inner = tuple(reversed(order))
-    numbered = torch.arange(layout.num_gpus).reshape(
-        [getattr(layout, axis) for axis in outer_to_inner]
-    )
-    return numbered.permute(
-        [outer_to_inner.index(axis) for axis in reversed(RANK_ORDER)]
-    ).contiguous()
+    """Global ranks (pp, dp_replicate, dp_shard, cp, tp); `rank_order`'s first axis is innermost."""
+    outer_to_inner = tuple(reversed(recipe.cluster.rank_order))
+    sizes = [getattr(recipe.layout, axis) for axis in outer_to_inner]
+    order = [outer_to_inner.index(axis) for axis in reversed(RANK_ORDER)]
+    return torch.arange(recipe.layout.num_gpus).reshape(sizes).permute(order).contiguous()
 
 
 def _with_replicas(mesh: DeviceMesh, axis: str) -> DeviceMesh:

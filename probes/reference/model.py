@@ -25,10 +25,7 @@ Rope = torch.Tensor  # complex (T, D / 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """The layers that a stage holds, by their number in the whole model.
-
-    It also records whether the stage holds the embedding and the head.
-    """
+    """The layers that a stage holds, by their number in the model; whether it has both ends."""
 
     layers: tuple[int, ...]
     first: bool
@@ -36,19 +33,14 @@ class ModelPart:
 
 
 class Transformer(nn.Module):
-    """One part of a decoder.
-
-    Takes tokens (B, T) if it is first, else hidden states. Returns logits if it is last,
-    else hidden states.
-    """
+    """One part of a decoder: tokens (B, T) or hidden states in, logits or hidden states out."""
 
     def __init__(self, spec: ModelSpec, part: ModelPart, *, unfused: bool, seq_len: int) -> None:
         super().__init__()
         self.spec, self.part = spec, part
         kinds = spec.layer_kinds()
-        self.tok_embeddings = (
-            nn.Embedding(spec.vocab_size, spec.hidden_size) if part.first else None
-        )
+        hidden, vocabulary = spec.hidden_size, spec.vocab_size
+        self.tok_embeddings = nn.Embedding(vocabulary, hidden) if part.first else None
         learned = part.first and spec.position_embedding == "learned"
         self.position_embeddings = PositionTable(spec) if learned else None
         self.embedding_norm = _norm(spec) if part.first and spec.embedding_norm else None
@@ -56,11 +48,7 @@ class Transformer(nn.Module):
             {str(i): Block(spec, kinds[i], unfused=unfused, seq_len=seq_len) for i in part.layers}
         )
         self.norm = _norm(spec) if part.last else None
-        self.output = (
-            nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.lm_head_bias)
-            if part.last
-            else None
-        )
+        self.output = _linear(part.last, hidden, vocabulary, spec.lm_head_bias)
         self.tie()
 
     @property
@@ -78,20 +66,17 @@ class Transformer(nn.Module):
     def place(self, sequence: Sequence) -> None:
         """Sets in every layer which positions of the sequence this rank holds.
 
-        Call it once parameters are on their device.
-        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the
-        parameter dtype at each call.
+        Parameters must be on their device. Layers hold rotary tables, for FSDP2 would cast an
+        argument to the parameter dtype at each call.
         """
         positions = sequence.local
         rope: Rope | None = None
         if self.spec.position_embedding == "rope" or self.spec.uses_mla:
-            width = (
-                self.spec.qk_rope_head_dim if self.spec.uses_mla else self.spec.head_dim // 2 * 2
-            )
-            frequency = ROPE_BASE ** (
-                -torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-            )
-            angle = torch.outer(positions.float(), frequency)
+            width = self.spec.head_dim // 2 * 2
+            if self.spec.uses_mla:
+                width = self.spec.qk_rope_head_dim
+            pairs = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+            angle = torch.outer(positions.float(), ROPE_BASE ** (-pairs / width))
             rope = torch.polar(torch.ones_like(angle), angle)
         if self.position_embeddings is not None:
             self.position_embeddings.positions = positions
@@ -105,21 +90,17 @@ class Transformer(nn.Module):
         """One microbatch through this part."""
         if self.tok_embeddings is not None:
             x = Wait.apply(self.tok_embeddings(x))
-        if self.position_embeddings is not None:
-            x = self.position_embeddings(x)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
+        x = _through(self.position_embeddings, x)
+        x = _through(self.embedding_norm, x)
         for layer in self.layers.values():
             x = layer(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        return x if self.output is None else self.output(x)
+        return _through(self.output, _through(self.norm, x))
 
 
 class PositionTable(nn.Module):
     """A learned vector per position, added to the embedded tokens.
 
-    share: this rank's part of the tokens under sequence parallelism.
+    share, weight_hook: under sequence parallelism, the rank's positions and the table's copy.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -133,9 +114,9 @@ class PositionTable(nn.Module):
         """Adds to x (B, T, C) the vectors of its positions."""
         assert self.positions is not None
         positions = self.positions if self.share is None else self.share(self.positions)
-        weight = (
-            self.table.weight if self.weight_hook is None else self.weight_hook(self.table.weight)
-        )
+        weight = self.table.weight
+        if self.weight_hook is not None:
+            weight = self.weight_hook(weight)
         return x + F.embedding(positions, weight)
 
 
@@ -163,20 +144,17 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
-        entered = x if self.attention_norm is None else self.attention_norm(x)
-        attended = self.attention(entered, self.rope)
-        if self.attention_post_norm is not None:
-            attended = self.attention_post_norm(attended)
+        entered = _through(self.attention_norm, x)
+        attended = _through(self.attention_post_norm, self.attention(entered, self.rope))
         if self.parallel_residual:
             fed = self._mlp(entered if self.ffn_norm is None else self.ffn_norm(x))
-            return cast(torch.Tensor, x + attended + fed)
+            return x + attended + fed
         h = x + attended
-        return cast(torch.Tensor, h + self._mlp(h if self.ffn_norm is None else self.ffn_norm(h)))
+        return h + self._mlp(_through(self.ffn_norm, h))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         block = self.moe if self.feed_forward is None else self.feed_forward
-        out = block(x)  # type: ignore[misc]
-        return cast(torch.Tensor, out if self.ffn_post_norm is None else self.ffn_post_norm(out))
+        return _through(self.ffn_post_norm, _through(block, x))
 
 
 class AttentionLayer(nn.Module):
@@ -184,36 +162,27 @@ class AttentionLayer(nn.Module):
 
     def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
         super().__init__()
-        h, width = spec.hidden_size, spec.head_dim
-        queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
-        self.head_dim, self.rotates, self.norm_kind = (
-            width,
-            spec.position_embedding == "rope",
-            spec.qk_norm,
-        )
+        h, width, heads = spec.hidden_size, spec.head_dim, spec.num_attention_heads
+        queries, keys = heads * width, spec.num_key_value_heads * width
+        self.head_dim, self.norm_kind = width, spec.qk_norm
+        self.rotates = spec.position_embedding == "rope"
         self.wq = nn.Linear(h, queries, bias=spec.attention_bias)
         self.wk = nn.Linear(h, keys, bias=spec.attention_bias)
         self.wv = nn.Linear(h, keys, bias=spec.attention_bias)
         self.wo = nn.Linear(queries, h, bias=spec.attention_output_bias)
         self.q_norm = _query_norm(spec, queries)
         self.k_norm = _query_norm(spec, keys)
-        self.sinks = (
-            nn.Parameter(torch.empty(spec.num_attention_heads)) if spec.attention_sinks else None
-        )
+        self.sinks = nn.Parameter(torch.empty(heads)) if spec.attention_sinks else None
         self.core = core
 
     def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
         q, k, v = self.wq(x), self.wk(x), self.wv(x)
         if self.norm_kind == "full":
-            assert self.q_norm is not None
-            assert self.k_norm is not None
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = _through(self.q_norm, q), _through(self.k_norm, k)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
         if self.norm_kind == "head":
-            assert self.q_norm is not None
-            assert self.k_norm is not None
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = _through(self.q_norm, q), _through(self.k_norm, k)
         if self.rotates and rope is not None:
             q, k = rotated(q, rope), rotated(k, rope)
         sinks = self.sinks.to_local() if isinstance(self.sinks, DTensor) else self.sinks
@@ -222,46 +191,31 @@ class AttentionLayer(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention of DeepSeek-V2.
-
-    Queries, keys and values go through narrow projections; one rotary key is shared.
-    """
+    """Multi-head latent attention (DeepSeek-V2): narrow projections, one shared rotary key."""
 
     def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
         super().__init__()
         h, heads = spec.hidden_size, spec.num_attention_heads
-        self.nope, self.rotary, self.value = (
-            spec.qk_nope_head_dim,
-            spec.qk_rope_head_dim,
-            spec.v_head_dim,
-        )
-        self.latent = spec.kv_lora_rank
-        query_width = heads * spec.qk_head_dim
-        narrow = spec.q_lora_rank
-        self.wq = None if narrow else nn.Linear(h, query_width, bias=False)
-        self.wq_a = nn.Linear(h, narrow, bias=spec.attention_bias) if narrow else None
+        self.nope, self.rotary = spec.qk_nope_head_dim, spec.qk_rope_head_dim
+        self.value, self.latent = spec.v_head_dim, spec.kv_lora_rank
+        query_width, narrow = heads * spec.qk_head_dim, spec.q_lora_rank
+        bias = spec.attention_bias
+        self.wq = _linear(not narrow, h, query_width)
+        self.wq_a = _linear(bool(narrow), h, narrow, bias)
         self.q_norm = RmsNorm(narrow, eps=NORM_EPSILON) if narrow else None
-        self.wq_b = nn.Linear(narrow, query_width, bias=False) if narrow else None
-        self.wkv_a = nn.Linear(
-            h, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias
-        )
-        self.kv_norm = RmsNorm(spec.kv_lora_rank, eps=NORM_EPSILON)
-        self.wkv_b = nn.Linear(
-            spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim), bias=False
-        )
-        self.wo = nn.Linear(heads * spec.v_head_dim, h, bias=spec.attention_output_bias)
+        self.wq_b = _linear(bool(narrow), narrow, query_width)
+        self.wkv_a = nn.Linear(h, self.latent + self.rotary, bias=bias)
+        self.kv_norm = RmsNorm(self.latent, eps=NORM_EPSILON)
+        self.wkv_b = nn.Linear(self.latent, heads * (self.nope + self.value), bias=False)
+        self.wo = nn.Linear(heads * self.value, h, bias=spec.attention_output_bias)
         self.core = core
 
     def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
         assert rope is not None
-        if self.wq is not None:
-            q = self.wq(x)
-        else:
-            assert self.wq_a is not None
-            assert self.wq_b is not None
-            assert self.q_norm is not None
-            q = self.wq_b(self.q_norm(self.wq_a(x)))
+        q = x
+        for part in (self.wq, self.wq_a, self.q_norm, self.wq_b):
+            q = _through(part, q)
         q = q.unflatten(-1, (-1, self.nope + self.rotary))
         latent, shared = self.wkv_a(x).split([self.latent, self.rotary], dim=-1)
         kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, self.nope + self.value))
@@ -283,7 +237,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind = spec.mlp
         self.w1 = nn.Linear(spec.hidden_size, width, bias=bias)
-        self.w3 = nn.Linear(spec.hidden_size, width, bias=bias) if spec.mlp == "swiglu" else None
+        self.w3 = _linear(spec.mlp == "swiglu", spec.hidden_size, width, bias)
         self.w2 = nn.Linear(width, spec.hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -299,29 +253,32 @@ def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary embedding of x (B, T, heads, D): complex products in fp32, as TorchTitan's.
-
-    Values wider than the table are not rotated.
-    """
+    """Rotary embedding of x (B, T, heads, D) as wide as the table, in fp32 as TorchTitan's."""
     width = 2 * rope.shape[-1]
     pairs = torch.view_as_complex(x[..., :width].float().unflatten(-1, (-1, 2)))
     turned = torch.view_as_real(pairs * rope[:, None, :]).flatten(-2).to(x.dtype)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
+def _through(module: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    """The output of a module; x itself where the model has none there."""
+    return x if module is None else cast(torch.Tensor, module(x))
+
+
+def _linear(present: bool, taken: int, given: int, bias: bool = False) -> nn.Linear | None:
+    return nn.Linear(taken, given, bias=bias) if present else None
+
+
 def _experts(spec: ModelSpec) -> MixtureOfExperts:
     width = spec.shared_expert_intermediate_size
-    return MixtureOfExperts(
-        spec, FeedForward(spec, width, bias=spec.expert_bias) if width else None
-    )
+    shared = FeedForward(spec, width, bias=spec.expert_bias) if width else None
+    return MixtureOfExperts(spec, shared)
 
 
 def _norm(spec: ModelSpec) -> nn.Module:
-    return (
-        nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias)
-        if spec.norm == "layernorm"
-        else RmsNorm(spec.hidden_size, eps=NORM_EPSILON)
-    )
+    if spec.norm == "layernorm":
+        return nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias)
+    return RmsNorm(spec.hidden_size, eps=NORM_EPSILON)
 
 
 def _query_norm(spec: ModelSpec, width: int) -> nn.Module | None:

@@ -71,15 +71,14 @@ class MixtureOfExperts(nn.Module):
         self.sigmoid = spec.router_correction_bias
         self.experts = GroupedExperts(spec)
         self.shared = shared
-        self.shared_gate = (
-            nn.Linear(spec.hidden_size, 1, bias=False) if spec.shared_expert_gate else None
-        )
+        gated = spec.shared_expert_gate
+        self.shared_gate = nn.Linear(spec.hidden_size, 1, bias=False) if gated else None
         self.axes = ExpertAxes()
         self.load: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
-        entered = self._enter(x)
+        entered = self._over_tp(x, Split, Gather, Copy)
         flat = entered.flatten(0, 1)
         weights, chosen = self._route(flat)
         order = chosen.flatten().argsort(stable=True)
@@ -88,12 +87,9 @@ class MixtureOfExperts(nn.Module):
         out_rows = self._experts_on(routed, sent)
         copies = torch.zeros_like(routed)
         copies[order] = out_rows.to(copies.dtype)
-        combined = (
-            torch.bmm(weights[:, None, :], copies.unflatten(0, (-1, self.top_k)).float())
-            .squeeze(1)
-            .to(x.dtype)
-        )
-        out = self._leave(combined.view_as(entered))
+        rows = copies.unflatten(0, (-1, self.top_k)).float()
+        combined = torch.bmm(weights[:, None, :], rows).squeeze(1).to(x.dtype)
+        out = self._over_tp(combined.view_as(entered), Join, Scatter, Reduce)
         return out if self.shared is None else out + self._shared(x)
 
     def _route(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,9 +102,8 @@ class MixtureOfExperts(nn.Module):
             favoured = scores + self.correction if self.sigmoid else scores
             chosen = favoured.topk(self.top_k, dim=-1, sorted=False).indices
         weights = scores.gather(1, chosen)
-        return weights / (
-            weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny
-        ), chosen
+        total = weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny
+        return weights / total, chosen
 
     def _assigned(self, flat: torch.Tensor) -> torch.Tensor:
         """Chosen experts (N, k) in turn; the first rank's come up more often if imbalance is asked.
@@ -132,20 +127,14 @@ class MixtureOfExperts(nn.Module):
     def _replicated(
         self, linear: nn.Linear, *, summed: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of a layer that every TP rank holds whole.
-
-        summed: each rank has one part of their gradients.
-        """
+        """Weight and bias that TP ranks hold whole. summed: each has a part of their gradients."""
         if self.axes.tp is None or not summed:
             return linear.weight, linear.bias
         bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)
         return Copy.apply(linear.weight, self.axes.tp), bias
 
     def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
-        """Counts the copies sent to and received from each rank, by expert.
-
-        The host waits for the rows to exchange, and where none are exchanged for nothing.
-        """
+        """Copies to and from each rank, by expert; the host waits only where rows are exchanged."""
         ep = self.axes.ep
         ranks = 1 if ep is None else ep.size()
         if self.axes.received_share is not None:
@@ -168,20 +157,10 @@ class MixtureOfExperts(nn.Module):
             out = Exchange.apply(out, counts.rows_sent, counts.rows_received, ep)
         return cast(torch.Tensor, out)
 
-    def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens that this rank routes.
-
-        Under TP it is the rank's part of the sequence, or all of it if experts are cut over TP.
-        """
-        return self._over_tp(x, Split, Gather, Copy)
-
-    def _leave(self, out: torch.Tensor) -> torch.Tensor:
-        """Returns the output in the form of the block's residual."""
-        return self._over_tp(out, Join, Scatter, Reduce)
-
     def _over_tp(self, x: torch.Tensor, uncut: Any, cut: Any, whole: Any) -> torch.Tensor:
-        """Moves tokens between TP ranks.
+        """Moves tokens between TP ranks: from the block's residual to the router, or back.
 
+        A rank routes its part of the sequence, or all of it if experts are cut over TP.
         uncut: for experts that TP does not cut, where each rank holds the whole sequence.
         cut, whole: for those that it cuts, where a rank holds its part of it, or all of it.
         """
@@ -204,10 +183,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def load_of(chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Token copies of each expert (E,).
-
-    By histc, as TorchTitan does: the host would wait for bincount, which looks for the largest.
-    """
+    """Token copies of each expert (E,), by TorchTitan's histc: a host waits for bincount."""
     return torch.histc(chosen.flatten().float(), num_experts, 0, num_experts).long()
 
 
@@ -227,19 +203,17 @@ class Counts:
     def assumed(
         cls, num_copies: int, num_experts: int, ranks: int, share: float, device: torch.device
     ) -> "Counts":
-        """Balanced routing, as `_route` then does it.
-
-        share: received copies per copy sent, the load of the busiest rank.
-        """
+        """Balanced routing. share: received copies per copy sent, on the busiest rank."""
         sent, came = (
             np.array([total // num_experts + (i < total % num_experts) for i in range(num_experts)])
             for total in (num_copies, round(num_copies * share))
         )
-        rows_sent, rows_received = (
-            part.reshape(ranks, -1).sum(1).tolist() for part in (sent, came)
+        sent, came = (part.reshape(ranks, -1) for part in (sent, came))
+        return cls(
+            received=torch.tensor(came, device=device),
+            rows_sent=sent.sum(1).tolist(),
+            rows_received=came.sum(1).tolist(),
         )
-        received = torch.tensor(came.reshape(ranks, -1), device=device)
-        return cls(received=received, rows_sent=rows_sent, rows_received=rows_received)
 
 
 class GroupedExperts(nn.Module):
@@ -265,9 +239,7 @@ class GroupedExperts(nn.Module):
         self.w3: torch.Tensor
         self.cuts: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self.etp: dist.ProcessGroup | None = None
-        self.grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = (
-            self.with_offsets
-        )
+        self.grouped: Callable[..., torch.Tensor] = self.with_offsets
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """The rows through their experts: (copies, C) -> (copies, C).
@@ -292,11 +264,11 @@ class GroupedExperts(nn.Module):
         self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None
     ) -> torch.Tensor:
         """The rows through grouped products; offsets (L,): end of each expert's rows."""
-        return self._through(
-            padded,
-            lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets),
-            owner,
-        )
+
+        def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets)
+
+        return self._through(padded, product, owner)
 
     def _through(
         self, padded: torch.Tensor, product: Product, owner: torch.Tensor | None
@@ -320,10 +292,9 @@ class GroupedExperts(nn.Module):
 def regrouping(
     counts: torch.Tensor, total: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Regroups `total` copies that are ordered by source rank, then expert; counts (P, L).
+    """Where each of `total` copies goes, and where each expert's rows end; counts (P, L).
 
-    Returns (where each row goes, where each expert's rows end). Groups are padded to a multiple of
-    `alignment`.
+    Copies come by source rank, then expert. Groups are padded to a multiple of `alignment`.
     """
     sizes = (counts.sum(0) + alignment - 1) // alignment * alignment
     ends = sizes.cumsum(0)
@@ -337,8 +308,7 @@ def _looped(sizes: list[int]) -> Product:
     """Computes expert by expert, for dtypes without a grouped kernel."""
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.cat(
-            [part @ matrix.T for part, matrix in zip(x.split(sizes), weight.unbind(), strict=True)]
-        )
+        parts = zip(x.split(sizes), weight.unbind(), strict=True)
+        return torch.cat([part @ matrix.T for part, matrix in parts])
 
     return product

@@ -10,10 +10,7 @@ from torch import nn
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's RMS norm; on CPUs a single autograd function.
-
-    There torch composes it of several operators and saves their fp32 results.
-    """
+    """torch's RMS norm; on CPUs, where torch's saves fp32 results, a single autograd function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The input over its root mean square, times the weight."""

@@ -95,20 +95,16 @@ class Adafactor(EachAlone):
         parameter.add_((update / size.clamp(min=1.0)).to(parameter.dtype), alpha=-lr)
 
 
-def build(
-    parameters: list[nn.Parameter], names: list[str], kind: Optimizer, lr: float
-) -> list[torch.optim.Optimizer]:
-    """Optimizers over these parameters.
+Named = list[tuple[str, nn.Parameter]]
+Prepare = Callable[[torch.Tensor], None]
 
-    Muon takes the matrices of blocks, which names distinguish from tables and heads.
-    """
+
+def build(named: Named, kind: Optimizer, lr: float) -> list[torch.optim.Optimizer]:
+    """Optimizers over parameters; muon's takes the matrices of blocks, AdamW the rest."""
+    parameters = [p for _, p in named]
     if kind == "muon":
-        chosen = [
-            p.ndim == 2 and name.startswith("layers.")
-            for p, name in zip(parameters, names, strict=True)
-        ]
-        matrices = [p for p, yes in zip(parameters, chosen, strict=True) if yes]
-        rest = [p for p, yes in zip(parameters, chosen, strict=True) if not yes]
+        matrices = [p for name, p in named if p.ndim == 2 and name.startswith("layers.")]
+        rest = [p for name, p in named if not (p.ndim == 2 and name.startswith("layers."))]
         found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=lr)] if matrices else []
         return found + ([_adamw(rest, lr)] if rest else [])
     if kind == "adamw":
@@ -121,10 +117,7 @@ def build(
 
 
 def _adamw(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """AdamW, fused on every device.
-
-    The other implementations hold whole copies of the parameters while they step.
-    """
+    """AdamW, fused on every device; the others hold copies of all parameters while they step."""
     return torch.optim.AdamW(
         parameters, lr=lr, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -136,59 +129,34 @@ def prime(optimizers: list[torch.optim.Optimizer]) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
+    _step(optimizers)
 
 
-class AfterBackward:
-    """Updates all parameters once the step's gradients are complete."""
+class Updates:
+    """Updates parameters once the step's gradients are complete, or inside the last backward.
 
-    def __init__(
-        self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer, lr: float
-    ) -> None:
-        self.optimizers = build(parameters, names, kind, lr)
-
-    def arm(self, last: bool) -> None:
-        """Does nothing: no update happens inside the backward."""
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class InBackward:
-    """Updates each parameter as soon as its gradient is complete, and frees that gradient.
-
-    This happens in the last microbatch's backward.
-    prepare: applied to the gradient before (loss scaling).
+    prepare: makes a gradient ready for an update inside the backward (loss scaling). There each
+        parameter is updated as soon as its gradient is complete, which frees that gradient. None
+        leaves all updates to `step`.
     """
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        names: list[str],
-        kind: Optimizer,
-        lr: float,
-        prepare: Callable[[torch.Tensor], None],
-    ) -> None:
-        self._armed = False
-        self.optimizers: list[torch.optim.Optimizer] = []
-        for parameter, name in zip(parameters, names, strict=True):
-            optimizers = build([parameter], [name], kind, lr)
-            self.optimizers += optimizers
-            parameter.register_post_accumulate_grad_hook(self._hook(optimizers, prepare))
+    def __init__(self, named: Named, kind: Optimizer, lr: float, prepare: Prepare | None) -> None:
+        self.inside, self._armed = prepare is not None, False
+        if prepare is None:
+            self.optimizers = build(named, kind, lr)
+            return
+        self.optimizers = []
+        for name, parameter in named:
+            own = build([(name, parameter)], kind, lr)
+            self.optimizers += own
+            parameter.register_post_accumulate_grad_hook(self._hook(own, prepare))
 
-    def _hook(
-        self, optimizers: list[torch.optim.Optimizer], prepare: Callable[[torch.Tensor], None]
-    ) -> Callable[[torch.Tensor], None]:
+    def _hook(self, optimizers: list[torch.optim.Optimizer], prepare: Prepare) -> Prepare:
         def update(parameter: torch.Tensor) -> None:
             if self._armed:
                 assert parameter.grad is not None
                 prepare(parameter.grad)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                _step(optimizers)
 
         return update
 
@@ -197,7 +165,12 @@ class InBackward:
         self._armed = last
 
     def step(self) -> None:
-        """Does nothing: all updates are done."""
+        """Updates what no backward has."""
+        if not self.inside:
+            _step(self.optimizers)
 
 
-Updates = AfterBackward | InBackward
+def _step(optimizers: list[torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()

@@ -7,7 +7,6 @@ divides, so its loss is multiplied (`loss_factor`).
 Source: torchtitan 0.2.2 models/llama3/infra/parallelize.py, models/llama4/infra/parallelize.py.
 """
 
-from collections.abc import Sequence as Items
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +27,7 @@ from planner.probes.reference import (
 from planner.probes.reference.collectives import RepeatedShard
 from planner.probes.reference.meshes import Meshes
 from planner.probes.reference.model import Block, Transformer
-from planner.probes.reference.moe import GroupedExperts, MixtureOfExperts
+from planner.probes.reference.moe import MixtureOfExperts
 from planner.probes.reference.recipe import ReferenceRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -98,12 +97,10 @@ def _compile(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> Non
 
 
 def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
+    left_out = (moe, moe.experts, moe.router, moe.shared_gate)
     for holder in (block, moe):
         for name, child in list(holder.named_children()):
-            if not isinstance(child, MixtureOfExperts | GroupedExperts) and child not in (
-                moe.router,
-                moe.shared_gate,
-            ):
+            if child not in left_out:
                 setattr(holder, name, torch.compile(child, fullgraph=traced))
     moe.experts.grouped = torch.compile(moe.experts.with_offsets, fullgraph=True, dynamic=True)
 
@@ -122,96 +119,64 @@ def _shard(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     if layout.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     again = layout.zero_stage == 3
+    entry = (model.tok_embeddings, model.position_embeddings, model.embedding_norm)
+    first = [m for m in entry if m is not None]
     ends = [m for m in (model.norm, model.output) if m is not None]
-    first = [
-        m
-        for m in (model.tok_embeddings, model.position_embeddings, model.embedding_norm)
-        if m is not None
-    ]
     for layer in model.layers.values():
         experts = _experts_of(layer)
         if experts is not None and meshes.expert is not None:
-            _shard_experts(experts, recipe, meshes, options, again)
+            _shard_experts(experts, recipe, meshes, options)
         fully_shard(layer, mesh=meshes.data, reshard_after_forward=again, **options)
+    at_end = again and layout.pp > 1
+    groups = [(first, again), (ends, at_end)]
     if model.tied:
-        fully_shard([*first, *ends], mesh=meshes.data, reshard_after_forward=False, **options)
-    else:
-        if first:
-            fully_shard(first, mesh=meshes.data, reshard_after_forward=again, **options)
-        if ends:
-            fully_shard(
-                ends, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options
-            )
-    fully_shard(model, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options)
-    _sum_gradients(model, on_cpu=meshes.dense.device_type == "cpu")
-    if recipe.emulated and not recipe.task.fake_tensors:  # whose operators are counted
-        _repeat_shards(model)
+        groups = [([*first, *ends], False)]
+    for modules, reshard in groups:
+        if modules:
+            fully_shard(modules, mesh=meshes.data, reshard_after_forward=reshard, **options)
+    fully_shard(model, mesh=meshes.data, reshard_after_forward=at_end, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            if meshes.dense.device_type == "cpu":  # gloo has no scaled sum
+                module.set_force_sum_reduction_for_comms(True)
+            if recipe.emulated and not recipe.task.fake_tensors:  # whose operators are counted
+                module.set_custom_all_gather(RepeatedShard())
     if layout.ep > 1:
         _prefetch(model)
 
 
 def _shard_experts(
-    experts: nn.Module,
-    recipe: ReferenceRecipe,
-    meshes: Meshes,
-    options: dict[str, Any],
-    again: bool,
+    experts: nn.Module, recipe: ReferenceRecipe, meshes: Meshes, options: dict[str, Any]
 ) -> None:
-    """Shards along the experts, or inside them if there are more ranks than experts.
-
-    Sharding inside requires that they divide evenly.
-    """
+    """Shards along the experts; inside them if more ranks than experts divide them evenly."""
     ranks = meshes.expert_data.size(-1)
     crowded = ranks * recipe.layout.ep > recipe.model.num_experts
     inside = crowded and all(
         p.ndim == 3 and p.shape[1] % ranks == 0 for p in experts.parameters(recurse=False)
     )
     placement = (lambda _: Shard(1)) if inside else None
-    fully_shard(
-        experts,
-        mesh=meshes.expert_data,
-        reshard_after_forward=again,
-        shard_placement_fn=placement,
-        **options,
-    )
+    again = recipe.layout.zero_stage == 3
+    options = {**options, "reshard_after_forward": again, "shard_placement_fn": placement}
+    fully_shard(experts, mesh=meshes.expert_data, **options)
     regions.hide_hooks(experts)
 
 
-def _sum_gradients(model: nn.Module, *, on_cpu: bool) -> None:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            if on_cpu:  # gloo has no scaled sum
-                module.set_force_sum_reduction_for_comms(True)
-
-
-def _repeat_shards(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(RepeatedShard())
-
-
-def _experts_of(layer: nn.Module) -> nn.Module | None:
-    return next(
-        (module.experts for module in layer.modules() if isinstance(module, MixtureOfExperts)), None
-    )
+def _experts_of(layer: Any) -> nn.Module | None:
+    found = (one.experts for one in layer.modules() if isinstance(one, MixtureOfExperts))
+    return next(found, None)
 
 
 def _prefetch(model: Transformer) -> None:
-    """Names the layer to gather next for each layer.
-
-    The exchange waits for its counts, which would delay the implicit gathers.
-    """
-    layers = list(model.layers.values())
-    for here, there in pairwise(layers):
-        _ask(here, there, forward=True)
-        _ask(there, here, forward=False)
+    """Names each layer's next gather, which the exchange's wait for its counts would delay."""
+    for here, there in pairwise(model.layers.values()):
+        assert isinstance(here, FSDPModule)
+        assert isinstance(there, FSDPModule)
+        here.set_modules_to_forward_prefetch(_gathered(there))
+        there.set_modules_to_backward_prefetch(_gathered(here))
 
 
-def _ask(here: nn.Module, there: nn.Module, *, forward: bool) -> None:
-    assert isinstance(here, FSDPModule)
-    experts = _experts_of(there)
-    modules: Items[Any] = [there, experts] if isinstance(experts, FSDPModule) else [there]
-    here.set_modules_to_forward_prefetch(
-        list(modules)
-    ) if forward else here.set_modules_to_backward_prefetch(list(modules))
+def _gathered(layer: FSDPModule) -> list[FSDPModule]:
+    """The modules of a layer that FSDP gathers."""
+    experts = _experts_of(layer)
+    return [layer, experts] if isinstance(experts, FSDPModule) else [layer]

@@ -21,10 +21,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _LoneStage(PipelineStage):
-    """A stage without real neighbours.
-
-    It assumes that they agree on static shapes, which torch 2.13 asks them.
-    """
+    """A stage without real neighbours, of which torch 2.13 asks whether shapes are static."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
         return Agreed()
@@ -54,30 +51,25 @@ class Pipeline:
         microbatches: int,
     ) -> None:
         kind = _LoneStage if recipe.emulated else PipelineStage
+        count, group = len(recipe.stage_sizes()), meshes.group("pp")
         stages = []
         self.bytes_a_microbatch = 0  # torch has a buffer for everything that it will receive
         for stage, part, module in parts:
             taken, given = _shapes(recipe, part)
             self.bytes_a_microbatch += 0 if part.first else taken.nbytes
             self.bytes_a_microbatch += 0 if part.last else given.nbytes
-            count, group = len(recipe.stage_sizes()), meshes.group("pp")
-            stages.append(
-                kind(module, stage, count, device, input_args=taken, output_args=given, group=group)
-            )
+            ends: Any = {"input_args": taken, "output_args": given, "group": group}
+            stages.append(kind(module, stage, count, device, **ends))
         self._first = any(part.first for _, part, _ in parts)
         self._last = any(part.last for _, part, _ in parts)
         schedule = get_schedule_class(recipe.layout.pp_schedule)
-        several = issubclass(schedule, PipelineScheduleMulti)
-        arguments: Any = stages if several else stages[0]
+        held: Any = stages if issubclass(schedule, PipelineScheduleMulti) else stages[0]
         self._schedule = schedule(
-            arguments, n_microbatches=microbatches, loss_fn=loss, scale_grads=False
+            held, n_microbatches=microbatches, loss_fn=loss, scale_grads=False
         )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Runs forward and backward of all microbatches.
-
-        Returns the sum of their losses on the last stage's rank.
-        """
+        """Sum of all microbatches' losses on the last stage's rank, after their backward."""
         losses: list[torch.Tensor] = []
         inputs = (tokens,) if self._first else ()
         target = targets if self._last else None
@@ -92,12 +84,8 @@ def _shapes(recipe: ReferenceRecipe, part: ModelPart) -> tuple[torch.Tensor, tor
     layout, model = recipe.layout, recipe.model
     batch, tokens = layout.micro_batch_size, recipe.local_seq_len
     held = tokens // layout.tp if layout.sequence_parallel and layout.tp > 1 else tokens
-    dtype = compute_dtype(recipe)
-    hidden = torch.empty(
-        batch, held, model.hidden_size, dtype=dtype, device="meta", requires_grad=True
-    )
+    wide: Any = {"dtype": compute_dtype(recipe), "device": "meta", "requires_grad": True}
     ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
-    logits = torch.empty(
-        batch, tokens, model.vocab_size, dtype=dtype, device="meta", requires_grad=True
-    )
+    hidden = torch.empty(batch, held, model.hidden_size, **wide)
+    logits = torch.empty(batch, tokens, model.vocab_size, **wide)
     return ids if part.first else hidden, logits if part.last else hidden

@@ -18,18 +18,13 @@ LOW = ("float8-tensorwise", *ROWWISE, "float8-blockwise", "mxfp8")
 DIVISOR = {"float8-blockwise": 128, "mxfp8": 32}
 
 
-def converts(layout: Layout) -> bool:
-    """Whether the layout asks for a low-precision recipe."""
-    return layout.precision in LOW
-
-
 def apply(model: Transformer, layout: Layout, *, emulate: bool) -> None:
     """Converts the linear layers of the blocks in place.
 
     emulate: compute in high precision with the recipe's casts, for devices without float8 units.
     Raises ImportError that names the package to install, if torchao is missing or lacks the recipe.
     """
-    if not converts(layout):
+    if layout.precision not in LOW:
         return
     try:
         _convert(model, layout, emulate=emulate)
@@ -52,22 +47,15 @@ def _convert(model: Transformer, layout: Layout, *, emulate: bool) -> None:
             and module.out_features % divisor == 0
         )
 
-    if layout.precision == "mxfp8":
+    if layout.precision in ("mxfp8", "float8-blockwise"):
         from torchao.quantization import quantize_
 
-        quantize_(model, _mxfp8(emulate=emulate), filter_fn=wanted)
-        return
-    if layout.precision == "float8-blockwise":
-        from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig
-        from torchao.quantization import quantize_
-
-        quantize_(model, Float8BlockwiseLinearConfig(), filter_fn=wanted)
+        quantize_(model, _prototype(layout, emulate=emulate), filter_fn=wanted)
         return
     from torchao.float8 import convert_to_float8_training
 
-    convert_to_float8_training(
-        model, config=_float8(layout, emulate=emulate), module_filter_fn=wanted
-    )
+    config = _float8(layout, emulate=emulate)
+    convert_to_float8_training(model, config=config, module_filter_fn=wanted)
 
 
 def _float8(layout: Layout, *, emulate: bool) -> Any:
@@ -76,33 +64,28 @@ def _float8(layout: Layout, *, emulate: bool) -> Any:
     if layout.precision in ROWWISE:
         config = Float8LinearConfig.from_recipe_name(ROWWISE[layout.precision])
         return config if not emulate else Float8LinearConfig(**{**vars(config), "emulate": True})
-    return Float8LinearConfig(
-        enable_fsdp_float8_all_gather=layout.float8_all_gather, emulate=emulate
-    )
+    gathered = layout.float8_all_gather
+    return Float8LinearConfig(enable_fsdp_float8_all_gather=gathered, emulate=emulate)
 
 
-def _mxfp8(*, emulate: bool) -> Any:
-    """The configuration of mxfp8.
+def _prototype(layout: Layout, *, emulate: bool) -> Any:
+    """The configuration of a blockwise recipe; mxfp8's is MXLinearConfig up to torchao 0.15."""
+    if layout.precision == "float8-blockwise":
+        from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig
 
-    torchao calls it MXLinearConfig up to 0.15, then MXFP8TrainingOpConfig.
-    """
+        return Float8BlockwiseLinearConfig()
     try:
         from torchao.prototype.mx_formats.config import MXLinearConfig
     except ImportError:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
-        recipe = (
-            MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL if emulate else MXFP8TrainingRecipe.MXFP8_RCEIL
-        )
-        return MXFP8TrainingOpConfig.from_recipe(recipe)
+        name = "MXFP8_EMULATED_RCEIL" if emulate else "MXFP8_RCEIL"
+        return MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe[name])
     return MXLinearConfig.from_recipe_name("mxfp8_emulated" if emulate else "mxfp8_cublas")
 
 
 def after_step(parts: list[nn.Module], layout: Layout) -> None:
-    """Computes the scales of all weights in one reduction.
-
-    The next step's float8 all-gathers use them.
-    """
+    """Scales of all weights in one reduction, for the next step's all-gathers in float8."""
     if layout.float8_all_gather:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 

@@ -51,22 +51,19 @@ class ReferenceRecipe:
 
     @classmethod
     def of(cls, task: ProbeTask) -> "ReferenceRecipe":
-        """The task's recipe.
-
-        Raises SpecError for a job that is malformed, breaks a rule, or that this
-        program cannot run.
-        """
+        """The task's recipe. Raises SpecError for a wrong job, or what this program cannot run."""
         job = task.parsed()
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required to probe", "add the layout to run"))
         layout, training = job.layout, job.training
         broken = violations(layout, job.model, job.cluster, training)
-        faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(
-            _beyond(task, job, layout)
-        )
+        faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken]
+        faults = faults or list(_beyond(task, job, layout))
         if faults:
             raise SpecError(faults)
         parallel = training.vocab_parallel_loss
+        if parallel is None:
+            parallel = TRAINERS[training.trainer].vocab_parallel_loss
         return cls(
             task=task,
             job=job,
@@ -76,16 +73,12 @@ class ReferenceRecipe:
             cluster=job.cluster,
             etp=layout.tp if layout.ep == 1 and job.model.is_moe else layout.etp,
             num_microbatches=max(1, layout.num_microbatches(training.global_batch_size)),
-            vocab_parallel=layout.tp > 1
-            and (TRAINERS[training.trainer].vocab_parallel_loss if parallel is None else parallel),
+            vocab_parallel=layout.tp > 1 and parallel,
         )
 
     @property
     def emulated(self) -> bool:
-        """Whether one rank runs without the others.
-
-        Collectives then move nothing and the loss is meaningless.
-        """
+        """Whether one rank runs alone: collectives move nothing and the loss means nothing."""
         return self.task.emulate_rank is not None
 
     @property
@@ -136,44 +129,29 @@ class ReferenceRecipe:
         if layout.pp == 1:
             return (0,)
         schedule = SCHEDULES[layout.pp_schedule]
-        stages = range(layout.pp * layout.virtual_stages)
-        return tuple(
-            s
-            for s in stages
-            if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank
-        )
+        pp, virtual = layout.pp, layout.virtual_stages
+        stages = range(pp * virtual)
+        return tuple(s for s in stages if int(schedule.stage_rank(s, pp, virtual)) == pipeline_rank)
 
     def timed_microbatches(self) -> tuple[int, int] | None:
         """Microbatches of the two shorter steps that are timed instead of a long one."""
         return short_steps(self.layout, self.num_microbatches)
 
     def assigned_imbalance(self) -> float | None:
-        """Load of the busiest expert-parallel rank over the mean, if tokens are assigned.
-
-        None where the router decides.
-        """
+        """Load of the busiest expert-parallel rank over the mean; None where the router decides."""
         if self.task.routing == "learned" and not self.emulated:
             return None
         return 1.0 if self.emulated else float(self.training.moe_imbalance or 1.0)
 
     def received_share(self) -> float:
-        """Token copies that the emulated rank's experts receive per copy that it sends.
-
-        It is the load of the busiest rank.
-        """
+        """Token copies that the busiest rank's experts receive per copy that a rank sends."""
         layout, training = self.layout, self.training
         if training.moe_imbalance is not None:
             return float(training.moe_imbalance) if layout.ep > 1 else 1.0
-        own = (
-            layout.micro_batch_size
-            * self.local_seq_len
-            / (layout.tp if layout.sequence_parallel and self.etp == 1 else 1)
-        )
-        return float(
-            expected_imbalance(
-                np.array([own * self.model.num_experts_per_tok]), np.array([float(layout.ep)])
-            )[0]
-        )
+        cut = layout.tp if layout.sequence_parallel and self.etp == 1 else 1
+        own = layout.micro_batch_size * self.local_seq_len / cut
+        copies = np.array([own * self.model.num_experts_per_tok])
+        return float(expected_imbalance(copies, np.array([float(layout.ep)]))[0])
 
 
 def short_steps(layout: Layout, whole: int) -> tuple[int, int] | None:
@@ -211,111 +189,56 @@ def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | N
 
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     """Faults of a layout that the job's trainer may run but this program cannot."""
-    trainer = job.training.trainer
-    if not TRAINERS[trainer].sharding.in_plain_torch:
-        yield Fault(
-            "training.trainer",
-            trainer,
-            "shards its own way, which plain torch does not have",
-            "use torchtitan or fsdp",
-        )
-    if layout.pp > 1 and layout.pp_schedule not in schedules_of("torch"):
-        yield Fault(
-            "layout.pp_schedule",
-            layout.pp_schedule,
-            "is not in torch",
-            f"use {', '.join(sorted(schedules_of('torch')))}",
-        )
-    if (
-        layout.pp > 1
-        and layout.ac == "selective-op"
-        and SCHEDULES[layout.pp_schedule].splits_backward
-    ):
+    model, training, ac = job.model, job.training, parse_ac(layout.ac)[0]
+    pipelines, split = schedules_of("torch"), SCHEDULES[layout.pp_schedule].splits_backward
+    off = [name for name in ("dp", "tp", "pp") if not getattr(training.overlap, name)]
+    alone, here = task.emulate_rank, "is not in the reference program"
+    titan = "or probe with trainer torchtitan"
+    learned, gpus = model.max_position_embeddings, layout.num_gpus
+    rows: tuple[tuple[bool, str, object, str, str], ...] = (
+        (not TRAINERS[training.trainer].sharding.in_plain_torch, "training.trainer",
+         training.trainer, "shards its own way, which plain torch does not have",
+         "use torchtitan or fsdp"),
+        (layout.pp > 1 and layout.pp_schedule not in pipelines, "layout.pp_schedule",
+         layout.pp_schedule, "is not in torch", f"use {', '.join(sorted(pipelines))}"),
         # torch.utils.checkpoint, _CachedTorchDispatchMode: "You are only allowed to backward once"
         # on a selective region
-        rule = (
-            f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts"
-        )
-        yield Fault(
-            "layout.ac",
-            layout.ac,
-            rule,
-            "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B",
-        )
-    rule = "is not in the reference program"
-    if job.model.unusual:
-        blocks = ", ".join(job.model.unusual)
-        unknown = f"has {blocks}, which the reference program does not have"
-        yield Fault("model", job.model.name, unknown, "probe a model without them")
-    if layout.moe_dispatcher != "alltoall" and layout.ep > 1:
-        remedy = "use alltoall, or probe with trainer torchtitan"
-        yield Fault("layout.moe_dispatcher", layout.moe_dispatcher, rule, remedy)
-    if job.training.cuda_graphs in ("partial", "full"):
-        remedy = "leave cuda_graphs out, or probe with trainer torchtitan"
-        yield Fault("training.cuda_graphs", job.training.cuda_graphs, rule, remedy)
-    if job.training.fused_cross_entropy:
-        remedy = "leave fused_cross_entropy out"
-        yield Fault("training.fused_cross_entropy", True, "is Transformer Engine's", remedy)
-    if job.training.chunked_loss:
-        remedy = "leave chunked_loss out, or probe with trainer torchtitan"
-        yield Fault("training.chunked_loss", True, rule, remedy)
-    if layout.precision in ("float8-delayed", "nvfp4", "mxfp4"):
-        yield Fault(
-            "layout.precision",
-            layout.precision,
-            "exists in Transformer Engine only",
-            "use float8-rowwise or bf16",
-        )
-    if (
-        layout.precision == "float8-tensorwise"
-        and layout.tp > 1
-        and task.device == "cpu"
-        and task.emulate_rank is None
-    ):
-        yield Fault(
-            "layout.precision",
-            layout.precision,
-            "gathers float8 over TP, which gloo cannot",
-            "use float8-rowwise, or device cuda",
-        )
-    if layout.cpu_offload and task.device == "cpu":
-        yield Fault(
-            "layout.cpu_offload",
-            True,
-            "moves shards between a GPU and its host",
-            "probe with device cuda, or set it to false",
-        )
-    if task.fake_tensors and task.emulate_rank is None:
-        yield Fault("fake_tensors", True, "runs one rank alone", "set emulate_rank")
-    if task.fake_tensors and parse_ac(layout.ac)[0] == "memory-budget":
-        yield Fault(
-            "layout.ac",
-            layout.ac,
-            "is a pass of torch.compile, which fake tensors cannot go through",
-            "probe on a GPU",
-        )
-    if parse_ac(layout.ac)[0] == "modules":
-        yield Fault(
-            "layout.ac",
-            layout.ac,
-            "recomputes modules of Megatron-LM, which the reference program does not have",
-            "probe with selective-attention or full",
-        )
-    if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
-        yield Fault(
-            "emulate_rank",
-            task.emulate_rank,
-            f"is no rank of {layout.num_gpus}",
-            f"use 0 to {layout.num_gpus - 1}",
-        )
-    off = [name for name in ("dp", "tp", "pp") if not getattr(job.training.overlap, name)]
-    if off:
-        yield Fault("training.overlap", off, "cannot be switched off in torch", "leave overlap out")
-    model, seq_len = job.model, job.training.seq_len
-    if model.position_embedding == "learned" and seq_len > model.max_position_embeddings:
-        rule = (
-            f"exceeds the {model.max_position_embeddings} positions that {model.name} has learned"
-        )
-        yield Fault(
-            "training.seq_len", seq_len, rule, f"use at most {model.max_position_embeddings}"
-        )
+        (layout.pp > 1 and layout.ac == "selective-op" and split, "layout.ac", layout.ac,
+         f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts",
+         "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B"),
+        (bool(model.unusual), "model", model.name,
+         f"has {', '.join(model.unusual)}, which the reference program does not have",
+         "probe a model without them"),
+        (layout.moe_dispatcher != "alltoall" and layout.ep > 1, "layout.moe_dispatcher",
+         layout.moe_dispatcher, here, f"use alltoall, {titan}"),
+        (training.cuda_graphs in ("partial", "full"), "training.cuda_graphs", training.cuda_graphs,
+         here, f"leave cuda_graphs out, {titan}"),
+        (bool(training.fused_cross_entropy), "training.fused_cross_entropy", True,
+         "is Transformer Engine's", "leave fused_cross_entropy out"),
+        (bool(training.chunked_loss), "training.chunked_loss", True, here,
+         f"leave chunked_loss out, {titan}"),
+        (layout.precision in ("float8-delayed", "nvfp4", "mxfp4"), "layout.precision",
+         layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16"),
+        (layout.precision == "float8-tensorwise" and layout.tp > 1 and task.device == "cpu"
+         and alone is None, "layout.precision", layout.precision,
+         "gathers float8 over TP, which gloo cannot", "use float8-rowwise, or device cuda"),
+        (layout.cpu_offload and task.device == "cpu", "layout.cpu_offload", True,
+         "moves shards between a GPU and its host", "probe with device cuda, or set it to false"),
+        (task.fake_tensors and alone is None, "fake_tensors", True, "runs one rank alone",
+         "set emulate_rank"),
+        (task.fake_tensors and ac == "memory-budget", "layout.ac", layout.ac,
+         "is a pass of torch.compile, which fake tensors cannot go through", "probe on a GPU"),
+        (ac == "modules", "layout.ac", layout.ac,
+         "recomputes modules of Megatron-LM, which the reference program does not have",
+         "probe with selective-attention or full"),
+        (alone is not None and not 0 <= alone < gpus, "emulate_rank", alone,
+         f"is no rank of {gpus}", f"use 0 to {gpus - 1}"),
+        (bool(off), "training.overlap", off, "cannot be switched off in torch",
+         "leave overlap out"),
+        (model.position_embedding == "learned" and training.seq_len > learned, "training.seq_len",
+         training.seq_len, f"exceeds the {learned} positions that {model.name} has learned",
+         f"use at most {learned}"),
+    )  # fmt: skip
+    for broken, field, value, rule, remedy in rows:
+        if broken:
+            yield Fault(field, value, rule, remedy)

@@ -1,19 +1,32 @@
-"""Runs one recipe on this process's rank and returns what it measured."""
+"""Runs one recipe on this process's rank and returns what it measured.
+
+An emulated rank runs in one process over torch's fake process group, whose collectives move nothing
+and return at once: on a GPU compute and memory are real, but it never waits for others. With fake
+tensors nothing is computed: memory and counts come from shapes. Parallelism is then applied to meta
+tensors outside the mode, and storage is given inside it.
+"""
 
 import os
 import time
+from collections import defaultdict
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import DeviceType
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 
 from planner.errors import fault
 from planner.estimates import model_flops_utilisation
 from planner.probes.protocol import Environment, MeasuredRun, RankMemory
-from planner.probes.reference import emulate, memory, precision, profiling, timing
+from planner.probes.reference import memory, optimizers, precision, timing
 from planner.probes.reference.environment import Sample, check_device, describe
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.step import Trainer
+
+SHOWN_KERNELS = 40  # by name; the rest are one number
+NAME_LENGTH = 120
 
 
 class ReferenceRun:
@@ -40,11 +53,10 @@ class ReferenceRun:
         recipe, task = self.recipe, self.recipe.task
         used_before = self._take_device()
         if recipe.emulated:
-            emulate.enter_world(recipe)
+            enter_world(recipe)
         else:
-            dist.init_process_group(
-                self._backend(), timeout=timedelta(seconds=task.time_limit_seconds)
-            )
+            limit = timedelta(seconds=task.time_limit_seconds)
+            dist.init_process_group(self._backend(), timeout=limit)
         if task.fake_tensors:
             return self._counted()
         trainer = Trainer(recipe, self.device)
@@ -52,17 +64,14 @@ class ReferenceRun:
         self.timed = timed = timing.run(trainer, self._begin, self.started)
         self.sample.stop()
         own = self._memory(trainer, used_before, timed)
-        kernels = (
-            profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
-        )
+        kernels = kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
         tokens = recipe.tokens_per_step / recipe.layout.num_gpus / timed.median
+        mfu = model_flops_utilisation(recipe.model, recipe.cluster, tokens, recipe.training.seq_len)
         return MeasuredRun(
             step_seconds=timed.median,
             step_seconds_each=timed.seconds,
             tokens_per_second_per_gpu=tokens,
-            mfu=model_flops_utilisation(
-                recipe.model, recipe.cluster, tokens, recipe.training.seq_len
-            ),
+            mfu=mfu,
             losses=[] if recipe.emulated else timed.losses,
             gradient_norms=[] if recipe.emulated else timed.norms,
             memory=self._gathered(own),
@@ -98,7 +107,7 @@ class ReferenceRun:
             notes.append("emulated: async TP was left out, there is no communication to hide")
         if not recipe.emulated and not recipe.whole_init:
             notes.append("weights were drawn where they live: the loss differs between layouts")
-        if precision.converts(recipe.layout) and recipe.model.is_moe:
+        if recipe.layout.precision in precision.LOW and recipe.model.is_moe:
             notes.append(
                 "routed experts computed in the parameter dtype: torchao converts linear layers "
                 "only"
@@ -135,21 +144,20 @@ class ReferenceRun:
         On a CPU one more step runs under the tracker, which counts live tensors but cannot see
         into compiled code.
         """
-        rank = dist.get_rank()
         if self.device.type == "cuda":
             unseen = 0
             if self.recipe.layout.pp > 1 and timed.microbatches:
                 unseen = self.recipe.num_microbatches - sum(timed.microbatches)
                 unseen *= trainer.schedule(timed.microbatches[0]).bytes_a_microbatch
-            return memory.of_gpu(rank, self.device, used_before, unseen)
+            return memory.of_gpu(dist.get_rank(), self.device, used_before, unseen)
         if self.recipe.layout.compile:
-            return RankMemory(rank=rank, peak_allocated_bytes=None, peak_reserved_bytes=None)
+            return _live(None)
         tracker = memory.Tracker()
         with tracker:
             tracker.adopt(trainer.tensors())
             tracker.reset()
             trainer.step(len(timed.losses), max(timed.microbatches or (), default=None))
-        return RankMemory(rank=rank, peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
+        return _live(tracker.peak)
 
     def _gathered(self, own: RankMemory) -> list[RankMemory]:
         if self.recipe.emulated or dist.get_world_size() == 1:
@@ -159,11 +167,52 @@ class ReferenceRun:
         return [rank for rank in everyone if rank is not None]
 
     def _counted(self) -> MeasuredRun:
-        tracker = emulate.shapes_alone(self.recipe)
-        counts = {"flops": tracker.flops} | {
-            f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()
-        }
-        rank = RankMemory(
-            rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None
-        )
-        return MeasuredRun(memory=[rank], counts=counts)
+        tracker = shapes_alone(self.recipe)
+        moved = {f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()}
+        return MeasuredRun(memory=[_live(tracker.peak)], counts={"flops": tracker.flops} | moved)
+
+
+def _live(peak: int | None) -> RankMemory:
+    """Memory of a rank of which only live tensors are known."""
+    return RankMemory(rank=dist.get_rank(), peak_allocated_bytes=peak, peak_reserved_bytes=None)
+
+
+def enter_world(recipe: ReferenceRecipe) -> None:
+    """Initialises the fake process group as the layout's rank."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert recipe.task.emulate_rank is not None
+    dist.init_process_group(
+        "fake", rank=recipe.task.emulate_rank, world_size=recipe.layout.num_gpus, store=FakeStore()
+    )
+
+
+def shapes_alone(recipe: ReferenceRecipe) -> memory.Tracker:
+    """Memory and counts of one steady step, with optimizer states, from shapes alone."""
+    trainer = Trainer(recipe, torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True), memory.Tracker() as tracker:
+        trainer.materialise()
+        optimizers.prime(trainer.updates.optimizers)
+        tracker.reset()
+        trainer.step(0)
+    return tracker
+
+
+def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
+    """Device seconds of each kernel in one more step, longest first; on a CPU each operator's."""
+    on_gpu = trainer.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as trace:
+        trainer.step(step)
+        if on_gpu:
+            torch.cuda.synchronize(trainer.device)
+    seconds: dict[str, float] = defaultdict(float)
+    for event in trace.key_averages():
+        if on_gpu and event.device_type == DeviceType.CUDA:
+            seconds[event.key[:NAME_LENGTH]] += event.self_device_time_total / 1e6
+        elif not on_gpu:
+            seconds[event.key[:NAME_LENGTH]] += event.self_cpu_time_total / 1e6
+    longest = sorted(seconds.items(), key=lambda item: -item[1])[:SHOWN_KERNELS]
+    listed = {name: value for name, value in longest if value > 0}
+    rest = sum(seconds.values()) - sum(listed.values())
+    return listed | ({"other": rest} if rest > 0 else {})

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.probes.reference import initialise, meshes, optimizers, parallel, precision
-from planner.probes.reference.clipping import Clipping
 from planner.probes.reference.context_parallel import local_sequence
+from planner.probes.reference.gradients import Clipping, TiedEnds
 from planner.probes.reference.model import ModelPart, Transformer
 from planner.probes.reference.moe import MixtureOfExperts
 from planner.probes.reference.recipe import ReferenceRecipe
-from planner.probes.reference.ties import TiedEnds
 
 if TYPE_CHECKING:
     from planner.probes.reference.pipeline import Loss, Pipeline
@@ -38,10 +36,7 @@ def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> Iterator[tuple[int,
 
 
 class Trainer:
-    """A rank's part of the model, its optimizer and its data.
-
-    Parallelism is applied to a meta model; `materialise` allocates memory.
-    """
+    """A rank's part of the model, its optimizer and its data; `materialise` allocates memory."""
 
     def __init__(self, recipe: ReferenceRecipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -49,21 +44,15 @@ class Trainer:
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
         held = list(parts_of(recipe, self.meshes.place["pp"]))
         self.models = [self._model(part) for _, part in held]
-        self.modules: list[nn.Module] = [
-            parallel.parallelise(model, recipe, self.meshes) for model in self.models
-        ]
+        self.modules = [parallel.parallelise(one, recipe, self.meshes) for one in self.models]
         self._held = held
         self.ties = TiedEnds(self.models, recipe, self.meshes)
 
     def _model(self, part: ModelPart) -> Transformer:
         recipe = self.recipe
+        unfused, seq_len = recipe.training.attention_kernel == "unfused", recipe.training.seq_len
         with torch.device("meta"):
-            model = Transformer(
-                recipe.model,
-                part,
-                unfused=recipe.training.attention_kernel == "unfused",
-                seq_len=recipe.training.seq_len,
-            )
+            model = Transformer(recipe.model, part, unfused=unfused, seq_len=seq_len)
         return model.to(parallel.DTYPES[recipe.layout.master_dtype])
 
     def materialise(self) -> None:
@@ -80,13 +69,9 @@ class Trainer:
             for module in self.modules
             for n, p in module.named_parameters()
         ]
-        names, parameters = [name for name, _ in named], [p for _, p in named]
         kind, lr = recipe.training.optimizer, recipe.task.learning_rate
-        self.updates: optimizers.Updates = (
-            optimizers.InBackward(parameters, names, kind, lr, self._unscale)
-            if recipe.layout.optimizer_in_backward
-            else optimizers.AfterBackward(parameters, names, kind, lr)
-        )
+        prepare = self._unscale if recipe.layout.optimizer_in_backward else None
+        self.updates = optimizers.Updates(named, kind, lr, prepare)
         self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
         self._pipelines: dict[int, Pipeline] = {}
 
@@ -95,20 +80,15 @@ class Trainer:
         from planner.probes.reference.pipeline import Pipeline  # imports for half a second
 
         if microbatches not in self._pipelines:
-            parts = [
-                (stage, part, module)
-                for (stage, part), module in zip(self._held, self.modules, strict=True)
-            ]
+            held = zip(self._held, self.modules, strict=True)
+            parts = [(stage, part, module) for (stage, part), module in held]
             self._pipelines[microbatches] = Pipeline(
                 self.recipe, self.meshes, parts, self._loss_function(), self.device, microbatches
             )
         return self._pipelines[microbatches]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors on the device between steps.
-
-        They are parameters, gradients, buffers and optimizer states.
-        """
+        """The tensors on the device between steps."""
         for module in self.modules:
             for parameter in module.parameters():
                 yield parameter
@@ -127,22 +107,18 @@ class Trainer:
     def step(
         self, index: int, microbatches: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Runs one update, over fewer microbatches where so many are asked for.
+        """Share of the global mean loss on this rank, and the norm of gradients that are clipped.
 
-        Returns (this rank's share of the global mean loss, norm of the gradients if
-        they are clipped).
+        microbatches: fewer than the recipe's, where asked for.
         """
         recipe = self.recipe
         count = microbatches or recipe.num_microbatches
         tokens, targets = initialise.batch(
             recipe, index, self.meshes.replica, self.sequence.local, self.device, count
         )
+        run = self._pipelined if recipe.layout.pp > 1 else self._accumulated
         with self._contexts():
-            share = (
-                self._pipelined(tokens, targets, count)
-                if recipe.layout.pp > 1
-                else self._accumulated(tokens, targets, count)
-            )
+            share = run(tokens, targets, count)
         share = share * (recipe.num_microbatches / count)
         self.ties.add_gradients()
         norm = None
@@ -181,51 +157,37 @@ class Trainer:
         return torch.zeros((), device=self.device) if share is None else share
 
     def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
-        """Runs microbatch after microbatch.
-
-        FSDP2 reduces each one's gradients, as TorchTitan lets it; DDP only the last one's.
-        """
+        """Runs microbatches in turn; FSDP2 reduces after each, as in TorchTitan, DDP at last."""
         module, loss_of = self.modules[0], self._loss_function()
         total = torch.zeros((), device=self.device)
         batch = self.recipe.layout.micro_batch_size
         for i in range(count):
             last = i == count - 1
             self.updates.arm(last)
-            waits = (
-                module.no_sync()
-                if isinstance(module, DistributedDataParallel) and not last
-                else nullcontext()
-            )
-            with waits:
-                loss = loss_of(
-                    module(tokens[i * batch : (i + 1) * batch]),
-                    targets[i * batch : (i + 1) * batch],
-                )
+            waits = isinstance(module, DistributedDataParallel) and not last
+            with module.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                own = slice(i * batch, (i + 1) * batch)
+                loss = loss_of(module(tokens[own]), targets[own])
                 (loss * self.loss_factor).backward()
             total += loss.detach()
         return total
 
     @property
     def loss_factor(self) -> float:
-        """Factor on the loss.
-
-        DistributedDataParallel divides by the replicas, while FSDP2 here only sums.
-        """
+        """Factor on the loss: DistributedDataParallel divides by the replicas, FSDP2 here sums."""
         return float(self.recipe.layout.dp_replicate) if self.recipe.uses_ddp else 1.0
 
     def _loss_function(self) -> "Loss":
         tokens, scale = self.recipe.tokens_per_step, self.scale
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            summed = F.cross_entropy(
-                logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"
-            )
+            rows = logits.flatten(0, 1).float()
+            summed = F.cross_entropy(rows, targets.flatten(), reduction="sum")
             whole = summed.full_tensor() if isinstance(summed, DTensor) else summed
             return whole * (scale / tokens)
 
-        return (
-            torch.compile(loss) if self.recipe.compiles and not self.recipe.vocab_parallel else loss
-        )
+        compiled = self.recipe.compiles and not self.recipe.vocab_parallel
+        return torch.compile(loss) if compiled else loss
 
     def _contexts(self) -> AbstractContextManager[object]:
         if self.recipe.vocab_parallel:
@@ -237,5 +199,4 @@ class Trainer:
 
     def _unscale(self, grad: torch.Tensor) -> None:
         if self.scale != 1.0:
-            local = grad.to_local() if isinstance(grad, DTensor) else grad
-            local.div_(self.scale)
+            (grad.to_local() if isinstance(grad, DTensor) else grad).div_(self.scale)

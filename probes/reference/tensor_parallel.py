@@ -5,7 +5,8 @@ The plan is TorchTitan's. With sequence parallelism the residual stream is cut a
 Source: torchtitan 0.2.2 models/{llama3,qwen3,deepseek_v3}/infra/parallelize.py.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,22 +33,19 @@ class Whole(ParallelStyle):
     """Every rank holds and computes the whole module, with DTensors as inputs and outputs."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def replicated(x: Any, mesh: DeviceMesh) -> DTensor:
+            if isinstance(x, DTensor):
+                return x
+            return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            return tuple(
-                x
-                if isinstance(x, DTensor)
-                else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-                for x in inputs
-            )
+            return tuple(replicated(x, mesh) for x in inputs)
 
         return distribute_module(module, device_mesh, input_fn=enter)  # type: ignore[arg-type]
 
 
 class NormOverShards(ParallelStyle):
-    """A norm over a width that is cut over the ranks: gathered, normed whole, cut again.
-
-    Input and output are local tensors.
-    """
+    """A norm over a width cut over the ranks: local tensors gathered, normed whole, cut again."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -73,9 +71,8 @@ def apply(
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, stream, styles))
         if isinstance(layer.attention, AttentionLayer) and layer.attention.sinks is not None:
-            layer.attention.sinks = nn.Parameter(
-                distribute_tensor(layer.attention.sinks, mesh, [Shard(0)])
-            )
+            sinks = distribute_tensor(layer.attention.sinks, mesh, [Shard(0)])
+            layer.attention.sinks = nn.Parameter(sinks)
     parallelize_module(model, mesh, _ends_plan(model, recipe, stream))
     model.tie()
     if model.position_embeddings is not None and recipe.layout.sequence_parallel:
@@ -109,20 +106,15 @@ def _ends_plan(model: Transformer, recipe: ReferenceRecipe, stream: Placement) -
 
 
 def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
-    attention = {
-        f"attention.{name}": style
-        for name, style in _attention_plan(layer.attention, stream, styles).items()
-    }
+    inside = _attention_plan(layer.attention, stream, styles)
+    wanted = (Replicate(), None)
     plan: Plan = {
-        "attention": styles.prepare(
-            input_layouts=(stream, None), desired_input_layouts=(Replicate(), None)
-        ),
-        **attention,
+        "attention": styles.prepare(input_layouts=(stream, None), desired_input_layouts=wanted),
+        **{f"attention.{name}": style for name, style in inside.items()},
     }
-    mlp = "feed_forward" if layer.feed_forward is not None else "moe.shared"
-    holder: Any = layer.feed_forward
-    if holder is None:
-        holder = layer.moe.shared  # type: ignore[union-attr]
+    mlp, holder = "feed_forward", cast(Any, layer.feed_forward)
+    if layer.moe is not None:
+        mlp, holder = "moe.shared", cast(Any, layer.moe.shared)
     if holder is not None:
         plan[mlp] = styles.prepare(input_layouts=(stream,), desired_input_layouts=(Replicate(),))
         plan[f"{mlp}.w1"] = styles.column()
@@ -131,35 +123,27 @@ def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
             plan[f"{mlp}.w3"] = styles.column()
     if isinstance(stream, Shard):
         norms = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm")
-        plan |= {
-            name: SequenceParallel(use_local_output=True)
-            for name in norms
-            if getattr(layer, name) is not None
-        }
+        plan |= {name: SequenceParallel(use_local_output=True) for name in _held(layer, *norms)}
     return plan
 
 
 def _attention_plan(attention: nn.Module, stream: Placement, styles: Styles) -> Plan:
     plan: Plan = {"wo": styles.row(output_layouts=stream)}
     if isinstance(attention, LatentAttention):
-        whole = [
-            name
-            for name in ("wq_a", "q_norm", "wkv_a", "kv_norm")
-            if getattr(attention, name) is not None
-        ]
+        whole = _held(attention, "wq_a", "q_norm", "wkv_a", "kv_norm")
+        columns = _held(attention, "wq", "wq_b", "wkv_b")
         plan |= {name: Whole() for name in whole}
-        return plan | {
-            name: styles.column()
-            for name in ("wq", "wq_b", "wkv_b")
-            if getattr(attention, name) is not None
-        }
+        return plan | {name: styles.column() for name in columns}
     assert isinstance(attention, AttentionLayer)
     plan |= {name: styles.column() for name in ("wq", "wk", "wv")}
     if attention.norm_kind == "full":
         plan |= {"q_norm": NormOverShards(), "k_norm": NormOverShards()}
     if attention.norm_kind == "head":
-        plan |= {
-            name: SequenceParallel(sequence_dim=2, use_local_output=True)
-            for name in ("q_norm", "k_norm")
-        }
+        norm = partial(SequenceParallel, sequence_dim=2, use_local_output=True)
+        plan |= {"q_norm": norm(), "k_norm": norm()}
     return plan
+
+
+def _held(module: nn.Module, *names: str) -> list[str]:
+    """Those parts of a module that it has."""
+    return [name for name in names if getattr(module, name) is not None]

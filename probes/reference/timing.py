@@ -52,11 +52,9 @@ class StepTiming:
     @property
     def spread(self) -> float:
         """Standard deviation over mean; infinite for fewer than two steps."""
-        return (
-            statistics.stdev(self.seconds) / statistics.fmean(self.seconds)
-            if len(self.seconds) > 1
-            else math.inf
-        )
+        if len(self.seconds) < 2:
+            return math.inf
+        return statistics.stdev(self.seconds) / statistics.fmean(self.seconds)
 
 
 class SharedClock:
@@ -146,10 +144,9 @@ def _alike(trainer: Trainer, size: int, count: int, timing: StepTiming) -> list[
     _wait(trainer.device)
     timing.losses += [float(trainer.global_loss(share)) for share in shares]
     timing.norms += [float(norm) for norm in norms]
-    if not trainer.recipe.emulated:
-        for step, loss in enumerate(timing.losses[first:], start=first):
-            if not math.isfinite(loss):
-                raise NonFiniteLossError(f"loss is {loss} at step {step}")
+    for step, loss in enumerate(timing.losses[first:], start=first):
+        if not (trainer.recipe.emulated or math.isfinite(loss)):
+            raise NonFiniteLossError(f"loss is {loss} at step {step}")
     return [_between(a, b) for a, b in pairwise(marks)]
 
 

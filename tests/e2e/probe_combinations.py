@@ -27,7 +27,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planner.probes.protocol import ProbeTask
 from planner.probes.reference import meshes, pipeline  # noqa: F401 imported for the forks
-from planner.probes.reference.optimizers import InBackward
 from planner.probes.reference.recipe import ReferenceRecipe
 from planner.probes.reference.step import Trainer
 
@@ -41,7 +40,7 @@ def trained(task: dict[str, Any]) -> dict[str, Any]:
     recipe = replace(recipe, layout=recipe.layout.model_copy(update=despite))
     trainer = Trainer(recipe, torch.device("cpu"))
     trainer.materialise()
-    if despite and isinstance(trainer.updates, InBackward):
+    if despite:
         trainer.updates.arm(True)
         trainer.updates.arm = lambda last: None  # type: ignore[method-assign]
     losses, norms = [], []

@@ -96,7 +96,7 @@ def drawn(name: str, number: int) -> dict[str, Any]:
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     """(bytes that the tracker saw, that the planner says) of a rank, without cuBLAS's workspace."""
-    from planner.probes.reference.emulate import shapes_alone
+    from planner.probes.reference.run import shapes_alone
 
     fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}
     task = ProbeTask(id="generated", job=job, **fake, steps=1)

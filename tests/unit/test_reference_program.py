@@ -226,7 +226,7 @@ def start() -> Any:
 def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
     ours, plain = start(), start()
     optimizer = ref.optimizers.AdamWBf16States([ours], lr=1e-3)
-    (adamw,) = ref.optimizers.build([plain], ["layers.0.w"], "adamw", 1e-3)
+    (adamw,) = ref.optimizers.build([("layers.0.w", plain)], "adamw", 1e-3)
     both = (stepped(optimizer, ours), stepped(adamw, plain))
     torch.testing.assert_close(*both, rtol=0, atol=3e-5)
     assert not torch.equal(ours, start())
@@ -247,7 +247,7 @@ def test_adafactor_is_torchs() -> None:
 def test_muon_takes_matrices_of_blocks_alone() -> None:
     names = ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"]
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))]
-    muon, adam = ref.optimizers.build(parameters, names, "muon", 1e-3)
+    muon, adam = ref.optimizers.build(list(zip(names, parameters, strict=True)), "muon", 1e-3)
     assert [p is parameters[1] for p in muon.param_groups[0]["params"]] == [True]
     assert len(adam.param_groups[0]["params"]) == 2
 
