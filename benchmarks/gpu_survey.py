@@ -52,8 +52,8 @@ try:
     from planner.probes.outcome import Begin, End, conclude, write_result
     from planner.probes.pools import nvidia
     from planner.probes.pools.local import LocalPool, LocalSettings
-    from planner.probes.programs import Program
     from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+    from planner.probes.trainers import Program
     from planner.probes.variables import DeviceLease, environment
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing: pip install torch numpy 'pydantic>=2.11,<3' pyyaml")
@@ -325,7 +325,7 @@ def plain(
     devices = machine.devices and machine.devices[:count]
     held = DeviceLease(devices=devices, gpu_name=machine.name)
     settings = LaunchSettings(folder=folder, command=start, worker=worker)
-    begin = Begin.now(num_gpus=count, token=uuid.uuid4().hex, gpu_name=machine.name)
+    begin = Begin(num_gpus=count, token=uuid.uuid4().hex, gpu_name=machine.name)
     place, program = prepare(settings, task, begin, Watch())
     if isinstance(program, Failed):
         return write_result(place, task, begin, program)

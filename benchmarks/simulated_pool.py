@@ -24,10 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import ProbeError
 from planner.probes.launch import Watch
-from planner.probes.pools.capacity import Capacity
-from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.pools.protocol import Capacity, Pool, PoolSettings
 from planner.probes.pools.replay import ReplayPool
-from planner.probes.preflight import Need
 from planner.probes.protocol import (
     Failed,
     FailureKind,
@@ -86,7 +84,7 @@ class SimulatedCluster(BaseModel):
         return f"node{number:0{len(str(self.nodes - 1))}d}"
 
 
-class SimulatedPool(WithoutQueue):
+class SimulatedPool(Pool):
     """Runs a probe on whole nodes, as the file of the cluster says."""
 
     reads_files: ClassVar[bool] = True
@@ -117,9 +115,6 @@ class SimulatedPool(WithoutQueue):
             shared=True,
             avoids_hosts=True,
         )
-
-    def check(self, need: Need, *, wait: bool = True) -> None:
-        """Does nothing: the recordings have been read."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The recorded result or a fault, after the nodes were taken for a while."""

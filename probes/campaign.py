@@ -17,8 +17,7 @@ from planner.estimates import estimate_job, model_flops_utilisation
 from planner.intake.jobs import read_job
 from planner.probes.emulate import combine, ranks_of_interest
 from planner.probes.launch import Watch
-from planner.probes.pools.capacity import Capacity, too_few
-from planner.probes.pools.protocol import Pool
+from planner.probes.pools.protocol import Capacity, Pool, too_few
 from planner.probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
 from planner.probes.reference.recipe import extrapolated, short_steps
 from planner.probes.trainers import trainer_of
@@ -55,10 +54,7 @@ class ProbeRequest(BaseModel):
 
     @classmethod
     def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
-        """The request and its job, with files read into it.
-
-        Raises SpecError for a wrong request and for an impossible layout.
-        """
+        """The request and its job, with files read into it. Raises SpecError."""
         request = build(cls, values, "")
         job = read_job(request.job, allow_files=allow_files)
         left_out = ("search", "probe", "measured")
@@ -97,10 +93,7 @@ def num_microbatches(job: Job) -> int:
 
 
 def _fitting(task: ProbeTask, limit_seconds: float, step_seconds: float) -> ProbeTask:
-    """The task with steps for its least seconds, or as many as the limit holds.
-
-    Raises ProbeError where it holds too few.
-    """
+    """The task with steps for its least seconds, or as many as fit. Raises ProbeError."""
     if limit_seconds < LEAST_STEPS * step_seconds:
         needed = START_SECONDS + LEAST_STEPS * step_seconds
         needed *= task.time_limit_seconds / limit_seconds  # which several runs share
@@ -126,12 +119,11 @@ def _check_kernels(request: ProbeRequest) -> None:
             rule, remedy = f"is no kernel ({error})", "give kind, name, dtype and sizes"
             raise fault(f"kernels.{index}", values, rule, remedy) from None
     if not trainer_of(request.trainer).times_kernels:
-        raise fault(
-            "trainer", request.trainer, "times no kernels alone", "use the reference program"
-        )
+        rule, remedy = "times no kernels alone", "use the reference program"
+        raise fault("trainer", request.trainer, rule, remedy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProbeAnswer:
     """The measurements of a request.
 
@@ -174,10 +166,8 @@ class Campaign:
             fake = capacity.num_devices == 0 or capacity.device == "cpu"
             how = {"fake_tensors": True, "device": "cpu"} if fake else {}
             ranks = ranks_of_interest(job.layout, job.cluster)
-            tasks = tuple(
-                request.task(job, f"{probe_id}-rank{rank}", emulate_rank=rank, **how)
-                for rank in ranks
-            )
+            names = {rank: f"{probe_id}-rank{rank}" for rank in ranks}
+            tasks = tuple(request.task(job, names[at], emulate_rank=at, **how) for at in ranks)
             notes = ("without a GPU: memory and counts only, no times",) if fake else ()
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
         if job.layout.num_gpus > capacity.num_devices:
@@ -223,21 +213,18 @@ class Campaign:
             if not isinstance(result.outcome, MeasuredRun):
                 measured = isinstance(result.outcome, OutOfMemory) and not task.kernels
                 known = (result.measurement(),) if measured else ()
-                return ProbeAnswer(
-                    results=tuple(results), measurements=known, failed=result, notes=self.notes
-                )
-        return ProbeAnswer(
-            results=tuple(results), measurements=self.read(results), notes=self.notes
-        )
+                return ProbeAnswer(tuple(results), known, result, self.notes)
+        return ProbeAnswer(tuple(results), self.read(results), None, self.notes)
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
         if self.tasks[0].kernels:
             return ()  # timings are in the result; they are not a run of a layout
         each = tuple(result.measurement() for result in results)
         if self.ranks:
-            pairs = zip(self.ranks, results, strict=True)
             runs = {
-                rank: one.outcome for rank, one in pairs if isinstance(one.outcome, MeasuredRun)
+                rank: one.outcome
+                for rank, one in zip(self.ranks, results, strict=True)
+                if isinstance(one.outcome, MeasuredRun)
             }
             return (self._whole(combine(self.job, runs), results),)
         return each if self.timed_microbatches is None else (self._extrapolated(*results),)
@@ -249,10 +236,8 @@ class Campaign:
         assert isinstance(longer, MeasuredRun)
         assert self.timed_microbatches is not None
         whole = num_microbatches(self.job)
-        each = [
-            extrapolated(self.timed_microbatches, whole, *pair)
-            for pair in zip(short.step_seconds_each, longer.step_seconds_each, strict=False)
-        ]
+        pairs = zip(short.step_seconds_each, longer.step_seconds_each, strict=False)
+        each = [extrapolated(self.timed_microbatches, whole, *pair) for pair in pairs]
         seconds = median(each)
         training = self.job.training
         tokens = training.global_batch_size * training.seq_len / self.job.cluster.num_gpus

@@ -4,7 +4,7 @@ Compute and memory of a rank are measured. Waiting times come from the cost mode
 as such: exposed communication, and the pipeline bubble in proportion to the measured compute.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -26,21 +26,19 @@ def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
-    """Combines emulated ranks into numbers of the whole job.
+    """Numbers of the whole job from emulated ranks.
 
     Memory is the largest of any rank, on the device with the communicators' buffers that it never
     made. Time is the slowest rank plus what the cost model predicts for waiting.
     """
     estimate = estimate_job(job)
-    seconds = [
-        outcome.step_seconds for outcome in ranks.values() if outcome.step_seconds is not None
-    ]
+    seconds = [one.step_seconds for one in ranks.values() if one.step_seconds is not None]
     busiest = max(seconds) if len(seconds) == len(ranks) else None
-    added = (
-        _waits(estimate.time, busiest) if estimate.time is not None and busiest is not None else {}
-    )
+    added = {}
+    if estimate.time is not None and busiest is not None:
+        added = _waits(estimate.time, busiest)
     step = None if busiest is None else busiest + sum(added.values())
-    memory = {key: _largest(ranks, name) for key, name in MEMORY.items()}
+    memory = _memory(ranks.values())
     if memory["device_bytes"] is not None and estimate.device_bytes is not None:
         outside = estimate.device_bytes - (estimate.peak_reserved_bytes or 0.0)
         memory["communicator_bytes"] = outside - job.cluster.gpu.context_bytes
@@ -58,43 +56,32 @@ def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
             "measured_seconds": busiest,
             "from_model": added,
             "ranks": [
-                {
-                    "rank": rank,
-                    "step_seconds": outcome.step_seconds,
-                    **{key: _largest({rank: outcome}, name) for key, name in MEMORY.items()},
-                }
-                for rank, outcome in sorted(ranks.items())
+                {"rank": rank, "step_seconds": one.step_seconds, **_memory([one])}
+                for rank, one in sorted(ranks.items())
             ],
         }
     )
 
 
-MEMORY = {
-    "peak_allocated_bytes": "peak_allocated_bytes",
-    "peak_reserved_bytes": "peak_reserved_bytes",
-    "device_bytes": "device_used_bytes",
-}
+def _memory(runs: Iterable[MeasuredRun]) -> dict[str, Any]:
+    """The largest of each kind of memory, by the field of a measurement."""
+    found = [memory for run in runs for memory in run.memory]
+    return {
+        "peak_allocated_bytes": largest(one.peak_allocated_bytes for one in found),
+        "peak_reserved_bytes": largest(one.peak_reserved_bytes for one in found),
+        "device_bytes": largest(one.device_used_bytes for one in found),
+    }
 
 
-def _largest(ranks: Mapping[int, MeasuredRun], name: str) -> Any:
-    memories = (memory for outcome in ranks.values() for memory in outcome.memory)
-    return largest(getattr(memory, name) for memory in memories)
-
-
-def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
+def _waits(time: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
     """Seconds that an emulated rank does not wait: communication, the pipeline bubble, stragglers.
 
     Communication is as predicted; the others are predicted in proportion to the busy seconds.
     """
-    busy = (
-        predicted.compute_seconds
-        + predicted.host_seconds
-        + predicted.recompute_seconds
-        + predicted.optimizer_seconds
-        + predicted.other_seconds
-    )
+    busy = time.compute_seconds + time.host_seconds + time.recompute_seconds
+    busy += time.optimizer_seconds + time.other_seconds
     return {
-        "communication_seconds": sum(predicted.exposed_communication_seconds.values()),
-        "bubble_seconds": predicted.bubble_seconds * busy_seconds / busy,
-        "straggler_seconds": predicted.straggler_seconds * busy_seconds / busy,
+        "communication_seconds": sum(time.exposed_communication_seconds.values()),
+        "bubble_seconds": time.bubble_seconds * busy_seconds / busy,
+        "straggler_seconds": time.straggler_seconds * busy_seconds / busy,
     }

@@ -4,7 +4,7 @@ import json
 import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ STARTS = "Traceback (most recent call last)"
 MESSAGE_LINES = 20  # of one error in a log
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankError:
     """The error that one rank raised.
 
@@ -50,13 +50,8 @@ class RankError:
         """The error that this process raises now."""
         kind = type(error)
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        return cls(
-            rank=rank,
-            type=f"{module}{kind.__qualname__}",
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-            time=time.time(),
-        )
+        text = "".join(traceback.format_exception(error))
+        return cls(rank, f"{module}{kind.__qualname__}", str(error), text, time.time())
 
     def write(self, result: Path) -> None:
         """Writes the error file of its rank beside a result file."""
@@ -94,45 +89,33 @@ class Evidence:
 
 
 def read_errors(result: Path) -> tuple[RankError, ...]:
-    """Reads the error files beside a result file, earliest first; skips unreadable ones.
-
-    Their names are RESULT.rankN.error.json.
-    """
+    """Reads the error files RESULT.rankN.error.json, earliest first; skips unreadable ones."""
     found = []
-    for path in result.parent.glob(f"{result.name}.rank*.error.json"):
-        try:
+    for rank, path in _of_ranks(result, ".error.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads(read_whole(path))
-            rank = int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".error.json"))
-            known = {
-                field.name: values[field.name]
-                for field in fields(RankError)
-                if field.name in values
-            }
-            found.append(
-                RankError(
-                    **{
-                        **known,
-                        "rank": rank,
-                        "time": float(values["time"]),
-                        "traceback": str(values["traceback"]),
-                    }
-                )
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+            known = {one.name: values[one.name] for one in fields(RankError) if one.name in values}
+            known |= {"time": float(values["time"]), "traceback": str(values["traceback"])}
+            found.append(RankError(**{**known, "rank": rank}))
     return tuple(sorted(found, key=lambda error: error.time))
 
 
 def read_stacks(result: Path) -> dict[int, str]:
     """Reads the stacks that ranks dumped on request, by rank; skips empty files."""
     found = {}
-    for path in result.parent.glob(f"{result.name}.rank*.stack"):
-        text = ""
+    for rank, path in _of_ranks(result, ".stack"):
         with suppress(OSError):
-            text = read_whole(path)
-        if text.strip():
-            found[int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".stack"))] = text
-    return found
+            found[rank] = read_whole(path)
+    return {rank: text for rank, text in found.items() if text.strip()}
+
+
+def _of_ranks(result: Path, ending: str) -> Iterator[tuple[int, Path]]:
+    """The files beside a result that each rank has one of, RESULT.rankN and this ending."""
+    before = f"{result.name}.rank"
+    for path in result.parent.glob(f"{before}*{ending}"):
+        rank = path.name.removeprefix(before).removesuffix(ending)
+        if rank.isdigit():
+            yield int(rank), path
 
 
 def raised(log: str) -> tuple[RankError, ...]:
@@ -156,20 +139,10 @@ def raised(log: str) -> tuple[RankError, ...]:
             if named is not None:
                 last[rank] = len(found)
                 text, message = "\n".join(begun.pop(rank)), named["message"] or ""
-                found.append(
-                    RankError(
-                        rank=rank,
-                        type=named["type"],
-                        message=message,
-                        traceback=text,
-                        time=float(number),
-                    )
-                )
-        elif rank in last and goes_on(found[last[rank]], plain):
-            error = found[last[rank]]
-            found[last[rank]] = replace(
-                error, message=f"{error.message}\n{plain}", traceback=f"{error.traceback}\n{plain}"
-            )
+                found.append(RankError(rank, named["type"], message, text, float(number)))
+        elif rank in last and goes_on(error := found[last[rank]], plain):
+            longer = f"{error.message}\n{plain}", f"{error.traceback}\n{plain}"
+            found[last[rank]] = replace(error, message=longer[0], traceback=longer[1])
         else:
             last.pop(rank, None)
     return tuple(found)

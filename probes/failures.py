@@ -21,7 +21,6 @@ from planner.probes.evidence import Evidence, RankError, raised
 from planner.probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 
 TEXT_CHARACTERS = 20_000
-SHOWN_FRAMES = 1
 LAST_LINES = 20  # of a log in which no rank reports an error
 
 # Xids caused by the hardware or the driver. 13, 31, 43 and 45 come from the program.
@@ -150,12 +149,8 @@ def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
 def _advised(failed: Failed, found: Cause | None) -> Failed:
     if found is None or not found.remedy:
         return failed
-    return failed.model_copy(
-        update={
-            "message": f"{failed.message}; remedy: {found.remedy}",
-            "machine": failed.machine or found.machine,
-        }
-    )
+    text = f"{failed.message}; remedy: {found.remedy}"
+    return failed.model_copy(update={"message": text, "machine": failed.machine or found.machine})
 
 
 def _of_log(log: str) -> Cause | None:
@@ -165,20 +160,14 @@ def _of_log(log: str) -> Cause | None:
 
 
 def _is_refusal(error: RankError) -> bool:
-    """Returns whether an error is a rule of the trainer.
-
-    It is one if its type is the trainer's own, or if a check in the files that set up the
-    parallelism raised it.
-    """
+    """Whether an error is a rule: of the trainer's own type, or a check of parallel set-up."""
     if REFUSED_TYPES.search(error.type):
         return True
     files = re.findall(r'File "([^"]+)"', error.traceback)
     name, last = error.type.rpartition(".")[2], files[-1] if files else ""
-    return (
-        RULE_FILES.search(last) is not None
-        if name in RULE_TYPES
-        else name == "RuntimeError" and SETUP_FILES.search(last) is not None
-    )
+    if name in RULE_TYPES:
+        return RULE_FILES.search(last) is not None
+    return name == "RuntimeError" and SETUP_FILES.search(last) is not None
 
 
 def _hardware(text: str) -> Failed | None:
@@ -200,40 +189,23 @@ def _held(evidence: Evidence) -> Failed:
         f"rank {who} was stopped by a signal (SIGSTOP, or the batch system suspended it), and the "
         "others waited; `kill -CONT` goes on, or run it again"
     )
-    limit = evidence.reason == "time-limit"
-    return Failed(
-        kind=FailureKind.TIMEOUT if limit else FailureKind.HANG,
-        rank=evidence.stopped[0],
-        message=message,
-    )
+    kind = FailureKind.TIMEOUT if evidence.reason == "time-limit" else FailureKind.HANG
+    return Failed(kind=kind, rank=evidence.stopped[0], message=message)
 
 
 def _stopped(evidence: Evidence) -> Failed:
+    text = _shown(evidence.message)
     if evidence.reason in TAKEN_AWAY:
-        return Failed(
-            kind=FailureKind(evidence.reason), rank=None, message=_shown(evidence.message)
-        )
+        return Failed(kind=FailureKind(evidence.reason), rank=None, message=text)
     if evidence.reason == "time-limit":
-        where = "; ".join(
-            f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(evidence.stacks.items())
-        )
-        message = (
-            f"not done after its time limit of {evidence.time_limit_seconds:g} "
-            f"s{'; ' + where if where else ''}"
-        )
-        suspect = _suspect(evidence.stacks)
-        stack = None if suspect is None else evidence.stacks[suspect]
+        limit = f"not done after its time limit of {evidence.time_limit_seconds:g} s"
+        message, suspect = "; ".join([limit, *_places(evidence.stacks)]), _suspect(evidence.stacks)
+        stack = None if suspect is None else _tail(evidence.stacks[suspect])
         return Failed(
-            kind=FailureKind.TIMEOUT,
-            rank=suspect,
-            message=_shown(message),
-            traceback=stack and _tail(stack),
+            kind=FailureKind.TIMEOUT, rank=suspect, message=_shown(message), traceback=stack
         )
-    return Failed(
-        kind=FailureKind.INTERRUPTED,
-        rank=None,
-        message=_shown(evidence.message) or ENDED_BY.get(evidence.reason, "stopped on request"),
-    )
+    text = text or ENDED_BY.get(evidence.reason, "stopped on request")
+    return Failed(kind=FailureKind.INTERRUPTED, rank=None, message=text)
 
 
 def _killed(evidence: Evidence) -> Failed | None:
@@ -254,24 +226,17 @@ def _killed(evidence: Evidence) -> Failed | None:
     if by_signal:
         rank, code, pid = by_signal[0]
         starved = any(int(m["pid"]) == pid for m in HOST_OOM.finditer(evidence.kernel))
-        cause = (
-            ": the kernel ran out of host memory"
-            if starved
-            else " (killed by hand, or for want of host memory)"
-            if code == -9
-            else ""
-        )
+        cause = " (killed by hand, or for want of host memory)" if code == -9 else ""
+        if starved:
+            cause = ": the kernel ran out of host memory"
         stack = evidence.stacks.get(rank)
         message = f"rank {rank} was ended by {_signal_name(-code)}{cause}"
         return Failed(
             kind=FailureKind.KILLED, rank=rank, message=message, traceback=stack and _tail(stack)
         )
     if evidence.exit_code is not None and evidence.exit_code < 0:
-        return Failed(
-            kind=FailureKind.KILLED,
-            rank=None,
-            message=f"the launcher was ended by {_signal_name(-evidence.exit_code)}",
-        )
+        message = f"the launcher was ended by {_signal_name(-evidence.exit_code)}"
+        return Failed(kind=FailureKind.KILLED, rank=None, message=message)
     return None
 
 
@@ -283,10 +248,7 @@ def _signal_name(number: int) -> str:
 
 
 def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
-    """Returns the failure for a collective that never returned.
-
-    The ranks that report the timeout are healthy. The rank to inspect is one that does not.
-    """
+    """The failure for a collective that never returned: ranks that do not report it are suspect."""
     watchdog = WATCHDOG.search(evidence.log)
     waited = [error for error in errors if _weight(error) == 1]
     if watchdog is None and not waited:
@@ -296,44 +258,29 @@ def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
     stuck = {rank: stack for rank, stack in evidence.stacks.items() if rank not in healthy}
     said = watchdog["work"] if watchdog else waited[0].said
     message = f"rank {', '.join(map(str, healthy))} waited in vain: {said}"
-    if stuck:
-        message += "; " + "; ".join(
-            f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(stuck.items())
-        )
-    traceback = next(iter(stuck.values()), None) or (
-        waited[0].traceback if waited else watchdog[0] if watchdog else ""
-    )
+    message = "; ".join([message, *_places(stuck)])
+    told = waited[0].traceback if waited else watchdog[0] if watchdog else ""
     return Failed(
         kind=FailureKind.HANG,
         rank=min(stuck, default=None),
         message=_shown(message),
-        traceback=_tail(traceback),
+        traceback=_tail(next(iter(stuck.values()), None) or told),
     )
 
 
 def _unexplained(evidence: Evidence) -> OutOfMemory | Failed:
     """The failure when no rank reported an error: shows the end of the log."""
     text = f"{evidence.log}\n"
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if line.strip() and not set(line.strip()) <= set("=-*+")
-    ]
+    stripped = map(str.strip, text.splitlines())
+    lines = [line for line in stripped if line and not set(line) <= set("=-*+")]
     last = lines[-1] if lines else "it left no output"
-    code = (
-        "without an exit code"
-        if evidence.exit_code is None
-        else f"with exit code {evidence.exit_code}"
-    )
+    unknown = evidence.exit_code is None
+    code = "without an exit code" if unknown else f"with exit code {evidence.exit_code}"
     message = f"the program ended {code} and without its result: {last}"
     said = next(((line, found) for line in lines[-LAST_LINES:] if (found := cause_of(line))), None)
     if said is not None and said[1].kind == OOM:
-        return OutOfMemory(
-            rank=0,
-            attempted_bytes=size_in(TRIED, said[0]),
-            allocated_bytes=None,
-            message=_shown(said[0]),
-        )
+        tried, text = size_in(TRIED, said[0]), _shown(said[0])
+        return OutOfMemory(rank=0, attempted_bytes=tried, allocated_bytes=None, message=text)
     failed = Failed(
         kind=FailureKind.CRASH if said is None else FailureKind(said[1].kind),
         rank=None,
@@ -343,35 +290,24 @@ def _unexplained(evidence: Evidence) -> OutOfMemory | Failed:
     return _advised(failed, said and said[1])
 
 
-def _place(stack: str) -> str:
-    """Returns the innermost frame of the main thread.
-
-    faulthandler prints the main thread last, and its innermost frame first.
-    """
-    main = stack[max(stack.rfind("Current thread"), stack.rfind("\nThread "), 0) :]
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main)
-    return (
-        ", ".join(
-            f"{name} ({Path(file).name}:{line})" for file, line, name in frames[:SHOWN_FRAMES]
-        )
-        or "an unknown place"
-    )
+def _places(stacks: Mapping[int, str]) -> list[str]:
+    """The innermost frame of each rank's main thread, which faulthandler prints last."""
+    found = []
+    for rank, stack in sorted(stacks.items()):
+        main = stack[max(stack.rfind("Current thread"), stack.rfind("\nThread "), 0) :]
+        frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
+        where = frame and f"{frame[3]} ({Path(frame[1]).name}:{frame[2]})"
+        found.append(f"rank {rank} was in {where or 'an unknown place'}")
+    return found
 
 
 def _suspect(stacks: Mapping[int, str]) -> int | None:
     """Returns the first rank that was not waiting for the others; None if there is no such rank."""
-    alone = [
-        rank
-        for rank, stack in sorted(stacks.items())
-        if "distributed_c10d" not in stack and "_functional_collectives" not in stack
-    ]
-    return (
-        alone[0]
-        if alone and len(alone) < len(stacks)
-        else min(stacks)
-        if len(stacks) == 1
-        else None
-    )
+    if len(stacks) == 1:
+        return min(stacks)
+    waiting = re.compile("distributed_c10d|_functional_collectives")
+    busy = [rank for rank, stack in sorted(stacks.items()) if not waiting.search(stack)]
+    return busy[0] if 0 < len(busy) < len(stacks) else None
 
 
 def _shown(text: str) -> str:

@@ -108,10 +108,7 @@ def bearers(
 
 
 def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills every process that carries the token or is below a process, until none is left.
-
-    Returns the pids that could not be killed.
-    """
+    """Kills all that carries the token or is below a process. Returns the pids that are left."""
 
     def find() -> set[int]:
         if below == os.getpid():  # other processes wait for their own children
@@ -135,10 +132,7 @@ def kill_until_gone(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
-    """Kills what `find` finds until two searches in a row find nothing, for at most `seconds`.
-
-    Returns what the last search found.
-    """
+    """Kills what `find` finds until two searches in a row find nothing. Returns what is left."""
     deadline = clock() + seconds
     clean_searches = 0
     left: set[int] = set()

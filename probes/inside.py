@@ -19,8 +19,7 @@ from pathlib import Path
 from planner.probes.evidence import RankError, error_path
 from planner.probes.folder import FOUND
 from planner.probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
-from planner.probes.packages import versions_in
-from planner.probes.programs import ALLOCATOR
+from planner.probes.packages import ALLOCATOR, versions_in
 
 INIT = 1
 

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from planner.errors import ProbeError
 from planner.probes import guardian
@@ -26,9 +27,8 @@ from planner.probes.evidence import PREFIX
 from planner.probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
 from planner.probes.outcome import Begin, conclude, write_result
 from planner.probes.preflight import Need, check, check_platform
-from planner.probes.programs import Program
 from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
-from planner.probes.trainers import WORKER, trainer_of
+from planner.probes.trainers import WORKER, Program, trainer_of
 from planner.probes.variables import DeviceLease, environment, inherited
 
 SPEC = "guardian.json"
@@ -154,18 +154,13 @@ class Launcher:
 
     def check(self, need: Need) -> None:
         """Raises ProbeError if no probe can run here, whatever its layout."""
-        settings = self.settings
-        check(
-            need, python=settings.python, program=settings.worker, folder=settings.folder.absolute()
-        )
+        python, worker = self.settings.python, self.settings.worker
+        check(need, python=python, program=worker, folder=self.settings.folder.absolute())
 
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        """Runs a probe to its end.
-
-        If another process takes its port first, tries again with another one. Raises ProbeError.
-        """
+        """Runs a probe to its end, again if another process takes its port. Raises ProbeError."""
         check_platform()
         devices, observer = lease or DeviceLease(), watch or Watch()
         started = time.monotonic()
@@ -181,19 +176,16 @@ class Launcher:
     def _once(
         self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
     ) -> ProbeResult:
+        settings, token = self.settings, lease.token or uuid.uuid4().hex
         gpus = 0 if task.fake_tensors else task.num_processes()
-        begin = Begin.now(
-            num_gpus=gpus, token=lease.token or uuid.uuid4().hex, gpu_name=lease.gpu_name
-        )
-        folder, program = prepare(self.settings, task, begin, watch)
+        begin = Begin(num_gpus=gpus, token=token, gpu_name=lease.gpu_name)
+        folder, program = prepare(settings, task, begin, watch)
         if isinstance(program, Failed):
             return write_result(folder, task, begin, program)
         spec = GuardianSpec(
-            argv=self.settings.command(
-                self.settings.python, task, program, port=self.settings.port()
-            ),
-            env=environment(self.settings.folder, task, lease, program.env),
-            inherit=inherited(self.settings.inherit),
+            argv=settings.command(settings.python, task, program, port=settings.port()),
+            env=environment(settings.folder, task, lease, program.env),
+            inherit=inherited(settings.inherit),
             cwd=str(folder),
             output=str(folder / LOG),
             end=str(folder / END),
@@ -235,10 +227,7 @@ def with_free_port(tries: int, once: Callable[[], ProbeResult], watch: Watch) ->
 def prepare(
     settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch
 ) -> tuple[Path, Program | Failed]:
-    """Returns a folder with all that the program reads, and the program.
-
-    Returns a failure instead of the program if the trainer cannot run the task. Raises ProbeError.
-    """
+    """A folder with all that the program reads, and it or its refusal. Raises ProbeError."""
     tidy(settings)
     folder = new_folder(settings.folder.absolute(), task.id)
     watch.folder(folder)
@@ -255,11 +244,8 @@ def prepare(
 def tidy(settings: LaunchSettings) -> None:
     """Removes the folders of ended probes, except the newest."""
     with contextlib.suppress(OSError):
-        ended = [
-            path
-            for path in settings.folder.iterdir()
-            if (path / RESULT).exists() and (path / END).exists()
-        ]
+        written = (one.parent for one in settings.folder.glob(f"*/{RESULT}"))
+        ended = [path for path in written if (path / END).exists()]
         ended.sort(key=lambda path: path.stat().st_mtime)
         for path in ended[: -settings.keep]:
             shutil.rmtree(path, ignore_errors=True)
@@ -281,21 +267,12 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:
-    """Starts a guardian and waits until it has ended.
-
-    Ctrl-C ends the probe first, then propagates.
-    """
+    """Starts a guardian and waits until it has ended; Ctrl-C ends the probe first."""
     guardian.write_json(folder / SPEC, asdict(spec))
     command = [sys.executable, "-I", "-S", guardian.__file__, str(folder / SPEC)]
+    own: dict[str, Any] = {"start_new_session": True, "pass_fds": tuple(locks)}
     with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=tuple(locks),
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **own)
     try:
         _wait(process, folder, spec.time_limit_seconds, watch)
     finally:
@@ -342,9 +319,7 @@ def last_line(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))
-        lines = [
-            line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()
-        ]
-        if lines:
-            return PREFIX.sub("", lines[-1], count=1).strip()[:SHOWN_CHARACTERS]
+        text = stream.read().decode("utf-8", "replace").rstrip()
+        if text:
+            return PREFIX.sub("", text.splitlines()[-1], count=1).strip()[:SHOWN_CHARACTERS]
     return ""

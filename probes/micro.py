@@ -11,16 +11,15 @@ not exist here gets a line too.
 
 import argparse
 import gc
-import io
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,15 +66,15 @@ class Bench:
             self._free()
 
     def _timed(self, shape: KernelShape) -> dict[str, Any]:
-        kernel = kernels.prepared(shape, self.device)
+        kernel = kernels.KERNELS[shape.kind](shape, self.device)
         once = warm_up(kernel.run, self.device) if kernel is not None else 1.0
         count = num_runs(once, self.each_seconds)
         if shape.between_ranks:
-            count = int(self._agreed(float(count)))
+            count = int(self._largest(count))
         each = time_runs(kernel.run, self.device, count) if kernel is not None else [0.0]
         seconds = statistics.median(each)
         if shape.between_ranks:
-            seconds = self._slowest(seconds)
+            seconds = self._largest(seconds)
         assert kernel is not None or self.rank
         work = kernel or Prepared(run=lambda: None)
         return {
@@ -87,49 +86,31 @@ class Bench:
             "bytes_per_second": work.moved_bytes / seconds,
         }
 
-    def _agreed(self, number: float) -> float:
-        """Rank 0's number on every rank."""
+    def _largest(self, number: float) -> float:
+        """The largest rank's number, on every rank."""
         held = torch.tensor([number], dtype=torch.float64, device=self.device)
-        dist.broadcast(held, 0)
+        if dist.is_initialized():
+            dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return float(held.item())
-
-    def _slowest(self, seconds: float) -> float:
-        held = torch.tensor([seconds], dtype=torch.float64, device=self.device)
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
-        return float(held.item())
-
-    def goes_on(self, until: float) -> bool:
-        """Whether there is time for another shape, by rank 0's clock."""
-        here = time.monotonic() < until
-        return bool(self._agreed(float(here))) if dist.is_initialized() else here
 
     def _free(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-
-def measure_all(
-    bench: Bench, shapes: Sequence[KernelShape], out: IO[str], total_seconds: float
-) -> int:
-    """Measures as many shapes as the time allows; returns how many. Only rank 0 writes lines."""
-    started, until = (
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        time.monotonic() + total_seconds,
-    )
-    here = environment(bench.device)
-    software = here.software()
-    _write(out, {"kind": "environment", "at": started, **here.model_dump(exclude_none=True)}, bench)
-    done = 0
-    for shape in shapes:
-        if not bench.goes_on(until):
-            break
-        _write(out, {**bench.measure(shape), "software": software}, bench)
-        done += 1
-    left = [shape.as_dict() for shape in shapes[done:]]
-    end = environment(bench.device).model_dump(exclude_none=True)
-    _write(out, {"kind": "end", "measured": done, "not_reached": left, **end}, bench)
-    return done
+    def rows(self, shapes: Sequence[KernelShape], total_seconds: float) -> Iterator[dict[str, Any]]:
+        """Lines of results: the environment, as many shapes as the time allows, and the end."""
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        until = time.monotonic() + total_seconds
+        here = environment(self.device)
+        yield {"kind": "environment", "at": started, **here.model_dump(exclude_none=True)}
+        left = list(shapes)
+        while left and self._largest(time.monotonic() < until):
+            yield {**self.measure(left.pop(0)), "software": here.software()}
+        unmeasured = [shape.as_dict() for shape in left]
+        end = environment(self.device).model_dump(exclude_none=True)
+        done = len(shapes) - len(left)
+        yield {"kind": "end", "measured": done, "not_reached": unmeasured, **end}
 
 
 class KernelProgram:
@@ -144,23 +125,18 @@ class KernelProgram:
 
     def measure(self) -> MeasuredRun:
         """Times what fits into half the time limit; the rest is for start and end."""
-        lines, bench = io.StringIO(), Bench(device=self.device, each_seconds=PROBE_EACH_SECONDS)
-        measure_all(
-            bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
-        )
-        written = map(json.loads, lines.getvalue().splitlines())
-        rows = [row for row in written if row["kind"] in kernels.KERNELS]
+        bench = Bench(device=self.device, each_seconds=PROBE_EACH_SECONDS)
+        seconds = min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
+        _, *rows, _ = bench.rows(self.task.shapes(), seconds)
         return MeasuredRun(timings=rows)
 
     def environment(self) -> Environment:
         return environment(self.device)
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the result: none."""
         return []
 
     def close(self) -> None:
-        """Leaves the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -172,12 +148,6 @@ def environment(device: torch.device) -> Environment:
     return describe(device, sample).model_copy(update={"trainer_version": None})
 
 
-def _write(out: IO[str], row: dict[str, Any], bench: Bench) -> None:
-    if bench.rank == 0:
-        out.write(json.dumps(row) + "\n")
-        out.flush()
-
-
 def read_shapes(text: str) -> list[KernelShape]:
     """Parses shapes, one a line. Raises ValueError that names the line."""
     found = []
@@ -187,9 +157,8 @@ def read_shapes(text: str) -> list[KernelShape]:
         try:
             found.append(KernelShape.from_dict(json.loads(line)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"line {number} is no shape ({error}); write kind, name, dtype and sizes"
-            ) from None
+            rule = f"line {number} is no shape ({error}); write kind, name, dtype and sizes"
+            raise ValueError(rule) from None
     return found
 
 
@@ -200,27 +169,22 @@ def join(device_type: str) -> torch.device:
     if here.type == "cuda":
         torch.cuda.set_device(here)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        dist.init_process_group(
-            "nccl" if here.type == "cuda" else "gloo",
-            device_id=here if here.type == "cuda" else None,
-        )
+        on_gpu = here.type == "cuda"
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, device_id=here if on_gpu else None)
     return here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; its exit code is 0 when something was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--seconds", type=float, default=TOTAL_SECONDS, help="wall-clock seconds for all shapes"
-    )
-    parser.add_argument("--each-seconds", type=float, default=EACH_SECONDS)
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
+    raw, here = argparse.RawDescriptionHelpFormatter, "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    option = parser.add_argument
+    option("--shapes", type=Path, required=True)
+    option("--out", type=Path, required=True)
+    option("--seconds", type=float, default=TOTAL_SECONDS, help="wall-clock seconds for all shapes")
+    option("--each-seconds", type=float, default=EACH_SECONDS)
+    option("--device", choices=("cuda", "cpu"), default=here)
     options = parser.parse_args(arguments)
     try:
         shapes = read_shapes(options.shapes.read_text(encoding="utf-8"))
@@ -229,10 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     bench = Bench(device=join(options.device), each_seconds=options.each_seconds)
     with (options.out if bench.rank == 0 else Path(os.devnull)).open("a", encoding="utf-8") as out:
-        done = measure_all(bench, shapes, out, options.seconds)
+        for row in bench.rows(shapes, options.seconds):
+            out.write(json.dumps(row) + "\n")
+            out.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
-    return 0 if done else 1
+    return 0 if row["measured"] else 1
 
 
 if __name__ == "__main__":

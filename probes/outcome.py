@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.probes.evidence import Evidence, read_errors, read_stacks
 from planner.probes.failures import classify
@@ -51,24 +51,12 @@ class Begin(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    started_at: str
-    started: float
+    started: float = Field(default_factory=time.time)
     num_gpus: int
     token: str
     gpu_name: str | None = None
     lost_seconds: float = 0.0
     lost: tuple[str, ...] = ()
-
-    @classmethod
-    def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
-        moment = datetime.now(UTC)
-        return cls(
-            started_at=moment.isoformat(),
-            started=moment.timestamp(),
-            num_gpus=num_gpus,
-            token=token,
-            gpu_name=gpu_name,
-        )
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
@@ -123,10 +111,7 @@ def end_in(path: Path) -> End | None:
 
 
 def conclude(folder: Path) -> ProbeResult:
-    """Returns the result of a probe whose processes have ended, and writes it to the folder.
-
-    Works even if the runner crashed before the end.
-    """
+    """The result of a probe whose processes have ended, written to its folder, whoever ran it."""
     task = ProbeTask.model_validate_json(read_whole(folder / TASK))
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
@@ -148,13 +133,11 @@ def conclude(folder: Path) -> ProbeResult:
     if trained is not None:
         return write_result(folder, task, begin, trained[0], end, trained[1])
     written = _written(folder / RESULT, task)
-    environment = written.environment if written is not None else None
-    if written is not None and (
-        written.outcome.status == "ok" or (not evidence.errors and end.reason == "exit")
-    ):
-        return write_result(
-            folder, task, begin, written.outcome, end, environment, notes=written.notes
-        )
+    environment = None if written is None else written.environment
+    believed = not evidence.errors and end.reason == "exit"
+    if written is not None and (written.outcome.status == "ok" or believed):
+        outcome, notes = written.outcome, written.notes
+        return write_result(folder, task, begin, outcome, end, environment, notes=notes)
     failed = _too_large(folder / RESULT) or classify(evidence)
     return write_result(folder, task, begin, failed, end, environment)
 
@@ -180,8 +163,7 @@ def write_result(
 ) -> ProbeResult:
     """Returns the whole result, and writes it to the folder unless the disk is full.
 
-    Times are the guardian's: from before the start until the program's end; and those of runs that
-    the pool ended before.
+    Times are the guardian's, from before the start until the program's end, and of lost runs.
     """
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
     seconds += begin.lost_seconds
@@ -191,7 +173,7 @@ def write_result(
         task=task,
         outcome=outcome,
         environment=here.model_copy(update={"shared": True}) if others else here,
-        started_at=begin.started_at,
+        started_at=datetime.fromtimestamp(begin.started, UTC).isoformat(),
         wall_seconds=seconds,
         gpu_seconds=seconds * begin.num_gpus,
         complete=outcome.status == "ok",
@@ -227,10 +209,9 @@ def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
 
 
 def _doubt(result: ProbeResult) -> Failed | None:
-    """Returns why a run that ended with exit 0 still does not count; None if it counts.
+    """Why a run that ended with exit 0 still does not count; None if it counts.
 
-    It needs timed steps and a finite loss. The loss may be anything if its inputs are not real
-    data (emulated, fake).
+    It needs timed steps and a finite loss, unless its inputs are not real data (emulated, fake).
     """
     outcome, task = result.outcome, result.task
     assert isinstance(outcome, MeasuredRun)
@@ -254,9 +235,7 @@ def _doubt(result: ProbeResult) -> Failed | None:
 
 def read_logs(folder: Path) -> str:
     """The output of the launcher, and of every node if there are several."""
-    return "\n".join(
-        text for path in sorted(folder.glob("output*.log")) if (text := read_log(path))
-    )
+    return "\n".join(filter(None, map(read_log, sorted(folder.glob("output*.log")))))
 
 
 def read_log(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Packages of the interpreter of probes, which may be another than ours.
+"""The interpreter of probes, which may be another than ours: its packages, torch's allocator.
 
 Of ours it gets planner alone: its torch, numpy and pydantic are built for it.
 """
@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from planner.errors import ProbeError
 
 HOME = Path(planner.__file__).resolve().parent
 ASK_SECONDS = 60.0
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # its second name is the older one
+EXPANDABLE = re.compile(r"expandable_segments:\w+,?")
 ASK = """\
 import json
 from importlib.metadata import distributions
@@ -30,10 +33,7 @@ print(json.dumps({name.lower(): version for name, version in found}))
 def told_by(
     command: Sequence[str], seconds: float, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command says and how it ends. more: `env`, `cwd`.
-
-    Raises OSError if it cannot start, TimeoutExpired if it takes longer.
-    """
+    """What a command says and how it ends. Raises OSError, TimeoutExpired. more: `env`, `cwd`."""
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, **more
     )
@@ -57,10 +57,7 @@ def versions_in(python: str) -> dict[str, str]:
 
 
 def search_path(folder: Path) -> str:
-    """PYTHONPATH of all that runs in that interpreter: ours, and our package last.
-
-    folder: the parent folder of probes.
-    """
+    """PYTHONPATH of what runs there: ours, and our package last. folder: the parent of probes."""
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(linked(folder))]))
 
 
@@ -80,3 +77,11 @@ def linked(folder: Path) -> Path:
 def mounts(folder: Path) -> list[Path]:
     """Folders that a container mounts: the link, our package and, in a checkout, its probes."""
     return [linked(folder), HOME, Path(__file__).resolve().parent]
+
+
+def allocator_settings(expandable: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Torch's allocator settings under both names, for all releases, beside those already set."""
+    given = next((environment[name] for name in ALLOCATOR if environment.get(name)), "")
+    asked = f"expandable_segments:{expandable}"
+    value = ",".join(filter(None, [EXPANDABLE.sub("", given).strip(","), asked]))
+    return dict.fromkeys(ALLOCATOR, value)

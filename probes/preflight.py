@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ FLOAT8, MX = "torchao.float8", "torchao.prototype.mx_formats"
 TAIL_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Need:
     """The need of a probe that is going to run.
 
@@ -58,27 +58,16 @@ class Need:
     def of(cls, job: Job, trainer: str) -> "Need":
         """The need for runs of a job's layout, or of all that a search may propose."""
         precisions, compiles = candidates(job)
-        return cls(
-            job=job,
-            trainer=trainer,
-            device="cpu" if job.cluster.gpu.name == "cpu" else "cuda",
-            precisions=precisions,
-            compiles=compiles,
-            num_gpus=job.cluster.num_gpus,
-        )
+        device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
+        return cls(job, trainer, device, precisions, compiles, job.cluster.num_gpus)
 
     @classmethod
     def of_task(cls, task: ProbeTask, job: Job) -> "Need":
-        need = cls(job=job, trainer=task.trainer, device=task.device)
         if task.kernels:
-            return need
+            return cls(job, task.trainer, task.device)
         precisions, compiles = candidates(job)
-        return replace(
-            need,
-            precisions=precisions,
-            compiles=compiles and not task.fake_tensors,
-            num_gpus=task.num_processes(),
-        )
+        compiles = compiles and not task.fake_tensors
+        return cls(job, task.trainer, task.device, precisions, compiles, task.num_processes())
 
     def arguments(self) -> list[str]:
         """Arguments of the check for what these layouts need."""
@@ -95,9 +84,8 @@ def candidates(job: Job) -> tuple[frozenset[str], bool]:
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     domains = domains_of(context, job.search).by_field
     runnable = trainer_precisions(context) & {*gpu_precisions(context)}
-    return runnable.intersection(map(str, domains["precision"].values)), True in domains[
-        "compile"
-    ].values
+    runnable = runnable.intersection(map(str, domains["precision"].values))
+    return runnable, True in domains["compile"].values
 
 
 _good_until: dict[tuple[str, ...], float] = {}
@@ -140,14 +128,13 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         reason = "it is no folder" if folder.exists() else "it cannot be made"
     elif os.access(folder, os.W_OK | os.X_OK):
-        free = free_bytes(folder)
+        free, needed = free_bytes(folder), format_bytes(LEAST_FREE_BYTES)
         if free >= LEAST_FREE_BYTES:
             return
-        reason = f"its disk has {format_bytes(free)} left, and a probe may need "
-        reason += format_bytes(LEAST_FREE_BYTES)
         raise ProbeError(
-            f"{folder}: no room for probes ({reason}); free some, or set PLANNER_PROBE_FOLDER to "
-            "another disk, and start again"
+            f"{folder}: no room for probes (its disk has {format_bytes(free)} left, and a probe "
+            f"may need {needed}); free some, or set PLANNER_PROBE_FOLDER to another disk, and "
+            "start again"
         )
     raise ProbeError(
         f"{folder}: no folder for probes ({reason}); set PLANNER_PROBE_FOLDER to a place that "
@@ -170,10 +157,7 @@ def command(python: str, need: Need, program: str) -> list[str]:
 def ask(
     command: Sequence[str], *, folder: Path, seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs that command. Raises ProbeError if it cannot start or does not answer in time.
-
-    folder: the parent folder of probes.
-    """
+    """Runs that command. Raises ProbeError if it cannot start or does not answer in time."""
     try:
         ours = {**os.environ, "PYTHONPATH": search_path(folder)}
         return told_by(command, seconds, cwd=os.sep, env=ours)
@@ -181,25 +165,18 @@ def ask(
         slow = f"{command[0]} did not say within {seconds:.0f} s whether torch can be imported"
         raise ProbeError(f"{slow}; probe from an environment on a faster disk") from None
     except OSError as error:
-        text = (
-            f"{command[0]}: no interpreter for probes ({error.strerror}); set "
-            "PLANNER_PROBE_PYTHON to one that has torch"
-        )
-        raise ProbeError(text) from None
+        text = f"{command[0]}: no interpreter for probes ({error.strerror})"
+        raise ProbeError(f"{text}; set PLANNER_PROBE_PYTHON to one that has torch") from None
 
 
 def problem_in(done: subprocess.CompletedProcess[str], python: str) -> str | None:
     """The fault of an interpreter and how to fix it, in one line; None if there is none."""
     said = _said(done.stdout)
     if said is None:
-        tail = (
-            " ".join(done.stderr.split())[-TAIL_CHARACTERS:]
-            or f"it ended with {done.returncode} and said nothing"
-        )
-        return (
-            f"{python} cannot be asked whether it has torch ({tail}); set PLANNER_PROBE_PYTHON to "
-            "one that has it"
-        )
+        tail = " ".join(done.stderr.split())[-TAIL_CHARACTERS:]
+        tail = tail or f"it ended with {done.returncode} and said nothing"
+        text = f"{python} cannot be asked whether it has torch ({tail})"
+        return f"{text}; set PLANNER_PROBE_PYTHON to one that has it"
     problem = said.get("problem")
     if problem is None:
         return None

@@ -114,10 +114,7 @@ class ProbeTask(BaseModel):
         return read_job(self.job)
 
     def num_processes(self) -> int:
-        """How many processes torchrun starts.
-
-        One per GPU, as many as the kernels need, or a single one for an emulated rank.
-        """
+        """Processes of torchrun: one a GPU, what kernels need, or one for an emulated rank."""
         if self.kernels:
             return max(shape.num_gpus for shape in self.shapes())
         return 1 if self.emulate_rank is not None else self.parsed().cluster.num_gpus

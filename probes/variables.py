@@ -11,18 +11,9 @@ from planner.probes.packages import search_path
 from planner.probes.protocol import ProbeTask
 
 OF_OTHERS = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-        guardian.TOKEN,
-        guardian.GUARDIAN,
-    }
+    {*("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")}
+    | {guardian.TOKEN, guardian.GUARDIAN}
 )
-
-
 NEEDED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM"),
     *("TMPDIR", "TEMP", "TMP", "XDG_*", "HOSTNAME", "LD_*", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
@@ -34,8 +25,6 @@ NEEDED = (
     *("UCX_*", "FI_*", "IB_*", "IBV_*", "MLX*", "OFI_*", "EFA_*", "SHARP_*", "MASTER_*"),
     *("SLURM_*", "SLURMD_*", "SRUN_*", "OMPI_*", "PMI_*", "PMIX_*", "PRTE_*", "MPI_*", "MUNGE_*"),
 )
-
-
 SECRETS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE_KEY")
 
 
@@ -65,27 +54,20 @@ def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) 
     more: patterns that are added. Database URLs, API keys and whatever else the service runs with
     stay here; of these patterns' secrets only what `more` names goes along.
     """
-    return [
-        name
-        for name in environment
-        if name not in OF_OTHERS
-        and (
-            any(fnmatchcase(name, pattern) for pattern in more)
-            or (
-                any(fnmatchcase(name, pattern) for pattern in NEEDED)
-                and not any(word in name.upper() for word in SECRETS)
-            )
-        )
-    ]
+    found = []
+    for name in environment:
+        asked = any(fnmatchcase(name, pattern) for pattern in more)
+        needed = any(fnmatchcase(name, pattern) for pattern in NEEDED)
+        secret = any(word in name.upper() for word in SECRETS)
+        if name not in OF_OTHERS and (asked or (needed and not secret)):
+            found.append(name)
+    return found
 
 
 def environment(
     folder: Path, task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables set for a probe on this machine: its devices, threads and package path.
-
-    folder: the parent folder of probes.
-    """
+    """Variables of a probe here: devices, threads, package path. folder: the parent of probes."""
     threads = max(1, (os.cpu_count() or 1) // task.num_processes())
     ours = {
         "PYTHONPATH": search_path(folder),

@@ -18,7 +18,7 @@ from typing import Any
 from planner.probes.evidence import Evidence, RankError, read_errors
 from planner.probes.failures import classify
 from planner.probes.guardian import write_whole
-from planner.probes.programs import allocator_settings
+from planner.probes.packages import allocator_settings
 from planner.probes.protocol import Environment, MeasuredRun, Outcome, ProbeResult, ProbeTask
 from planner.trainers.registry import TRAINERS
 
@@ -58,10 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
             notes=run.notes() if run else [],
         )
         write_whole(result_path, result.model_dump_json())
-    if isinstance(outcome, MeasuredRun):
-        run.close()
-        return 0
-    return 1
+    if not isinstance(outcome, MeasuredRun):
+        return 1
+    run.close()
+    return 0
 
 
 def _program(task: ProbeTask) -> Any:

@@ -1,30 +1,26 @@
 """The kernels that can be timed by themselves, one line each below.
 
-A function turns a `planner.calibration.kernels.KernelShape` into something to time. It is imported
-when a kernel of its kind is timed, so that this list needs no torch.
+A function turns a `planner.calibration.kernels.KernelShape` into something to time.
 """
 
 from collections.abc import Callable, Iterable
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+
+import torch
 
 from planner.calibration import kernels as shapes
+from planner.probes.kernels import collectives, compute
 from planner.probes.kernels.base import Prepared
 
-if TYPE_CHECKING:
-    import torch
-
-    Prepare = Callable[[shapes.KernelShape, torch.device], Prepared | None]
-
-KERNELS: "dict[str, str | Prepare]" = {}
+Prepare = Callable[[shapes.KernelShape, torch.device], Prepared | None]
+KERNELS: dict[str, Prepare] = {}
 
 
 def register(
-    kind: str, prepare: "str | Prepare", *, sizes: Iterable[str] = (), names: Iterable[str] = ()
+    kind: str, prepare: Prepare, *, sizes: Iterable[str] = (), names: Iterable[str] = ()
 ) -> None:
     """Adds a kind of kernel.
 
-    prepare: the function that prepares it on a device, or `module:function` of it. It raises
+    prepare: prepares it with its operands on a device; None on a rank that takes no part. It raises
         `planner.probes.kernels.base.Unavailable` if torch or the device has no such kernel.
     sizes, names: for a kind that the cost model does not know (`planner.calibration.kernels`).
     """
@@ -33,17 +29,10 @@ def register(
     KERNELS[kind] = prepare
 
 
-register("gemm", "planner.probes.kernels.compute:gemm")
-register("grouped-gemm", "planner.probes.kernels.compute:grouped_gemm")
-register("attention", "planner.probes.kernels.compute:attention")
-register("attention-backward", "planner.probes.kernels.compute:attention")
-register("memory", "planner.probes.kernels.compute:memory")
-register("optimizer", "planner.probes.kernels.compute:optimizer")
-register("collective", "planner.probes.kernels.collectives:prepare")
-
-
-def prepared(shape: shapes.KernelShape, device: "torch.device") -> Prepared | None:
-    """The kernel of a shape; None on a rank that takes no part. Raises Unavailable."""
-    found = KERNELS[shape.kind]
-    prepare: Prepare = resolve_name(found) if isinstance(found, str) else found
-    return prepare(shape, device)
+register("gemm", compute.gemm)
+register("grouped-gemm", compute.grouped_gemm)
+register("attention", compute.attention)
+register("attention-backward", compute.attention)
+register("memory", compute.memory)
+register("optimizer", compute.optimizer)
+register("collective", collectives.prepare)

@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from planner.catalog.clusters import gpu_names
 from planner.errors import ProbeError, fault
 from planner.probes.folder import lease_folder
 from planner.probes.launch import Launcher, Watch
-from planner.probes.pools.capacity import Capacity, too_few
 from planner.probes.pools.leases import MACHINE, LeaseLocks
 from planner.probes.pools.nvidia import Gpu, Survey, is_same_gpu, others_on, survey, visible
-from planner.probes.pools.protocol import PoolSettings, WithoutQueue
+from planner.probes.pools.protocol import Capacity, Pool, PoolSettings, too_few
 from planner.probes.preflight import Need
 from planner.probes.protocol import ProbeResult, ProbeTask
 from planner.probes.variables import DeviceLease
@@ -52,10 +51,8 @@ class LocalSettings:
     foreign_seconds: float = 5.0
 
 
-class LocalPool(WithoutQueue):
+class LocalPool(Pool):
     """Runs probes on this machine."""
-
-    reads_files: ClassVar[bool] = False
 
     def __init__(self, launcher: Launcher, settings: LocalSettings | None = None) -> None:
         self.launcher, self.settings = launcher, settings or LocalSettings()
@@ -66,10 +63,7 @@ class LocalPool(WithoutQueue):
         return cls(Launcher(settings.launch), LocalSettings(leases=settings.leases))
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """Devices for a job on this cluster's GPU, free or not.
-
-        Raises SpecError for a GPU other than this machine's.
-        """
+        """Devices for a job on this GPU, free or not. Raises SpecError for another GPU."""
         if cluster.gpu.name == "cpu":
             slots = self.settings.cpu_slots
             return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu", at_once=slots)
@@ -88,11 +82,7 @@ class LocalPool(WithoutQueue):
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError if this machine can run no probe.
-
-        It may lack a GPU, torch, or a folder for files. Raises SpecError if its GPU is
-        not the job's.
-        """
+        """Raises ProbeError without a GPU, torch or a folder, SpecError for another GPU."""
         if need.device == "cuda":
             capacity = self.capacity(need.job.cluster)
             if not capacity.num_devices:
@@ -100,10 +90,7 @@ class LocalPool(WithoutQueue):
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """Runs one probe, once its devices are free.
-
-        Raises ProbeError if they can never be, SpecError for another GPU.
-        """
+        """Runs one probe, once its devices are free. Raises ProbeError, or SpecError: wrong GPU."""
         watch = watch or Watch()
         wanted = task.num_processes()
         if task.device == "cuda":
@@ -125,11 +112,7 @@ class LocalPool(WithoutQueue):
 
     @contextlib.contextmanager
     def _gpus(self, wanted: int, watch: Watch) -> Iterator[DeviceLease]:
-        """Waits for a lease on `wanted` idle GPUs.
-
-        Raises ProbeError if foreign processes do not leave the GPUs that the probe needs.
-        """
-        announced = False
+        """Waits for a lease on idle GPUs. Raises ProbeError if others do not leave them."""
         foreign_since: float | None = None
         while True:
             locks = LeaseLocks(self.settings.leases, machine=self.settings.machine)
@@ -147,10 +130,8 @@ class LocalPool(WithoutQueue):
                     return
                 short = len(self._visible()) - len(foreign) < wanted
                 foreign_since = (foreign_since or time.monotonic()) if short else None
-                if (
-                    foreign_since is not None
-                    and time.monotonic() - foreign_since >= self.settings.foreign_seconds
-                ):
+                patience = self.settings.foreign_seconds
+                if foreign_since is not None and time.monotonic() - foreign_since >= patience:
                     raise ProbeError(
                         f"{others_on(foreign)}; a measurement beside it would be wrong: end it, "
                         "hide the GPU by CUDA_VISIBLE_DEVICES, or allow small ones such as a "
@@ -158,9 +139,7 @@ class LocalPool(WithoutQueue):
                     )
             finally:
                 locks.release()
-            if not announced:
-                watch.progress("waiting for GPUs that other probes use")
-                announced = True
+            watch.progress("waiting for GPUs that other probes use")
             _pause(watch)
 
     def _take(self, locks: LeaseLocks, wanted: int) -> tuple[list[Gpu], list[Gpu]]:

@@ -6,7 +6,7 @@ Sizes are in bytes; None if the driver does not report them.
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.probes.packages import told_by
@@ -18,6 +18,7 @@ GPU_FIELDS = (
     "index", "uuid", "memory.total", "memory.used", "driver_version", "mig.mode.current",
     "pci.bus_id", "name",
 )  # fmt: skip
+CSV = ("--format=csv,noheader,nounits",)
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
 # Memory in use without a process to show (it runs outside our container, or has just ended):
 # above this, the GPU is in use. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver,
@@ -28,10 +29,7 @@ MEMORY_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds memory of a GPU.
-
-    Its pid is the host's, which a container may not see.
-    """
+    """A process that holds memory of a GPU. pid: the host's, which a container may not see."""
 
     pid: int
     name: str
@@ -82,40 +80,28 @@ Ask = Callable[[Sequence[str]], str]
 
 
 def ask_smi(arguments: Sequence[str]) -> str:
-    """Returns nvidia-smi's answer.
-
-    Raises OSError if it is not installed, RuntimeError with its message if it fails.
-    """
+    """The answer of nvidia-smi. Raises OSError if there is none, RuntimeError with its message."""
     try:
         done = told_by(["nvidia-smi", *arguments], SMI_SECONDS)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"nvidia-smi did not answer within {SMI_SECONDS:g} s") from None
     if done.returncode:
-        raise RuntimeError(
-            " ".join((done.stdout + done.stderr).split())
-            or f"nvidia-smi ended with {done.returncode}"
-        )
+        message = " ".join((done.stdout + done.stderr).split())
+        raise RuntimeError(message or f"nvidia-smi ended with {done.returncode}")
     return done.stdout
 
 
 def survey(ask: Ask = ask_smi) -> Survey:
     """The GPUs of this machine with their processes."""
     try:
-        gpus = parse_gpus(
-            ask([f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"])
-        )
-        apps = parse_apps(
-            ask([f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits"])
-        )
+        gpus = parse_gpus(ask([f"--query-gpu={','.join(GPU_FIELDS)}", *CSV]))
+        apps = parse_apps(ask([f"--query-compute-apps={','.join(APP_FIELDS)}", *CSV]))
     except OSError:
         return Survey(gpus=(), problem="nvidia-smi is not installed")
     except RuntimeError as error:
         return Survey(gpus=(), problem=str(error))
-    found = tuple(
-        replace(gpu, processes=tuple(process for uuid, process in apps if uuid == gpu.uuid))
-        for gpu in gpus
-    )
-    return Survey(gpus=found)
+    users = {gpu.uuid: tuple(one for uuid, one in apps if uuid == gpu.uuid) for gpu in gpus}
+    return Survey(gpus=tuple(replace(gpu, processes=users[gpu.uuid]) for gpu in gpus))
 
 
 def others_on(gpus: Iterable[Gpu], tolerated_bytes: float = 0.0) -> str:
@@ -125,10 +111,7 @@ def others_on(gpus: Iterable[Gpu], tolerated_bytes: float = 0.0) -> str:
 
 
 def visible(seen: Survey, environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
-    """GPUs that we may use: whole ones, of those in CUDA_VISIBLE_DEVICES.
-
-    environment: where that is read; None is this process' own.
-    """
+    """Whole GPUs of those in CUDA_VISIBLE_DEVICES. environment: where it is; None is ours."""
     whole = tuple(gpu for gpu in seen.gpus if not gpu.sliced)
     allowed = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
@@ -143,39 +126,35 @@ def visible(seen: Survey, environment: Mapping[str, str] | None = None) -> tuple
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """Parses the answer to GPU_FIELDS; skips lines of another shape (warnings)."""
-    found = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",", len(GPU_FIELDS) - 1)]
-        if len(cells) == len(GPU_FIELDS) and cells[0].isdigit():
-            index, uuid, total, used, driver, mig, bus, name = cells
-            found.append(
-                Gpu(
-                    index=int(index),
-                    uuid=uuid,
-                    name=name,
-                    memory_bytes=_mib(total),
-                    used_bytes=_mib(used),
-                    driver=driver,
-                    sliced=mig == "Enabled",
-                    bus_id=bus.lower().rpartition(".")[0][-len("0000:00:00") :],
-                )
-            )
-    return tuple(found)
+    return tuple(
+        Gpu(
+            index=int(index),
+            uuid=uuid,
+            name=name,
+            memory_bytes=_mib(total),
+            used_bytes=_mib(used),
+            driver=driver,
+            sliced=mig == "Enabled",
+            bus_id=bus.lower().rpartition(".")[0][-len("0000:00:00") :],
+        )
+        for index, uuid, total, used, driver, mig, bus, name in _rows(text, GPU_FIELDS, "index")
+    )
 
 
 def parse_apps(text: str) -> tuple[tuple[str, GpuProcess], ...]:
-    """Parses (GPU's uuid, process) from the answer to APP_FIELDS.
+    """(GPU's uuid, process) from the answer to APP_FIELDS, whose last may hold commas."""
+    return tuple(
+        (uuid, GpuProcess(pid=int(pid), name=name, used_bytes=_mib(used)))
+        for uuid, pid, used, name in _rows(text, APP_FIELDS, "pid")
+    )
 
-    A process' name comes last because it may hold commas.
-    """
-    found = []
+
+def _rows(text: str, fields: Sequence[str], number: str) -> Iterator[list[str]]:
+    """The cells of each line that has these fields and, in one of them, a whole number."""
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",", len(APP_FIELDS) - 1)]
-        if len(cells) == len(APP_FIELDS) and cells[1].isdigit():
-            found.append(
-                (cells[0], GpuProcess(pid=int(cells[1]), name=cells[3], used_bytes=_mib(cells[2])))
-            )
-    return tuple(found)
+        cells = [cell.strip() for cell in line.split(",", len(fields) - 1)]
+        if len(cells) == len(fields) and cells[fields.index(number)].isdigit():
+            yield cells
 
 
 def _mib(text: str) -> float | None:
@@ -187,10 +166,7 @@ def _mib(text: str) -> float | None:
 
 
 def is_same_gpu(spec: GpuSpec, gpu: Gpu) -> bool:
-    """Whether a GPU may be the catalogue's.
-
-    Compares the name of its generation, its form if the name has it, and its memory within a tenth.
-    """
+    """Whether a GPU may be the catalogue's: by generation, form, and memory within a tenth."""
     words = spec.name.split("-")
     said = gpu.name.lower()
     model = f"{words[0]} {words[1]}" if words[0] == "rtx" and len(words) > 1 else words[0]
@@ -199,7 +175,6 @@ def is_same_gpu(spec: GpuSpec, gpu: Gpu) -> bool:
     # the driver's names of SXM parts often leave the form out
     if any((form in words) != (form in said) for form in ("pcie", "nvl")):
         return False
-    return (
-        gpu.memory_bytes is None
-        or abs(gpu.memory_bytes / spec.memory_bytes - 1.0) <= MEMORY_TOLERANCE
-    )
+    if gpu.memory_bytes is None:
+        return True
+    return abs(gpu.memory_bytes / spec.memory_bytes - 1.0) <= MEMORY_TOLERANCE

@@ -16,9 +16,7 @@ from pydantic import ValidationError
 from planner.errors import ProbeError, SpecError
 from planner.intake.measurements import read_measurement
 from planner.probes.launch import Watch
-from planner.probes.pools.capacity import UNLIMITED, Capacity
-from planner.probes.pools.protocol import PoolSettings, WithoutQueue
-from planner.probes.preflight import Need
+from planner.probes.pools.protocol import UNLIMITED, Capacity, Pool, PoolSettings
 from planner.probes.protocol import (
     Environment,
     Failed,
@@ -36,7 +34,7 @@ from planner.specs.measurement import Measured, Measurement
 Device = Literal["cuda", "cpu"]
 
 
-class ReplayPool(WithoutQueue):
+class ReplayPool(Pool):
     """Looks results up instead of measuring. Raises ProbeError for a task without a recording."""
 
     reads_files: ClassVar[bool] = True
@@ -49,28 +47,22 @@ class ReplayPool(WithoutQueue):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Reads lines of JSON: results of probes, or rows of measurements.
-
-        Raises ProbeError that names a line of any other kind.
-        """
+        """Reads lines of JSON: results of probes, or rows of measurements. Raises ProbeError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ProbeError(
-                f"{path}: recordings cannot be read "
-                f"({getattr(error, 'strerror', None) or error}); give a .jsonl file"
-            ) from None
+            why = getattr(error, "strerror", None) or error
+            text = f"{path}: recordings cannot be read ({why}); give a .jsonl file"
+            raise ProbeError(text) from None
         found = []
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
                     found.append(read_recording(json.loads(line), f"{path.stem}-{number}"))
                 except (ValueError, ValidationError, SpecError) as error:
+                    rule = "is neither a probe's result nor a measured row"
                     first = str(error).splitlines()[0]
-                    raise ProbeError(
-                        f"{path}, line {number}: is neither a probe's result nor a measured row "
-                        f"({first})"
-                    ) from None
+                    raise ProbeError(f"{path}, line {number}: {rule} ({first})") from None
         return cls(found)
 
     @classmethod
@@ -84,9 +76,6 @@ class ReplayPool(WithoutQueue):
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
         return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, measures=False)
 
-    def check(self, need: Need, *, wait: bool = True) -> None:
-        """Does nothing: the recordings have been read."""
-
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The next recording of this task, under its id."""
         key = _key(task)
@@ -99,23 +88,18 @@ class ReplayPool(WithoutQueue):
             )
         result = recorded[self._given[key] % len(recorded)]
         self._given[key] += 1
-        return result.model_copy(
-            update={"task": task, "notes": [*result.notes, f"replayed from {result.task.id}"]}
-        )
+        notes = [*result.notes, f"replayed from {result.task.id}"]
+        return result.model_copy(update={"task": task, "notes": notes})
 
 
 def _key(task: ProbeTask) -> str:
-    measurement = Measurement(id=task.id, created_at="", job=task.parsed(), measured=_NOTHING)
-    key = measurement.key()
+    key = Measurement(id=task.id, created_at="", job=task.parsed(), measured=Measured()).key()
     how = (task.trainer, task.device, task.emulate_rank, task.fake_tensors)
     return repr((key.job_hash, key.layout_hash, *how))
 
 
 def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
-    """Reads a result from its own JSON, or from a measured row.
-
-    Raises ValueError, ValidationError, SpecError.
-    """
+    """Reads a result from its own JSON or a measured row. Raises ValueError, SpecError."""
     if "outcome" in values:
         return ProbeResult.model_validate(values)
     measurement = read_measurement(
@@ -143,12 +127,8 @@ def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
 def _outcome(measurement: Measurement) -> Outcome:
     numbers = measurement.measured
     if numbers.status == "oom":
-        return OutOfMemory(
-            rank=0,
-            attempted_bytes=None,
-            allocated_bytes=None,
-            message=numbers.message or "out of memory",
-        )
+        text = numbers.message or "out of memory"
+        return OutOfMemory(rank=0, attempted_bytes=None, allocated_bytes=None, message=text)
     if numbers.status == "failed":
         named = numbers.failure
         kind = FailureKind(named) if named in set(FailureKind) else FailureKind.CRASH
@@ -169,6 +149,3 @@ def _outcome(measurement: Measurement) -> Outcome:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-_NOTHING = Measured()

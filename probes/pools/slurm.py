@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import subprocess
-import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from planner.errors import ProbeError
 from planner.probes import guardian
@@ -24,9 +24,8 @@ from planner.probes.folder import END, NODE_STARTS
 from planner.probes.launch import LaunchSettings, Watch, disk_errors, prepare, with_free_port
 from planner.probes.outcome import Begin, conclude, write_result
 from planner.probes.packages import mounts
-from planner.probes.pools.capacity import UNLIMITED, Capacity
 from planner.probes.pools.nvidia import Gpu, is_same_gpu
-from planner.probes.pools.protocol import Pool, PoolSettings
+from planner.probes.pools.protocol import UNLIMITED, Capacity, Pool, PoolSettings
 from planner.probes.pools.slurm_allocation import FOLDER, Allocation, Held, NodeGrid
 from planner.probes.pools.slurm_commands import REFUSED, Slurm, refusal
 from planner.probes.pools.slurm_node import NODE_NAME
@@ -41,8 +40,8 @@ from planner.probes.preflight import (
     command,
     problem_in,
 )
-from planner.probes.programs import Program
 from planner.probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
+from planner.probes.trainers import Program
 from planner.probes.variables import DeviceLease, environment, inherited
 from planner.specs.cluster import ClusterSpec
 
@@ -50,14 +49,12 @@ SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardia
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch
 
 
-class SlurmPool:
+class SlurmPool(Pool):
     """Runs probes on a Slurm cluster.
 
     partition: where jobs go; None is Slurm's default.
     pace: how often files and Slurm are asked, and what is waited for how long.
     """
-
-    reads_files: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -90,10 +87,7 @@ class SlurmPool:
         )
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError if no probe can run: Slurm's commands or its nodes' torch are missing.
-
-        wait: also check a node.
-        """
+        """Raises ProbeError if Slurm's commands or, with `wait`, its nodes' torch are missing."""
         self.slurm.check()
         check_folder(self.settings.folder.absolute())
         self.check_container()
@@ -149,28 +143,18 @@ class SlurmPool:
     def hold(
         self, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
     ) -> Iterator[Pool]:
-        """A copy of the pool whose probes share a job, which lasts as long as the partition allows.
-
-        See `Pool.hold`.
-        """
+        """A copy of the pool whose probes share a job as long as the partition allows."""
         grid = NodeGrid.of(num_devices, cluster.gpus_per_node)
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
         longest = self.slurm.longest_seconds(self.partition)
-        held = Held(
-            allocation=self._job(name, grid, device, min(seconds + SLACK_SECONDS, longest)),
-            grid=grid,
-            device=device,
-            free=threading.Lock(),
-        )
-        pool = SlurmPool(
-            self.settings, partition=self.partition, options=self.options, pace=self.pace
-        )
-        pool._held = held
+        job = self._job(name, grid, device, min(seconds + SLACK_SECONDS, longest))
+        pool = copy(self)
+        pool._held = Held(allocation=job, grid=grid, device=device)
         try:
             yield pool
         finally:
-            with held.free:
-                held.allocation.close()
+            with pool._held.free:
+                job.close()
 
     def is_left(self, task_id: str) -> bool:
         return self._job_of(task_id) is not None
@@ -211,12 +195,7 @@ class SlurmPool:
             allocation.close()
 
     def _job(
-        self,
-        name: str,
-        grid: NodeGrid,
-        device: str,
-        seconds: float,
-        avoid: frozenset[str] = frozenset(),
+        self, name: str, grid: NodeGrid, device: str, seconds: float, avoid: Iterable[str] = ()
     ) -> Allocation:
         """A job of this name and size; it exists once it has an order."""
         mine = inherited(self.settings.inherit)
@@ -287,10 +266,12 @@ class _Run:
         task, pool = self.task, self.pool
         order = allocation.left(task.id)
         if order is None:
-            begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
-            if lost is not None:
-                told = {"lost_seconds": lost.wall_seconds, "lost": _note(lost)}
-                begin = begin.model_copy(update=told)
+            begin = Begin(
+                num_gpus=task.num_processes(),
+                token=uuid.uuid4().hex,
+                lost_seconds=0.0 if lost is None else lost.wall_seconds,
+                lost=() if lost is None else _note(lost),
+            )
             folder, program = prepare(pool.settings, task, begin, self.watch)
             if isinstance(program, Failed):
                 return write_result(folder, task, begin, program)
@@ -345,10 +326,7 @@ def _note(lost: ProbeResult) -> tuple[str, ...]:
 
 
 def _checked(result: ProbeResult) -> ProbeResult:
-    """Returns the result if Slurm gave the GPU that the job names. Raises ProbeError.
-
-    A wrong GPU name would spoil every fit.
-    """
+    """The result, if Slurm gave the GPU that the job names. Raises ProbeError: it spoils fits."""
     given_name, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
     if given_name is None or gpu.name == "cpu":
         return result

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.errors import ProbeError
@@ -58,10 +58,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """One probe in an allocation.
-
-    job: folder of the allocation's job. probe: folder of the probe.
-    """
+    """One probe in an allocation. job, probe: folders of the allocation's job and of the probe."""
 
     number: int
     task_id: str
@@ -84,6 +81,16 @@ class ProbeOrder:
             begun = (self.job / f"started.{self.number}").stat().st_mtime
             return max(0.0, (self.job / HEARTBEAT).stat().st_mtime - begun)
         return 0.0
+
+    def beat(self) -> None:
+        """Says that somebody waits for the job's results."""
+        (self.job / HEARTBEAT).touch()
+
+    def output(self) -> str:
+        """Output of the job's script, if it failed."""
+        with contextlib.suppress(OSError):
+            return " ".join((self.job / OUTPUT).read_text(errors="replace").split())[-500:]
+        return ""
 
     def conclude(self) -> None:
         """Notes that its result has been read."""
@@ -134,7 +141,7 @@ class Allocation:
         return None
 
     def put(self, task_id: str, probe: Path, command: Sequence[str], seconds: float) -> ProbeOrder:
-        """Adds an order, and submits a job if there is none that lasts for it. Raises ProbeError.
+        """Adds an order to a job that lasts for it. Raises ProbeError.
 
         command: an srun, which runs in the probe's folder. seconds: how long it may take.
         """
@@ -149,14 +156,11 @@ class Allocation:
         return ProbeOrder(number, task_id, folder, probe)
 
     def submitted(self, order: ProbeOrder) -> int:
-        """The id of the order's job, which is submitted unless it was.
-
-        Raises ProbeError in Slurm's words, NoControllerError.
-        """
+        """The id of the order's job, which it submits. Raises ProbeError, NoControllerError."""
         known = _number(order.job / JOB)
         if known is not None:
             return known
-        self.beat(order)
+        order.beat()
         called = f"planner-{self.name}" + ("" if order.job.name == "1" else f".{order.job.name}")
         found = self.slurm.find(called)
         if found is None:
@@ -174,16 +178,6 @@ class Allocation:
             )
         write_private(order.job / JOB, str(found))
         return found
-
-    def beat(self, order: ProbeOrder) -> None:
-        """Says that somebody waits for the job's results."""
-        (order.job / HEARTBEAT).touch()
-
-    def output(self, order: ProbeOrder) -> str:
-        """Output of the job's script, if it failed."""
-        with contextlib.suppress(OSError):
-            return " ".join((order.job / OUTPUT).read_text(errors="replace").split())[-500:]
-        return ""
 
     def give_up(self, order: ProbeOrder) -> None:
         """Ends the job; the next order gets another one."""
@@ -249,10 +243,7 @@ class NodeGrid:
 
     @classmethod
     def of(cls, processes: int, widest: int) -> "NodeGrid":
-        """The grid for so many processes on nodes of so many GPUs.
-
-        Raises ProbeError if the processes do not fill whole nodes.
-        """
+        """The grid of processes on nodes of so many GPUs. Raises ProbeError if one is not full."""
         per_node = min(processes, widest)
         if processes % per_node:
             raise ProbeError(
@@ -273,7 +264,7 @@ class Held:
     allocation: Allocation
     grid: NodeGrid
     device: str
-    free: threading.Lock
+    free: threading.Lock = field(default_factory=threading.Lock)
 
     def has_room(self, grid: NodeGrid, device: str, seconds: float) -> bool:
         """Whether a task fits into it when it has just begun."""

@@ -93,14 +93,14 @@ class Slurm:
     def job(self, job_id: int) -> JobState | None:
         """State of a job; None if Slurm has forgotten it. Raises NoControllerError."""
         try:
-            told = self._ask(["scontrol", "show", "job", str(job_id), "--oneliner"])
-        except NoControllerError:
-            raise
+            return job_state(job_id, self._show("job", str(job_id)))
         except ProbeError as error:
-            if UNKNOWN_JOB.search(str(error)):
-                return self._accounted(job_id)
-            raise
-        return job_state(job_id, told)
+            if isinstance(error, NoControllerError) or not UNKNOWN_JOB.search(str(error)):
+                raise
+            return self._accounted(job_id)
+
+    def _show(self, *what: str) -> str:
+        return self._ask(["scontrol", "show", *what, "--oneliner"])
 
     def cancel(self, job_id: int) -> None:
         """Cancels a job; one that has ended stays as it is. Raises NoControllerError."""
@@ -109,14 +109,14 @@ class Slurm:
     def longest_seconds(self, partition: str | None) -> float:
         """The time limit of a partition, or of the default one. Raises NoControllerError."""
         named = [] if partition is None else [partition]
-        told = self._ask(["scontrol", "show", "partition", *named, "--oneliner"])
+        told = self._show("partition", *named)
         found = [dict(FIELD.findall(line)) for line in told.splitlines() if line.strip()]
         known = [_duration(one["MaxTime"]) for one in found if named or one["Default"] == "YES"]
         return next((one for one in known if one), math.inf)
 
     def down_nodes(self, nodes: str) -> list[str]:
         """Names of those nodes that are down, or do not answer. Raises NoControllerError."""
-        told = self._ask(["scontrol", "show", "node", nodes, "--oneliner"])
+        told = self._show("node", nodes)
         found = [dict(FIELD.findall(line)) for line in told.splitlines() if line.strip()]
         return [one["NodeName"] for one in found if re.search(r"\*|DOWN|FAIL", one["State"])]
 
@@ -126,9 +126,8 @@ class Slurm:
         constraint: only those with this feature. Where it names several, all nodes are told.
         """
         where = [] if partition is None else ["--partition", partition]
-        told = self._ask(
-            ["sinfo", "--Node", "--noheader", "--format=%N %f", f"--states={RUNS_JOBS}", *where]
-        )
+        command = ["sinfo", "--Node", "--noheader", "--format=%N %f", f"--states={RUNS_JOBS}"]
+        told = self._ask([*command, *where])
         nodes = [line.split(maxsplit=1) for line in told.splitlines() if line.strip()]
         known = {feature for _, features in nodes for feature in features.split(",")}
         return {
@@ -150,14 +149,14 @@ class Slurm:
         lines = [line.split("|") for line in told.splitlines() if line.count("|") == 3]
         if not lines:
             return None
-        state, _, end, nodes = lines[-1]
+        state, seconds, end, nodes = lines[-1]
         return JobState(
             id=job_id,
             state=state.partition(" ")[0],  # CANCELLED by 1000
             restarts=len(lines) - 1,
             nodes=nodes,
             ended=_time(end),
-            seconds=float(lines[-1][1] or 0.0),
+            seconds=float(seconds or 0.0),
         )
 
     def _ask(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

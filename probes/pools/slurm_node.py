@@ -40,23 +40,13 @@ def main() -> None:
     program = trainer_of(task.trainer, worker=worker).program(task)
     assert not isinstance(program, Failed), "the runner has asked before"
     inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
-    elastic = [
-        "--nnodes",
-        str(nodes),
-        "--node-rank",
-        str(node),
-        "--nproc-per-node",
-        str(per_node),
-        "--master-addr",
-        os.environ[MASTER],
-        "--master-port",
-        str(master_port(int(os.environ["SLURM_JOB_ID"]), int(os.environ[STEP]))),
-    ]
-    argv = (
-        [sys.executable, *inside]
-        if program.single
-        else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
-    )
+    port = master_port(int(os.environ["SLURM_JOB_ID"]), int(os.environ[STEP]))
+    elastic = f"--nnodes {nodes} --node-rank {node} --nproc-per-node {per_node}".split()
+    elastic += ["--master-addr", os.environ[MASTER], "--master-port", str(port)]
+    argv = [sys.executable, *inside]
+    if not program.single:
+        torchrun = ["-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS]
+        argv = [sys.executable, *torchrun, *inside]
     gpus = own_gpus(tolerated_bytes) if task.device == "cuda" else ()
     if foreign := others_on(gpus, tolerated_bytes):
         write_foreign(folder / RESULT, node * per_node, f"{os.environ[NODE_NAME]}: {foreign}")
@@ -83,17 +73,9 @@ def main() -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-S", guardian.__file__, str(path)])
 
 
-def own_gpus(
-    tolerated_bytes: float,
-    see: Callable[[], Survey] = survey,
-    *,
-    settle_seconds: float = SETTLE_SECONDS,
-) -> tuple[Gpu, ...]:
-    """The GPUs that Slurm gave this step, as soon as nobody else uses them.
-
-    settle_seconds: that what a job before us left there may take to go.
-    """
-    deadline = time.monotonic() + settle_seconds
+def own_gpus(tolerated_bytes: float, see: Callable[[], Survey] = survey) -> tuple[Gpu, ...]:
+    """The GPUs that Slurm gave this step, once what a job before us left there has gone."""
+    deadline = time.monotonic() + SETTLE_SECONDS
     while others_on(gpus := visible(see()), tolerated_bytes) and time.monotonic() < deadline:
         time.sleep(1.0)
     return gpus
@@ -115,11 +97,10 @@ def shortage(
     task: ProbeTask, nodes: int, per_node: int, environment: Mapping[str, str]
 ) -> str | None:
     """A sentence if Slurm gave less than it was asked for; None if not."""
-    if nodes * per_node != task.num_processes():
-        return (
-            f"the step has {nodes} nodes, {task.num_processes()} processes need "
-            f"{task.num_processes() // per_node}"
-        )
+    processes = task.num_processes()
+    if nodes * per_node != processes:
+        needed = processes // per_node
+        return f"the step has {nodes} nodes, {processes} processes need {needed}"
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if task.device == "cuda" and visible is not None:
         given = len([one for one in visible.split(",") if one])
@@ -129,10 +110,7 @@ def shortage(
 
 
 def node_token(token: str, node: int) -> str:
-    """The token of one node's processes.
-
-    Nodes may share a machine, and the end of one must not end the other.
-    """
+    """The token of one node's processes: nodes may share a machine and end at other times."""
     return f"{token}-{node}"
 
 

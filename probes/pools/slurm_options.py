@@ -35,10 +35,7 @@ class SlurmOptions:
     restarts: int = 3
 
     def job(self, partition: str | None, avoid: Iterable[str] = ()) -> list[str]:
-        """Arguments of sbatch and srun that say where a job may run and who pays.
-
-        avoid: hosts to exclude besides the operator's.
-        """
+        """Arguments for where a job may run and who pays. avoid: hosts besides the operator's."""
         values = {
             "--partition": partition,
             "--account": self.account,
@@ -61,10 +58,7 @@ class SlurmOptions:
         return [*asked, "--gpus-per-node", str(processes)]
 
     def share(self, processes: int, device: str, *, whole: bool) -> list[str]:
-        """Arguments of sbatch for what a job gets of its nodes besides GPUs.
-
-        whole: the job takes all GPUs of its nodes.
-        """
+        """Arguments for what else a job gets of its nodes. whole: it takes all of their GPUs."""
         if device != "cuda":
             return []
         if whole and self.exclusive:

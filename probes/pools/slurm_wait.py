@@ -54,10 +54,7 @@ class SlurmPace:
 
 @dataclass
 class OrderWait:
-    """The wait for one order.
-
-    state: what Slurm said last of its job.
-    """
+    """The wait for one order. state: what Slurm said last of its job."""
 
     order: ProbeOrder
     allocation: Allocation
@@ -74,13 +71,13 @@ class OrderWait:
         """Waits until the probe has ended; returns how. Raises ProbeError if it cannot begin."""
         since = time.monotonic()
         while True:
-            self.allocation.beat(self.order)
+            self.order.beat()
             if watch.stop.is_set():
                 return self.end_it()
             code = self.order.ended
             if code is not None:
                 return self._of_exit(code, num_nodes)
-            if self._is_due():
+            if self._asked is None or time.monotonic() - self._asked >= self.pace.slurm:
                 self._ask_slurm()
             found = self._lost() or self._overdue(limit_seconds, num_nodes)
             if found is not None:
@@ -94,17 +91,11 @@ class OrderWait:
         """Ends the probe on request: its processes, and its job if they do not end."""
         (self.order.probe / STOP).touch()
         began = self.order.started is not None
-        if not began:
-            self.allocation.give_up(self.order)
-        ended = began and self._within(self.pace.end, lambda: self.order.ended is not None)
-        if began and not ended:
+        if not (began and self._within(self.pace.end, lambda: self.order.ended is not None)):
             self.allocation.give_up(self.order)
         return End(reason="asked", seconds=self._seconds())
 
     # ---- what Slurm says -------------------------------------------------------------------------
-
-    def _is_due(self) -> bool:
-        return self._asked is None or time.monotonic() - self._asked >= self.pace.slurm
 
     def _ask_slurm(self) -> None:
         """Learns the job's state; a controller that is away is waited for."""
@@ -148,7 +139,7 @@ class OrderWait:
 
     def _of_state(self, state: JobState) -> End:
         kind, text = CAUSES.get(state.state, (FailureKind.LAUNCH, f"ended as {state.state}"))
-        said = self.allocation.output(self.order) if kind == FailureKind.LAUNCH else ""
+        said = self.order.output() if kind == FailureKind.LAUNCH else ""
         because = f" ({state.reason})" if state.reason else ""
         if kind == FailureKind.KILLED:
             return End(reason="exit", seconds=self._seconds(), exit_code=-9)
@@ -168,8 +159,8 @@ class OrderWait:
 
     def _of_exit(self, code: int, num_nodes: int) -> End:
         """How the probe ended whose srun has: by itself, or because Slurm ended it."""
-        ends = [end_in(path) for path in self.order.probe.glob(NODE_ENDS)]
-        reasons = {one.reason for one in ends if one is not None}
+        ends = self._ends()
+        reasons = {one.reason for one in ends}
         started = len(list(self.order.probe.glob(NODE_STARTS)))
         if code == 0:
             return End(reason="exit", seconds=self._seconds(), exit_code=code)
@@ -186,13 +177,10 @@ class OrderWait:
         return End(reason="exit", seconds=self._seconds(), exit_code=code)
 
     def _cause(self, *, patient: bool) -> End | None:
-        """Why Slurm ended a probe's processes; None if it did not, as far as it says.
-
-        patient: whether to wait until it says so.
-        """
+        """Why Slurm ended a probe; None if it did not. patient: wait until it says so."""
         deadline = time.monotonic() + self.pace.end
         while time.monotonic() < deadline:
-            self.allocation.beat(self.order)
+            self.order.beat()
             self._ask_slurm()
             state = self.state
             if self._is_requeued():
@@ -201,9 +189,8 @@ class OrderWait:
                 return self._of_pool(*CAUSES["PREEMPTED"])
             if state is not None and state.has_ended:
                 return None if state.state in ("COMPLETED", "FAILED") else self._of_state(state)
-            down = self._down()
-            if down:
-                return self._of_pool(FailureKind.LOST_NODE, f"lost {', '.join(down)}")
+            if (lost := self._lost_node()) is not None:
+                return lost
             if not patient and state is not None and state.state == "RUNNING":
                 return None
             time.sleep(min(self.pace.slurm, 1.0))
@@ -227,27 +214,31 @@ class OrderWait:
 
     def _stuck(self, text: str | None) -> End:
         """text: what went wrong, unless a node is lost; None for the probe's own time limit."""
-        down = self._down()
-        if down:
-            return self._of_pool(FailureKind.LOST_NODE, f"lost {', '.join(down)}")
+        if (lost := self._lost_node()) is not None:
+            return lost
         if text is not None:
             return self._of_pool(FailureKind.LAUNCH, text)
         (self.order.probe / STOP).touch()
         self.allocation.give_up(self.order)
         return End(reason="time-limit", seconds=self._seconds())
 
-    def _down(self) -> list[str]:
-        """Nodes of the job that do not answer; none while the controller does not."""
-        if self.state is None or not self.state.nodes:
-            return []
-        with contextlib.suppress(ProbeError):
-            return self.allocation.slurm.down_nodes(self.state.nodes)
-        return []
+    def _lost_node(self) -> End | None:
+        """The end where nodes of the job do not answer; None while the controller does not."""
+        down: list[str] = []
+        if self.state is not None and self.state.nodes:
+            with contextlib.suppress(ProbeError):
+                down = self.allocation.slurm.down_nodes(self.state.nodes)
+        text = f"lost {', '.join(down)}"
+        return self._of_pool(FailureKind.LOST_NODE, text) if down else None
+
+    def _ends(self) -> list[End]:
+        """How the guardians of nodes ended it."""
+        found = (end_in(path) for path in self.order.probe.glob(NODE_ENDS))
+        return [one for one in found if one is not None]
 
     def _seconds(self) -> float:
         """Seconds for which the probe had its nodes."""
-        ends = [end_in(path) for path in self.order.probe.glob(NODE_ENDS)]
-        known = [one.seconds for one in ends if one is not None]
+        known = [one.seconds for one in self._ends()]
         if self.order.ended is not None and known:
             return max(known)
         held = self.order.seconds()

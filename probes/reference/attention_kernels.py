@@ -168,8 +168,8 @@ def _flex(
     if sinks is None:
         return cast(torch.Tensor, _compiled_flex()(q, k, v, **how))
     out, lse = _compiled_flex()(q, k, v, **how, return_lse=True)
-    kept = torch.sigmoid(lse - sinks[None, :, None])[..., None]
-    return cast(torch.Tensor, out * kept.to(out.dtype))
+    share = torch.sigmoid(lse - sinks[None, :, None])[..., None]
+    return cast(torch.Tensor, out * share.to(out.dtype))
 
 
 def _materialised(

@@ -5,22 +5,30 @@ import platform
 import statistics
 import subprocess
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from planner.errors import fault
-from planner.probes.programs import ALLOCATOR
+from planner.probes.packages import ALLOCATOR, told_by
 from planner.probes.protocol import Environment
 from planner.probes.reference import VERSION
 
 MEGA = 1e6
-_QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.active")
 # NVML nvmlClocksEventReasons: HW slowdown, SW thermal, HW thermal, HW power brake. Power capping at
 # the limit is normal.
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-READ_SECONDS = 0.1
+READ_SECONDS, ASK_SECONDS = 0.1, 10.0
 THROTTLED_SHARE = 0.05  # of the readings; judgement: a reason that shows once moves no median
+# nvidia-smi's name of a figure -> our field, and how it is read
+_QUERY: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "driver_version": ("driver", str),
+    "clocks.sm": ("sm_clock_hertz", lambda cell: float(cell) * MEGA),
+    "power.draw": ("power_watts", float),
+    "clocks_throttle_reasons.active": ("throttled", lambda cell: bool(int(cell, 16) & _THROTTLED)),
+}
 # hertz, watts, degrees Celsius, throttled, programs that compute
 Reading = tuple[float, float, float, bool, int]
 
@@ -119,18 +127,12 @@ class Sample:
             return
 
     def _by_command(self) -> dict[str, Any]:
-        command = [
-            "nvidia-smi",
-            f"--query-gpu={','.join(_QUERY)}",
-            "--format=csv,noheader,nounits",
-            "-i",
-            _uuid(self._device),
-        ]
+        query, form = f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
+            done = told_by(["nvidia-smi", query, form, "-i", _uuid(self._device)], ASK_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
             return {}
-        return parse_query(done.stdout)
+        return {} if done.returncode else parse_query(done.stdout)
 
 
 def _reading(pynvml: Any, handle: Any) -> Reading:
@@ -146,21 +148,11 @@ def _reading(pynvml: Any, handle: Any) -> Reading:
 
 def parse_query(text: str) -> dict[str, Any]:
     """Parses one line of nvidia-smi's answer to `_QUERY`; skips unknown values ([N/A])."""
-    driver, clock, power, reasons = (
-        cell.strip() for cell in text.strip().splitlines()[0].split(",")
-    )
-    values: dict[str, Any] = {"driver": driver}
-    if _is_number(clock):
-        values["sm_clock_hertz"] = float(clock) * MEGA
-    if _is_number(power):
-        values["power_watts"] = float(power)
-    if reasons.startswith("0x"):
-        values["throttled"] = bool(int(reasons, 16) & _THROTTLED)
+    values: dict[str, Any] = {}
+    for (name, read), cell in zip(_QUERY.values(), text.splitlines()[0].split(","), strict=True):
+        with suppress(ValueError):
+            values[name] = read(cell.strip())
     return values
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _uuid(device: torch.device) -> str:

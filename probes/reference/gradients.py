@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from planner.probes.reference.expert_parallel import WIDTH_DIM
 from planner.probes.reference.meshes import Meshes
 from planner.probes.reference.model import Transformer
-from planner.probes.reference.moe import GroupedExperts
+from planner.probes.reference.moe import expert_parameters
 from planner.probes.reference.recipe import ReferenceRecipe
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_
@@ -73,12 +73,7 @@ class Clipping:
         self._groups: dict[str, dist.ProcessGroup] = {}
         without = {id(p) for p in skipped}
         for part in parts:
-            expert_cuts = {
-                id(p): name
-                for m in part.modules()
-                if isinstance(m, GroupedExperts)
-                for name, p in m.named_parameters(recurse=False)
-            }
+            expert_cuts = {id(p): name for _, name, p in expert_parameters(part)}
             for parameter in part.parameters():
                 if id(parameter) not in without:
                     groups = [

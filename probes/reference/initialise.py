@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from planner.probes.reference.model import Transformer
-from planner.probes.reference.moe import GroupedExperts
+from planner.probes.reference.moe import expert_parameters
 from planner.probes.reference.recipe import ReferenceRecipe
 
 STD = 0.02  # of weights, as in GPT-2
@@ -26,12 +26,7 @@ def materialise(model: Transformer, recipe: ReferenceRecipe, device: torch.devic
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module.register_buffer(name, buffer.to(device))
-    cuts = {
-        id(p): m.cuts[name]
-        for m in model.modules()
-        if isinstance(m, GroupedExperts)
-        for name, p in m.named_parameters(recurse=False)
-    }
+    cuts = {id(p): module.cuts[name] for module, name, p in expert_parameters(model)}
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.zero_() if "correction" in name else buffer.fill_(1.0)

@@ -7,7 +7,7 @@ expert with groups padded to the alignment of the grouped matrix product, and se
 is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -287,6 +287,14 @@ class GroupedExperts(nn.Module):
         if name == "b2" and self.etp is not None:  # the sum over ranks must add it once
             bias = Copy.apply(bias, self.etp) / self.etp.size()
         return x + F.embedding(owner, bias)
+
+
+def expert_parameters(model: nn.Module) -> Iterator[tuple[GroupedExperts, str, nn.Parameter]]:
+    """Every parameter of experts, with its module and its name there."""
+    for module in model.modules():
+        if isinstance(module, GroupedExperts):
+            for name, parameter in module.named_parameters(recurse=False):
+                yield module, name, parameter
 
 
 def regrouping(

@@ -78,7 +78,7 @@ class ReferenceRecipe:
 
     @property
     def emulated(self) -> bool:
-        """Whether one rank runs alone: collectives move nothing and the loss means nothing."""
+        """Whether one rank runs by itself: nothing is exchanged and the loss means nothing."""
         return self.task.emulate_rank is not None
 
     @property
@@ -192,7 +192,7 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     model, training, ac = job.model, job.training, parse_ac(layout.ac)[0]
     pipelines, split = schedules_of("torch"), SCHEDULES[layout.pp_schedule].splits_backward
     off = [name for name in ("dp", "tp", "pp") if not getattr(training.overlap, name)]
-    alone, here = task.emulate_rank, "is not in the reference program"
+    rank, here = task.emulate_rank, "is not in the reference program"
     titan = "or probe with trainer torchtitan"
     learned, gpus = model.max_position_embeddings, layout.num_gpus
     rows: tuple[tuple[bool, str, object, str, str], ...] = (
@@ -220,18 +220,18 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         (layout.precision in ("float8-delayed", "nvfp4", "mxfp4"), "layout.precision",
          layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16"),
         (layout.precision == "float8-tensorwise" and layout.tp > 1 and task.device == "cpu"
-         and alone is None, "layout.precision", layout.precision,
+         and rank is None, "layout.precision", layout.precision,
          "gathers float8 over TP, which gloo cannot", "use float8-rowwise, or device cuda"),
         (layout.cpu_offload and task.device == "cpu", "layout.cpu_offload", True,
          "moves shards between a GPU and its host", "probe with device cuda, or set it to false"),
-        (task.fake_tensors and alone is None, "fake_tensors", True, "runs one rank alone",
+        (task.fake_tensors and rank is None, "fake_tensors", True, "runs one rank alone",
          "set emulate_rank"),
         (task.fake_tensors and ac == "memory-budget", "layout.ac", layout.ac,
          "is a pass of torch.compile, which fake tensors cannot go through", "probe on a GPU"),
         (ac == "modules", "layout.ac", layout.ac,
          "recomputes modules of Megatron-LM, which the reference program does not have",
          "probe with selective-attention or full"),
-        (alone is not None and not 0 <= alone < gpus, "emulate_rank", alone,
+        (rank is not None and not 0 <= rank < gpus, "emulate_rank", rank,
          f"is no rank of {gpus}", f"use 0 to {gpus - 1}"),
         (bool(off), "training.overlap", off, "cannot be switched off in torch",
          "leave overlap out"),

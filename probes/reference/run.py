@@ -188,7 +188,7 @@ def enter_world(recipe: ReferenceRecipe) -> None:
 
 
 def shapes_alone(recipe: ReferenceRecipe) -> memory.Tracker:
-    """Memory and counts of one steady step, with optimizer states, from shapes alone."""
+    """Memory and counts of one steady step, with optimizer states, from shapes."""
     trainer = Trainer(recipe, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), memory.Tracker() as tracker:
         trainer.materialise()

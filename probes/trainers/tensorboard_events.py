@@ -52,10 +52,7 @@ def _values(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields (field number, value) of a protocol buffer message.
-
-    Fixed-width values come as their bytes.
-    """
+    """(field number, value) of a protocol buffer message; fixed-width values as their bytes."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)

@@ -1,4 +1,4 @@
-"""Parses TorchTitan's log: one record per step and rank, and facts about the run itself.
+"""Parses TorchTitan's log: one record per step and rank, facts about the run, why it failed.
 
 Sources of the format: torchtitan 0.2.0 to 0.3.0 components/metrics.py (MetricsProcessor.log,
 build_device_memory_monitor), tools/utils.py (Color), tools/logging.py (the "[titan]" prefix);
@@ -7,9 +7,12 @@ torch/distributed/elastic (the "[rank0]:" prefix of --tee).
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from planner.probes.evidence import Evidence, RankError, raised
+from planner.probes.failures import classify, known_cause
+from planner.probes.protocol import Failed, FailureKind, OutOfMemory
 from planner.units import GIB
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -24,6 +27,15 @@ _TIME = re.compile(r"\[titan\] (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})")
 _VERSION = re.compile(r"torchtitan version: (\S+)")
 _DEVICE = re.compile(r"capacity: (.+?) with ([\d.]+)GiB memory")
 _STARTED = re.compile(r"Training starts at step")
+_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
+# what tyro prints for a flag that it does not know or cannot read, and TorchTitan 0.2 for an
+# unknown key in its TOML
+_REFUSED = re.compile(
+    r"Unrecognized[^\n]*|invalid choice[^\n]*|Parsing error[^\n]*|Invalid field names in [^\n]*"
+)
+_RULES = frozenset({"AssertionError", "ValueError", "NotImplementedError", "TypeError", "KeyError"})
+_TORCH_LACKS = re.compile(r"module 'torch[\w.]*' has no attribute")
+_SHOWN_LINES, _SHOWN_CHARACTERS = 8, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +69,7 @@ class TitanLog:
     steps: tuple[StepLine, ...]
 
     def of_rank(self, rank: int | None) -> tuple[StepLine, ...]:
-        """The steps of one rank, in order.
-
-        Of a step logged twice (a restart) the last line counts.
-        """
+        """The steps of one rank, in order; of a step logged twice (a restart) the last line."""
         last = {line.step: line for line in self.steps if line.rank == rank}
         return tuple(last[step] for step in sorted(last))
 
@@ -82,16 +91,12 @@ class TitanLog:
 
     def gradient_norms(self) -> dict[int, float]:
         """Gradient norm of the whole model by step, for the steps that logged one."""
-        return {
-            line.step: line.gradient_norm for line in self.steps if line.gradient_norm is not None
-        }
+        known = ((line.step, line.gradient_norm) for line in self.steps)
+        return {step: norm for step, norm in known if norm is not None}
 
 
 def read_log(text: str) -> TitanLog:
-    """Parses the log of one run, of one rank or of all.
-
-    It may have colours and torchrun's prefixes.
-    """
+    """Parses the log of a run, of one rank or of all, also with colours and torchrun's prefixes."""
     plain = ANSI.sub("", text)
     version, device = _VERSION.search(plain), _DEVICE.search(plain)
     return TitanLog(
@@ -123,3 +128,42 @@ def _steps(plain: str) -> Iterator[StepLine]:
 
 def _float(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
+    """The failure that a log shows: errors of TorchTitan's own before common ones."""
+    plain = ANSI.sub("", evidence.log)
+    refused = None if log.started else _REFUSED.search(plain)
+    if refused is not None:
+        text = _unboxed(plain[refused.start() :])
+        return Failed(kind=FailureKind.INVALID_LAYOUT, rank=None, message=text)
+    found_here = (replace(error, kind=_kind(error, log)) for error in raised(plain))
+    errors = evidence.errors or tuple(found_here)
+    found = classify(replace(evidence, errors=errors, log=plain))
+    if isinstance(found, Failed) and found.kind == FailureKind.IMPORT:
+        which = f"torchtitan {log.version or '(unknown version)'}"
+        said = f"{which} does not run with what is installed: {found.message}"
+        return found.model_copy(update={"message": said})
+    return found
+
+
+def _kind(error: RankError, log: TitanLog) -> str | None:
+    """The failure class of TorchTitan's code or its clash with torch; None for other rules'."""
+    if known_cause(error) is not None:
+        return None
+    name = error.type.rpartition(".")[2]
+    if name == "AttributeError" and _TORCH_LACKS.search(error.message):
+        return FailureKind.IMPORT
+    frames = [frame[1] for line in error.traceback.splitlines() if (frame := _FRAME.match(line))]
+    own = bool(frames) and "torchtitan" in frames[-1]
+    broken = name in _RULES or (name == "RuntimeError" and own)
+    return FailureKind.INVALID_LAYOUT if broken and not log.steps else None
+
+
+def _unboxed(text: str) -> str:
+    """The text inside tyro's box, on one line."""
+    words = [
+        re.sub(r"^\s*(?:\[[A-Za-z_]+\d+\]:)?|[│╭╮╰╯─|]+", " ", line).strip()
+        for line in text.splitlines()[:_SHOWN_LINES]
+    ]
+    return " ".join(" ".join(words).split())[:_SHOWN_CHARACTERS]

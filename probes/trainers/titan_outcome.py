@@ -13,22 +13,19 @@ from planner.estimates import model_flops_utilisation
 from planner.probes.evidence import Evidence
 from planner.probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask, RankMemory
 from planner.probes.trainers.tensorboard_events import read_scalars
-from planner.probes.trainers.titan_failures import failure
-from planner.probes.trainers.titan_log import StepLine, TitanLog, read_log
+from planner.probes.trainers.titan_log import StepLine, TitanLog, failure, read_log
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.units import GIB
 
-SECONDS, ACTIVE, RESERVED = (
-    "time_metrics/end_to_end(s)",
-    "memory/max_active(GiB)",
-    "memory/max_reserved(GiB)",
-)
+SECONDS = "time_metrics/end_to_end(s)"
+ACTIVE, RESERVED = "memory/max_active(GiB)", "memory/max_reserved(GiB)"
 RETRIES = "memory/num_alloc_retries"  # since the start
 # A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this limit they
 # were summed wrongly. Judgement. With a pipeline, 0.2 differentiates the loss summed over tokens
 # and divides only what it logs (train.py, forward_backward_step).
 LARGEST_NORM = 1e4
+Scalars = dict[int | None, dict[str, dict[int, float]]]  # by rank, tag and step
 # Tokens per second are logged as integers: below this rate the time stamps of the log lines, exact
 # to a millisecond, are better.
 COARSE_TOKENS_PER_SECOND = 1000.0
@@ -60,16 +57,12 @@ class TitanProbe:
     def largest_norm(self) -> float:
         """The largest plausible gradient norm."""
         training = self.job.training
-        return LARGEST_NORM * (
-            training.global_batch_size * training.seq_len if self.layout.pp > 1 else 1
-        )
+        tokens = training.global_batch_size * training.seq_len
+        return LARGEST_NORM * (tokens if self.layout.pp > 1 else 1)
 
 
 def read_outcome(asked: TitanProbe, evidence: Evidence, outputs: Path | None) -> Outcome:
-    """The outcome of one run.
-
-    outputs: TorchTitan's dump folder, for the event files; None if there is only the log.
-    """
+    """The outcome of one run. outputs: TorchTitan's dump folder; None if there is only the log."""
     log = read_log(evidence.log)
     losses = log.losses()
     if any(step not in losses for step in asked.steps):
@@ -90,20 +83,15 @@ def _implausible(asked: TitanProbe, log: TitanLog) -> Failed | None:
                 message = f"the {name} of step {step} is {value}"
                 return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=None, message=message)
         if norm is None or not 0.0 < norm <= asked.largest_norm:
-            rule = (
-                f"the gradient norm of step {step} is {norm}: between 0 and "
-                f"{asked.largest_norm:g} was expected, so it did not train"
-            )
-            return Failed(kind=FailureKind.CRASH, rank=None, message=rule)
+            rule = f"between 0 and {asked.largest_norm:g} was expected, so it did not train"
+            message = f"the gradient norm of step {step} is {norm}: {rule}"
+            return Failed(kind=FailureKind.CRASH, rank=None, message=message)
     return None
 
 
-def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float]]]:
-    """Rank -> tag -> step -> value, from `tb/<time>/rank_<n>/events...`.
-
-    The rank is None if there is one folder for all.
-    """
-    found: dict[int | None, dict[str, dict[int, float]]] = {}
+def _scalars(outputs: Path | None) -> Scalars:
+    """Scalars of `tb/<time>/rank_<n>/events...`; of rank None if there is one folder for all."""
+    found: Scalars = {}
     for path in sorted(outputs.glob("tb/**/events.out.tfevents.*")) if outputs is not None else []:
         name = path.parent.name
         rank = int(name.removeprefix("rank_")) if name.startswith("rank_") else None
@@ -113,91 +101,60 @@ def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float
     return found
 
 
-def _measured(
-    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
-) -> MeasuredRun:
+def _measured(asked: TitanProbe, log: TitanLog, scalars: Scalars) -> MeasuredRun:
     each = [max(seconds) for seconds in zip(*_seconds_by_rank(asked, log, scalars), strict=True)]
     middle = median(each)
-    rate = asked.tokens_per_step_per_gpu / middle
+    rate, job = asked.tokens_per_step_per_gpu / middle, asked.job
     losses, norms = log.losses(), log.gradient_norms()
     return MeasuredRun(
         step_seconds=middle,
         step_seconds_each=each,
         tokens_per_second_per_gpu=rate,
-        mfu=model_flops_utilisation(
-            asked.job.model, asked.job.cluster, rate, asked.job.training.seq_len
-        ),
+        mfu=model_flops_utilisation(job.model, job.cluster, rate, job.training.seq_len),
         losses=[losses[step] for step in asked.steps],
         gradient_norms=[norms[step] for step in asked.steps if step in norms],
         memory=_memory(log, scalars),
     )
 
 
-def _seconds_by_rank(
-    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
-) -> list[list[float]]:
-    """Seconds of the timed steps of every rank.
-
-    From the event file if it has them all, else from the log.
-    """
+def _seconds_by_rank(asked: TitanProbe, log: TitanLog, scalars: Scalars) -> list[list[float]]:
+    """Seconds of the timed steps of every rank: of its event file if that is whole, or its log."""
+    timed = set(asked.timed)
     exact = [tags.get(SECONDS, {}) for tags in scalars.values()]
-    whole = [
-        [values[step] for step in asked.timed]
-        for values in exact
-        if all(step in values for step in asked.timed)
-    ]
+    whole = [[one[step] for step in asked.timed] for one in exact if timed <= one.keys()]
     if whole:
         return whole
     lines = [{line.step: line for line in log.of_rank(rank)} for rank in log.ranks]
     return [
         [_seconds(asked, steps, step) for step in asked.timed]
         for steps in lines
-        if all(step in steps for step in asked.timed)
+        if timed <= steps.keys()
     ]
 
 
 def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
-    """Seconds of one step of one rank.
-
-    From its rate, or from the times of its line and the one before.
-    """
+    """Seconds of one step of one rank, by its rate or by the times of its line and the last."""
     here, before = steps[step], steps.get(step - 1)
-    if (
-        here.tokens_per_second < COARSE_TOKENS_PER_SECOND
-        and here.logged_at
-        and before
-        and before.logged_at
-    ):
+    coarse = here.tokens_per_second < COARSE_TOKENS_PER_SECOND
+    if coarse and here.logged_at and before and before.logged_at:
         return (here.logged_at - before.logged_at).total_seconds()
     return asked.tokens_per_step_per_gpu / max(here.tokens_per_second, 1e-9)
 
 
-def _memory(
-    log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
-) -> list[RankMemory]:
-    """Peaks of every rank over all steps.
-
-    TorchTitan counts active blocks (allocated, or freed with a pending event), not allocated ones.
-    """
+def _memory(log: TitanLog, scalars: Scalars) -> list[RankMemory]:
+    """Peaks of every rank over all steps. TorchTitan counts active blocks, not allocated ones."""
     ranks = [rank for rank in scalars if RESERVED in scalars[rank]] or list(log.ranks)
     found = []
     for rank in ranks:
-        values = scalars.get(rank, {}).get(RESERVED)
-        peak = (
-            max(values.values()) * GIB
-            if values
-            else max(line.reserved_bytes for line in log.of_rank(rank))
-        )
+        tags = scalars.get(rank, {})
+        peaks = [value * GIB for value in tags.get(RESERVED, {}).values()]
+        peak = max(peaks or [line.reserved_bytes for line in log.of_rank(rank)])
         # -1 means a device without statistics
-        reserved = round(peak) if peak > 0 else None
-        retries = scalars.get(rank, {}).get(RETRIES)
-        flushed = round(max(retries.values())) if retries and reserved is not None else None
-        found.append(
-            RankMemory(
-                rank=rank or 0,
-                peak_allocated_bytes=None,
-                peak_reserved_bytes=reserved,
-                allocator_retries=flushed,
-            )
-        )
+        memory = RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=None)
+        if peak > 0:
+            retries = tags.get(RETRIES)
+            flushed = round(max(retries.values())) if retries else None
+            known = {"peak_reserved_bytes": round(peak), "allocator_retries": flushed}
+            memory = memory.model_copy(update=known)
+        found.append(memory)
     return found

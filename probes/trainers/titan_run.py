@@ -24,8 +24,7 @@ from planner.probes.evidence import Evidence
 from planner.probes.pools.nvidia import Gpu, is_same_gpu
 from planner.probes.protocol import Failed, OutOfMemory
 from planner.probes.trainers.tensorboard_events import read_scalars
-from planner.probes.trainers.titan_failures import failure
-from planner.probes.trainers.titan_log import ANSI, TitanLog, read_log
+from planner.probes.trainers.titan_log import ANSI, TitanLog, failure, read_log
 from planner.probes.trainers.titan_outcome import ACTIVE, RESERVED, SECONDS
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
@@ -59,6 +58,7 @@ NEEDED = (
 
 # one thing may have several; the person's is taken
 NAMES = frozenset({"model", "gpu", "trainer_version"})
+SIMPLE = frozenset({bool, int, str})
 
 Values = dict[str, Any]
 
@@ -66,13 +66,8 @@ Values = dict[str, Any]
 def check_log(text: str, source: str) -> None:
     """Raises SpecError for a text without any TorchTitan line, before asking about its job."""
     log, plain = read_log(text), ANSI.sub("", text)
-    if (
-        log.steps
-        or log.version
-        or MESH.search(plain)
-        or TRAINER.search(plain)
-        or isinstance(_end(log, text), OutOfMemory)
-    ):
+    told = log.steps or log.version or MESH.search(plain) or TRAINER.search(plain)
+    if told or isinstance(_end(log, text), OutOfMemory):
         return
     remedy = (
         "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a "
@@ -85,23 +80,20 @@ def stated_by(text: str) -> tuple[Values, list[Fault]]:
     """Returns (what a log gives of its job, as nested keys of a job; the fields it leaves open)."""
     plain, log = ANSI.sub("", text), read_log(text)
     layout, doubts = _layout(plain)
-    training: Values = {"trainer": "torchtitan"} | (
-        {"trainer_version": log.version} if log.version else {}
-    )
+    training: Values = {"trainer": "torchtitan"}
+    if log.version:
+        training["trainer_version"] = log.version
     trainer = TRAINER.search(plain)
     if trainer is not None:
         training |= {"seq_len": int(trainer["seq"]), "global_batch_size": int(trainer["batch"])}
         schedule = SCHEDULE.search(plain)
-        layout["micro_batch_size"] = int(trainer["local"]) // (
-            int(schedule["microbatches"]) if schedule else 1
-        )
+        microbatches = int(schedule["microbatches"]) if schedule else 1
+        layout["micro_batch_size"] = int(trainer["local"]) // microbatches
     cluster: Values = {"gpu": gpu} if (gpu := _gpu(log)) is not None else {}
     found = DEGREES & set(layout)
     if found:
-        product = 1
-        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
-            product *= layout.get(axis, 1)
-        cluster["num_gpus"] = product
+        axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+        cluster["num_gpus"] = math.prod(layout.get(axis, 1) for axis in axes)
     said: Values = {"training": training, "cluster": cluster, "layout": layout if found else {}}
     model = _model(plain)
     return said | ({"model": model} if model is not None else {}), doubts
@@ -144,17 +136,12 @@ def _gpu(log: TitanLog) -> str | None:
 
 
 def _model(plain: str) -> str | None:
-    """The catalogue model with exactly this many parameters.
-
-    None if there is no such model, or several of different shapes.
-    """
+    """The catalogue model of exactly this many parameters; None for none, or several shapes."""
     found = PARAMETERS.search(plain)
     if found is None:
         return None
     count = int(found["count"].replace(",", ""))
-    models = [
-        model for name in model_names() if (model := load_model(name)).total_parameters() == count
-    ]
+    models = [one for one in map(load_model, model_names()) if one.total_parameters() == count]
     elsewhere = {"name", "max_position_embeddings", *NETWORK_FIELDS}
     shapes = {str(model.model_dump(exclude=elsewhere)) for model in models}
     return models[0].name if len(shapes) == 1 else None
@@ -170,13 +157,9 @@ def completed(said: Values, doubts: Sequence[Fault], given: Mapping[str, Any], s
     if contradictions:
         raise SpecError(contradictions)
     job = _merged(said, given)
-    missing = [
-        Fault(path, None, f"could not be read from {source}", _give(example))
-        for path, example in _missing(job)
-    ]
-    missing += [
-        doubt for doubt in doubts if doubt.field.split(".")[1] not in (given.get("layout") or {})
-    ]
+    rule, known = f"could not be read from {source}", given.get("layout") or {}
+    missing = [Fault(path, None, rule, _give(example)) for path, example in _missing(job)]
+    missing += [doubt for doubt in doubts if doubt.field.split(".")[1] not in known]
     if missing:
         raise SpecError(missing)
     return read_job(job)
@@ -194,25 +177,16 @@ def _contradictions(
         theirs = given.get(key)
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
             found += _contradictions(ours, theirs, f"{prefix}{key}.")
-        elif (
-            isinstance(ours, int | str)
-            and isinstance(theirs, int | str)
-            and key not in NAMES
-            and ours != theirs
-        ):
+        elif key not in NAMES and ours != theirs and {type(ours), type(theirs)} <= SIMPLE:
             found.append((f"{prefix}{key}", ours, theirs))
     return found
 
 
 def _merged(said: Mapping[str, Any], given: Mapping[str, Any]) -> Values:
-    merged = dict(said)
-    for key, value in given.items():
-        ours = said.get(key)
-        merged[key] = (
-            _merged(ours, value)
-            if isinstance(ours, Mapping) and isinstance(value, Mapping)
-            else value
-        )
+    merged = {**said, **given}
+    for key, ours in said.items():
+        if isinstance(ours, Mapping) and isinstance(merged[key], Mapping):
+            merged[key] = _merged(ours, merged[key])
     return merged
 
 
@@ -229,18 +203,14 @@ def _missing(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def log_numbers(text: str, job: Job, source: str) -> Values:
-    """The `measured` fields of a row, from a log.
-
-    Raises SpecError if there is no timed step and no failure to report.
-    """
+    """The `measured` fields of a row, from a log of steps or a failure. Raises SpecError."""
     log = read_log(text)
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     rates: dict[int, list[float]] = {}
     for line in log.steps:
         rates.setdefault(line.step, []).append(line.tokens_per_second)
-    seconds = [
-        tokens / min(rates[step]) for step in sorted(rates)[UNTIMED:] if min(rates[step]) > 0
-    ]
+    slowest = [min(rates[step]) for step in sorted(rates)[UNTIMED:]]
+    seconds = [tokens / rate for rate in slowest if rate > 0]
     told = {"trainer_version": log.version, "gpu_name": log.gpu_name}
     software = {name: value for name, value in told.items() if value}
     if seconds:
@@ -255,25 +225,17 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
             "software": software,
         }
     rule = f"has {len(rates)} logged steps, of which the first {UNTIMED} do not count"
-    raise fault(
-        "steps",
-        source,
-        rule,
-        "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`",
-    )
+    remedy = "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`"
+    raise fault("steps", source, rule, remedy)
 
 
 def _end(log: TitanLog, text: str) -> Failed | OutOfMemory:
-    return failure(
-        log, Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text)
-    )
+    end = Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text)
+    return failure(log, end)
 
 
 def event_numbers(place: Path, job: Job) -> Values:
-    """The `measured` fields of a row, from the TensorBoard files of one run, one per rank.
-
-    Raises SpecError that names missing tags.
-    """
+    """The `measured` fields of a row, from a run's TensorBoard files. Raises SpecError."""
     files = sorted(place.glob("**/events.out.tfevents.*")) if place.is_dir() else [place]
     ranks = [read_scalars(path) for path in files]
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
@@ -281,9 +243,8 @@ def event_numbers(place: Path, job: Job) -> Values:
     steps = sorted(set.intersection(*(set(seconds) for seconds in each)))[UNTIMED:] if each else []
     if not steps:
         rule = f"no rank's events hold `{SECONDS}` or `{TPS}` after step {UNTIMED}"
-        raise fault(
-            "steps", str(place), rule, "give the folder that holds events.out.tfevents.* of one run"
-        )
+        remedy = "give the folder that holds events.out.tfevents.* of one run"
+        raise fault("steps", str(place), rule, remedy)
     memory: Values = {}
     for key, tag in (("peak_allocated_bytes", ACTIVE), ("peak_reserved_bytes", RESERVED)):
         values = [value for scalars in ranks for value in scalars.get(tag, {}).values()]

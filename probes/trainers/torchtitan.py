@@ -7,28 +7,36 @@ This module imports neither torch nor torchtitan: versions come from package met
 the log and the event files.
 """
 
+import json
 import os
-import sys
+import random
+import re
+import string
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
 
 from planner.errors import ProbeError
 from planner.export import export
 from planner.export.base import Export
+from planner.export.torchtitan import WRITTEN
 from planner.probes.evidence import Evidence
-from planner.probes.packages import versions_in
-from planner.probes.programs import Program, allocator_settings
+from planner.probes.packages import allocator_settings, versions_in
 from planner.probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
-from planner.probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
+from planner.probes.trainers import ProbeTrainer, Program
 from planner.probes.trainers.titan_log import read_log
 from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
-from planner.probes.trainers.titan_versions import clash, line
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 
-OUTPUTS = "outputs"
+SUGGESTED = "0.2.2"
+# first torch release with everything that a TorchTitan release line imports (torchtitan 0.3.0 calls
+# torch.distributed.set_timeout, which 2.13 lacks)
+NEEDS_TORCH = {"0.3": (2, 14)}
+PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
+OUTPUTS, ASSETS, DATA = "outputs", "assets", "data"
+WORDS, END = string.ascii_letters + string.digits, "<end>"
+MIN_VOCAB = len(WORDS) + 1
 # text for every data-parallel rank before it repeats; at least one sample
 DOCUMENT_TOKENS = 32768
 SUBCOMMAND = "activation-checkpoint:"
@@ -40,35 +48,16 @@ OFFLINE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TitanTrainer:
-    """Trains with an installed TorchTitan. python: its interpreter."""
+class TitanTrainer(ProbeTrainer):
+    """Trains with an installed TorchTitan, which is checked by its version (`unsuited`).
 
-    times_kernels: ClassVar[bool] = False
-
-    python: str = sys.executable
-
-    @classmethod
-    def of(cls, *, python: str, worker: str) -> Self:
-        """The TorchTitan of this interpreter; `worker` is not used."""
-        return cls(python=python)
-
-    @property
-    def imports(self) -> str:
-        """Torch. TorchTitan itself is checked by its version (`unsuited`)."""
-        return "torch"
-
-    def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """None: the export reports what TorchTitan cannot run, when a task is made."""
-        return None
+    The export reports what it cannot run, when a task is made.
+    """
 
     def outcome(
         self, task: ProbeTask, folder: Path, evidence: Evidence
     ) -> tuple[Outcome, Environment] | None:
-        """Outcome and environment from TorchTitan's log.
-
-        The log names errors better than the error files do, but for those of a node itself.
-        """
+        """Outcome and environment from the log, which names errors better than ranks' files."""
         own = replace(evidence, errors=tuple(one for one in evidence.errors if one.kind))
         environment = self.environment(evidence.log, found_by(folder))
         return self.read(task, evidence.log, folder, own), environment
@@ -81,20 +70,14 @@ class TitanTrainer:
             return {}
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """Why no probe of this job can run here, whatever its layout.
-
-        Names what is missing, or what TorchTitan cannot do.
-        """
+        """What is missing here, or what TorchTitan cannot do."""
         wrong = clash(self.versions())
         if wrong is not None:
             return _refusal(FailureKind.IMPORT, wrong)
         return _unsuited_job(job, on_gpus=device == "cuda")
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """TorchTitan's training of a task; a failure if it cannot run the layout.
-
-        Also a failure if TorchTitan is missing or of another release line. Raises SpecError.
-        """
+        """TorchTitan's training of a task; a failure if it cannot run it, or is not installed."""
         job = task.parsed()
         versions = self.versions()
         if (refused := _unsuited(task, job, versions)) is not None:
@@ -103,10 +86,8 @@ class TitanTrainer:
         exported = _export(job, job.layout, versions["torchtitan"])
         if exported.blockers:
             lines = "; ".join(str(fault) for fault in exported.blockers)
-            return _refusal(
-                FailureKind.INVALID_LAYOUT,
-                f"torchtitan {exported.version} cannot run this layout: {lines}",
-            )
+            text = f"torchtitan {exported.version} cannot run this layout: {lines}"
+            return _refusal(FailureKind.INVALID_LAYOUT, text)
         return _program(task, job, exported)
 
     def read(
@@ -118,8 +99,7 @@ class TitanTrainer:
     ) -> Outcome:
         """Reads the outcome of a run from its log, and from the event files in its folder.
 
-        evidence: how it ended (time limit, signals, kernel log), if the launcher knows; without it,
-            a normal exit is assumed.
+        evidence: how it ended (time limit, signals, kernel log); without it, by a normal exit.
         """
         job = task.parsed()
         assert job.layout is not None, "a probe's job has a layout"
@@ -127,9 +107,8 @@ class TitanTrainer:
         left = evidence or Evidence(
             reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds
         )
-        return read_outcome(
-            asked, replace(left, log=log_text), None if folder is None else folder / OUTPUTS
-        )
+        outputs = None if folder is None else folder / OUTPUTS
+        return read_outcome(asked, replace(left, log=log_text), outputs)
 
     def environment(self, log_text: str, found: Environment) -> Environment:
         """The environment of the numbers: what the interpreter found, and what the log shows."""
@@ -190,17 +169,15 @@ def _program(task: ProbeTask, job: Job, exported: Export) -> Program:
     expandable = job.training.expandable_segments is not False
     env = {**OFFLINE, "PYTHONUNBUFFERED": "1", **allocator_settings(expandable, os.environ)}
     flags = _flags(task, job, exported.version)
-    cut = next(
-        (index for index, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),
-        len(exported.arguments),
-    )
-    arguments = (*exported.arguments[:cut], *flags, *exported.arguments[cut:])
+    given = exported.arguments
+    subcommands = (index for index, item in enumerate(given) if item.startswith(SUBCOMMAND))
+    cut = next(subcommands, len(given))
+    arguments = (*given[:cut], *flags, *given[cut:])
     if emulated:
-        world = str(job.layout.num_gpus)
+        world, rank = str(job.layout.num_gpus), str(task.emulate_rank)
         # 0.2 always runs rank 0; without a pipeline, rank 0 does and holds the same as
         # every other rank.
-        env |= {"NGPU": world, "WORLD_SIZE": world, "LOCAL_RANK": "0"}
-        env["RANK"] = str(task.emulate_rank)
+        env |= {"NGPU": world, "WORLD_SIZE": world, "LOCAL_RANK": "0", "RANK": rank}
     return Program(
         target="torchtitan.train", arguments=arguments, single=emulated, files=files, env=env
     )
@@ -226,3 +203,80 @@ def _flags(task: ProbeTask, job: Job, version: str) -> tuple[str, ...]:
     dealt = job.model.is_moe and task.routing == "balanced"
     even = "--debug.moe_force_load_balance" if dealt else ""
     return tuple(f"{common} {places} {fake} {even}".split())
+
+
+def clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
+    """Packages that are missing or have a wrong version, and the command that fixes it."""
+    titan, torch = versions.get("torchtitan"), versions.get("torch", "")
+    other = f"pip install torchtitan=={SUGGESTED}"
+    if titan is None:
+        return f"torchtitan is not installed; {other}, or use --trainer reference"
+    if line(titan) is None:
+        known = ", ".join(WRITTEN)
+        return f"torchtitan {titan} is installed and the planner writes for {known}; {other}"
+    missing = [name for name in PACKAGES if name not in versions]
+    if missing:
+        return f"torchtitan {titan} needs {', '.join(missing)}; pip install {' '.join(missing)}"
+    needed = NEEDS_TORCH.get(_line(titan))
+    if needed is not None and _release(torch) < needed:
+        wanted = ".".join(str(part) for part in needed)
+        return (
+            f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or {other}"
+        )
+    if emulate and titan.startswith("0.2.0"):
+        return f"torchtitan {titan} has no fake_backend mode to emulate a rank; {other}"
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _line(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def line(version: str) -> str | None:
+    """The version whose export serves an installed one: itself or its line; None if none does."""
+    short = _line(version)
+    lines = {_line(written) for written in WRITTEN}
+    return version if version in WRITTEN else short if short in lines else None
+
+
+def data_files(seq_len: int, documents: int, seed: int) -> dict[str, str]:
+    """Files of a tokenizer and of documents, so that a probe downloads nothing.
+
+    A document is one training sample, `seq_len` words and an end mark, so that no attention mask
+    cuts a sequence in two. Each data-parallel rank needs one.
+    Sources: torchtitan 0.2.2 and 0.3.0 hf_datasets/text_datasets.py (data set `c4_test`: a folder
+    that `datasets` reads), components/tokenizer.py (tokenizer.json, tokenizer_config.json).
+    """
+    return {
+        f"{ASSETS}/tokenizer.json": json.dumps(_tokenizer()),
+        f"{ASSETS}/tokenizer_config.json": json.dumps(
+            {"eos_token": END, "add_bos_token": False, "add_eos_token": True}
+        ),
+        f"{DATA}/train.jsonl": "".join(_documents(seq_len, documents, random.Random(seed))),
+    }
+
+
+def _tokenizer() -> dict[str, object]:
+    vocabulary = {word: index for index, word in enumerate([*WORDS, END])}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": WORDS[0]},
+    }
+
+
+def _documents(seq_len: int, documents: int, source: random.Random) -> list[str]:
+    """Lines of {"text": words}, rotations of one random text: many long ones are cheap to write."""
+    base = "".join(source.choices(WORDS, k=seq_len))
+    turns = [source.randrange(seq_len) for _ in range(documents)]
+    return [json.dumps({"text": " ".join(base[turn:] + base[:turn])}) + "\n" for turn in turns]

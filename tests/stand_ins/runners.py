@@ -19,8 +19,8 @@ from planner.probes.folder import RESULT
 from planner.probes.launch import Launcher, LaunchSettings, Watch, torchrun
 from planner.probes.pools.local import LocalPool, LocalSettings
 from planner.probes.pools.protocol import Pool
-from planner.probes.programs import Program
 from planner.probes.protocol import ProbeTask
+from planner.probes.trainers import Program
 from tests.stand_ins import torchrun as light_torchrun
 from tests.stand_ins import worker
 

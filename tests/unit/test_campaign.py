@@ -17,8 +17,7 @@ from planner.intake.jobs import read_job
 from planner.probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
 from planner.probes.emulate import ranks_of_interest
 from planner.probes.launch import Watch
-from planner.probes.pools.capacity import Capacity
-from planner.probes.preflight import Need
+from planner.probes.pools.protocol import Capacity
 from planner.probes.protocol import (
     Environment,
     Failed,
@@ -54,16 +53,11 @@ PIPELINED = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"
 class FakePool:
     """A pool whose runs come out as `world` says."""
 
-    name = "fake"
-
     def __init__(self, devices: int, world: World) -> None:
         self.devices, self.world, self.tasks = devices, world, []
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         return Capacity(num_devices=self.devices, device="cuda", why_none="it has none")
-
-    def check(self, need: Need, *, wait: bool = True) -> None:
-        """Nothing is missing."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         self.tasks.append(task)
@@ -75,8 +69,6 @@ class FakePool:
             wall_seconds=10.0,
             gpu_seconds=10.0 * task.num_processes(),
         )
-
-    tasks: list[ProbeTask]
 
 
 def as_predicted(slower: float = 1.0) -> World:

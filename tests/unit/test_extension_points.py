@@ -25,12 +25,10 @@ from planner.precision import PRECISIONS, Precision, Recipe
 from planner.probes import pools, trainers
 from planner.probes.evidence import Evidence
 from planner.probes.launch import Launcher, LaunchSettings, Watch
-from planner.probes.pools.capacity import Capacity
 from planner.probes.pools.local import LocalPool, LocalSettings
-from planner.probes.pools.protocol import PoolSettings, WithoutQueue
-from planner.probes.preflight import Need
-from planner.probes.programs import Program
+from planner.probes.pools.protocol import Capacity, Pool, PoolSettings
 from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
+from planner.probes.trainers import Program
 from planner.probes.trainers.reference import ReferenceTrainer
 from planner.rules.base import Rule, under
 from planner.samplers import SAMPLERS
@@ -63,9 +61,7 @@ def measured(seconds: float, losses: list[float], norms: list[float], memory: li
 def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pool of another kind, registered by one line. It answers every probe with 0.5 s a step."""
 
-    class RentedPool(WithoutQueue):
-        reads_files: ClassVar[bool] = False
-
+    class RentedPool(Pool):
         def __init__(self, region: str) -> None:
             self.region = region
 
@@ -75,9 +71,6 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
         def capacity(self, cluster: ClusterSpec) -> Capacity:
             return Capacity(num_devices=4, device="cpu", spans_nodes=True)
-
-        def check(self, need: Need, *, wait: bool = True) -> None:
-            pass
 
         def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
             memory = RankMemory(rank=0, peak_allocated_bytes=2**20, peak_reserved_bytes=2**21)

@@ -10,7 +10,7 @@ import pytest
 from planner.probes.evidence import Evidence, RankError, read_errors, read_stacks
 from planner.probes.failures import classify
 from planner.probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
-from planner.probes.trainers.titan_failures import failure as titan_failure
+from planner.probes.trainers.titan_log import failure as titan_failure
 from planner.probes.trainers.titan_log import read_log
 from planner.specs.measurement import BLAMELESS
 

@@ -142,7 +142,7 @@ class TestFolders:
 
     def test_what_the_program_reads_is_there_before_it_starts(self, tmp_path: Path) -> None:
         seen: list[Path] = []
-        begin = Begin.now(num_gpus=2, token="abc")
+        begin = Begin(num_gpus=2, token="abc")
         settings = LaunchSettings(folder=tmp_path)
         folder, _ = launch.prepare(settings, TASK_OF_TWO, begin, Watch(folder=seen.append))
         assert seen == [folder]

@@ -20,7 +20,7 @@ from tests.conftest import ROOT, job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "n": 8}}
-BEGUN = Begin(started_at="2026-01-01T00:00:00+00:00", started=1e9, num_gpus=2, token="abc")
+BEGUN = Begin(started=1e9, num_gpus=2, token="abc")
 
 
 def measured(**more: Any) -> MeasuredRun:

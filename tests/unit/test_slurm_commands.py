@@ -245,13 +245,16 @@ def test_reasons_for_which_a_job_waits_in_vain() -> None:
     assert [one for one in NOT_YET.split() if IN_VAIN.search(one)] == []
 
 
-def test_what_others_hold_on_a_node_is_not_the_layouts(tmp_path: Path) -> None:
+def test_what_others_hold_on_a_node_is_not_the_layouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A leftover that goes is waited for; one that stays fails the probe as foreign."""
     idle = replace(H100, index=3, bus_id="0000:3b:00")
     left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
     looks = iter([left, idle])
-    assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
-    gpus = own_gpus(0.0, lambda: Survey(gpus=(left,)), settle_seconds=0.0)
+    assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),))) == (idle,)
+    monkeypatch.setattr("planner.probes.pools.slurm_node.SETTLE_SECONDS", 0.0)
+    gpus = own_gpus(0.0, lambda: Survey(gpus=(left,)))
     result = tmp_path / "result.json"
     write_foreign(result, 8, f"n1: {others_on(gpus)}")
     left_behind = {"exit_code": 1, "time_limit_seconds": 60.0, "errors": read_errors(result)}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from planner.probes.evidence import Evidence
-from planner.probes.programs import Program
 from planner.probes.protocol import (
     Environment,
     Failed,
@@ -20,10 +19,10 @@ from planner.probes.protocol import (
     OutOfMemory,
     ProbeTask,
 )
+from planner.probes.trainers import Program
 from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import read_log
-from planner.probes.trainers.titan_versions import PACKAGES
-from planner.probes.trainers.torchtitan import TitanTrainer
+from planner.probes.trainers.torchtitan import PACKAGES, TitanTrainer
 from planner.units import GIB
 from tests.conftest import job_values
 
