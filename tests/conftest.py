@@ -241,11 +241,8 @@ def judged(package: str, folder: str, *command: str, lines: str = "") -> list[st
     """Lines that a program of ours prints beside a real package, which this folder has."""
     if not any(distributions(name=package, path=[folder])):
         missing(package, "`make test-slow` installs it")
-    done = subprocess.run(
-        [sys.executable, *command], input=lines, cwd=ROOT,
-        env={**clean_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), folder])},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), folder])}
+    done = ran(sys.executable, *command, input=lines, cwd=ROOT, env=path, timeout=None)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout.splitlines()
 

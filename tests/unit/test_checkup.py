@@ -1,7 +1,6 @@
 """`planner-cli doctor`: each part ok, warn or fail, with what to do, and nothing of it slow."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from planner.api.cli.root import run
 from planner.api.settings import Settings
 from planner.api.wiring import wire
 from planner.probes.pools.nvidia import Survey
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, ran
 from tests.unit.test_local_pool import H100
 
 
@@ -85,10 +84,8 @@ def test_torch_is_not_imported_here(tmp_path: Path) -> None:
         "import sys\nfrom planner.api.cli.root import run\nrun(['doctor', '--json'])\n"
         "assert 'torch' not in sys.modules\n"
     )
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, check=False
-    )
+    database = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
+    done = ran(sys.executable, "-c", code, env=database, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -43,7 +42,7 @@ from planner.study.study import ProbeStudy
 from planner.trainers.base import TrainerRules
 from planner.trainers.fsdp import FSDP
 from planner.trainers.registry import TRAINERS
-from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, job_values, needed
+from tests.conftest import ROOT, SHORT_OF_MEMORY, job_values, needed, ran
 from tests.unit.probing_cases import Machine, small
 
 PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -370,9 +369,8 @@ def test_catalogue(tmp_path: Path) -> None:
         (tmp_path / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
     search = {"fix": {"pp": 1, "tp": 1, "cp": 1, "precision": "bf16"}, "top_k": 1}
     job = job_values("new-model", "h100-sxm-80gb", 8, 2048, 64, search=search)
-    words = [sys.executable, "-c", ASK, json.dumps({**job, "cluster": "new-cluster"})]
-    own = {**clean_environment(), "PYTHONPATH": str(tmp_path)}
-    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": 300}
-    done = subprocess.run(words, cwd=tmp_path, env=own, **given)
+    asked = json.dumps({**job, "cluster": "new-cluster"})
+    own = {"PYTHONPATH": str(tmp_path)}
+    done = ran(sys.executable, "-c", ASK, asked, cwd=tmp_path, env=own)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[1] > 0.0
