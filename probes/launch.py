@@ -51,21 +51,22 @@ def free_port() -> int:
 
 
 def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    """The command that runs a program here, under torchrun unless it is a single process."""
+    """The command that runs a program here."""
+    grid = f"--nnodes 1 --nproc-per-node {task.num_processes()} --master-addr 127.0.0.1"
+    return command_of(python, program, f"{grid} --master-port {port}")
+
+
+def command_of(python: str, program: Program, grid: str) -> list[str]:
+    """The command of a program under torchrun with these options, or of its single process."""
     inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
     if program.single:
         return [python, *inside]
-    elastic = f"--nnodes 1 --nproc-per-node {task.num_processes()} --master-addr 127.0.0.1"
-    elastic += f" --master-port {port}"
-    return [python, "-m", "torch.distributed.run", *elastic.split(), *TORCHRUN_FLAGS, *inside]
+    return [python, "-m", "torch.distributed.run", *f"{grid} {TORCHRUN_FLAGS}".split(), *inside]
 
 
 # No restarts, so that the first failure is the only one.
 # The output of every rank goes to one log; each line is prefixed with its rank.
-TORCHRUN_FLAGS = (
-    "--max-restarts", "0", "--monitor-interval", "0.1", "--role", "rank", "--tee", "3",
-    "--log-dir", "logs",
-)  # fmt: skip
+TORCHRUN_FLAGS = "--max-restarts 0 --monitor-interval 0.1 --role rank --tee 3 --log-dir logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from planner.probes import guardian
 from planner.probes.evidence import RankError
 from planner.probes.folder import BEGIN, RESULT, STOP, TASK
-from planner.probes.launch import TORCHRUN_FLAGS, GuardianSpec
+from planner.probes.launch import GuardianSpec, command_of
 from planner.probes.outcome import Begin
 from planner.probes.pools.nvidia import Gpu, Survey, others_on, survey, visible
 from planner.probes.pools.slurm_allocation import MASTER, STEP
@@ -39,14 +39,10 @@ def main() -> None:
         sys.exit(f"srun: error: {problem}")  # read as a failure of Slurm's to launch it
     program = trainer_of(task.trainer, worker=worker).program(task)
     assert not isinstance(program, Failed), "the runner has asked before"
-    inside = ["-m", "planner.probes.inside", RESULT, program.target, *program.arguments]
     port = master_port(int(os.environ["SLURM_JOB_ID"]), int(os.environ[STEP]))
-    elastic = f"--nnodes {nodes} --node-rank {node} --nproc-per-node {per_node}".split()
-    elastic += ["--master-addr", os.environ[MASTER], "--master-port", str(port)]
-    argv = [sys.executable, *inside]
-    if not program.single:
-        torchrun = ["-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS]
-        argv = [sys.executable, *torchrun, *inside]
+    grid = f"--nnodes {nodes} --node-rank {node} --nproc-per-node {per_node}"
+    grid += f" --master-addr {os.environ[MASTER]} --master-port {port}"
+    argv = command_of(sys.executable, program, grid)
     gpus = own_gpus(tolerated_bytes) if task.device == "cuda" else ()
     if foreign := others_on(gpus, tolerated_bytes):
         write_foreign(folder / RESULT, node * per_node, f"{os.environ[NODE_NAME]}: {foreign}")
