@@ -228,7 +228,7 @@ def with_free_port(tries: int, once: Callable[[], ProbeResult], watch: Watch) ->
 def prepare(
     settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch
 ) -> tuple[Path, Program | Failed]:
-    """A folder with all that the program reads, and it or its refusal. Raises ProbeError."""
+    """The folder with what the program reads, and the program or its refusal. Raises ProbeError."""
     tidy(settings)
     folder = new_folder(settings.folder.absolute(), task.id)
     watch.folder(folder)

@@ -47,13 +47,8 @@ class FailureKind(StrEnum):
 
 # the pool took the probe's devices from it, which says nothing of the layout
 TAKEN_AWAY = frozenset(
-    {
-        FailureKind.LOST_NODE,
-        FailureKind.PREEMPTED,
-        FailureKind.REQUEUED,
-        FailureKind.ALLOCATION_ENDED,
-        FailureKind.LAUNCH,
-    }
+    {FailureKind.LOST_NODE, FailureKind.PREEMPTED, FailureKind.REQUEUED}
+    | {FailureKind.ALLOCATION_ENDED, FailureKind.LAUNCH}
 )
 
 

@@ -90,7 +90,7 @@ class LocalPool(Pool):
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """Runs one probe, once its devices are free. Raises ProbeError, or SpecError: wrong GPU."""
+        """Runs one probe, once its devices are free. Raises ProbeError, SpecError."""
         watch = watch or Watch()
         wanted = task.num_processes()
         if task.device == "cuda":

@@ -156,7 +156,7 @@ class Allocation:
         return ProbeOrder(number, task_id, folder, probe)
 
     def submitted(self, order: ProbeOrder) -> int:
-        """The id of the order's job, which it submits. Raises ProbeError, NoControllerError."""
+        """The id of the order's job, submitted if need be. Raises ProbeError, NoControllerError."""
         known = _number(order.job / JOB)
         if known is not None:
             return known

@@ -106,7 +106,7 @@ def shortage(
 
 
 def node_token(token: str, node: int) -> str:
-    """The token of one node's processes: nodes may share a machine and end at other times."""
+    """The token of one node's processes: nodes that share a machine end one by one."""
     return f"{token}-{node}"
 
 

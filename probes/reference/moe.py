@@ -183,7 +183,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def load_of(chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Token copies of each expert (E,), by TorchTitan's histc: a host waits for bincount."""
+    """Token copies of each expert (E,), by histc as TorchTitan: bincount makes the host wait."""
     return torch.histc(chosen.flatten().float(), num_experts, 0, num_experts).long()
 
 

@@ -157,7 +157,7 @@ class Trainer:
         return torch.zeros((), device=self.device) if share is None else share
 
     def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
-        """Runs microbatches in turn; FSDP2 reduces after each, as in TorchTitan, DDP at last."""
+        """Runs all microbatches. FSDP2 reduces after each (as TorchTitan), DDP after the last."""
         module, loss_of = self.modules[0], self._loss_function()
         total = torch.zeros((), device=self.device)
         batch = self.recipe.layout.micro_batch_size

@@ -37,6 +37,8 @@ class StepTiming:
     seconds: of each timed step on the slowest rank.
     losses, norms: of every step, warm-up included.
     imbalance: of the experts' load after each batch of timed steps (`Trainer.expert_imbalance`).
+    started: the clock's (`time.monotonic`) when the program began.
+    elapsed: seconds since then on the slowest rank; all ranks see the same, and stop together.
     """
 
     microbatches: tuple[int, int] | None = None
@@ -44,6 +46,8 @@ class StepTiming:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     imbalance: list[float] = field(default_factory=list)
+    started: float = 0.0
+    elapsed: float = 0.0
 
     @property
     def median(self) -> float:
@@ -57,41 +61,21 @@ class StepTiming:
         return statistics.stdev(self.seconds) / statistics.fmean(self.seconds)
 
 
-class SharedClock:
-    """Seconds that this program has run, of the slowest rank, so that all ranks see the same."""
-
-    def __init__(self, trainer: Trainer, started: float) -> None:
-        self._trainer, self._started = trainer, started
-        self.seconds = 0.0
-
-    def slowest(self, own: list[float]) -> list[float]:
-        """The slowest rank's seconds of each step, and of the clock; the same on all ranks, so
-        that all stop together.
-        """
-        values = [*own, time.monotonic() - self._started]
-        if not self._trainer.recipe.emulated and dist.get_world_size() > 1:
-            shared = torch.tensor(values, device=self._trainer.device)
-            dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-            values = [float(one) for one in shared]
-        self.seconds = values.pop()
-        return values
-
-
 def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTiming:
     """Runs the warm-up, then timed steps, without Python's garbage collector as trainers do.
 
     Steps are timed until there are as many as the task says and, on a GPU, until they took as long
     as it says, for a GPU that has just begun runs faster than one at its power limit; or until the
     time limit comes near.
-    ready: called between the two. started: the clock's (`time.monotonic`) when the program began.
+    ready: called between the two. started: see `StepTiming`.
     """
-    task, clock = trainer.recipe.task, SharedClock(trainer, started)
+    task = trainer.recipe.task
     until = TIMED_SHARE * task.time_limit_seconds
-    timing = StepTiming(microbatches=trainer.recipe.timed_microbatches())
+    timing = StepTiming(microbatches=trainer.recipe.timed_microbatches(), started=started)
     each = 0.0  # seconds of one more step, or of the two that stand for it
     for _ in range(task.warmup_steps):
-        each = sum(map(sum, _steps(trainer, 1, timing, clock)))
-        if clock.seconds + 2 * each > until:
+        each = sum(map(sum, _steps(trainer, 1, timing)))
+        if timing.elapsed + 2 * each > until:
             break
     gc.collect()
     gc.disable()
@@ -99,28 +83,37 @@ def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTimi
     try:
         spent, least = 0.0, task.least_seconds if trainer.device.type == "cuda" else 0.0
         while True:
-            fits = int((until - clock.seconds) / each) if each else 1
+            fits = int((until - timing.elapsed) / each) if each else 1
             wanted = task.steps - len(timing.seconds)
             count = max(1, min(BATCH, fits, wanted if wanted > 0 else BATCH))
-            found = _steps(trainer, count, timing, clock)
+            found = _steps(trainer, count, timing)
             timing.seconds += _whole(trainer, timing.microbatches, found)
             timing.imbalance += trainer.expert_imbalance()
             each = sum(map(sum, found)) / len(found[0])
             spent += sum(map(sum, found))
             agree = len(timing.seconds) >= BATCH and timing.spread < task.spread_below
             enough = spent >= least and (len(timing.seconds) >= task.steps or agree)
-            if enough or clock.seconds + each > until:
+            if enough or timing.elapsed + each > until:
                 return timing
     finally:
         gc.enable()
 
 
-def _steps(
-    trainer: Trainer, count: int, timing: StepTiming, clock: SharedClock
-) -> list[list[float]]:
+def _steps(trainer: Trainer, count: int, timing: StepTiming) -> list[list[float]]:
     """Seconds of `count` steps: of whole ones, or of so many of each of the two shorter ones."""
     sizes = timing.microbatches or (trainer.recipe.num_microbatches,)
-    return [clock.slowest(_alike(trainer, size, count, timing)) for size in sizes]
+    return [_slowest(trainer, _alike(trainer, size, count, timing), timing) for size in sizes]
+
+
+def _slowest(trainer: Trainer, own: list[float], timing: StepTiming) -> list[float]:
+    """The slowest rank's seconds of each step, and of its clock."""
+    values = [*own, time.monotonic() - timing.started]
+    if not trainer.recipe.emulated and dist.get_world_size() > 1:
+        shared = torch.tensor(values, device=trainer.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        values = shared.tolist()
+    timing.elapsed = values.pop()
+    return values
 
 
 def _whole(

@@ -62,7 +62,7 @@ class ProbeTrainer:
         return None
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """Why this program cannot run a trainer's layout; None if it can or a run must show."""
+        """Why this program cannot run a layout; None if it can, or if only a run can show it."""
         return None
 
     def program(self, task: ProbeTask) -> Program | Failed:

@@ -148,7 +148,7 @@ def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
 
 
 def _kind(error: RankError, log: TitanLog) -> str | None:
-    """The failure class of TorchTitan's code or its clash with torch; None for other rules'."""
+    """The failure class that TorchTitan's code decides; None leaves it to the common rules."""
     if known_cause(error) is not None:
         return None
     name = error.type.rpartition(".")[2]
