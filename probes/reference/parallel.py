@@ -43,7 +43,7 @@ def parallelise(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> 
     layout, on_cpu = recipe.layout, meshes.dense.device_type == "cpu"
     precision.apply(model, layout, emulate=on_cpu)
     if layout.tp > 1:
-        tensor_parallel.apply(model, recipe, meshes.tp, _styles(recipe))
+        tensor_parallel.apply(model, recipe, meshes.tp)
     if recipe.model.is_moe:
         expert_parallel.apply(model, recipe, meshes)
     context_parallel.apply(model, recipe, meshes)
@@ -65,16 +65,6 @@ def replicate(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> Dist
 
         wrapped.register_comm_hook(meshes.group("dp_replicate"), bf16_compress_hook)
     return wrapped
-
-
-def _styles(recipe: ReferenceRecipe) -> tensor_parallel.Styles:
-    styles = tensor_parallel.Styles()
-    if recipe.layout.precision == "float8-tensorwise":
-        from torchao.float8 import float8_tensor_parallel as float8
-
-        styles.column, styles.row = float8.Float8ColwiseParallel, float8.Float8RowwiseParallel
-        styles.prepare = float8.PrepareFloat8ModuleInput
-    return styles
 
 
 def _compile(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:

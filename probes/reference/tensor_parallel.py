@@ -6,7 +6,7 @@ Source: torchtitan 0.2.2 models/{llama3,qwen3,deepseek_v3}/infra/parallelize.py.
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -61,12 +61,10 @@ class NormOverShards(ParallelStyle):
         return distribute_module(module, device_mesh, **hooks)
 
 
-def apply(
-    model: Transformer, recipe: ReferenceRecipe, mesh: DeviceMesh, styles: "Styles | None" = None
-) -> None:
+def apply(model: Transformer, recipe: ReferenceRecipe, mesh: DeviceMesh) -> None:
     """Distributes the model's parameters over the TP ranks and hooks its modules."""
     stream: Placement = Shard(1) if recipe.layout.sequence_parallel else Replicate()
-    styles = styles or Styles()
+    styles = _styles(recipe)
     for layer in model.layers.values():
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, stream, styles))
@@ -81,12 +79,22 @@ def apply(
         model.position_embeddings.weight_hook = lambda weight: Copy.apply(weight, group)
 
 
-class Styles:
-    """The styles of linear layers; float8 tensorwise has its own, which gather in float8."""
+class Styles(NamedTuple):
+    """The styles of linear layers."""
 
-    column: Any = ColwiseParallel
-    row: Any = RowwiseParallel
-    prepare: Any = PrepareModuleInput
+    column: Any
+    row: Any
+    prepare: Any
+
+
+def _styles(recipe: ReferenceRecipe) -> Styles:
+    """Styles of torch; float8 tensorwise has its own, which gather in float8."""
+    if recipe.layout.precision != "float8-tensorwise":
+        return Styles(ColwiseParallel, RowwiseParallel, PrepareModuleInput)
+    from torchao.float8 import float8_tensor_parallel as float8
+
+    prepare = float8.PrepareFloat8ModuleInput
+    return Styles(float8.Float8ColwiseParallel, float8.Float8RowwiseParallel, prepare)
 
 
 def _ends_plan(model: Transformer, recipe: ReferenceRecipe, stream: Placement) -> Plan:
