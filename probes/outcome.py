@@ -123,7 +123,7 @@ def conclude(folder: Path) -> ProbeResult:
         exit_code=end.exit_code,
         time_limit_seconds=task.time_limit_seconds,
         errors=read_errors(folder / RESULT),
-        log=read_logs(folder),
+        log="\n".join(filter(None, map(read_log, sorted(folder.glob("output*.log"))))),
         stacks=read_stacks(folder / RESULT),
         kernel="\n".join(map(read_log, sorted(folder.glob(KERNEL_LOGS)))),
         stopped=end.stopped,
@@ -231,11 +231,6 @@ def _doubt(result: ProbeResult) -> Failed | None:
         message = f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}"
         return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=0, message=message)
     return None
-
-
-def read_logs(folder: Path) -> str:
-    """The output of the launcher, and of every node if there are several."""
-    return "\n".join(filter(None, map(read_log, sorted(folder.glob("output*.log")))))
 
 
 def read_log(path: Path) -> str:

@@ -281,11 +281,12 @@ class ProbeResult(BaseModel):
             "trainer": self.task.trainer,
         }
         if isinstance(out, MeasuredRun):
+            each = out.step_seconds_each
             numbers |= {name: getattr(self.environment, name) for name in FELT}
             numbers |= {
                 "step_seconds": out.step_seconds,
-                "steps": len(out.step_seconds_each),
-                "step_seconds_sd": _sd(out.step_seconds_each),
+                "steps": len(each),
+                "step_seconds_sd": stdev(each) if len(each) > 1 else None,
                 "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
                 "mfu": out.mfu,
                 "peak_allocated_bytes": largest(rank.peak_allocated_bytes for rank in out.memory),
@@ -318,7 +319,3 @@ class ProbeResult(BaseModel):
 def largest(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None
-
-
-def _sd(values: list[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None

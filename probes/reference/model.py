@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from planner.probes.reference.attention_kernels import AttentionCore, Sequence
 from planner.probes.reference.collectives import Wait
-from planner.probes.reference.moe import MixtureOfExperts
+from planner.probes.reference.moe import MixtureOfExperts, activated
 from planner.probes.reference.norms import RmsNorm
 from planner.specs.model import LayerKind, ModelSpec
 
@@ -245,11 +245,6 @@ class FeedForward(nn.Module):
         if self.w3 is not None:
             return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
         return self.w2(activated(self.w1(x), self.kind))  # type: ignore[no-any-return]
-
-
-def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """GELU or squared ReLU."""
-    return F.gelu(x) if kind == "gelu" else F.relu(x).square()
 
 
 def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:

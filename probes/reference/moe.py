@@ -216,6 +216,11 @@ class Counts:
         )
 
 
+def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """GELU or squared ReLU."""
+    return F.gelu(x) if kind == "gelu" else F.relu(x).square()
+
+
 class GroupedExperts(nn.Module):
     """The experts of one rank: weights (L, out, in).
 
@@ -277,7 +282,7 @@ class GroupedExperts(nn.Module):
         if self.kind == "swiglu":
             h = F.silu(h) * self._with_bias(product(padded, self.w3), "b3", owner)
         else:
-            h = F.gelu(h) if self.kind == "gelu" else F.relu(h).square()
+            h = activated(h, self.kind)
         return self._with_bias(product(h, self.w2), "b2", owner)
 
     def _with_bias(self, x: torch.Tensor, name: str, owner: torch.Tensor | None) -> torch.Tensor:

@@ -27,7 +27,6 @@ from planner.probes.trainers import ProbeTrainer, Program
 from planner.probes.trainers.titan_log import read_log
 from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
 from planner.specs.job import Job
-from planner.specs.layout import Layout
 
 SUGGESTED = "0.2.2"
 # first torch release with everything that a TorchTitan release line imports (torchtitan 0.3.0 calls
@@ -83,7 +82,9 @@ class TitanTrainer(ProbeTrainer):
         if (refused := _unsuited(task, job, versions)) is not None:
             return refused
         assert job.layout is not None
-        exported = _export(job, job.layout, versions["torchtitan"])
+        training = job.training.model_copy(update={"checkpoint": None})
+        version = line(versions["torchtitan"])
+        exported = export(job.layout, job.model, job.cluster, training, version=version)
         if exported.blockers:
             lines = "; ".join(str(fault) for fault in exported.blockers)
             text = f"torchtitan {exported.version} cannot run this layout: {lines}"
@@ -154,12 +155,6 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
     return _refusal(FailureKind.INVALID_LAYOUT, text)
 
 
-def _export(job: Job, layout: Layout, version: str) -> Export:
-    """The layout for the installed version, without checkpoints."""
-    training = job.training.model_copy(update={"checkpoint": None})
-    return export(layout, job.model, job.cluster, training, version=line(version))
-
-
 def _program(task: ProbeTask, job: Job, exported: Export) -> Program:
     assert job.layout is not None
     emulated = task.emulate_rank is not None
@@ -218,7 +213,7 @@ def clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
     if missing:
         return f"torchtitan {titan} needs {', '.join(missing)}; pip install {' '.join(missing)}"
     needed = NEEDS_TORCH.get(_line(titan))
-    if needed is not None and _release(torch) < needed:
+    if needed is not None and tuple(map(int, re.findall(r"\d+", torch)[:2])) < needed:
         wanted = ".".join(str(part) for part in needed)
         return (
             f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or {other}"
@@ -226,10 +221,6 @@ def clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
     if emulate and titan.startswith("0.2.0"):
         return f"torchtitan {titan} has no fake_backend mode to emulate a rank; {other}"
     return None
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _line(version: str) -> str:
