@@ -16,24 +16,14 @@ USAGE = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?P<option>\[?:[^\[\]:]+\]?)?")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One kind of pool. pool: the class, or `module:class` of it."""
+    """One kind of pool.
 
-    usage: str
+    forms: every way to write it: `slurm[:PARTITION]` is `slurm` and `slurm:PARTITION`.
+    pool: the class, or `module:class` of it.
+    """
+
+    forms: tuple[str, ...]
     pool: str | type[Pool]
-
-    @property
-    def name(self) -> str:
-        return self.usage.partition("[")[0].partition(":")[0]
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Every way to write it: `slurm[:PARTITION]` is `slurm` and `slurm:PARTITION`."""
-        whole = self.usage.replace("[", "").replace("]", "")
-        return (self.name, whole) if "[" in self.usage else (whole,)
-
-    def accepts(self, option: str | None) -> bool:
-        """Whether the pool may be written with, or without, something after the colon."""
-        return any((":" in form) == (option is not None) for form in self.forms)
 
     def load(self) -> type[Pool]:
         found: type[Pool] = resolve_name(self.pool) if isinstance(self.pool, str) else self.pool
@@ -45,10 +35,12 @@ BACKENDS: dict[str, Backend] = {}
 
 def register(usage: str, pool: str | type[Pool]) -> None:
     """Adds a kind of pool. Raises ValueError for a usage that is invalid or taken."""
-    backend = Backend(usage, pool)
-    if USAGE.fullmatch(usage) is None or backend.name in BACKENDS:
+    found = USAGE.fullmatch(usage)
+    if found is None or found["name"] in BACKENDS:
         raise ValueError(f"{usage}: write a new name, name:OPTION or name[:OPTION]")
-    BACKENDS[backend.name] = backend
+    name, option = found["name"], found["option"] or ""
+    whole = name + option.strip("[]")
+    BACKENDS[name] = Backend((name, whole) if option.startswith("[") else (whole,), pool)
 
 
 register("local", "planner.probes.pools.local:LocalPool")
@@ -76,7 +68,8 @@ def backend_of(text: str, *, files: bool = True) -> tuple[Backend, str | None]:
     option = rest if colon else None
     backend = BACKENDS.get(name)
     fix = f"use {listed(pool_forms(files=files))}"
-    if backend is None or option == "" or not text.isprintable() or not backend.accepts(option):
+    known = backend is not None and any((":" in one) == bool(colon) for one in backend.forms)
+    if backend is None or not known or option == "" or not text.isprintable():
         raise fault("pool", text, "is no pool", fix)
     if not files and backend.load().reads_files:
         raise fault("pool", text, "reads a file of this machine", fix)
