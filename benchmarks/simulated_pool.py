@@ -33,6 +33,7 @@ from planner.probes.protocol import (
     OutOfMemory,
     ProbeResult,
     ProbeTask,
+    device_of,
 )
 from planner.specs.cluster import ClusterSpec
 
@@ -109,7 +110,7 @@ class SimulatedPool(Pool):
         """All GPUs of its nodes."""
         return Capacity(
             num_devices=self.cluster.nodes * self.cluster.gpus_per_node,
-            device="cpu" if cluster.gpu.name == "cpu" else "cuda",
+            device=device_of(cluster),
             spans_nodes=True,
             measures=False,
             shared=True,

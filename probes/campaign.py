@@ -18,7 +18,7 @@ from planner.intake.jobs import read_job
 from planner.probes.emulate import combine, ranks_of_interest
 from planner.probes.launch import Watch
 from planner.probes.pools.protocol import Capacity, Pool, too_few
-from planner.probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
+from planner.probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask, device_of
 from planner.probes.reference.recipe import extrapolated, short_steps
 from planner.probes.trainers import trainer_of
 from planner.rules import violations
@@ -79,10 +79,9 @@ class ProbeRequest(BaseModel):
         return cls.from_user(values, allow_files=False)
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
-        device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
         common = self.model_dump(include=set(ProbeTask.model_fields) - {"job"})
         return ProbeTask.model_validate(
-            {"id": task_id, "job": job.request, "device": device, **common, **more}
+            {"id": task_id, "job": job.request, "device": device_of(job.cluster), **common, **more}
         )
 
 

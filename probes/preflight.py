@@ -19,7 +19,7 @@ from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
 from planner.probes.folder import free_bytes
 from planner.probes.packages import search_path, told_by
-from planner.probes.protocol import ProbeTask
+from planner.probes.protocol import ProbeTask, device_of
 from planner.probes.trainers import trainer_of
 from planner.rules.base import Context
 from planner.rules.precisions import gpu_precisions, trainer_precisions
@@ -58,7 +58,7 @@ class Need:
     def of(cls, job: Job, trainer: str) -> "Need":
         """The need for runs of a job's layout, or of all that a search may propose."""
         precisions, compiles = candidates(job)
-        device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
+        device = device_of(job.cluster)
         return cls(job, trainer, device, precisions, compiles, job.cluster.num_gpus)
 
     @classmethod

@@ -19,9 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
 from planner.probes.folder import FOUND
+from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung
 from planner.specs.probe_trainers import ProbeTrainerName
+
+Device = Literal["cuda", "cpu"]
+
+
+def device_of(cluster: ClusterSpec) -> Device:
+    """The kind of device that a probe of a job on this cluster runs on."""
+    return "cpu" if cluster.gpu.name == "cpu" else "cuda"
 
 
 class FailureKind(StrEnum):
@@ -78,7 +86,7 @@ class ProbeTask(BaseModel):
     id: str
     job: dict[str, Any]
     trainer: ProbeTrainerName = "reference"
-    device: Literal["cuda", "cpu"] = "cuda"
+    device: Device = "cuda"
     emulate_rank: int | None = None
     fake_tensors: bool = False
     warmup_steps: int = 3

@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.probes.campaign import Campaign, ProbeRequest
 from planner.probes.launch import Watch
 from planner.probes.preflight import Need
-from planner.probes.protocol import FailureKind
+from planner.probes.protocol import FailureKind, device_of
 from planner.probes.trainers import trainer_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -193,7 +193,7 @@ class StudyProbes:
     def refusal(self, layout: Layout) -> str | None:
         """Why the probe program cannot run this layout; None where it can."""
         assert self.job.probe is not None, "a study has probes to spend"
-        device = "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda"
+        device = device_of(self.job.cluster)
         return trainer_of(self.job.probe.trainer).refusal(self.job, layout, device)
 
     # ---- what was measured before ---------------------------------------------------------------

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 
@@ -27,11 +27,10 @@ from planner.probes.protocol import (
     ProbeResult,
     ProbeTask,
     RankMemory,
+    device_of,
 )
 from planner.specs.cluster import ClusterSpec
 from planner.specs.measurement import Measured, Measurement
-
-Device = Literal["cuda", "cpu"]
 
 
 class ReplayPool(Pool):
@@ -73,7 +72,7 @@ class ReplayPool(Pool):
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """As many devices as any recording had, and no new measurement."""
-        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
+        device = device_of(cluster)
         return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, measures=False)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
@@ -105,10 +104,9 @@ def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
     measurement = read_measurement(
         values, measurement_id=name, created_at="1970-01-01T00:00:00+00:00"
     )
-    device: Device = "cpu" if measurement.job.cluster.gpu.name == "cpu" else "cuda"
     row = measurement.as_row()
     job = {key: value for key, value in row.items() if key not in ("measured", "source")}
-    task = ProbeTask(id=name, job=job, device=device)
+    task = ProbeTask(id=name, job=job, device=device_of(measurement.job.cluster))
     software: dict[str, Any] = {
         name: measurement.software.get(name) for name in ("torch", "gpu_name", "cuda")
     }

@@ -40,7 +40,7 @@ from planner.probes.preflight import (
     command,
     problem_in,
 )
-from planner.probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
+from planner.probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask, device_of
 from planner.probes.trainers import Program
 from planner.probes.variables import DeviceLease, environment, inherited
 from planner.specs.cluster import ClusterSpec
@@ -76,10 +76,9 @@ class SlurmPool(Pool):
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """No limit but the operator's: Slurm reports what it has when a job is submitted."""
-        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
         return Capacity(
             num_devices=UNLIMITED,
-            device=device,
+            device=device_of(cluster),
             spans_nodes=True,
             at_once=self.options.gpus_at_once,
             shared=True,
@@ -145,7 +144,7 @@ class SlurmPool(Pool):
     ) -> Iterator[Pool]:
         """A copy of the pool whose probes share a job as long as the partition allows."""
         grid = NodeGrid.of(num_devices, cluster.gpus_per_node)
-        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
+        device = device_of(cluster)
         longest = self.slurm.longest_seconds(self.partition)
         job = self._job(name, grid, device, min(seconds + SLACK_SECONDS, longest))
         pool = copy(self)

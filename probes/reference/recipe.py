@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from planner.cost.pipeline.stages import stage_layers
 from planner.errors import Fault, SpecError
-from planner.probes.protocol import ProbeTask
+from planner.probes.protocol import Device, ProbeTask
 from planner.rules import violations
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.cluster import ClusterSpec
@@ -181,7 +180,7 @@ def extrapolated(timed: tuple[int, int], whole: int, short: float, longer: float
     return short + (whole - few) / (more - few) * (longer - short)
 
 
-def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | None:
+def refusal(job: Job, layout: Layout, device: Device) -> str | None:
     """Why this program cannot run a layout that the job's trainer may; None if it can."""
     first = next(_beyond(ProbeTask(id="", job={}, device=device), job, layout), None)
     return None if first is None else f"{first.field}={first.value!r} {first.rule}"
