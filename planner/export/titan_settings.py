@@ -264,7 +264,7 @@ def _check_graphs(draft: Draft) -> None:
         context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
         for one in CUDA_GRAPH_RULES:
             if one.applies(context) and one.broken(batch, context).any():
-                words = one.rule(draft.layout, context)
+                words, _ = one.words(draft.layout, context)
                 draft.gap(field, f"is refused: {words}", "leave cuda_graphs out")
         if not captures_03(draft) and captured(batch, context)[0] == FULL:
             rule = "is not possible with varlen attention, or with this model's dispatcher"

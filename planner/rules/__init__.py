@@ -89,15 +89,9 @@ def violations_of(
     found: list[list[Violation]] = [[] for _ in layouts]
     for rule, mask in broken_rules(batch, context):
         for row in np.flatnonzero(mask).tolist():
-            layout = layouts[row]
-            found[row].append(
-                Violation(
-                    field=rule.field,
-                    value=getattr(layout, rule.field),
-                    rule=rule.rule(layout, context),
-                    remedy=rule.remedy(layout, context),
-                )
-            )
+            value = getattr(layouts[row], rule.field)
+            words, remedy = rule.words(layouts[row], context)
+            found[row].append(Violation(field=rule.field, value=value, rule=words, remedy=remedy))
     return found
 
 

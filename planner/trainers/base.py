@@ -31,7 +31,7 @@ def lacks_mixers(model: ModelSpec, release: Release) -> list[str]:
     return model.unusual
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """Fields of a trainer that have another value in some releases."""
 
