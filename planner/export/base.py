@@ -286,6 +286,15 @@ def _toml_value(value: Value) -> str:
     return repr(value)
 
 
+def imports_for(source: str, modules: Mapping[str, str]) -> str:
+    """Lines that import the names which a Python source uses; modules: name -> where it is."""
+    found: dict[str, list[str]] = {}
+    for name in sorted({*re.findall(r"\w+", source)} & modules.keys()):
+        found.setdefault(modules[name], []).append(name)
+    lines = (f"from {module} import {', '.join(found[module])}\n" for module in sorted(found))
+    return "".join(lines)
+
+
 def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested tables as dotted keys; the inverse of `write_toml` for keys."""
     flat: dict[str, object] = {}

@@ -234,14 +234,6 @@ def _scaling_03(scaling: RopeScaling | None) -> Pairs:
     ]
 
 
-IMPORTS_03 = {
-    "RMSNorm": "from torchtitan.models.common.nn_modules import RMSNorm",
-    "RoPE": "from torchtitan.models.common.rope import RoPE",
-    "TokenChoiceTopKRouter": "from torchtitan.models.common.moe import TokenChoiceTopKRouter",
-    "Attention": "from torchtitan.models.deepseek_v3.model import Attention",
-}
-
-
 # ---- what is not carried -------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import bridge, megatron, megatron_log, primus, titan_command
 from planner.intake.trainer_files.config_files import PASSES
-from planner.intake.trainer_files.statement import Run, Stated, StatedModel
+from planner.intake.trainer_files.statement import Run, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
@@ -34,6 +34,8 @@ TABLES = frozenset(
     {"job", "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer",
         "metrics"}
 )  # fmt: skip
+Stated = StatedTitan | megatron.StatedMegatron
+"""A text that was read."""
 READERS: Mapping[str | None, Callable[[CurrentSpec], Stated]] = {
     "torchtitan-python": titan_command.of_module, "torchtitan-command": titan_command.say,
     "megatron-log": megatron.say_log, "megatron-bridge": bridge.say,

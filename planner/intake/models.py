@@ -33,8 +33,7 @@ from planner.intake.huggingface.families import (
 )
 from planner.intake.huggingface.missing_blocks import NAMED, REMEDY, refusal
 from planner.intake.huggingface.model_keys import Keys, read_keys
-from planner.intake.huggingface.network_keys import complete, network_fields
-from planner.intake.huggingface.rope_keys import rope_faults
+from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
 from planner.intake.near_files import with_near_file
 from planner.specs.mixers import MIXER_FIELDS
 from planner.specs.model import ModelSpec
@@ -281,6 +280,7 @@ def build_model(
     keys.faults.extend([*clashing, *rope_faults(whole, field)])
     if keys.faults:
         raise SpecError(keys.faults)
+    values["topk_method"] = whole.get("topk_method")
     fields = {**_fields(values, family, name), **network_fields(whole)}
     draft = ModelSpec.model_construct(None, **fields)
     faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)]

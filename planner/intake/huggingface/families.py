@@ -67,7 +67,6 @@ _GPT_OSS: dict[str, object] = {
     "attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True,
 }  # fmt: skip
 _GPT_OSS |= {"sliding_window_pattern": 2}
-_NO_AUX: dict[str, object] = {"topk_method": "noaux_tc"}
 _COHERE: dict[str, object] = {
     "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1, "parallel_residual": True,
 }  # fmt: skip
@@ -95,7 +94,7 @@ _V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts"
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
 _LLAMAS = (
     "llama mistral ministral deepseek_v2 phi3 granite exaone chatglm internlm2 internlm3 baichuan "
-    "qwen deepseek helium hyperclovax minicpm3 bamba"
+    "qwen deepseek deepseek_v3 kimi_k2 helium hyperclovax minicpm3 bamba"
 )
 
 FAMILIES: dict[str, Family] = {
@@ -109,12 +108,12 @@ FAMILIES: dict[str, Family] = {
         Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
-        Family(defaults=_NO_AUX, needs_experts=True),
+        ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "bailing_moe", "bailing_moe_v2"),
+        Family(needs_experts=True),
     ),
     **dict.fromkeys(
         ("dots1", "minimax_m3_vl_text", "exaone_moe", "hy_v3"),
-        Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+        Family(defaults=_QK_HEAD, needs_experts=True),
     ),
     "qwen2": Family(defaults=_QWEN2),
     "qwen2_moe": Family(defaults={**_QWEN2, "shared_expert_gate": True}, needs_experts=True),
@@ -123,9 +122,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(defaults=_GEMMA),
     "gemma2": Family(defaults=_GEMMA2),
     "gemma3_text": Family(defaults=_GEMMA3),
-    "deepseek_v3": Family(defaults=_NO_AUX),
-    "kimi_k2": Family(defaults=_NO_AUX),
-    "glm4_moe": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
+    "glm4_moe": Family(bias_on_output=False, needs_experts=True),
     "llama4_text": Family(
         defaults=_LLAMA4,
         expert_width_key="intermediate_size",
@@ -173,43 +170,37 @@ FAMILIES: dict[str, Family] = {
         gated=False,
     ),
     "afmoe": Family(
-        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, "attention_output_gate": True},
-        needs_experts=True,
+        defaults={**_QK_HEAD, **_FOUR_NORMS, "attention_output_gate": True}, needs_experts=True
     ),
-    "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
-    "axk2": Family(defaults={**_NO_AUX, **_GATED_LATENT}, needs_experts=True),
-    "dots3_note_text": Family(
-        defaults={**_NO_AUX, **_HEAD_GATE, "k_rope_norm": True}, needs_experts=True
-    ),
-    "hy_v4": Family(defaults={**_NO_AUX, **_SINKS, **_GATE, **_IHC}, needs_experts=True),
-    "beam": Family(
-        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, **_BIASED_GATE}, needs_experts=True
-    ),
+    "axk1": Family(defaults={"moe_output_norm": True}, needs_experts=True),
+    "axk2": Family(defaults=_GATED_LATENT, needs_experts=True),
+    "dots3_note_text": Family(defaults={**_HEAD_GATE, "k_rope_norm": True}, needs_experts=True),
+    "hy_v4": Family(defaults={**_SINKS, **_GATE, **_IHC}, needs_experts=True),
+    "beam": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_BIASED_GATE}, needs_experts=True),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
     **dict.fromkeys(
-        ("step3p5", "laguna"),
-        Family(defaults={**_QK_HEAD, **_NO_AUX, **_HEAD_GATE}, needs_experts=True),
+        ("step3p5", "laguna"), Family(defaults={**_QK_HEAD, **_HEAD_GATE}, needs_experts=True)
     ),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),
         Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
     ),
     "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
-    "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
-    "deepseek_v4": Family(defaults={**_NO_AUX, **_SINKS, **_V4}, needs_experts=True),
+    "mimo_v2_flash": Family(defaults={"sliding_sinks": True}, needs_experts=True),
+    "deepseek_v4": Family(defaults={**_SINKS, **_V4}, needs_experts=True),
     "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
     "granite_swa": Family(defaults=_SINKS),
     "granitemoe_swa": Family(
         defaults=_SINKS, expert_width_key="intermediate_size", needs_experts=True
     ),
     "jais2": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
-    "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX}, needs_experts=True),
+    "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS}, needs_experts=True),
     "mellum": Family(defaults=_QK_HEAD, needs_experts=True),
     "nanochat": Family(
         defaults={**_QK_HEAD, "norm_weight": False, "hidden_act": "relu2"}, gated=False
     ),
-    "solar_open": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
+    "solar_open": Family(bias_on_output=False, needs_experts=True),
     "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
     "qwen3_next": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
@@ -217,9 +208,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
     "olmo_hybrid": Family(defaults={"qk_norm": "full", "linear_conv_kernel_dim": 4}),
     "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
-    "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
+    "kimi_linear": Family(defaults={"position_embedding": "none"}, needs_experts=True),
     "bailing_hybrid": Family(
-        defaults={**_NO_AUX, **_HEAD_GATE, "linear_full_gates": True}, needs_experts=True
+        defaults={**_HEAD_GATE, "linear_full_gates": True}, needs_experts=True
     ),
     "nemotron_h": Family(
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
@@ -241,8 +232,6 @@ FAMILIES: dict[str, Family] = {
         expert_width_key="intermediate_size",
         needs_experts=True,
     ),
-    "bailing_moe": Family(needs_experts=True),
-    "bailing_moe_v2": Family(needs_experts=True),
 }
 # Model types that have the same language model as another type.
 SAME_NETWORK: Mapping[str, str] = {

@@ -18,10 +18,9 @@ from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
 from planner.export.megatron_settings import DEGREES, KEYS
 from planner.intake.trainer_files.flags import commands_of
-from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_judge import LAYOUT_TEXT
-from planner.intake.trainer_files.statement import Machine, Run, StatedModel
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel, machine_of
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
 

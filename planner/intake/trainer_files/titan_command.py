@@ -15,7 +15,7 @@ from planner.export.base import Value
 from planner.export.titan_settings import AC_COMMAND, mode_words
 from planner.export.torchtitan import flag_words, read_titan_flags
 from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
-from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.statement import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec

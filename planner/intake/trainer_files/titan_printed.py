@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from planner.errors import PlannerError
 from planner.export.base import flatten
 from planner.intake.models import read_model
-from planner.intake.trainer_files.titan_flavors import model_of
+from planner.intake.trainer_files.known_models import model_of
 from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.trainers.titan_defaults import AC
 
