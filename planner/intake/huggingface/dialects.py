@@ -80,7 +80,8 @@ _HUNYUAN_INERT = frozenset({
     "video_end_id", "video_start_id", "vit_input_resolution", "vit_mapping_type",
     "vit_norm_type", "vit_patch", "vit_path", "vit_remove_prenorm", "vit_token", "vit_type",
     "vit_used_rms_norm", "vit_add_patchemb_bias", "group_limited_greedy", "n_group",
-    "topk_group", "xdrope_section",
+    "topk_group", "xdrope_section", "use_cla", "cla_share_factor", "use_qk_norm",
+    "kv_lora_rank", "norm_type", "use_mixed_mlp_moe",
 })  # fmt: skip
 
 _DBRX_INERT = frozenset({
@@ -245,7 +246,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "prefix_dense_intermediate_size": "intermediate_size",
             "expert_selection_fn": "scoring_func",
         },
-        inert=_COHERE.inert,
+        inert=_COHERE.inert | {"shared_expert_combination_strategy"},
         switches=_COHERE.switches,
         prepare=read.cohere2_moe,
     ),
