@@ -16,7 +16,6 @@ from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
 from planner.trainers.attention import library
-from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import (
     even_split,
     find_flavor,
@@ -24,6 +23,7 @@ from planner.trainers.titan_models import (
     module_of,
     uniform_layers_per_stage,
 )
+from planner.trainers.titan_settings import AC, P, T
 from planner.units import counted
 
 RESHARD, SCHEDULE = P + "fsdp_reshard_after_forward", P + "pipeline_parallel_schedule"

@@ -40,9 +40,9 @@ from planner.export.titan_settings import (
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
-from planner.trainers.titan_defaults import AC, DEFAULTS
 from planner.trainers.titan_models import Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
+from planner.trainers.titan_settings import AC, DEFAULTS
 from planner.units import counted
 
 OLDEST = "0.2.0"

@@ -16,7 +16,6 @@ from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
 from planner.rules.mixers import MIXER_RULES
-from planner.rules.muon import MUON_RULES
 from planner.rules.pipeline import pipeline_rules
 from planner.rules.precisions import PRECISION_RULES
 from planner.rules.recomputed_modules import MODULE_RULES
@@ -35,7 +34,6 @@ def all_rules() -> tuple[Rule, ...]:
         *pipeline_rules(),
         *EXPERT_RULES,
         *SHARDING_RULES,
-        *MUON_RULES,
         *PRECISION_RULES,
         *FEATURE_RULES,
         *MODULE_RULES,

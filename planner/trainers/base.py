@@ -11,10 +11,9 @@ from planner.specs.gpu import GpuSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
 from planner.trainers.attention import AttentionRow, attention_kernels
-from planner.trainers.framework import Framework
 from planner.trainers.muon import EXCHANGED, Muon
 from planner.trainers.release import Known, Release, Releases, named, release_in
-from planner.trainers.sharding import Sharding
+from planner.trainers.strategies import Framework, Sharding
 from planner.trainers.tp_overlap import TpOverlap
 
 NEVER = ("0", "")  # no release, no month

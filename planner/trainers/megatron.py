@@ -7,11 +7,11 @@ from planner.precision import Recipe, transformer_engine
 from planner.specs.layout import COMMON
 from planner.trainers.attention import TRANSFORMER_ENGINE
 from planner.trainers.base import NEVER, Change, TrainerRules
-from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.megatron_models import lacking
 from planner.trainers.muon import LAYER_WISE, PING_PONG
 from planner.trainers.release import Known, Release, Releases
-from planner.trainers.sharding import DISTRIBUTED_OPTIMIZER
+from planner.trainers.strategies import DISTRIBUTED_OPTIMIZER
+from planner.trainers.strategies import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);

@@ -60,8 +60,7 @@ ARGUMENTS: Mapping[str, str] = {
 def lacks(model: ModelSpec, kind: str, line: str) -> Iterator[tuple[str, str]]:
     """(field, its words) for all about the network that TorchTitan's class cannot express.
 
-    kind: the class.
-    line: "0.2" or "0.3".
+    kind: the class; line: "0.2" or "0.3".
     A model with any of these would train, but as another network than its config describes.
     """
     scaling = model.rope_scaling

@@ -9,9 +9,8 @@ from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
 from planner.trainers.attention import CUDNN, TORCHTITAN_SDPA
 from planner.trainers.base import Change, TrainerRules
-from planner.trainers.framework import TORCH
 from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
-from planner.trainers.sharding import FSDP2
+from planner.trainers.strategies import FSDP2, TORCH
 from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
 AC_MODES = frozenset({"none", "full", "selective-op", "selective-layer", "memory-budget"})

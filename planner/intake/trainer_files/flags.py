@@ -9,7 +9,7 @@ from planner.errors import fault
 from planner.export.commands import plain_name
 from planner.export.titan_settings import AC_COMMAND
 from planner.intake.trainer_files.shell import Chars, Script, Span, read_script
-from planner.trainers.titan_defaults import AC
+from planner.trainers.titan_settings import AC
 
 _VARIABLE = re.compile(r"[ \t]+\$\{?\w+\}?")
 Changes = Mapping[str, Sequence[str] | None]

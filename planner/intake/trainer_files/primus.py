@@ -19,8 +19,8 @@ from planner.intake.trainer_files.statement import Run, StatedModel
 from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
-from planner.trainers.titan_keys import KEYS
 from planner.trainers.titan_models import FLAVORS
+from planner.trainers.titan_settings import KEYS
 
 _VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")  # with its default
 MEGATRON: Mapping[str, object] = {

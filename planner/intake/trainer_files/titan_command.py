@@ -20,7 +20,7 @@ from planner.intake.trainer_files.titan_registry import config_names, only, read
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import AC, CONFIGS_03
+from planner.trainers.titan_settings import AC, CONFIGS_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(

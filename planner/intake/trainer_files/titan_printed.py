@@ -14,7 +14,7 @@ from planner.export.base import flatten
 from planner.intake.models import read_model
 from planner.intake.trainer_files.known_models import model_of
 from planner.intake.trainer_files.torchtitan import StatedTitan
-from planner.trainers.titan_defaults import AC
+from planner.trainers.titan_settings import AC
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")
 _PREFIX = re.compile(r"^\[[A-Za-z_]+\d+\]:", re.MULTILINE)

@@ -21,8 +21,18 @@ from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES, P, T
-from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
+from planner.trainers.titan_settings import (
+    BEFORE_02,
+    BY_TOKENS,
+    CONFIGS_03,
+    DEFAULTS,
+    DISPATCHERS_03,
+    FORMER_NAMES,
+    KEYS,
+    P,
+    T,
+    unknown,
+)
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
