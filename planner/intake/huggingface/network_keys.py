@@ -89,9 +89,7 @@ def network_fields(values: Values) -> dict[str, object]:
     behind_branches = _rates(values, _RESIDUAL_DROPOUTS) or _rates(values, ("dropout",))
     fields["residual_dropout"] = max(behind_branches, default=0.0)
     fields["rope_mask"] = rope_mask(values)
-    limits = values.get("swiglu_limits")
-    fields["swiglu_limits"] = tuple(limits) if isinstance(limits, (list, tuple)) else ()
-    for key in ("unread_keys", "left_out"):
+    for key in ("swiglu_limits", "unread_keys", "left_out"):
         named = values.get(key)
         fields[key] = tuple(named) if isinstance(named, (list, tuple)) else ()
     if values.get("position_embedding", "rope") != "rope":
