@@ -35,12 +35,10 @@ class Launch:
 
     @property
     def processes_per_node(self) -> int:
-        """One process per GPU."""
         return min(self.num_gpus, self.gpus_per_node)
 
     @property
     def num_nodes(self) -> int:
-        """Hosts, rounded up."""
         return -(-self.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:

@@ -86,7 +86,6 @@ _LATENT = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
 
 
 def _shape_args(model: ModelSpec) -> Pairs:
-    """Constructor arguments of the 0.2 model class."""
     kind, wide = class_for(model), model.intermediate_size or model.moe_intermediate_size
     pairs = _pairs(model, "dim n_layers n_heads vocab_size") + model_args_02(model, kind)
     if kind == "deepseek_v3":

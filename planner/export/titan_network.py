@@ -29,7 +29,6 @@ class Source(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """The text without quotes."""
         return str(self)
 
 

@@ -90,7 +90,6 @@ def under(
 
 
 def always(context: Context) -> bool:
-    """True: the rule applies to every trainer and model."""
     return True
 
 

@@ -189,7 +189,6 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
 
 
 def _capacity_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
-    """Faults of a job that drops tokens."""
     capacity, load = c.training.moe_capacity_factor, c.training.moe_imbalance
     field, remedy = "training.moe_capacity_factor", "leave moe_capacity_factor out"
     if capacity is None:

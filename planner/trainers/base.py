@@ -251,7 +251,6 @@ class TrainerRules:
 
     @property
     def code_name(self) -> str:
-        """The trainer whose code it runs."""
         return self.code or self.name
 
     @property
@@ -272,7 +271,6 @@ class TrainerRules:
         return release_in(self.name, self.history, self.default_release, text)
 
     def at(self, release: Release) -> "TrainerRules":
-        """The trainer as one of its releases is."""
         return _at(self, release)
 
     def fused_attention(

@@ -75,7 +75,6 @@ class StatedBridge(StatedMegatron):
         )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
         shards = "use_megatron_fsdp" in words or "_fsdp_" in self.recipe

@@ -320,7 +320,6 @@ def _unset(text: str, words: Words) -> dict[str, str]:
 
 
 def say_log(spec: CurrentSpec) -> StatedMegatron:
-    """Reads the arguments that a log prints."""
     values = dumped(spec.text)
     world = values.get("world_size", "")
     return StatedMegatron(
@@ -393,7 +392,6 @@ def megatron_changes(
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
-    """The script with these arguments changed."""
     return edit_flags(
         spec.text, partial(find_command, files=spec.files), changes, spelled, _RELEVANT.__contains__
     )

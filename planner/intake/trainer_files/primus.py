@@ -48,11 +48,9 @@ class _Megatron(StatedMegatron):
 
     @property
     def model(self) -> StatedModel:
-        """Looks up the file's model in the catalogue."""
         return self.named
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for malformed values."""
         words: dict[str, list[str]] = {name: [*one] for name, one in self.words.items()}
         words |= {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words |= {"multi_latent_attention": []} if model.uses_mla else {}

@@ -96,7 +96,6 @@ def _value(value: object) -> Value:
 
 
 def _inert(key: str, winner: Layout) -> bool:
-    """Whether the setting has no effect in this layout."""
     if key.startswith(P + "pipeline_parallel_") and key != SAME_KEYS["pp"]:
         return winner.pp == 1
     if key in (P + "enable_sequence_parallel", P + "disable_loss_parallel"):

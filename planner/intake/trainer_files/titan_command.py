@@ -60,7 +60,6 @@ def _rating(command: Command) -> int:
 
 
 def config_file(command: Command) -> str | None:
-    """The TOML that the command names."""
     words = command.words()
     named = words.get("job.config_file")
     if named:

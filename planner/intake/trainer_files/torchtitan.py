@@ -180,7 +180,6 @@ class StatedTitan:
 
     @property
     def precision(self) -> str:
-        """The precision that its settings or its module set."""
         return str(self._precision(self.settings)["precision"])
 
     def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
