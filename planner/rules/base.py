@@ -99,7 +99,7 @@ class Rule:
 
     key: the reason under which rejected layouts are counted.
     field: the layout's field to change.
-    reads: columns of `LayoutBatch` that `broken` uses; that of the field alone unless given.
+    reads: columns of `LayoutBatch` that `broken` uses; the field itself unless given.
     applies: False where the rule can never break in this job (another trainer, no experts), so that
         a search need not evaluate it.
     broken: True where the layout is illegal.
