@@ -180,6 +180,7 @@ class Draft:
         """
         owner, _, field = name.rpartition(".")
         value = getattr(getattr(self, owner or "layout"), field) if shown is None else shown
+        value = list(value) if isinstance(value, tuple) else value
         self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
 
     def inert(self, name: str, rule: str) -> None:
@@ -295,13 +296,16 @@ def imports_for(source: str, modules: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
-def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def leaves(document: object, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
+    """Every value of nested mappings, by its keys from the outside in."""
+    if not isinstance(document, Mapping):
+        return {place: document}
+    found: dict[tuple[str, ...], object] = {}
+    for key, value in document.items():
+        found |= leaves(value, (*place, str(key)))
+    return found
+
+
+def flatten(tables: Mapping[str, object]) -> dict[str, object]:
     """Nested tables as dotted keys; the inverse of `write_toml` for keys."""
-    flat: dict[str, object] = {}
-    for key, value in tables.items():
-        flat.update(
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
-        )
-    return flat
+    return {".".join(place): value for place, value in leaves(tables).items()}

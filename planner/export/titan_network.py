@@ -255,7 +255,8 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
         remedy = "no setting is needed where that is what you want"
         if name == "unread_keys":
             remedy = "check that none changes the network"
-        shown = _brief(getattr(model, name))
+        value = getattr(model, name)
+        shown = f"{value.rope_type} x{value.factor:g}" if isinstance(value, RopeScaling) else None
         draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
 
 
@@ -291,12 +292,6 @@ def _left_out(draft: Draft, kind: str, line: str) -> Iterator[tuple[str, str]]:
         yield "norm_plus_one", "is not in TorchTitan: its norms hold 1 + weight as the weight"
     if model.unread_keys:
         yield "unread_keys", "are keys of the config.json that we do not know"
-
-
-def _brief(value: object) -> object:
-    if isinstance(value, RopeScaling):
-        return f"{value.rope_type} x{value.factor:g}" if value.factor else value.rope_type
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:

@@ -56,7 +56,7 @@ EXAMPLES = {
 class Current:
     """The current run, as read.
 
-    said: what the text says; None where the job was read before (a log).
+    stated: what the text says; None where the job was read before (a log).
     run: the run that it describes; None likewise.
     """
 
@@ -258,7 +258,7 @@ def _raise_missing(name: str, job: Mapping[str, object], model: StatedModel) -> 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
     """What a stored job's `current` says, for comparison; None where the job has none.
 
-    `said` and `run` are None where the layout came without a config, or where reading fails.
+    `stated` and `run` are None where the layout came without a config, or where reading fails.
     """
     raw = values.get("current")
     if raw is None:

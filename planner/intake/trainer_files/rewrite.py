@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from planner.export.base import Export, Value
+from planner.export.base import Export, Value, leaves
 from planner.export.commands import spelled
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.config_files import AXOLOTL
-from planner.intake.trainer_files.edit_yaml import Path, changed_leaves, edit_yaml, leaves
+from planner.intake.trainer_files.edit_yaml import Path, changed_leaves, edit_yaml
 from planner.intake.trainer_files.shell import ARGUMENTS
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import StatedTitan

@@ -24,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def printed_run(text: str, stated: Mapping[str, object]) -> dict[str, object] | None:
     """The job that a log's other lines give, completed by its printed configuration.
 
-    said: the job from those other lines.
+    stated: the job from those other lines.
     Returns None where no configuration is printed, or where it cannot be read.
     """
     tables = _printed(text)
