@@ -81,12 +81,11 @@ def _rotary(values: Values) -> Values:
 
 def clamped(values: Values) -> Values:
     """Clamps of SwiGLU by layer; one for all layers, or none, is one number."""
-    given = list_of(values.get("swiglu_limits"))
+    given = list_of(values.pop("swiglu_limits", None))
     limits = [one if isinstance(one, (int, float)) else 0 for one in given]
-    found = without(values, "swiglu_limits")
     if len({*limits}) == 1:
-        return found | ({"swiglu_limit": limits[0]} if limits[0] else {})
-    return found | ({"swiglu_limits": limits} if limits else {})
+        return values | ({"swiglu_limit": limits[0]} if limits[0] else {})
+    return values | ({"swiglu_limits": limits} if limits else {})
 
 
 def exaone_moe(values: Values) -> Values:
@@ -95,10 +94,10 @@ def exaone_moe(values: Values) -> Values:
     Layers of multi-token prediction are dense.
     """
     windows, later = (
-        [one if isinstance(one, int) else 0 for one in list_of(values.get(key))]
+        [one if isinstance(one, int) else 0 for one in list_of(values.pop(key, None))]
         for key in ("sliding_windows", "mtp_sliding_windows")
     )
-    found = without(clamped(values), "mtp_sliding_windows")
+    found = clamped(values)
     if windows:
         found["layer_types"] = [_WINDOW if one else _FULL for one in windows]
         found |= {"sliding_windows": windows, "sliding_window": max(windows)}
@@ -233,12 +232,11 @@ def _sharing(values: Values) -> Values:
 
 def longcat(values: Values) -> Values:
     """LongCat-Flash: layers of two attentions and two MLPs, the first beside the experts."""
-    layers = values.get("num_layers")
-    if values.get("zero_expert_type", "identity") != "identity":
+    layers = values.pop("num_layers", None)
+    if values.pop("zero_expert_type", "identity") != "identity":
         raise MissingBlock("zero_expert_type", "zero experts that are not their input")
-    found = without(values, *_LONGCAT_KEYS)
     return {
-        **found,
+        **values,
         **({"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}),
         "moe_layer_freq": 2,
         "shared_expert_intermediate_size": values.get("intermediate_size"),
@@ -335,7 +333,6 @@ _MIMO_KEYS = frozenset({
     "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
     "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
 })  # fmt: skip
-_LONGCAT_KEYS = frozenset({"num_layers", "zero_expert_type"})
 _STEP_INERT = frozenset({
     "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
     "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
