@@ -179,7 +179,7 @@ class TrainerRules:
     zero_stage_under_pp: int
     ac: str
     layout_defaults: Mapping[str, object]
-    vocab_parallel_loss: bool
+    vocab_parallel_loss: bool = True
     expandable_segments: bool
     chunked_loss: bool = False
     fused_cross_entropy: bool = False
@@ -217,7 +217,7 @@ class TrainerRules:
     framework: Framework
     tp_overlaps: tuple[TpOverlap, ...] = ()
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
-    whole_owners: bool
+    whole_owners: bool = False
     fused_kernels: bool
     drops_residual: bool
     tf32: bool
@@ -235,7 +235,7 @@ class TrainerRules:
     clips_qk: bool = False
     drops_tokens: bool = False
     fuses_experts: bool = False
-    gradient_dtype: str
+    gradient_dtype: str = "float32"
     fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
@@ -245,8 +245,8 @@ class TrainerRules:
     ends_in_root: bool = False
     loss_leftover_bytes: float
     placeholders_since: str
-    gradients_apart: bool
-    memory_extra_sd: float
+    gradients_apart: bool = False
+    memory_extra_sd: float = 0.0
     source: str
 
     @property

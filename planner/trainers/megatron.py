@@ -150,7 +150,6 @@ MEGATRON = TrainerRules(
     zero_stage_under_pp=1,
     ac="none",
     layout_defaults=COMMON,
-    vocab_parallel_loss=True,
     expandable_segments=False,
     zero_stages=frozenset({0, 1, 2, 3}),
     precisions=PRECISIONS,
@@ -177,7 +176,6 @@ MEGATRON = TrainerRules(
     framework=MEGATRON_FRAMEWORK,
     tp_overlaps=TP_OVERLAPS,
     recipes_in=_recipes,
-    whole_owners=False,
     fused_kernels=True,
     # Transformer Engine common/gemm/cublaslt_gemm.cu: "default to tf32"
     tf32=True,
@@ -191,7 +189,6 @@ MEGATRON = TrainerRules(
     composite_norm_until=NEVER,
     composite_norm_since="",
     expert_alignment=0,
-    gradient_dtype="float32",
     fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
     # 16-bit logits or their gradient, and the softmax, which overwrites their fp32 copy
     # (tensor_parallel/cross_entropy.py)
@@ -202,8 +199,6 @@ MEGATRON = TrainerRules(
     eager_loss_until="",
     loss_leftover_bytes=0.0,
     placeholders_since="2023-12",
-    gradients_apart=False,
-    memory_extra_sd=0.0,
     source="Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )

@@ -191,7 +191,6 @@ TORCHTITAN = TrainerRules(
     zero_stage_under_pp=2,
     ac="selective-op",
     layout_defaults=COMMON,
-    vocab_parallel_loss=True,
     expandable_segments=True,
     zero_stages=frozenset({0, 2, 3}),
     precisions=_PRECISIONS,
@@ -213,7 +212,6 @@ TORCHTITAN = TrainerRules(
     framework=TORCH,
     tp_overlaps=(SYMMETRIC_MEMORY,),
     recipes_in=_recipes,
-    whole_owners=False,
     fused_kernels=False,
     drops_residual=False,
     tf32=False,
@@ -228,7 +226,6 @@ TORCHTITAN = TrainerRules(
     # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
     composite_norm_since="2024-09",
     expert_alignment=8,
-    gradient_dtype="float32",
     fused_sums=False,
     loss_bytes=12.0,
     # The compiled loss holds the 16-bit logits and their gradient, nothing in fp32: torch 2.13
@@ -241,8 +238,6 @@ TORCHTITAN = TrainerRules(
     eager_loss_until="2025-03",
     loss_leftover_bytes=2.0,
     placeholders_since="",
-    gradients_apart=False,
-    memory_extra_sd=0.0,
     source="torchtitan 0.2.2 torchtitan/config/job_config.py and "
     "torchtitan/distributed/parallel_dims.py",
 )
