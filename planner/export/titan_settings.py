@@ -36,13 +36,11 @@ HEAD = {"0.2": "output", "0.3": "lm_head"}
 # Field of the layout -> its setting, where both lines have it with the same values.
 SAME_KEYS: Mapping[str, str] = {
     "dp_replicate": P + "data_parallel_replicate_degree",
-    "dp_shard": P + "data_parallel_shard_degree",
-    "cp": P + "context_parallel_degree", "tp": P + "tensor_parallel_degree",
-    "pp": P + "pipeline_parallel_degree",
+    "dp_shard": P + "data_parallel_shard_degree", "cp": P + "context_parallel_degree",
+    "tp": P + "tensor_parallel_degree", "pp": P + "pipeline_parallel_degree",
     "ep": P + "expert_parallel_degree", "param_dtype": T + "mixed_precision_param",
-    "reduce_dtype": T + "mixed_precision_reduce",
-    "master_dtype": T + "dtype", "compile": "compile.enable",
-    "cpu_offload": T + "enable_cpu_offload",
+    "reduce_dtype": T + "mixed_precision_reduce", "master_dtype": T + "dtype",
+    "compile": "compile.enable", "cpu_offload": T + "enable_cpu_offload",
 }  # fmt: skip
 ASYNC_TP = {
     "0.2": P + "enable_async_tensor_parallel",

@@ -38,8 +38,7 @@ Stated = StatedTitan | megatron.StatedMegatron
 """A text that was read."""
 READERS: Mapping[str | None, Callable[[CurrentSpec], Stated]] = {
     "torchtitan-python": titan_command.of_module, "torchtitan-command": titan_command.say,
-    "megatron-log": megatron.say_log, "megatron-bridge": bridge.say,
-    "primus": primus.read_primus,
+    "megatron-log": megatron.say_log, "megatron-bridge": bridge.say, "primus": primus.read_primus,
 }  # fmt: skip
 UNREAD = "is no trainer's configuration that can be read"
 REMEDY = "give a TorchTitan TOML or command, a Megatron script, a log of either, or YAML or JSON"

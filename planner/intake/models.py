@@ -49,8 +49,7 @@ PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NULL_MEANS_NONE = frozenset({
     "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts",
-    "num_experts",
-    "shared_expert_intermediate_size",
+    "num_experts", "shared_expert_intermediate_size",
 })  # fmt: skip
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})

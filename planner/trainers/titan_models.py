@@ -71,42 +71,25 @@ _OSS = RopeScaling(
 _LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _stretched(8.0, 4.0), "norm_eps": 1e-5}
 _QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
 _QWEN3_MOE: Facts = {
-    **_QWEN3,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
+    **_QWEN3, "scoring_func": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1.0,
     "n_group": 0,
-}
+}  # fmt: skip
 _DEEPSEEK: Facts = {
-    "rope_theta": 1e4,
-    "rope_scaling": _yarn(1.0),
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0,
-    "n_group": 0,
-    "topk_group": 0,
-}
+    "rope_theta": 1e4, "rope_scaling": _yarn(1.0), "norm_eps": 1e-5, "scoring_func": "softmax",
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 0, "topk_group": 0,
+}  # fmt: skip
 _DEEPSEEK_671B: Facts = {
-    **_DEEPSEEK,
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "n_group": 8,
-    "topk_group": 4,
+    **_DEEPSEEK, "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8, "topk_group": 4,
     "routed_scaling_factor": 2.5,
-}
+}  # fmt: skip
 _LLAMA4: Facts = {
     "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
     "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
 }  # fmt: skip
 _GPT_OSS: Facts = {
-    "rope_theta": 150_000.0,
-    "rope_scaling": _OSS,
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-}
+    "rope_theta": 150_000.0, "rope_scaling": _OSS, "norm_eps": 1e-5, "scoring_func": "softmax",
+    "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+}  # fmt: skip
 _llama3 = partial(Flavor, module="llama3", facts=_LLAMA3)
 _qwen3 = partial(Flavor, module="qwen3", facts=_QWEN3)
 _deepseek = partial(Flavor, module="deepseek_v3", facts=_DEEPSEEK, flex=True)

@@ -16,20 +16,17 @@ Settings = Mapping[str, object]
 
 _COMMON: dict[str, object] = {
     P + "data_parallel_replicate_degree": 1, P + "data_parallel_shard_degree": -1,
-    P + "context_parallel_degree": 1,
-    P + "tensor_parallel_degree": 1, P + "pipeline_parallel_degree": 1,
-    P + "expert_parallel_degree": 1,
+    P + "context_parallel_degree": 1, P + "tensor_parallel_degree": 1,
+    P + "pipeline_parallel_degree": 1, P + "expert_parallel_degree": 1,
     P + "fsdp_reshard_after_forward": "default", P + "pipeline_parallel_schedule": "1F1B",
     P + "pipeline_parallel_microbatch_size": 1, P + "pipeline_parallel_first_stage_less_layers": 1,
     P + "pipeline_parallel_last_stage_less_layers": 1, P + "pipeline_parallel_schedule_csv": "",
     T + "local_batch_size": 8, T + "global_batch_size": -1, T + "seq_len": 2048,
-    T + "max_norm": 1.0,
-    T + "enable_cpu_offload": False, T + "dtype": "float32",
-    T + "mixed_precision_param": "bfloat16",
-    T + "mixed_precision_reduce": "float32", C + "enable": False,
-    C + "components": ["model", "loss"],
-    "checkpoint.enable": False, "checkpoint.interval": 500, "checkpoint.async_mode": "disabled",
-    "optimizer.name": "AdamW", "optimizer.implementation": "fused",
+    T + "max_norm": 1.0, T + "enable_cpu_offload": False, T + "dtype": "float32",
+    T + "mixed_precision_param": "bfloat16", T + "mixed_precision_reduce": "float32",
+    C + "enable": False, C + "components": ["model", "loss"], "checkpoint.enable": False,
+    "checkpoint.interval": 500, "checkpoint.async_mode": "disabled", "optimizer.name": "AdamW",
+    "optimizer.implementation": "fused",
 }  # fmt: skip
 
 DEFAULTS: Mapping[str, Settings] = {

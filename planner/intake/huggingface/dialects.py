@@ -72,16 +72,15 @@ _HUNYUAN = {
     "attention_head_dim": "head_dim",
 }
 _HUNYUAN_INERT = frozenset({
-    "add_classification_head", "anyres_pooling_size", "class_num", "dense_list",
-    "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "image_token_id",
-    "mask_init_id", "max_image_size", "moe_drop_tokens", "moe_random_routing_dropped_token",
-    "pool_type", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-    "use_rotary_pos_emb", "sep_token_id", "org_vocab_size", "text_end_id", "text_start_id",
-    "video_end_id", "video_start_id", "vit_input_resolution", "vit_mapping_type",
-    "vit_norm_type", "vit_patch", "vit_path", "vit_remove_prenorm", "vit_token", "vit_type",
-    "vit_used_rms_norm", "vit_add_patchemb_bias", "group_limited_greedy", "n_group",
-    "topk_group", "xdrope_section", "use_cla", "cla_share_factor", "use_qk_norm",
-    "kv_lora_rank", "norm_type", "use_mixed_mlp_moe",
+    "add_classification_head", "anyres_pooling_size", "class_num", "dense_list", "eod_token_id",
+    "im_end_id", "im_newline_id", "im_start_id", "image_token_id", "mask_init_id", "max_image_size",
+    "moe_drop_tokens", "moe_random_routing_dropped_token", "pool_type", "q_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "use_rotary_pos_emb", "sep_token_id",
+    "org_vocab_size", "text_end_id", "text_start_id", "video_end_id", "video_start_id",
+    "vit_input_resolution", "vit_mapping_type", "vit_norm_type", "vit_patch", "vit_path",
+    "vit_remove_prenorm", "vit_token", "vit_type", "vit_used_rms_norm", "vit_add_patchemb_bias",
+    "group_limited_greedy", "n_group", "topk_group", "xdrope_section", "use_cla",
+    "cla_share_factor", "use_qk_norm", "kv_lora_rank", "norm_type", "use_mixed_mlp_moe",
 })  # fmt: skip
 
 _DBRX_INERT = frozenset({

@@ -32,25 +32,18 @@ _LAYERNORM_BIASED: dict[str, object] = {
     "norm": "layernorm", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
 }  # fmt: skip
 _GPT2 = {
-    **_LAYERNORM_BIASED,
-    "position_embedding": "learned",
-    "tie_word_embeddings": True,
+    **_LAYERNORM_BIASED, "position_embedding": "learned", "tie_word_embeddings": True,
     "expansion_ratio": 4,
-}
+}  # fmt: skip
 _BLOOM = {**_GPT2, "position_embedding": "none", "embedding_norm": True}
 _MPT = {
-    **_BLOOM,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "norm_bias": False,
+    **_BLOOM, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
     "embedding_norm": False,
-}
+}  # fmt: skip
 _PHI = {**_LAYERNORM_BIASED, "parallel_residual": True, "norms_per_layer": 1, "lm_head_bias": True}
 _GEMMA: dict[str, object] = {
-    "tie_word_embeddings": True,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-}
+    "tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+}  # fmt: skip
 _GEMMA2 = {**_GEMMA, "norms_per_layer": 4, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA3 = {**_GEMMA2, "qk_norm": "head", "sliding_window_pattern": 6, "vocab_size": 262_208}
 _GEMMA3 |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072}
@@ -58,10 +51,8 @@ _QWEN: dict[str, object] = {"use_sliding_window": False, "max_window_layers": 28
 _QWEN2 = {**_QWEN, "attention_bias": True, "attention_output_bias": False}
 _QWEN3 = {**_QWEN, "qk_norm": "head"}
 _LLAMA4: dict[str, object] = {
-    "n_shared_experts": 1,
-    "interleave_moe_layer_step": 1,
-    "qk_norm": "none",
-}
+    "n_shared_experts": 1, "interleave_moe_layer_step": 1, "qk_norm": "none",
+}  # fmt: skip
 _LLAMA4 |= {"attention_chunk_size": 8192, "sliding_window_pattern": 4}
 _GPT_OSS: dict[str, object] = {
     "attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True,
@@ -236,13 +227,12 @@ FAMILIES: dict[str, Family] = {
 # Model types that have the same language model as another type.
 SAME_NETWORK: Mapping[str, str] = {
     "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4",
-    "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
-    "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
+    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
+    "phi3_v": "phi3", "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
     "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
-    "minimax_text_01": "minimax", "minimax_m1": "minimax",
-    "dots3_note": "dots3_note_text", "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
+    "minimax_text_01": "minimax", "minimax_m1": "minimax", "dots3_note": "dots3_note_text",
+    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 
 # A multimodal config has its language model under `text_config`. This is the type to assume where
@@ -250,15 +240,14 @@ SAME_NETWORK: Mapping[str, str] = {
 TEXT_PARTS = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
     "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
-    "llava_onevision": "qwen2", "paligemma": "gemma",
-    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
-    "internvl": "qwen2", "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus",
-    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
-    "dots3_note": "dots3_note_text", "glm4v": "glm4",
-    "glm4v_moe": "glm4_moe",
-    "step3p7": "step3p5", "gemma4": "gemma4_text",
-    "gemma4_unified": "gemma4_unified_text", "minimax_m3_vl": "minimax_m3_vl_text",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "llava_onevision": "qwen2", "paligemma": "gemma", "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2",
+    "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus", "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+    "dots3_note": "dots3_note_text", "glm4v": "glm4", "glm4v_moe": "glm4_moe", "step3p7": "step3p5",
+    "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
+    "minimax_m3_vl": "minimax_m3_vl_text", "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language
 # model alone writes them all.
@@ -267,23 +256,16 @@ _LLAMA_CLASS: dict[str, object] = {
     "num_attention_heads": 32, "vocab_size": 32000,
 }  # fmt: skip
 _QWEN2_CLASS = {
-    **_LLAMA_CLASS,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "vocab_size": 151_936,
-}
+    **_LLAMA_CLASS, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936,
+}  # fmt: skip
 _GLM4_CLASS = {
     **_LLAMA_CLASS, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2,
-    "vocab_size": 151_552,
-    "attention_bias": True,
+    "vocab_size": 151_552, "attention_bias": True,
 }  # fmt: skip
 _GEMMA_CLASS = {
-    **_LLAMA_CLASS,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
+    **_LLAMA_CLASS, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
     "num_attention_heads": 16,
-}
+}  # fmt: skip
 CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA_CLASS,
     "mistral": {**_LLAMA_CLASS, "intermediate_size": 14336, "num_key_value_heads": 8,

@@ -10,10 +10,9 @@ _TIME_STEPS = frozenset(
     {"time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank"}
 )
 _NEMOTRON_INERT = frozenset({
-    "attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias",
-    "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_layers_block_type",
-    "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "sliding_window",
-    "use_mamba_kernels",
+    "attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype",
+    "moe_shared_expert_overlap", "mtp_layers_block_type", "num_logits_to_keep",
+    "rescale_prenorm_residual", "residual_in_fp32", "sliding_window", "use_mamba_kernels",
 })  # fmt: skip
 _KIMI = {
     "num_experts_per_token": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
@@ -21,12 +20,9 @@ _KIMI = {
     "moe_router_activation_func": "scoring_func", "model_max_length": "max_position_embeddings",
 }  # fmt: skip
 _MAMBA = {
-    "conv_kernel": "mamba_d_conv",
-    "n_groups": "mamba_n_groups",
-    "chunk_size": "mamba_chunk_size",
-    "use_conv_bias": "mamba_conv_bias",
-    "use_bias": "mamba_proj_bias",
-}
+    "conv_kernel": "mamba_d_conv", "n_groups": "mamba_n_groups", "chunk_size": "mamba_chunk_size",
+    "use_conv_bias": "mamba_conv_bias", "use_bias": "mamba_proj_bias",
+}  # fmt: skip
 _LFM = {"conv_L_cache": "linear_conv_kernel_dim", "conv_bias": "short_conv_bias"}
 _LFM |= {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
 _LFM_INERT = frozenset({
@@ -35,10 +31,9 @@ _LFM_INERT = frozenset({
     "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc",
 })  # fmt: skip
 _FALCON_MULTIPLIERS = frozenset({
-    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier",
-    "layers_block_type", "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor",
-    "mlp_multipliers", "num_logits_to_keep", "ssm_in_multiplier", "ssm_multipliers",
-    "ssm_out_multiplier",
+    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "layers_block_type",
+    "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor", "mlp_multipliers",
+    "num_logits_to_keep", "ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier",
 })  # fmt: skip
 
 _OLMO_HYBRID_INERT = frozenset({

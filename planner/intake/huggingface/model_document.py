@@ -11,10 +11,9 @@ _WINDOWED, _FULL = "sliding_attention", "full_attention"
 MLA_ONLY = frozenset({"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
 MOE_ONLY = frozenset({
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
-    "shared_expert_intermediate_size",
-    "shared_expert_gate", "first_k_dense_replace", "moe_layer_freq", "moe_layer_offset",
-    "dense_layers", "router_bias",
-    "router_correction_bias", "expert_bias",
+    "shared_expert_intermediate_size", "shared_expert_gate", "first_k_dense_replace",
+    "moe_layer_freq", "moe_layer_offset", "dense_layers", "router_bias", "router_correction_bias",
+    "expert_bias",
 })  # fmt: skip
 
 

@@ -17,8 +17,7 @@ LABELS = {
     "torchtitan-python": "TorchTitan configuration in Python",
     "megatron-arguments": "Megatron arguments", "megatron-log": "Megatron log",
     "megatron-bridge": "overrides of Megatron-Bridge", "primus": "Primus configuration",
-    "torchtitan-log": "TorchTitan log", "configuration": "configuration",
-    "layout": "layout",
+    "torchtitan-log": "TorchTitan log", "configuration": "configuration", "layout": "layout",
 }  # fmt: skip
 
 
