@@ -30,6 +30,15 @@ class Dialect:
     prepare: Prepare | None = None
 
 
+def pairs(text: str) -> dict[str, str]:
+    """Names of a text of words such as "theirs=ours"."""
+    return dict(word.split("=") for word in text.split())
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def switch(default: bool, *names: str) -> Switch:
     """A switch that is another name of these."""
     return default, dict.fromkeys(names, True), dict.fromkeys(names, False)

@@ -13,6 +13,7 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     list_of,
+    pairs,
     take_count,
     without,
 )
@@ -24,11 +25,9 @@ _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
 # letters of `hybrid_override_pattern`
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval")
-MAMBA_KEYS: Mapping[str, str] = {
-    "mamba_n_heads": "mamba_num_heads",
-    "mamba_d_head": "mamba_head_dim",
-    "mamba_d_state": "ssm_state_size",
-}
+MAMBA_KEYS: Mapping[str, str] = pairs(
+    "mamba_n_heads=mamba_num_heads mamba_d_head=mamba_head_dim mamba_d_state=ssm_state_size"
+)
 
 
 def delta(values: Values) -> Values:

@@ -15,7 +15,9 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     list_of,
+    pairs,
     without,
+    words,
 )
 from planner.intake.huggingface.dialect_readers import exaone4
 from planner.specs.mixers import SLIDING
@@ -28,10 +30,9 @@ _ROTARY = (
     (_FULL, "partial_rotary_factors", "partial_rotary_factor"),
     (_WINDOW, "rope_theta", "rope_local_base_freq"),
 )
-_STEP_LISTS = frozenset({
-    "attention_other_setting", "moe_layers_enum", "mtp_layer_types", "partial_rotary_factors",
-    "rope_theta",
-})  # fmt: skip
+_STEP_LISTS = words(
+    "attention_other_setting moe_layers_enum mtp_layer_types partial_rotary_factors rope_theta"
+)
 
 
 def step(values: Values) -> Values:
@@ -303,10 +304,9 @@ _RATES: Mapping[str, int] = {
 }  # fmt: skip
 _ENTRIES = tuple(_RATES)
 _COMPRESSED: Mapping[str, str] = {_WINDOW: "shared-kv", _ENTRIES[0]: "csa", _ENTRIES[1]: "hca"}
-_DEEPSEEK_V4_KEYS = frozenset({
-    "compress_rates", "compress_ratios", "compress_rope_theta", "hc_eps", "layer_types",
-    "qk_rope_head_dim",
-})  # fmt: skip
+_DEEPSEEK_V4_KEYS = words(
+    "compress_rates compress_ratios compress_rope_theta hc_eps layer_types qk_rope_head_dim"
+)
 _GEMMA4_SWITCHES = frozenset({
     "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
     "per_layer_config", "use_bidirectional_attention", "num_kv_shared_layers",
@@ -340,17 +340,13 @@ _STEP_INERT = frozenset({
 })  # fmt: skip
 BY_LAYER: Mapping[str, Dialect] = {
     "step3p5": Dialect(
-        renames={
-            "num_attention_groups": "num_key_value_heads",
-            "moe_num_experts": "num_experts",
-            "moe_top_k": "num_experts_per_tok",
-            "share_expert_dim": "shared_expert_intermediate_size",
-            "share_expert_dims": "shared_expert_intermediate_size",
-            "moe_router_scaling_factor": "routed_scaling_factor",
-            "moe_router_activation": "scoring_func",
-            "norm_expert_weight": "norm_topk_prob",
-            "use_head_wise_attn_gate": "attention_head_gate",
-        },
+        renames=pairs(
+            "num_attention_groups=num_key_value_heads moe_num_experts=num_experts "
+            "moe_top_k=num_experts_per_tok share_expert_dim=shared_expert_intermediate_size "
+            "share_expert_dims=shared_expert_intermediate_size "
+            "moe_router_scaling_factor=routed_scaling_factor moe_router_activation=scoring_func "
+            "norm_expert_weight=norm_topk_prob use_head_wise_attn_gate=attention_head_gate"
+        ),
         inert=_STEP_INERT,
         prepare=step,
     ),
@@ -380,11 +376,10 @@ BY_LAYER: Mapping[str, Dialect] = {
         prepare=longcat,
     ),
     "minimax_m3_vl_text": Dialect(
-        renames={
-            "intermediate_size": "moe_intermediate_size",
-            "dense_intermediate_size": "intermediate_size",
-            "shared_intermediate_size": "shared_expert_intermediate_size",
-        },
+        renames=pairs(
+            "intermediate_size=moe_intermediate_size dense_intermediate_size=intermediate_size "
+            "shared_intermediate_size=shared_expert_intermediate_size"
+        ),
         prepare=minimax_m3,
     ),
 }

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pydantic import ValidationError
 
 from planner.errors import Fault
+from planner.intake.huggingface.dialect import pairs, words
 from planner.intake.huggingface.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
 from planner.specs.network import NETWORK_FIELDS, RopeScaling
 
@@ -22,17 +23,15 @@ _DROPOUTS = (
     "embedding_dropout",
 )
 
-ACTIVATIONS: Mapping[str, str] = {
-    "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "geglu": "gelu",
-    "gelu_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
-    "squared-relu": "relu2", "squared_relu": "relu2",
-}  # fmt: skip
-_MOE_ONLY = frozenset({
-    "scoring_func", "norm_topk_prob", "routed_scaling_factor", "topk_method",
-    "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "router_jitter_noise",
-    "moe_apply_router_weight_on_input",
-})  # fmt: skip
+ACTIVATIONS: Mapping[str, str] = pairs(
+    "silu=silu swish=silu swiglu=silu gelu=gelu geglu=gelu gelu_tanh=gelu_tanh gelu_new=gelu_tanh "
+    "gelu_fast=gelu_tanh gelu_pytorch_tanh=gelu_tanh relu=relu relu2=relu2 xielu=xielu "
+    "squared-relu=relu2 squared_relu=relu2"
+)
+_MOE_ONLY = words(
+    "scoring_func norm_topk_prob routed_scaling_factor topk_method router_aux_loss_coef "
+    "router_z_loss_coef seq_aux router_jitter_noise moe_apply_router_weight_on_input"
+)
 
 
 def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
