@@ -13,6 +13,7 @@ import json
 
 from planner.catalog.models import model_entry, model_names
 from planner.export.base import Draft, Export, imports_for, train_steps
+from planner.export.commands import Launch
 from planner.specs.layout import Layout, parse_ac
 from planner.units import counted, format_bytes
 
@@ -49,7 +50,7 @@ def write(draft: Draft) -> Export:
         draft.notes.append("tp and cp are Accelerate's: your script calls Accelerator.prepare.")
     else:
         draft.files[MODULE] = _module(draft)
-        launch = draft.launch((MODULE,))
+        launch = Launch(draft, (MODULE,))
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from planner.errors import Fault, SpecError
-from planner.export.commands import EXPANDABLE, Launch
 from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -126,33 +125,6 @@ class Draft:
     def passes(self) -> int:
         """Microbatches of a step on a data-parallel rank."""
         return max(1, self.layout.num_microbatches(self.training.global_batch_size))
-
-    @property
-    def allocator(self) -> Mapping[str, str]:
-        """Variables of torch's allocator that the job asks for."""
-        return EXPANDABLE if self.training.expandable_segments else {}
-
-    def launch(
-        self,
-        program: tuple[str, ...],
-        arguments: tuple[str, ...] = (),
-        *,
-        subcommand: tuple[str, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        root_variable: str = "",
-    ) -> Launch:
-        """The run of this layout; its environment is the allocator's unless given."""
-        return Launch(
-            name=self.name,
-            num_gpus=self.layout.num_gpus,
-            gpus_per_node=self.cluster.gpus_per_node,
-            program=program,
-            arguments=arguments,
-            subcommand=subcommand,
-            environment=self.allocator if environment is None else environment,
-            own_modules=any(name.endswith(".py") for name in {*self.files}.difference(program)),
-            root_variable=root_variable,
-        )
 
     def finished(
         self, trainer: str, command: tuple[str, ...], arguments: tuple[str, ...] = ()

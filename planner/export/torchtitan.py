@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, write_toml
-from planner.export.commands import EXPANDABLE
+from planner.export.commands import EXPANDABLE, Launch
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -258,7 +258,7 @@ def _finish(
     expandable = draft.training.expandable_segments is not False
     environment = EXPANDABLE if expandable else {}
     program = ("-m", "torchtitan.train")
-    launch = draft.launch(program, arguments, subcommand=subcommand, environment=environment)
+    launch = Launch(draft, program, arguments, subcommand, environment)
     draft.files.update(launch.files())
     return draft.finished("torchtitan", launch.command(), (*arguments, *subcommand))
 
