@@ -190,14 +190,6 @@ class Draft:
         elif split is not None and self.layer_split is None:
             rule = "does not agree with layers_per_stage"
             self.gap("virtual_stages", rule, "correct layers_per_stage")
-        per_step = layout.micro_batch_size * layout.dp_degree
-        if self.training.global_batch_size % per_step:
-            rule = (
-                f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size "
-                f"{self.training.global_batch_size}"
-            )
-            remedy = f"use a global batch that is a multiple of {per_step}"
-            self.gap("micro_batch_size", rule, remedy)
         order = list(self.cluster.rank_order)
         if order != list(RANK_ORDER):
             rule = f"is not the trainer's own placement {', '.join(RANK_ORDER)}"

@@ -12,10 +12,9 @@ from collections.abc import Collection, Mapping
 from planner.columns import LayoutBatch
 from planner.export.base import Draft, Settings, train_steps
 from planner.rules.base import Context
-from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
+from planner.rules.cuda_graphs import FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
-from planner.trainers.attention import library
 from planner.trainers.titan_models import (
     even_split,
     find_flavor,
@@ -147,19 +146,12 @@ def _batch(draft: Draft) -> Settings:
 
 
 def dispatcher(draft: Draft, names: Collection[str]) -> str:
-    """TorchTitan's name of the layout's dispatcher; "standard" and a gap where it has none.
-
-    names: dispatchers that the release has for this model.
-    """
+    """TorchTitan's name of the layout's dispatcher, "standard" for others than these."""
     value = draft.layout.moe_dispatcher
     if value != "alltoall" and (draft.layout.ep == 1 or not draft.model.is_moe):
         draft.inert("moe_dispatcher", "means nothing without expert parallelism")
     elif value in names:
         return DISPATCHERS[value]
-    else:
-        rule = f"is not in TorchTitan {draft.version} for {draft.model.name}"
-        able = [name for name in DISPATCHERS if name in names]
-        draft.gap("moe_dispatcher", rule, f"use {' or '.join(able)}")
     return DISPATCHERS["alltoall"]
 
 
@@ -171,9 +163,6 @@ def _dispatchers_02(draft: Draft) -> set[str]:
 
 def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
-    if layout.tp > 1 and not layout.sequence_parallel:
-        rule = "cannot be switched off: TorchTitan 0.2 always uses it with TP"
-        draft.gap("sequence_parallel", rule, "set it to true, or export for 0.3")
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
     backend = dispatcher(draft, _dispatchers_02(draft))
@@ -213,16 +202,13 @@ def _only_03(draft: Draft) -> Settings:
     if layout.cp_method != "allgather":
         rule = "has no setting in TorchTitan 0.3: its context parallelism gathers keys and values"
         draft.gap("cp_method", rule, "use allgather, or export for 0.2", blocking=layout.cp > 1)
-    if layout.optimizer_in_backward:
-        remedy = "set it to false, or export for 0.2"
-        draft.gap("optimizer_in_backward", "is gone from TorchTitan 0.3", remedy)
     if draft.training.vocab_parallel_loss is False and layout.tp > 1:
         rule = "has no setting in TorchTitan 0.3"
         draft.gap("training.vocab_parallel_loss", rule, "leave it out", blocking=False)
-    if parse_ac(layout.ac)[0] not in {*AC_MODES} - {"selective-layer"}:
-        remedy = "use selective-op, full or memory-budget-X"
-        draft.gap("ac", "has no setting in TorchTitan 0.3", remedy)
-    _check_graphs(draft)
+    graphs = captured(LayoutBatch.from_layouts([layout]), _as_written(draft))[0]
+    if draft.training.cuda_graphs == "full" and graphs == FULL and not captures_03(draft):
+        rule = "is not possible with varlen attention, or with this model's dispatcher"
+        draft.gap("training.cuda_graphs", rule, "leave cuda_graphs out")
     return {
         P + "enable_sequence_parallel": layout.sequence_parallel,
         GRAPHS_OFF: not captures_03(draft),
@@ -252,23 +238,6 @@ def _as_written(draft: Draft) -> Context:
     return Context(model=draft.model, cluster=draft.cluster, training=training)
 
 
-def _check_graphs(draft: Draft) -> None:
-    """Gaps where the job asks for graphs that the release does not capture."""
-    wanted, field = draft.training.cuda_graphs, "training.cuda_graphs"
-    if wanted == "partial":
-        rule = "is not in TorchTitan 0.3: it captures forward and backward of a whole step"
-        draft.gap(field, rule, "use full, or leave cuda_graphs out")
-    elif wanted == "full":
-        context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
-        for one in CUDA_GRAPH_RULES:
-            if one.applies(context) and one.broken(batch, context).any():
-                words, _ = one.words(draft.layout, context)
-                draft.gap(field, f"is refused: {words}", "leave cuda_graphs out")
-        if not captures_03(draft) and captured(batch, context)[0] == FULL:
-            rule = "is not possible with varlen attention, or with this model's dispatcher"
-            draft.gap(field, rule, "leave cuda_graphs out")
-
-
 def backends_03(draft: Draft) -> dict[str, object]:
     """Arguments of 0.3's `model_registry` for how experts communicate and attention computes.
 
@@ -287,24 +256,6 @@ def backends_03(draft: Draft) -> dict[str, object]:
     return arguments
 
 
-def _attention(draft: Draft) -> None:
-    """Gaps where the release neither attends with this kernel by itself nor can be told to."""
-    kernel, context = draft.training.attention_kernel, _as_written(draft)
-    brought = context.released.fused_attention(
-        context.training.model_copy(update={"attention_kernel": "flash"}),
-        draft.cluster.gpu,
-        draft.model,
-    )
-    field = "training.attention_kernel"
-    known = {"flash", *map(library, brought), *context.released.attention_kernels}
-    if kernel not in known:
-        rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
-        draft.gap(field, rule, "use flash")
-    elif kernel == "flash3" and draft.layout.cp > 1:
-        rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
-        draft.gap(field, rule, "use flash, or cp 1")
-
-
 def training_settings(draft: Draft, line: str) -> Settings:
     """Optimizer and checkpoints."""
     training = draft.training
@@ -313,7 +264,9 @@ def training_settings(draft: Draft, line: str) -> Settings:
         settings["optimizer.name"] = "AdamW"
     if training.optimizer == "adamw-bf16-states" and line == "0.3":
         settings["optimizer.implementation"] = "fused_opt_states_bf16"
-    _attention(draft)
+    if training.attention_kernel == "flash3" and draft.layout.cp > 1:
+        rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
+        draft.gap("training.attention_kernel", rule, "use flash, or cp 1")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:
