@@ -7,7 +7,7 @@ Sources: torchtitan 0.2.2 config/job_config.py,
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from planner.columns import LayoutBatch
 from planner.export.base import Draft, Settings, train_steps
@@ -19,7 +19,6 @@ from planner.trainers.titan_models import (
     even_split,
     find_flavor,
     module_names,
-    module_of,
     uniform_layers_per_stage,
 )
 from planner.trainers.titan_settings import AC, P, T
@@ -145,27 +144,20 @@ def _batch(draft: Draft) -> Settings:
     }
 
 
-def dispatcher(draft: Draft, names: Collection[str]) -> str:
-    """TorchTitan's name of the layout's dispatcher, "standard" for others than these."""
-    value = draft.layout.moe_dispatcher
+def _dispatcher(draft: Draft) -> str:
+    """TorchTitan's name of the layout's dispatcher; "standard" where it sends nothing."""
+    value, usual = draft.layout.moe_dispatcher, DISPATCHERS["alltoall"]
     if value != "alltoall" and (draft.layout.ep == 1 or not draft.model.is_moe):
         draft.inert("moe_dispatcher", "means nothing without expert parallelism")
-    elif value in names:
-        return DISPATCHERS[value]
-    return DISPATCHERS["alltoall"]
-
-
-def _dispatchers_02(draft: Draft) -> set[str]:
-    """0.2.1 brought DeepEP, to DeepSeek's models (models/deepseek_v3/model/args.py moe_impl)."""
-    has = draft.version != "0.2.0" and module_of(draft.model, "0.2") == "deepseek_v3"
-    return {"alltoall", "deepep"} if has else {"alltoall"}
+        return usual
+    return DISPATCHERS.get(value, usual)
 
 
 def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
-    backend = dispatcher(draft, _dispatchers_02(draft))
+    backend = _dispatcher(draft)
     settings: Settings = {
         **({DISPATCHER: backend} if draft.version != "0.2.0" else {}),
         ETP: layout.etp,
@@ -245,8 +237,7 @@ def backends_03(draft: Draft) -> dict[str, object]:
     no token is dropped (models/common/token_dispatcher.py).
     """
     arguments: dict[str, object] = {}
-    has = frozenset(DISPATCHERS) if draft.model.is_moe else frozenset({"alltoall"})
-    backend = dispatcher(draft, has)
+    backend = _dispatcher(draft)
     if backend != DISPATCHERS["alltoall"]:
         arguments["moe_comm_backend"] = backend
     if backend == "hybridep" and captures_03(draft):
