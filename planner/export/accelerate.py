@@ -249,11 +249,11 @@ if __name__ == "__main__":
 
 
 _MODULES = {
+    "checkpoint_wrapper": "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
     "init_device_mesh": "torch.distributed.device_mesh",
     **dict.fromkeys(("CPUOffloadPolicy", "MixedPrecisionPolicy", "fully_shard"),
                     "torch.distributed.fsdp"),
     "DistributedDataParallel": "torch.nn.parallel",
-    "checkpoint_wrapper": "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
     **dict.fromkeys(("CheckpointPolicy", "create_selective_checkpoint_contexts"),
                     "torch.utils.checkpoint"),
     **dict.fromkeys(("Float8LinearConfig", "convert_to_float8_training"), "torchao.float8"),

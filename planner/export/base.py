@@ -253,10 +253,10 @@ def _toml_value(value: Value) -> str:
 
 def imports_for(source: str, modules: Mapping[str, str]) -> str:
     """Lines that import the names which a Python source uses; modules: name -> where it is."""
-    found: dict[str, list[str]] = {}
-    for name in sorted({*re.findall(r"\w+", source)} & modules.keys()):
+    used, found = {*re.findall(r"\w+", source)}, dict[str, list[str]]()
+    for name in [name for name in modules if name in used]:
         found.setdefault(modules[name], []).append(name)
-    lines = (f"from {module} import {', '.join(found[module])}\n" for module in sorted(found))
+    lines = (f"from {module} import {', '.join(sorted(found[module]))}\n" for module in found)
     return "".join(lines)
 
 
