@@ -12,7 +12,8 @@ Sources: accelerate 1.15 commands/config/config_args.py (ClusterConfig), utils/l
 import json
 
 from planner.catalog.models import model_entry, model_names
-from planner.export.base import Draft, Export, train_steps
+from planner.export.base import Draft, Export, imports_for, train_steps
+from planner.export.commands import Launch
 from planner.specs.layout import Layout, parse_ac
 from planner.units import counted, format_bytes
 
@@ -49,7 +50,7 @@ def write(draft: Draft) -> Export:
         draft.notes.append("tp and cp are Accelerate's: your script calls Accelerator.prepare.")
     else:
         draft.files[MODULE] = _module(draft)
-        launch = draft.launch((MODULE,))
+        launch = Launch(draft, (MODULE,))
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)
@@ -247,40 +248,22 @@ if __name__ == "__main__":
 '''
 
 
+_MODULES = {
+    "checkpoint_wrapper": "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    **dict.fromkeys(("CPUOffloadPolicy", "MixedPrecisionPolicy", "fully_shard"),
+                    "torch.distributed.fsdp"),
+    "DistributedDataParallel": "torch.nn.parallel",
+    **dict.fromkeys(("CheckpointPolicy", "create_selective_checkpoint_contexts"),
+                    "torch.utils.checkpoint"),
+    **dict.fromkeys(("Float8LinearConfig", "convert_to_float8_training"), "torchao.float8"),
+}  # fmt: skip
+
+
 def _module(draft: Draft) -> str:
     layout, training = draft.layout, draft.training
     kind, number = parse_ac(layout.ac)
     sharded = layout.dp_shard > 1
-    imports = {"from torch.distributed.device_mesh import init_device_mesh"} if sharded else set()
-    if sharded:
-        offload = ["CPUOffloadPolicy"] if layout.cpu_offload else []
-        names = ", ".join(sorted([*offload, "MixedPrecisionPolicy", "fully_shard"]))
-        imports.add(f"from torch.distributed.fsdp import {names}")
-    elif layout.dp_replicate > 1:
-        imports.add("from torch.nn.parallel import DistributedDataParallel")
-    if kind in ("full", "selective-op", "selective-layer", "block"):
-        imports.add(
-            "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import "
-            "checkpoint_wrapper"
-        )
-    if kind == "selective-op":
-        imports |= {
-            "from torch.utils.checkpoint import CheckpointPolicy, "
-            "create_selective_checkpoint_contexts"
-        }
-    if layout.precision in _FLOAT8:
-        imports.add("from torchao.float8 import Float8LinearConfig, convert_to_float8_training")
-    head = _HEAD.format(
-        title=f"{draft.name}: {layout.short()} under PyTorch.",
-        each=min(layout.num_gpus, draft.cluster.gpus_per_node),
-        module=MODULE,
-        imports="".join(f"{line}\n" for line in sorted(imports)),
-        model=json.dumps(_hugging_face(draft.model.name)),
-        seq_len=training.seq_len,
-        micro=layout.micro_batch_size,
-        passes=draft.passes,
-        steps=train_steps(training),
-    )
     norm = training.max_grad_norm
     forward = "loss = model(input_ids=tokens, labels=tokens).loss"
     if layout.param_dtype != layout.master_dtype and not sharded:  # FSDP casts by itself
@@ -300,7 +283,19 @@ def _module(draft: Draft) -> str:
         moved="model" if sharded else "model.to(DEVICE)",
     )
     policies = f"\n{_SAVED}\n{_POLICY}" if kind == "selective-op" else ""
-    return f"{head}{policies}{_shard(draft, kind, number)}{loop}"
+    body = f"{policies}{_shard(draft, kind, number)}{loop}"
+    head = _HEAD.format(
+        title=f"{draft.name}: {layout.short()} under PyTorch.",
+        each=min(layout.num_gpus, draft.cluster.gpus_per_node),
+        module=MODULE,
+        imports=imports_for(body, _MODULES),
+        model=json.dumps(_hugging_face(draft.model.name)),
+        seq_len=training.seq_len,
+        micro=layout.micro_batch_size,
+        passes=draft.passes,
+        steps=train_steps(training),
+    )
+    return head + body
 
 
 def _shard(draft: Draft, kind: str, number: float) -> str:

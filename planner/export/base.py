@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from planner.errors import Fault, SpecError
-from planner.export.commands import EXPANDABLE, Launch
 from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -127,33 +126,6 @@ class Draft:
         """Microbatches of a step on a data-parallel rank."""
         return max(1, self.layout.num_microbatches(self.training.global_batch_size))
 
-    @property
-    def allocator(self) -> Mapping[str, str]:
-        """Variables of torch's allocator that the job asks for."""
-        return EXPANDABLE if self.training.expandable_segments else {}
-
-    def launch(
-        self,
-        program: tuple[str, ...],
-        arguments: tuple[str, ...] = (),
-        *,
-        subcommand: tuple[str, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        root_variable: str = "",
-    ) -> Launch:
-        """The run of this layout; its environment is the allocator's unless given."""
-        return Launch(
-            name=self.name,
-            num_gpus=self.layout.num_gpus,
-            gpus_per_node=self.cluster.gpus_per_node,
-            program=program,
-            arguments=arguments,
-            subcommand=subcommand,
-            environment=self.allocator if environment is None else environment,
-            own_modules=any(name.endswith(".py") for name in {*self.files}.difference(program)),
-            root_variable=root_variable,
-        )
-
     def finished(
         self, trainer: str, command: tuple[str, ...], arguments: tuple[str, ...] = ()
     ) -> Export:
@@ -180,6 +152,7 @@ class Draft:
         """
         owner, _, field = name.rpartition(".")
         value = getattr(getattr(self, owner or "layout"), field) if shown is None else shown
+        value = list(value) if isinstance(value, tuple) else value
         self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
 
     def inert(self, name: str, rule: str) -> None:
@@ -217,14 +190,6 @@ class Draft:
         elif split is not None and self.layer_split is None:
             rule = "does not agree with layers_per_stage"
             self.gap("virtual_stages", rule, "correct layers_per_stage")
-        per_step = layout.micro_batch_size * layout.dp_degree
-        if self.training.global_batch_size % per_step:
-            rule = (
-                f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size "
-                f"{self.training.global_batch_size}"
-            )
-            remedy = f"use a global batch that is a multiple of {per_step}"
-            self.gap("micro_batch_size", rule, remedy)
         order = list(self.cluster.rank_order)
         if order != list(RANK_ORDER):
             rule = f"is not the trainer's own placement {', '.join(RANK_ORDER)}"
@@ -286,13 +251,25 @@ def _toml_value(value: Value) -> str:
     return repr(value)
 
 
-def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def imports_for(source: str, modules: Mapping[str, str]) -> str:
+    """Lines that import the names which a Python source uses; modules: name -> where it is."""
+    used, found = {*re.findall(r"\w+", source)}, dict[str, list[str]]()
+    for name in [name for name in modules if name in used]:
+        found.setdefault(modules[name], []).append(name)
+    lines = (f"from {module} import {', '.join(sorted(found[module]))}\n" for module in found)
+    return "".join(lines)
+
+
+def leaves(document: object, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
+    """Every value of nested mappings, by its keys from the outside in."""
+    if not isinstance(document, Mapping):
+        return {place: document}
+    found: dict[tuple[str, ...], object] = {}
+    for key, value in document.items():
+        found |= leaves(value, (*place, str(key)))
+    return found
+
+
+def flatten(tables: Mapping[str, object]) -> dict[str, object]:
     """Nested tables as dotted keys; the inverse of `write_toml` for keys."""
-    flat: dict[str, object] = {}
-    for key, value in tables.items():
-        flat.update(
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
-        )
-    return flat
+    return {".".join(place): value for place, value in leaves(tables).items()}

@@ -2,46 +2,55 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from planner.export.base import Draft
 from planner.units import counted
 
 RENDEZVOUS_PORT = 29500
 EXPANDABLE: Mapping[str, str] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def allocator(draft: Draft) -> Mapping[str, str]:
+    """Variables of torch's allocator that the job asks for."""
+    return EXPANDABLE if draft.training.expandable_segments else {}
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """One run.
+    """One run of a draft's layout.
 
     program: what torchrun starts.
     arguments: the trainer's settings.
     subcommand: arguments that must come last, after anything the user appends.
-    environment: variables of every process.
-    own_modules: whether the folder holds Python modules of ours.
+    environment: variables of every process; the allocator's unless given.
     root_variable: environment variable for the folder of the program, where that is in a checkout
         of the trainer and not in an installed package. Unset, it means the current folder.
     """
 
-    name: str
-    num_gpus: int
-    gpus_per_node: int
+    draft: Draft
     program: tuple[str, ...]
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
     subcommand: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    own_modules: bool = False
+    environment: Mapping[str, str] | None = None
     root_variable: str = ""
 
     @property
+    def variables(self) -> Mapping[str, str]:
+        return allocator(self.draft) if self.environment is None else self.environment
+
+    @property
+    def own_modules(self) -> bool:
+        """Whether the folder holds Python modules of ours, besides the program."""
+        return any(name.endswith(".py") for name in {*self.draft.files}.difference(self.program))
+
+    @property
     def processes_per_node(self) -> int:
-        """One process per GPU."""
-        return min(self.num_gpus, self.gpus_per_node)
+        return min(self.draft.layout.num_gpus, self.draft.cluster.gpus_per_node)
 
     @property
     def num_nodes(self) -> int:
-        """Hosts, rounded up."""
-        return -(-self.num_gpus // self.processes_per_node)
+        return -(-self.draft.layout.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:
         """The command to paste in the export's folder.
@@ -52,7 +61,7 @@ class Launch:
             return ("sbatch", "slurm.sbatch")
         if self.root_variable:
             return ("bash", "launch.sh")
-        variables = [f"{name}={value}" for name, value in self.environment.items()] + [
+        variables = [f"{name}={value}" for name, value in self.variables.items()] + [
             "PYTHONPATH=."
         ] * self.own_modules
         prefix = ["env", *variables] if variables else []
@@ -70,7 +79,7 @@ class Launch:
         if self.num_nodes == 1:
             return f"torchrun --standalone --nproc_per_node={self.processes_per_node}"
         where = (
-            f'--rdzv_backend=c10d --rdzv_id="${{SLURM_JOB_ID:-{self.name}}}" '
+            f'--rdzv_backend=c10d --rdzv_id="${{SLURM_JOB_ID:-{self.draft.name}}}" '
             f'--rdzv_endpoint="$HEAD_NODE:{RENDEZVOUS_PORT}"'
         )
         return (
@@ -83,12 +92,12 @@ class Launch:
         )
         lines = [
             "#!/usr/bin/env bash",
-            f"# {self.name} on {counted(self.num_gpus, 'GPU')} ({self.num_nodes} x "
-            f"{self.processes_per_node}). Further flags may be appended.",
+            f"# {self.draft.name} on {counted(self.draft.layout.num_gpus, 'GPU')} "
+            f"({self.num_nodes} x {self.processes_per_node}). Further flags may be appended.",
             "set -euo pipefail",
             *self._place(),
             *([head] if self.num_nodes > 1 else []),
-            *(f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()),
+            *(f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()),
             *(['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"'] if self.own_modules else []),
             "",
             f"exec {self._rendezvous()} \\",
@@ -117,7 +126,7 @@ class Launch:
     def _slurm_script(self) -> str:
         lines = [
             "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={self.name}",
+            f"#SBATCH --job-name={self.draft.name}",
             f"#SBATCH --nodes={self.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={self.processes_per_node}",

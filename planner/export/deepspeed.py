@@ -10,6 +10,7 @@ Sources: DeepSpeed 0.19 runtime/config.py, runtime/zero/config.py, runtime/const
 import json
 
 from planner.export.base import Draft, Export, train_steps
+from planner.export.commands import Launch
 from planner.specs.layout import Layout, parse_ac
 
 CONFIG, SCRIPT = "ds_config.json", "YOUR_SCRIPT.py"
@@ -36,7 +37,7 @@ def write(draft: Draft) -> Export:
         **({_sixteen(layout): "true"} if _sixteen(layout) else {}),
     }
     arguments = tuple(word for name, value in settings.items() for word in (f"--{name}", value))
-    launch = draft.launch((SCRIPT,), arguments)
+    launch = Launch(draft, (SCRIPT,), arguments)
     draft.files.update(launch.files())
     draft.notes.append(
         f"{SCRIPT} is yours: it parses TrainingArguments of transformers and calls Trainer, with "

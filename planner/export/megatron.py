@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from planner.cost.layer.trainer_kernels import fuses_cross_entropy
 from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, Settings, overlay_gaps, train_steps
-from planner.export.commands import written_flags
+from planner.export.commands import Launch, allocator, written_flags
 from planner.export.megatron_graphs import environment, graph_settings
 from planner.export.megatron_mixers import pattern
 from planner.export.megatron_model import dispatcher_settings, model_settings
@@ -102,10 +102,11 @@ def write(draft: Draft) -> Export:
     own_fsdp = draft.layout.zero_stage in SHARDING
     connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     program = "pretrain_hybrid.py" if is_hybrid(draft.model) else "pretrain_gpt.py"
-    launch = draft.launch(
+    launch = Launch(
+        draft,
         (program,),
         written_flags(settings),
-        environment={**connections, **draft.allocator, **environment(draft)},
+        environment={**connections, **allocator(draft), **environment(draft)},
         root_variable=ROOT,
     )
     draft.files.update(launch.files())

@@ -14,6 +14,7 @@ from planner.columns import LayoutBatch
 from planner.cost.layer.quantisation import stored_low
 from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
+from planner.export.commands import Launch
 from planner.export.megatron import MUON
 from planner.export.megatron import write as write_core
 from planner.export.megatron_read import Words, exported_words
@@ -110,7 +111,7 @@ def write(draft: Draft) -> Export:
         for one in (*([first[key]] if key in first and value != first[key] else []), value)
     )
     program = ("scripts/training/run_recipe.py", "--recipe", name)
-    launch = draft.launch(program, arguments, root_variable=ROOT)
+    launch = Launch(draft, program, arguments, root_variable=ROOT)
     gaps = core.gaps
     if not lacking(model, release):
         gaps = tuple(

@@ -128,9 +128,6 @@ def dispatcher_settings(draft: Draft, release: Release) -> Settings:
             draft.inert("moe_dispatcher", "means nothing without experts")
         return {}
     flexible = name in able and name in FLEXIBLE
-    if name not in able:
-        rule = f"is not in Megatron-LM core {release.number}"
-        draft.gap("moe_dispatcher", rule, f"use {', '.join(sorted(able))}")
     old, capacity = release.before("0.16"), draft.training.moe_capacity_factor
     return {
         CAPACITY: capacity is not None and f"{capacity:g}",

@@ -168,10 +168,7 @@ def name_what_is_left_out(draft: Draft) -> None:
         remedy = f"give {name} as in the model's config.json"
         draft.gap(f"model.{name}", rule, remedy, blocking=False)
     for name, rule in _left_out(draft):
-        value = getattr(model, name)
-        shown = list(value) if isinstance(value, tuple) else value
-        remedy = "check whether you want it"
-        draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
+        draft.gap(f"model.{name}", rule, "check whether you want it", blocking=False)
 
 
 def _left_out(draft: Draft) -> Iterator[tuple[str, str]]:

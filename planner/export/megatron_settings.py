@@ -104,9 +104,8 @@ _RENAMED = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-    "fp8_format": "fp8", "fp4_format": "fp4",
-    "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage", "fp8_format": "fp8",
+    "fp4_format": "fp4", "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
 }  # fmt: skip
 
 

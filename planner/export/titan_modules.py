@@ -6,11 +6,10 @@ Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/
     models/*/__init__.py, components/quantization.
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
+from planner.export.base import imports_for
 from planner.export.titan_network import (
-    IMPORTS_03,
     UNKNOWN_THETA,
     Pairs,
     adjusted_03,
@@ -87,7 +86,6 @@ _LATENT = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
 
 
 def _shape_args(model: ModelSpec) -> Pairs:
-    """Constructor arguments of the 0.2 model class."""
     kind, wide = class_for(model), model.intermediate_size or model.moe_intermediate_size
     pairs = _pairs(model, "dim n_layers n_heads vocab_size") + model_args_02(model, kind)
     if kind == "deepseek_v3":
@@ -166,17 +164,16 @@ def _registering(
     """
     math, torch = "import math\n" * ("math." in own), "import torch\n" * bool(own)
     replaced = ", model_cls=ScaledModel" * bool(own)
-    more = "".join(
-        f"from torchtitan.models.{path} import {one}\n"
-        for path, one in ((f"{module}.model.args", "RoPEScalingArgs"), ("moe", "MoEArgs"))
-        if f"{one}(" in arguments
-    )
+    modules = {
+        **dict.fromkeys([*names, "get_train_spec"], f"torchtitan.models.{module}"),
+        "RoPEScalingArgs": f"torchtitan.models.{module}.model.args",
+        "MoEArgs": "torchtitan.models.moe",
+    }
     return f'''"""{name} for TorchTitan 0.2: {says}."""
 
 {math}from dataclasses import replace
 
-{torch}from torchtitan.models.{module} import {", ".join(sorted([*names, "get_train_spec"]))}
-{more}from torchtitan.protocols.train_spec import register_train_spec
+{torch}{imports_for(f"get_train_spec {own} {arguments}", modules)}from torchtitan.protocols.train_spec import register_train_spec
 
 {own}{chr(10) * bool(own)}ARGS = {arguments}
 
@@ -290,6 +287,24 @@ class Training(TrainingConfig):
 '''  # noqa: E501
 
 
+# name in a module for 0.3 -> where TorchTitan has it
+_MODULES_03 = {
+    **dict.fromkeys(("ChunkedLossWrapper", "CrossEntropyLoss"), "torchtitan.components.loss"),
+    "default_adamw": "torchtitan.components.optimizer",
+    "nvfp4_bf16_tail_fqns": "torchtitan.components.quantization.nvfp4",
+    "TrainingConfig": "torchtitan.config",
+    "HuggingFaceTextDataLoader": "torchtitan.hf_datasets.text_datasets",
+    **dict.fromkeys(("ComplexRoPE", "CosSinRoPE", "Embedding", "Linear"),
+                    "torchtitan.models.common"),
+    "decoder_vocab_size": "torchtitan.models.common.config_utils",
+    "TokenChoiceTopKRouter": "torchtitan.models.common.moe",
+    "RMSNorm": "torchtitan.models.common.nn_modules",
+    "RoPE": "torchtitan.models.common.rope",
+    "Attention": "torchtitan.models.deepseek_v3.model",
+    "Trainer": "torchtitan.trainer",
+}  # fmt: skip
+
+
 def job_03(
     name: str,
     family: str,
@@ -306,45 +321,13 @@ def job_03(
     It leaves everything that a flag can set to the flags.
     backends: further arguments of the family's `model_registry`.
     """
-    names = sorted({converter.partition(".")[0] for converter in converters})
-    quantization = (
-        f"from torchtitan.components.quantization import {', '.join(names)}\n" if names else ""
-    )
-    if any("nvfp4_bf16_tail_fqns(" in converter for converter in converters):
-        quantization += (
-            "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n"
-        )
-    widths = (
-        "from dataclasses import dataclass\nfrom typing import Literal\n\n" if wide_reduce else ""
-    )
-    layers = (
-        f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n"
-        if "Embedding.Config" in custom
-        else ""
-    )
-    used = set(re.findall(r"\b(\w+)\.Config\b", custom))
-    norm = "".join(
-        f"{line}\n" for line in sorted(line for name, line in IMPORTS_03.items() if name in used)
-    )
     training = "Training()" if wide_reduce else "TrainingConfig()"
     listed = "".join(f"\n            {converter}," for converter in converters)
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
-    imported = "CrossEntropyLoss"
     if chunked_loss:
         loss = f"ChunkedLossWrapper.Config(loss_fn={loss})"
-        imported = f"ChunkedLossWrapper, {imported}"
     more = "".join(f"\n        {name}={value!r}," for name, value in backends.items())
-    return f'''"""{name} for TorchTitan 0.3: what the command line cannot say. The flags beside it say the rest."""
-
-{widths}from torchtitan.components.loss import {imported}
-from torchtitan.components.optimizer import default_adamw
-{quantization}from torchtitan.config import TrainingConfig
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models import {family} as family
-{layers}{norm}from torchtitan.models.common.config_utils import decoder_vocab_size
-from torchtitan.trainer import Trainer
-
-{_WIDER_REDUCE_03 if wide_reduce else ""}{custom}
+    body = f'''{_WIDER_REDUCE_03 if wide_reduce else ""}{custom}
 def {JOB_MODULE}() -> Trainer.Config:
     """The job; choose learning rate, data set and tokenizer here."""
     model_spec = family.model_registry(
@@ -358,4 +341,13 @@ def {JOB_MODULE}() -> Trainer.Config:
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         training={training},
     )
-'''  # noqa: E501
+'''
+    own = {one.partition(".")[0]: "torchtitan.components.quantization" for one in converters}
+    imports = (
+        imports_for(body, _MODULES_03 | own) + f"from torchtitan.models import {family} as family\n"
+    )
+    widths = "from dataclasses import dataclass\nfrom typing import Literal\n\n" * wide_reduce
+    return f'''"""{name} for TorchTitan 0.3: what the command line cannot say. The flags beside it say the rest."""
+
+{widths}{"".join(sorted(imports.splitlines(keepends=True)))}
+{body}'''  # noqa: E501

@@ -29,7 +29,6 @@ class Source(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """The text without quotes."""
         return str(self)
 
 
@@ -234,14 +233,6 @@ def _scaling_03(scaling: RopeScaling | None) -> Pairs:
     ]
 
 
-IMPORTS_03 = {
-    "RMSNorm": "from torchtitan.models.common.nn_modules import RMSNorm",
-    "RoPE": "from torchtitan.models.common.rope import RoPE",
-    "TokenChoiceTopKRouter": "from torchtitan.models.common.moe import TokenChoiceTopKRouter",
-    "Attention": "from torchtitan.models.deepseek_v3.model import Attention",
-}
-
-
 # ---- what is not carried -------------------------------------------------------------------------
 
 
@@ -264,7 +255,8 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
         remedy = "no setting is needed where that is what you want"
         if name == "unread_keys":
             remedy = "check that none changes the network"
-        shown = _brief(getattr(model, name))
+        value = getattr(model, name)
+        shown = f"{value.rope_type} x{value.factor:g}" if isinstance(value, RopeScaling) else None
         draft.gap(f"model.{name}", rule, remedy, blocking=False, shown=shown)
 
 
@@ -300,12 +292,6 @@ def _left_out(draft: Draft, kind: str, line: str) -> Iterator[tuple[str, str]]:
         yield "norm_plus_one", "is not in TorchTitan: its norms hold 1 + weight as the weight"
     if model.unread_keys:
         yield "unread_keys", "are keys of the config.json that we do not know"
-
-
-def _brief(value: object) -> object:
-    if isinstance(value, RopeScaling):
-        return f"{value.rope_type} x{value.factor:g}" if value.factor else value.rope_type
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:

@@ -61,9 +61,6 @@ def _notes_02(draft: Draft, converter: str, tensorwise: bool) -> None:
         draft.notes.append(
             "Low precision without torch.compile is slower than bf16: its casts are not fused."
         )
-    if converter == MX and layout.compile and layout.tp > 1:
-        rule = "excludes torch.compile together with TP in TorchTitan 0.2"
-        draft.gap("precision", rule, "switch off one of them")
     if tensorwise and layout.tp > 1:
         draft.notes.append(
             "TorchTitan 0.2.2 looks for a converter named `float8` when it plans TP, so TP's "
@@ -93,7 +90,7 @@ def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def precision_03(draft: Draft) -> list[str]:
-    """Converters of the model as Python expressions; a gap where 0.3 has none."""
+    """Converters of the model as Python expressions."""
     layout, moe, name = draft.layout, draft.model.is_moe, draft.layout.precision
     if layout.float8_all_gather:
         rule = "is gone from TorchTitan 0.3 with float8-tensorwise"
@@ -102,9 +99,6 @@ def precision_03(draft: Draft) -> list[str]:
     precision = PRECISIONS[name]
     converter = precision.titan_converters.get("0.3")
     if converter is None or (precision.torchao.dense_only and moe):
-        if name != "bf16":
-            rule = "is not in TorchTitan 0.3" + (" for experts" if converter else "")
-            draft.gap("precision", rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2")
         return []
     compiled = f"model_compile_enabled={layout.compile}"
     skipped = '["lm_head", "router.gate"]' if moe else '["lm_head"]'

@@ -23,8 +23,8 @@ from planner.export.titan_settings import (
     default_stages,
 )
 from planner.schedules import schedules_of
-from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import even_split
+from planner.trainers.titan_settings import AC, P, T
 
 _BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
 _COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'](?:,\n|, (?!\*\*)|\)$)")

@@ -7,7 +7,7 @@ Sources: torchtitan 0.2.2 config/job_config.py,
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from planner.columns import LayoutBatch
 from planner.export.base import Draft, Settings, train_steps
@@ -15,15 +15,13 @@ from planner.rules.base import Context
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
-from planner.trainers.attention import library
-from planner.trainers.titan_defaults import AC, P, T
 from planner.trainers.titan_models import (
     even_split,
     find_flavor,
     module_names,
-    module_of,
     uniform_layers_per_stage,
 )
+from planner.trainers.titan_settings import AC, P, T
 from planner.units import counted
 
 RESHARD, SCHEDULE = P + "fsdp_reshard_after_forward", P + "pipeline_parallel_schedule"
@@ -36,13 +34,11 @@ HEAD = {"0.2": "output", "0.3": "lm_head"}
 # Field of the layout -> its setting, where both lines have it with the same values.
 SAME_KEYS: Mapping[str, str] = {
     "dp_replicate": P + "data_parallel_replicate_degree",
-    "dp_shard": P + "data_parallel_shard_degree",
-    "cp": P + "context_parallel_degree", "tp": P + "tensor_parallel_degree",
-    "pp": P + "pipeline_parallel_degree",
+    "dp_shard": P + "data_parallel_shard_degree", "cp": P + "context_parallel_degree",
+    "tp": P + "tensor_parallel_degree", "pp": P + "pipeline_parallel_degree",
     "ep": P + "expert_parallel_degree", "param_dtype": T + "mixed_precision_param",
-    "reduce_dtype": T + "mixed_precision_reduce",
-    "master_dtype": T + "dtype", "compile": "compile.enable",
-    "cpu_offload": T + "enable_cpu_offload",
+    "reduce_dtype": T + "mixed_precision_reduce", "master_dtype": T + "dtype",
+    "compile": "compile.enable", "cpu_offload": T + "enable_cpu_offload",
 }  # fmt: skip
 ASYNC_TP = {
     "0.2": P + "enable_async_tensor_parallel",
@@ -148,37 +144,20 @@ def _batch(draft: Draft) -> Settings:
     }
 
 
-def dispatcher(draft: Draft, names: Collection[str]) -> str:
-    """TorchTitan's name of the layout's dispatcher; "standard" and a gap where it has none.
-
-    names: dispatchers that the release has for this model.
-    """
-    value = draft.layout.moe_dispatcher
+def _dispatcher(draft: Draft) -> str:
+    """TorchTitan's name of the layout's dispatcher; "standard" where it sends nothing."""
+    value, usual = draft.layout.moe_dispatcher, DISPATCHERS["alltoall"]
     if value != "alltoall" and (draft.layout.ep == 1 or not draft.model.is_moe):
         draft.inert("moe_dispatcher", "means nothing without expert parallelism")
-    elif value in names:
-        return DISPATCHERS[value]
-    else:
-        rule = f"is not in TorchTitan {draft.version} for {draft.model.name}"
-        able = [name for name in DISPATCHERS if name in names]
-        draft.gap("moe_dispatcher", rule, f"use {' or '.join(able)}")
-    return DISPATCHERS["alltoall"]
-
-
-def _dispatchers_02(draft: Draft) -> set[str]:
-    """0.2.1 brought DeepEP, to DeepSeek's models (models/deepseek_v3/model/args.py moe_impl)."""
-    has = draft.version != "0.2.0" and module_of(draft.model, "0.2") == "deepseek_v3"
-    return {"alltoall", "deepep"} if has else {"alltoall"}
+        return usual
+    return DISPATCHERS.get(value, usual)
 
 
 def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
-    if layout.tp > 1 and not layout.sequence_parallel:
-        rule = "cannot be switched off: TorchTitan 0.2 always uses it with TP"
-        draft.gap("sequence_parallel", rule, "set it to true, or export for 0.3")
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
-    backend = dispatcher(draft, _dispatchers_02(draft))
+    backend = _dispatcher(draft)
     settings: Settings = {
         **({DISPATCHER: backend} if draft.version != "0.2.0" else {}),
         ETP: layout.etp,
@@ -215,16 +194,11 @@ def _only_03(draft: Draft) -> Settings:
     if layout.cp_method != "allgather":
         rule = "has no setting in TorchTitan 0.3: its context parallelism gathers keys and values"
         draft.gap("cp_method", rule, "use allgather, or export for 0.2", blocking=layout.cp > 1)
-    if layout.optimizer_in_backward:
-        remedy = "set it to false, or export for 0.2"
-        draft.gap("optimizer_in_backward", "is gone from TorchTitan 0.3", remedy)
     if draft.training.vocab_parallel_loss is False and layout.tp > 1:
         rule = "has no setting in TorchTitan 0.3"
         draft.gap("training.vocab_parallel_loss", rule, "leave it out", blocking=False)
-    if parse_ac(layout.ac)[0] not in {*AC_MODES} - {"selective-layer"}:
-        remedy = "use selective-op, full or memory-budget-X"
-        draft.gap("ac", "has no setting in TorchTitan 0.3", remedy)
-    _check_graphs(draft)
+    if draft.training.cuda_graphs == "full":
+        _check_graphs(draft)
     return {
         P + "enable_sequence_parallel": layout.sequence_parallel,
         GRAPHS_OFF: not captures_03(draft),
@@ -255,20 +229,16 @@ def _as_written(draft: Draft) -> Context:
 
 
 def _check_graphs(draft: Draft) -> None:
-    """Gaps where the job asks for graphs that the release does not capture."""
-    wanted, field = draft.training.cuda_graphs, "training.cuda_graphs"
-    if wanted == "partial":
-        rule = "is not in TorchTitan 0.3: it captures forward and backward of a whole step"
-        draft.gap(field, rule, "use full, or leave cuda_graphs out")
-    elif wanted == "full":
-        context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
-        for one in CUDA_GRAPH_RULES:
-            if one.applies(context) and one.broken(batch, context).any():
-                words = one.rule(draft.layout, context)
-                draft.gap(field, f"is refused: {words}", "leave cuda_graphs out")
-        if not captures_03(draft) and captured(batch, context)[0] == FULL:
-            rule = "is not possible with varlen attention, or with this model's dispatcher"
-            draft.gap(field, rule, "leave cuda_graphs out")
+    """Gaps where the job asks for a graph of the whole step that the release does not capture."""
+    field, remedy = "training.cuda_graphs", "leave cuda_graphs out"
+    context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
+    for one in CUDA_GRAPH_RULES:
+        if one.applies(context) and one.broken(batch, context).any():
+            words, _ = one.words(draft.layout, context)
+            draft.gap(field, f"is refused: {words}", remedy)
+    if not captures_03(draft) and captured(batch, context)[0] == FULL:
+        rule = "is not possible with varlen attention, or with this model's dispatcher"
+        draft.gap(field, rule, remedy)
 
 
 def backends_03(draft: Draft) -> dict[str, object]:
@@ -278,8 +248,7 @@ def backends_03(draft: Draft) -> dict[str, object]:
     no token is dropped (models/common/token_dispatcher.py).
     """
     arguments: dict[str, object] = {}
-    has = frozenset(DISPATCHERS) if draft.model.is_moe else frozenset({"alltoall"})
-    backend = dispatcher(draft, has)
+    backend = _dispatcher(draft)
     if backend != DISPATCHERS["alltoall"]:
         arguments["moe_comm_backend"] = backend
     if backend == "hybridep" and captures_03(draft):
@@ -287,24 +256,6 @@ def backends_03(draft: Draft) -> dict[str, object]:
     if draft.training.attention_kernel == "flash3":
         arguments["attn_backend"] = "varlen"
     return arguments
-
-
-def _attention(draft: Draft) -> None:
-    """Gaps where the release neither attends with this kernel by itself nor can be told to."""
-    kernel, context = draft.training.attention_kernel, _as_written(draft)
-    brought = context.released.fused_attention(
-        context.training.model_copy(update={"attention_kernel": "flash"}),
-        draft.cluster.gpu,
-        draft.model,
-    )
-    field = "training.attention_kernel"
-    known = {"flash", *map(library, brought), *context.released.attention_kernels}
-    if kernel not in known:
-        rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
-        draft.gap(field, rule, "use flash")
-    elif kernel == "flash3" and draft.layout.cp > 1:
-        rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
-        draft.gap(field, rule, "use flash, or cp 1")
 
 
 def training_settings(draft: Draft, line: str) -> Settings:
@@ -315,7 +266,9 @@ def training_settings(draft: Draft, line: str) -> Settings:
         settings["optimizer.name"] = "AdamW"
     if training.optimizer == "adamw-bf16-states" and line == "0.3":
         settings["optimizer.implementation"] = "fused_opt_states_bf16"
-    _attention(draft)
+    if training.attention_kernel == "flash3" and draft.layout.cp > 1:
+        rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
+        draft.gap("training.attention_kernel", rule, "use flash, or cp 1")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, write_toml
-from planner.export.commands import EXPANDABLE
+from planner.export.commands import EXPANDABLE, Launch
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -40,9 +40,9 @@ from planner.export.titan_settings import (
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
-from planner.trainers.titan_defaults import AC, DEFAULTS
 from planner.trainers.titan_models import Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
+from planner.trainers.titan_settings import AC, DEFAULTS
 from planner.units import counted
 
 OLDEST = "0.2.0"
@@ -184,12 +184,9 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
 
 
 def _can_register(draft: Draft, line: str) -> bool:
-    """Whether the shapes fit one of TorchTitan's model classes; a gap where they do not."""
+    """Whether the shapes fit one of TorchTitan's model classes."""
     model = draft.model
-    words = lacking(model, line)
-    if words:
-        rule = f"has what TorchTitan {line} has no model class for: {', '.join(words)}"
-        draft.gap("model", rule, "write the model, or export for megatron", shown=model.name)
+    if lacking(model, line):  # as the rules say
         return False
     kind = class_for(model)
     name = draft.name
@@ -258,7 +255,7 @@ def _finish(
     expandable = draft.training.expandable_segments is not False
     environment = EXPANDABLE if expandable else {}
     program = ("-m", "torchtitan.train")
-    launch = draft.launch(program, arguments, subcommand=subcommand, environment=environment)
+    launch = Launch(draft, program, arguments, subcommand, environment)
     draft.files.update(launch.files())
     return draft.finished("torchtitan", launch.command(), (*arguments, *subcommand))
 

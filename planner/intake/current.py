@@ -10,7 +10,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import bridge, megatron, megatron_log, primus, titan_command
 from planner.intake.trainer_files.config_files import PASSES
-from planner.intake.trainer_files.statement import Run, Stated, StatedModel
+from planner.intake.trainer_files.statement import Run, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
@@ -34,10 +34,11 @@ TABLES = frozenset(
     {"job", "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer",
         "metrics"}
 )  # fmt: skip
+Stated = StatedTitan | megatron.StatedMegatron
+"""A text that was read."""
 READERS: Mapping[str | None, Callable[[CurrentSpec], Stated]] = {
     "torchtitan-python": titan_command.of_module, "torchtitan-command": titan_command.say,
-    "megatron-log": megatron.say_log, "megatron-bridge": bridge.say,
-    "primus": primus.read_primus,
+    "megatron-log": megatron.say_log, "megatron-bridge": bridge.say, "primus": primus.read_primus,
 }  # fmt: skip
 UNREAD = "is no trainer's configuration that can be read"
 REMEDY = "give a TorchTitan TOML or command, a Megatron script, a log of either, or YAML or JSON"
@@ -54,7 +55,7 @@ EXAMPLES = {
 class Current:
     """The current run, as read.
 
-    said: what the text says; None where the job was read before (a log).
+    stated: what the text says; None where the job was read before (a log).
     run: the run that it describes; None likewise.
     """
 
@@ -256,7 +257,7 @@ def _raise_missing(name: str, job: Mapping[str, object], model: StatedModel) -> 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
     """What a stored job's `current` says, for comparison; None where the job has none.
 
-    `said` and `run` are None where the layout came without a config, or where reading fails.
+    `stated` and `run` are None where the layout came without a config, or where reading fails.
     """
     raw = values.get("current")
     if raw is None:

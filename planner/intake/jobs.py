@@ -59,14 +59,8 @@ class JobReader:
         probe = self._spec("probe", values, faults, ProbeSpec)
         current = self._spec("current", values, faults, CurrentSpec)
         if current is not None and values.get("layout") is None:
-            faults.append(
-                Fault(
-                    "current",
-                    current.name,
-                    "was not read into a layout",
-                    "send it with `recommend --current`, or POST /plan",
-                )
-            )
+            remedy = "send it with `recommend --current`, or POST /plan"
+            faults.append(Fault("current", current.name, "was not read into a layout", remedy))
         layout = None
         if cluster is not None and training is not None and values.get("layout") is not None:
             try:

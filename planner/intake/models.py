@@ -12,7 +12,7 @@ and biases).
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,12 +32,12 @@ from planner.intake.huggingface.families import (
     generic_family,
 )
 from planner.intake.huggingface.missing_blocks import NAMED, REMEDY, refusal
+from planner.intake.huggingface.model_document import MLA_ONLY, MOE_ONLY
 from planner.intake.huggingface.model_keys import Keys, read_keys
-from planner.intake.huggingface.network_keys import complete, network_fields
-from planner.intake.huggingface.rope_keys import rope_faults
+from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
 from planner.intake.near_files import with_near_file
-from planner.specs.mixers import MIXER_FIELDS
 from planner.specs.model import ModelSpec
+from planner.specs.network import NETWORK_FIELDS
 from planner.units import counted
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -49,8 +49,7 @@ PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NULL_MEANS_NONE = frozenset({
     "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts",
-    "num_experts",
-    "shared_expert_intermediate_size",
+    "num_experts", "shared_expert_intermediate_size",
 })  # fmt: skip
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
@@ -60,8 +59,9 @@ _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
 _OF_PATTERN = {"layer_types": (), "sliding_windows": (), "swiglu_limits": (),
     "mixers": ("mixer_only_layers", "dense_layers")}  # fmt: skip
 # fields of ModelSpec that a config gives in the same words, or leaves to their defaults
-_AS_WRITTEN = ("norms_per_layer", "embedding_norm", "lm_head_bias", "attention_sinks",
-    "parallel_residual", "position_embedding")  # fmt: skip
+_AS_WRITTEN = ModelSpec.model_fields.keys() - NETWORK_FIELDS - MOE_ONLY - MLA_ONLY - {
+    "intermediate_size", "sliding_window", "sliding_mask", "v_head_dim",
+}  # fmt: skip
 _OTHER_PARTS = frozenset(
     f"{part}_config" for part in ("vision", "audio", "speech", "projector", "qformer", "image")
 )
@@ -281,6 +281,7 @@ def build_model(
     keys.faults.extend([*clashing, *rope_faults(whole, field)])
     if keys.faults:
         raise SpecError(keys.faults)
+    values["topk_method"] = whole.get("topk_method")
     fields = {**_fields(values, family, name), **network_fields(whole)}
     draft = ModelSpec.model_construct(None, **fields)
     faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)]
@@ -436,50 +437,44 @@ def _get(values: Values, key: str, default: T) -> T:
 def _fields(values: Values, family: Family, name: str) -> Values:
     """Fields of ModelSpec; required keys are present and every value has the right kind."""
     hidden, heads = _get(values, "hidden_size", 0), _get(values, "num_attention_heads", 0)
-    fields: Values = {
-        "name": _get(values, "name", name),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_hidden_layers": values["num_hidden_layers"],
-        "num_key_value_heads": _get(values, "num_key_value_heads", heads),
-        "head_dim": _get(values, "head_dim", max(hidden // heads, 1)),
-        "vocab_size": values["vocab_size"],
-        "tie_word_embeddings": _get(values, "tie_word_embeddings", False),
+    return {
+        "name": name,
+        "num_key_value_heads": heads,
+        "head_dim": max(hidden // heads, 1),
+        "tie_word_embeddings": False,
+        **_written(values, _AS_WRITTEN),
         "mlp": _mlp_kind(values, family.gated),
-        **{key: values[key] for key in _AS_WRITTEN if key in values},
-        "max_position_embeddings": _get(values, "max_position_embeddings", 0),
+        **_bias_fields(values, family),
+        **_norm_fields(values),
+        **_mla_fields(values),
+        **_moe_fields(values, family),
+        **_window_fields(values),
     }
-    fields |= _bias_fields(values, family) | _norm_fields(values) | _mla_fields(values)
-    fields |= {
+
+
+def _written(values: Values, keys: Collection[str]) -> Values:
+    """These of the keys, with tuples for lists."""
+    return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in values.items()
-        if key in MIXER_FIELDS
+        if key in keys
     }
-    fields |= _moe_fields(values, family)
-    return fields | _window_fields(values)
 
 
 def _bias_fields(values: Values, family: Family) -> Values:
     if {"use_bias", "no_bias"} & values.keys():
         everywhere = _get(values, "use_bias", not _get(values, "no_bias", True))
         return dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias"), everywhere)
-    attention = _get(values, "attention_bias", False)
-    follows = attention and family.bias_on_output
-    return {
-        "attention_bias": attention,
-        "attention_output_bias": _get(values, "attention_output_bias", follows),
-        "mlp_bias": _get(values, "mlp_bias", False),
-    }
+    follows = _get(values, "attention_bias", False) and family.bias_on_output
+    return {"attention_output_bias": _get(values, "attention_output_bias", follows)}
 
 
 def _norm_fields(values: Values) -> Values:
-    norm = _get(values, "norm", "rmsnorm")
     biased = _get(values, "norm_bias", True)
     biased = not _get(values, "no_bias", True) if "no_bias" in values else biased
     by_flag = "head" if _get(values, "use_qk_norm", False) else "none"
     return {
-        "norm": norm,
-        "norm_bias": norm == "layernorm" and biased,
+        "norm_bias": values.get("norm") == "layernorm" and biased,
         "qk_norm": _get(values, "qk_norm", by_flag),
     }
 
@@ -489,33 +484,23 @@ def _mla_fields(values: Values) -> Values:
         rank = _get(values, "q_lora_rank", 0) if _get(values, "o_groups", 0) else 0
         return {"v_head_dim": _get(values, "v_head_dim", 0), "q_lora_rank": rank}
     nope, rope = _get(values, "qk_nope_head_dim", 0), _get(values, "qk_rope_head_dim", 0)
-    ranks = {key: _get(values, key, 0) for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
-    return {
-        **ranks,
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "head_dim": max(nope + rope, 1),
-    }
+    return {**_written(values, {*MLA_ONLY, "v_head_dim"}), "head_dim": max(nope + rope, 1)}
 
 
 def _moe_fields(values: Values, family: Family) -> Values:
     """Widths and placement of experts; a dense model gets its MLP width only."""
     default_width = _get(values, "expansion_ratio", 0) * _get(values, "hidden_size", 0)
     dense_width = _get(values, family.dense_width_key, default_width)
-    experts = _get(values, "num_experts", 0)
-    if experts == 0:
+    if not values.get("num_experts"):
         return {"intermediate_size": _get(values, "intermediate_size", default_width)}
     width = _get(values, "moe_intermediate_size", _get(values, family.expert_width_key, 0))
     num_shared = _get(values, "n_shared_experts", 0)
     shared_width = _get(values, "shared_expert_intermediate_size", num_shared * width)
-    flags = ("shared_expert_gate", "router_bias", "expert_bias")
     fields: Values = {
-        "num_experts": experts,
-        "num_experts_per_tok": _get(values, "num_experts_per_tok", 0),
+        **_written(values, MOE_ONLY),
         "moe_intermediate_size": width,
         "n_shared_experts": num_shared or int(shared_width > 0),
         "shared_expert_intermediate_size": shared_width,
-        **{key: values[key] for key in flags if key in values},
         "router_correction_bias": _get(
             values, "router_correction_bias", values.get("topk_method") == "noaux_tc"
         ),

@@ -12,8 +12,13 @@ from planner.estimates import as_violations, estimate_layouts
 from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
-from planner.intake.trainer_files.rewrite import Rewritten, rewrite, rewrite_config
-from planner.intake.trainer_files.rewritten_config import EXPORTED, kind_of
+from planner.intake.trainer_files.rewrite import (
+    EXPORTED,
+    Rewritten,
+    kind_of,
+    rewrite,
+    rewrite_config,
+)
 from planner.plan.explain import difference
 from planner.search.choice.preference import MOST_GIVEN_UP, SURE, difference_sd, spread_within_stack
 from planner.specs.cluster import ClusterSpec

@@ -16,7 +16,6 @@ from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
 from planner.rules.mixers import MIXER_RULES
-from planner.rules.muon import MUON_RULES
 from planner.rules.pipeline import pipeline_rules
 from planner.rules.precisions import PRECISION_RULES
 from planner.rules.recomputed_modules import MODULE_RULES
@@ -35,7 +34,6 @@ def all_rules() -> tuple[Rule, ...]:
         *pipeline_rules(),
         *EXPERT_RULES,
         *SHARDING_RULES,
-        *MUON_RULES,
         *PRECISION_RULES,
         *FEATURE_RULES,
         *MODULE_RULES,
@@ -89,15 +87,9 @@ def violations_of(
     found: list[list[Violation]] = [[] for _ in layouts]
     for rule, mask in broken_rules(batch, context):
         for row in np.flatnonzero(mask).tolist():
-            layout = layouts[row]
-            found[row].append(
-                Violation(
-                    field=rule.field,
-                    value=getattr(layout, rule.field),
-                    rule=rule.rule(layout, context),
-                    remedy=rule.remedy(layout, context),
-                )
-            )
+            value = getattr(layouts[row], rule.field)
+            words, remedy = rule.words(layouts[row], context)
+            found[row].append(Violation(field=rule.field, value=value, rule=words, remedy=remedy))
     return found
 
 

@@ -65,13 +65,20 @@ class Context:
         return math.gcd(*self.kv_heads)
 
     @property
+    def release_name(self) -> str:
+        """The trainer, with its release where rules differ by it."""
+        number = self.release.number
+        return self.trainer.name if number == "0" else f"{self.trainer.name} {number}"
+
+    @property
     def unfused(self) -> bool:
         """Whether attention materialises its probabilities, in all layers or in some."""
         wide = self.trainer.fused_kernels and self.model.qk_head_dim > WIDEST_FUSED
         return wide or self.training.attention_kernel == "unfused"
 
 
-Text = Callable[[Layout, Context], str]
+Text = str | Callable[[Layout, Context], str]
+"""A template of x, the layout, and of c, the job; a function where the words need more."""
 
 
 def under(
@@ -83,7 +90,6 @@ def under(
 
 
 def always(context: Context) -> bool:
-    """True: the rule applies to every trainer and model."""
     return True
 
 
@@ -93,7 +99,7 @@ class Rule:
 
     key: the reason under which rejected layouts are counted.
     field: the layout's field to change.
-    reads: columns of `LayoutBatch` that `broken` uses.
+    reads: columns of `LayoutBatch` that `broken` uses; the field itself unless given.
     applies: False where the rule can never break in this job (another trainer, no experts), so that
         a search need not evaluate it.
     broken: True where the layout is illegal.
@@ -102,11 +108,23 @@ class Rule:
 
     key: str
     field: str
-    reads: frozenset[str]
+    reads: frozenset[str] = frozenset()
     broken: Callable[[LayoutBatch, Context], BoolColumn]
     rule: Text
     remedy: Text
     applies: Callable[[Context], bool] = always
+
+    def __post_init__(self) -> None:
+        if not self.reads:
+            object.__setattr__(self, "reads", frozenset({self.field}))
+
+    def words(self, layout: Layout, context: Context) -> tuple[str, str]:
+        """(what is wrong with a layout, what would pass)."""
+        rule, remedy = (
+            text.format(x=layout, c=context) if isinstance(text, str) else text(layout, context)
+            for text in (self.rule, self.remedy)
+        )
+        return rule, remedy
 
 
 def num_microbatches(x: LayoutBatch, context: Context) -> IntColumn:
@@ -126,11 +144,6 @@ def by_split(x: LayoutBatch, usual: IntColumn | int, own: Sequence[int]) -> IntC
     """`usual` (N,) under the trainer's split; of others their number in `own` (splits), (N,)."""
     of_split = np.array([*own, 0], dtype=np.int64)[x.split]
     return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, of_split))
-
-
-def release_name(c: Context) -> str:
-    """The trainer, with its release where rules differ by it."""
-    return c.trainer.name if c.release.number == "0" else f"{c.trainer.name} {c.release.number}"
 
 
 def in_set(codes: Column, names: Iterable[str], wanted: Iterable[str]) -> BoolColumn:

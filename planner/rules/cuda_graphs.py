@@ -75,10 +75,6 @@ def _capturing(
     return lambda c: c.training.cuda_graphs in graphs and runs(c)
 
 
-def _name(c: Context) -> str:
-    return f"{c.trainer.title} {c.release.number}"
-
-
 def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
     """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
     waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
@@ -97,8 +93,9 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         # recomputed modules (0.2.0 scripts/performance/configs/deepseek)
         applies=_capturing("megatron", "partial", "full", before="0.16", before_day=DEV_0_15),
         broken=lambda x, c: x.ac_kind != NO_AC,
-        rule=lambda x, c: f"{_name(c)} has no CUDA graphs under activation recomputation",
-        remedy=lambda x, c: f"set ac to none, or {OFF}",
+        rule="{c.trainer.title} {c.release.number} has no CUDA graphs under activation "
+        "recomputation",
+        remedy=f"set ac to none, or {OFF}",
     ),
     Rule(
         key="CUDA graphs of layers exclude their recomputation",
@@ -108,18 +105,19 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         # CUDA graph."
         applies=_capturing("megatron", "partial", since="0.16"),
         broken=lambda x, c: np.isin(x.ac_kind, WHOLE_LAYERS),
-        rule=lambda x, c: f"{_name(c)} recomputes whole layers only in CUDA graphs of a whole step",
-        remedy=lambda x, c: f"set ac to none or selective-attention, or {OFF}",
+        rule="{c.trainer.title} {c.release.number} recomputes whole layers only in CUDA graphs of "
+        "a whole step",
+        remedy=f"set ac to none or selective-attention, or {OFF}",
     ),
     Rule(
         key="CUDA graphs exclude pipelines",
         field="pp",
-        reads=frozenset({"pp"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs
         applies=_capturing("torchtitan", "full"),
         broken=lambda x, c: x.pp > 1,
-        rule=lambda x, c: f"{_name(c)} has no CUDA graphs under pipeline parallelism; pp is {x.pp}",
-        remedy=lambda x, c: f"{OFF}, or pp to 1",
+        rule="{c.trainer.title} {c.release.number} has no CUDA graphs under pipeline parallelism; "
+        "pp is {x.pp}",
+        remedy=f"{OFF}, or pp to 1",
     ),
     Rule(
         key="CUDA graphs need a dispatcher that the host does not wait for",
@@ -136,31 +134,27 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
             )
         ),
         broken=_eager_dispatch,
-        rule=lambda x, c: (
-            f"{_name(c)} captures expert parallelism only where the host does not wait for the "
-            f"dispatch; {x.moe_dispatcher} makes it wait"
-        ),
-        remedy=lambda x, c: f"{OFF}, or moe_dispatcher to hybridep and ep above 1",
+        rule="{c.trainer.title} {c.release.number} captures expert parallelism only where the "
+        "host does not wait for the dispatch; {x.moe_dispatcher} makes it wait",
+        remedy=f"{OFF}, or moe_dispatcher to hybridep and ep above 1",
     ),
     Rule(
         key="CUDA graphs exclude activation offload",
         field="activation_offload_layers",
-        reads=frozenset({"activation_offload_layers"}),
         # core 0.15 transformer_config.py: "CUDA graphs not supported with CPU offloading."
         applies=_capturing("megatron", "partial", "full"),
         broken=lambda x, c: x.activation_offload_layers > 0,
-        rule=lambda x, c: f"{_name(c)} has no CUDA graphs with activations on the host",
-        remedy=lambda x, c: f"{OFF}, or activation_offload_layers to 0",
+        rule="{c.trainer.title} {c.release.number} has no CUDA graphs with activations on the host",
+        remedy=f"{OFF}, or activation_offload_layers to 0",
     ),
     Rule(
         key="CUDA graphs exclude CPU offload",
         field="cpu_offload",
-        reads=frozenset({"cpu_offload"}),
         # torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: the backward waits on the host
         # for gradients that are copied there, which a capture forbids
         applies=_capturing("torchtitan", "full"),
         broken=lambda x, c: np.asarray(x.cpu_offload),
-        rule=lambda x, c: "CUDA graphs cannot hold the host's waits for offloaded gradients",
-        remedy=lambda x, c: f"{OFF}, or cpu_offload to false",
+        rule="CUDA graphs cannot hold the host's waits for offloaded gradients",
+        remedy=f"{OFF}, or cpu_offload to false",
     ),
 )

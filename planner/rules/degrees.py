@@ -154,26 +154,21 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp does not divide the attention heads",
         field="tp",
-        reads=frozenset({"tp"}),
         broken=lambda x, c: ~divides(c.num_heads, x.tp),
-        rule=lambda x, c: (
-            f"tp={x.tp} does not divide {c.num_heads} attention heads of {c.model.name}"
-        ),
+        rule="tp={x.tp} does not divide {c.num_heads} attention heads of {c.model.name}",
         remedy=lambda x, c: f"try tp {_fitting(math.gcd(c.num_heads, c.num_kv_heads))}",
     ),
     Rule(
         key="tp does not divide the KV heads",
         field="tp",
-        reads=frozenset({"tp"}),
         applies=lambda c: not c.model.uses_mla,
         broken=_kv_broken,
-        rule=lambda x, c: f"tp={x.tp} does not divide {c.num_kv_heads} KV heads of {c.model.name}",
+        rule="tp={x.tp} does not divide {c.num_kv_heads} KV heads of {c.model.name}",
         remedy=_kv_remedy,
     ),
     Rule(
         key="tp does not divide the MLP width",
         field="tp",
-        reads=frozenset({"tp"}),
         applies=lambda c: bool(_mlp_widths(c)),
         broken=_width_broken,
         rule=_width_rule,
@@ -182,7 +177,6 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="cp does not cut the sequence evenly",
         field="cp",
-        reads=frozenset({"cp"}),
         broken=_cp_chunks,
         rule=lambda x, c: (
             f"seq_len {c.training.seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} "
@@ -234,36 +228,32 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="context parallelism needs flash attention",
         field="cp",
-        reads=frozenset({"cp"}),
         applies=lambda c: c.unfused,
         broken=lambda x, c: x.cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a "
             f"flash kernel{'' if c.training.attention_kernel == 'unfused' else WIDE}"
         ),
-        remedy=lambda x, c: "set cp to 1, or training.attention_kernel to flash",
+        remedy="set cp to 1, or training.attention_kernel to flash",
     ),
     Rule(
         key="TorchTitan's model lacks context parallelism",
         field="cp",
-        reads=frozenset({"cp"}),
         applies=lambda c: _TITAN(c) and _titan_without_cp(c),
         broken=lambda x, c: x.cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp}: TorchTitan {line_of(c.release)}'s model for {c.model.name} refuses "
             "context parallelism"
         ),
-        remedy=lambda x, c: "set cp to 1, or trainer_version to 0.3.0",
+        remedy="set cp to 1, or trainer_version to 0.3.0",
     ),
     Rule(
         key="data-parallel ranks do not divide the global batch",
         field="dp_shard",
         reads=frozenset({"dp_replicate", "dp_shard"}),
         broken=lambda x, c: ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard),
-        rule=lambda x, c: (
-            f"{x.dp_degree} data-parallel ranks do not divide global_batch_size "
-            f"{c.training.global_batch_size}"
-        ),
+        rule="{x.dp_degree} data-parallel ranks do not divide global_batch_size "
+        "{c.training.global_batch_size}",
         remedy=lambda x, c: (
             f"try {_ranks(_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus)), c)}"
             f", or global_batch_size {_near_multiples(c.training.global_batch_size, x.dp_degree)}"

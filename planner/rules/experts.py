@@ -35,14 +35,7 @@ def expert_ranks(x: LayoutBatch, c: Context) -> IntColumn:
 
 
 def _pool(x: Layout, c: Context) -> int:
-    ranks = x.dp_shard * x.cp * x.tp
-    return ranks * x.dp_replicate if c.trainer.ep_over_replicas else ranks
-
-
-def _pool_text(c: Context) -> str:
-    return (
-        "dp_replicate x dp_shard x cp x tp" if c.trainer.ep_over_replicas else "dp_shard x cp x tp"
-    )
+    return int(expert_ranks(LayoutBatch.from_layouts([x]), c)[0])
 
 
 def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -145,13 +138,12 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep", "etp"}),
         applies=lambda c: not c.model.is_moe,
         broken=lambda x, c: (x.ep > 1) | (x.etp > 1),
-        rule=lambda x, c: f"ep={x.ep} x etp={x.etp}: {c.model.name} has no experts",
-        remedy=lambda x, c: "set ep and etp to 1",
+        rule="ep={x.ep} x etp={x.etp}: {c.model.name} has no experts",
+        remedy="set ep and etp to 1",
     ),
     Rule(
         key="ep does not divide the experts",
         field="ep",
-        reads=frozenset({"ep"}),
         applies=lambda c: c.model.is_moe,
         broken=lambda x, c: ~divides(c.model.num_experts, x.ep),
         rule=lambda x, c: (
@@ -165,7 +157,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"etp", "tp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
         broken=lambda x, c: (x.etp != 1) & (x.etp != x.tp),
-        rule=lambda x, c: f"etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
+        rule="etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
         remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
     Rule(
@@ -176,21 +168,18 @@ EXPERT_RULES: tuple[Rule, ...] = (
         # core/transformer/moe/token_dispatcher.py gathers over expert-tensor ranks; those that are
         # no TP ranks of each other hold different tokens
         broken=lambda x, c: x.tp % x.etp != 0,
-        rule=lambda x, c: (
-            f"etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
-            "gathering those is not priced"
-        ),
+        rule="etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
+        "gathering those is not priced",
         remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
     # core 0.15 transformer/transformer_config.py: "Bias in Moe is only supported when ETP==1"
     Rule(
         key="experts with biases are not cut",
         field="etp",
-        reads=frozenset({"etp"}),
         applies=lambda c: c.model.expert_bias and under("megatron")(c),
         broken=lambda x, c: x.etp > 1,
-        rule=lambda x, c: f"{c.trainer.title} does not cut experts with biases over etp={x.etp}",
-        remedy=lambda x, c: "set etp to 1",
+        rule="{c.trainer.title} does not cut experts with biases over etp={x.etp}",
+        remedy="set etp to 1",
     ),
     Rule(
         key="TorchTitan 0.3 never splits experts over TP",
@@ -198,11 +187,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep", "etp"}),
         applies=lambda c: c.model.is_moe and _TITAN_03(c),
         broken=lambda x, c: (x.ep > 1) & (x.etp != 1),
-        rule=lambda x, c: (
-            f"TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} "
-            "experts are whole"
-        ),
-        remedy=lambda x, c: "set etp to 1, or training.trainer_version to 0.2.2",
+        rule="TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} "
+        "experts are whole",
+        remedy="set etp to 1, or training.trainer_version to 0.2.2",
     ),
     Rule(
         key="etp does not divide the expert width",
@@ -210,10 +197,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep", "etp", "tp"}),
         applies=lambda c: c.model.is_moe,
         broken=_etp_width,
-        rule=lambda x, c: (
-            f"etp={x.etp} (tp={x.tp}) does not divide {c.model.name}'s moe_intermediate_size "
-            f"{c.model.moe_intermediate_size}"
-        ),
+        rule="etp={x.etp} (tp={x.tp}) does not divide {c.model.name}'s moe_intermediate_size "
+        "{c.model.moe_intermediate_size}",
         remedy=lambda x, c: (
             "try etp "
             + choices(n for n in divisors(c.model.moe_intermediate_size) if n <= max(x.etp, x.tp))
@@ -227,18 +212,17 @@ EXPERT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.ep * x.etp > 1) & (expert_ranks(x, c) % (x.ep * x.etp) != 0),
         rule=lambda x, c: (
             f"ep={x.ep} x etp={x.etp} does not divide {counted(_pool(x, c), 'rank')} "
-            f"({_pool_text(c)})"
+            f"({'dp_replicate x ' * c.trainer.ep_over_replicas}dp_shard x cp x tp)"
         ),
         remedy=lambda x, c: f"make ep x etp one of {choices(divisors(_pool(x, c)))}",
     ),
     Rule(
         key="the dispatcher does not run on this cluster",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher"}),
         applies=lambda c: c.model.is_moe,
         broken=_cannot_dispatch,
         rule=lambda x, c: f"{x.moe_dispatcher} {_needs(c, x.moe_dispatcher)}",
-        remedy=lambda x, c: "set moe_dispatcher to alltoall",
+        remedy="set moe_dispatcher to alltoall",
     ),
     Rule(
         key="the dispatcher needs expert parallelism",
@@ -246,22 +230,19 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"moe_dispatcher", "ep"}),
         applies=lambda c: c.model.is_moe,
         broken=lambda x, c: _one_copy(x) & (x.ep == 1),
-        rule=lambda x, c: f"{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
-        remedy=lambda x, c: "set moe_dispatcher to alltoall, or ep above 1",
+        rule="{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
+        remedy="set moe_dispatcher to alltoall, or ep above 1",
     ),
     # drop_and_pad in Megatron-LM transformer/moe/token_dispatcher.py: core 0.14
     # MoEAlltoAllTokenDispatcher, 0.16 _HybridEPManager; the others pad none, or refuse to
     Rule(
         key="the dispatcher pads no experts",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher"}),
         applies=lambda c: c.model.is_moe and c.training.moe_capacity_factor is not None,
         broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, PADDING),
-        rule=lambda x, c: (
-            f"{x.moe_dispatcher} does not fill each expert to its capacity "
-            "(training.moe_capacity_factor)"
-        ),
-        remedy=lambda x, c: "set moe_dispatcher to alltoall, or leave moe_capacity_factor out",
+        rule="{x.moe_dispatcher} does not fill each expert to its capacity "
+        "(training.moe_capacity_factor)",
+        remedy="set moe_dispatcher to alltoall, or leave moe_capacity_factor out",
     ),
     Rule(
         key="DeepEP has no configuration for the group",
@@ -273,7 +254,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
             & (x.ep > 1)
             & ~np.isin(x.ep, DEEPEP_SIZES)
         ),
-        rule=lambda x, c: f"deepep has no configuration for groups of ep={x.ep} ranks",
+        rule="deepep has no configuration for groups of ep={x.ep} ranks",
         remedy=lambda x, c: f"make ep one of {choices(DEEPEP_SIZES)}, or use alltoall",
     ),
     # torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "DeepEP with Expert Tensor
@@ -284,23 +265,18 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"moe_dispatcher", "ep", "etp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
         broken=lambda x, c: _one_copy(x) & (x.ep > 1) & (x.etp > 1),
-        rule=lambda x, c: (
-            f"{c.trainer.name} has no {x.moe_dispatcher} for experts cut by TP (etp={x.etp})"
-        ),
-        remedy=lambda x, c: "set etp to 1, or moe_dispatcher to alltoall",
+        rule="{c.trainer.name} has no {x.moe_dispatcher} for experts cut by TP (etp={x.etp})",
+        remedy="set etp to 1, or moe_dispatcher to alltoall",
     ),
     # only this model's MoE reads the setting (models/deepseek_v3/model/args.py, moe_impl)
     Rule(
         key="TorchTitan 0.2 has DeepEP for DeepSeek alone",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher"}),
         applies=lambda c: c.model.is_moe and _TITAN_02(c) and not c.model.uses_mla,
         broken=lambda x, c: _one_copy(x),
-        rule=lambda x, c: (
-            f"TorchTitan {c.release.number} has {x.moe_dispatcher} for DeepSeek models alone, "
-            f"not {c.model.name}"
-        ),
-        remedy=lambda x, c: "set moe_dispatcher to alltoall, or training.trainer_version to 0.3.0",
+        rule="TorchTitan {c.release.number} has {x.moe_dispatcher} for DeepSeek models alone, not "
+        "{c.model.name}",
+        remedy="set moe_dispatcher to alltoall, or training.trainer_version to 0.3.0",
     ),
     # Megatron-Core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
     Rule(
@@ -325,11 +301,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
             c.model.is_moe and _TITAN_021(c) and module_of(c.model, line_of(c.release)) != "qwen3"
         ),
         broken=lambda x, c: (x.ep > 1) & (sharding_degree(x, c) == 1),
-        rule=lambda x, c: (
-            f"TorchTitan {c.release.number} asks for the mesh of FSDP where ep={x.ep}, and "
-            "dp_shard x cp is 1"
-        ),
-        remedy=lambda x, c: "set dp_shard or cp to 2 or more, or ep to 1",
+        rule="TorchTitan {c.release.number} asks for the mesh of FSDP where ep={x.ep}, and "
+        "dp_shard x cp is 1",
+        remedy="set dp_shard or cp to 2 or more, or ep to 1",
     ),
     # torchtitan distributed/dual_pipe_v.py, get_dual_pipe_v_flag:
     # pipeline_parallel_expert_parallel_overlap is on by default; 0.3 has no such overlap
@@ -344,11 +318,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
             & (x.pp_schedule == SCHEDULES.names.index("DualPipeV"))
             & (x.ac_kind != AC_KINDS.index("none"))
         ),
-        rule=lambda x, c: (
-            f"TorchTitan {c.release.number} refuses ac {x.ac} where DualPipeV overlaps the "
-            f"exchange of ep={x.ep}"
-        ),
-        remedy=lambda x, c: "set ac to none, or pp_schedule to ZBVZeroBubble",
+        rule="TorchTitan {c.release.number} refuses ac {x.ac} where DualPipeV overlaps the "
+        "exchange of ep={x.ep}",
+        remedy="set ac to none, or pp_schedule to ZBVZeroBubble",
     ),
     Rule(
         key="tp with ep needs sequence parallelism",
@@ -356,9 +328,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "ep", "sequence_parallel"}),
         applies=lambda c: c.model.is_moe and c.trainer.sp_with_experts,
         broken=lambda x, c: (x.ep > 1) & (x.tp > 1) & ~x.sequence_parallel,
-        rule=lambda x, c: (
-            f"{c.trainer.name} refuses ep={x.ep} with tp={x.tp} without sequence parallelism"
-        ),
-        remedy=lambda x, c: "set sequence_parallel to true",
+        rule="{c.trainer.name} refuses ep={x.ep} with tp={x.tp} without sequence parallelism",
+        remedy="set sequence_parallel to true",
     ),
 )

@@ -15,7 +15,6 @@ from planner.rules.base import (
     choices,
     in_set,
     num_microbatches,
-    release_name,
     sharding_degree,
     under,
 )
@@ -63,7 +62,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         field="ac",
         reads=frozenset({"ac_kind"}),
         broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, c.released.ac_kinds),
-        rule=lambda x, c: f"{release_name(c)} has no activation checkpointing {x.ac}",
+        rule="{c.release_name} has no activation checkpointing {x.ac}",
         remedy=lambda x, c: (
             f"use {choices(kind for kind in AC_KINDS if kind in c.released.ac_kinds)}"
         ),
@@ -73,8 +72,8 @@ FEATURE_RULES: tuple[Rule, ...] = (
         field="ac",
         reads=frozenset({"ac_kind", "ac_value", "pp", "virtual_stages", "split"}),
         broken=lambda x, c: (x.ac_kind == UNIFORM) & (x.ac_value > largest_stage(x, c)),
-        rule=lambda x, c: f"{x.ac} is more layers than a stage has",
-        remedy=lambda x, c: "set ac to full, or fewer layers",
+        rule="{x.ac} is more layers than a stage has",
+        remedy="set ac to full, or fewer layers",
     ),
     Rule(
         key="uniform-N divides the layers of every stage",
@@ -86,27 +85,24 @@ FEATURE_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.ac_kind == UNIFORM) & (common_layers(x, c) % np.maximum(x.ac_value, 1) != 0)
         ),
-        rule=lambda x, c: (
-            f"{release_name(c)} stops where {x.ac} does not divide every stage's layers"
-        ),
-        remedy=lambda x, c: "set ac to full, or to groups that divide every stage's layers",
+        rule="{c.release_name} stops where {x.ac} does not divide every stage's layers",
+        remedy="set ac to full, or to groups that divide every stage's layers",
     ),
     Rule(
         key="trainer always compiles",
         field="compile",
-        reads=frozenset({"compile"}),
         applies=lambda c: c.released.always_compiles,
         broken=lambda x, c: ~np.asarray(x.compile),
-        rule=lambda x, c: f"{c.trainer.title}'s graph trainer compiles the whole step",
-        remedy=lambda x, c: "set compile to true",
+        rule="{c.trainer.title}'s graph trainer compiles the whole step",
+        remedy="set compile to true",
     ),
     Rule(
         key="memory-budget checkpointing needs compile",
         field="ac",
         reads=frozenset({"ac_kind", "compile"}),
         broken=lambda x, c: (x.ac_kind == MEMORY_BUDGET) & ~x.compile,
-        rule=lambda x, c: f"{x.ac} is a pass of torch.compile, which is off",
-        remedy=lambda x, c: "set compile to true, or ac to selective-op",
+        rule="{x.ac} is a pass of torch.compile, which is off",
+        remedy="set compile to true, or ac to selective-op",
     ),
     Rule(
         key="selective checkpointing excludes schedules that split the backward",
@@ -118,10 +114,8 @@ FEATURE_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & splits_backward(x.pp_schedule)
         ),
-        rule=lambda x, c: (
-            f"{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}"
-        ),
-        remedy=lambda x, c: "set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
+        rule="{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}",
+        remedy="set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
         key="TorchTitan 0.2 always shards sequences over TP",
@@ -129,17 +123,15 @@ FEATURE_RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "sequence_parallel"}),
         applies=under("torchtitan", since="0.2", before="0.3"),
         broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
-        rule=lambda x, c: (
-            f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism"
-        ),
-        remedy=lambda x, c: "set sequence_parallel to true, or training.trainer_version to 0.3.0",
+        rule="TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism",
+        remedy="set sequence_parallel to true, or training.trainer_version to 0.3.0",
     ),
     Rule(
         key="trainer lacks the CP method",
         field="cp_method",
         reads=frozenset({"cp", "cp_method"}),
         broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, c.released.cp_methods),
-        rule=lambda x, c: f"{release_name(c)} has no cp_method {x.cp_method}",
+        rule="{c.release_name} has no cp_method {x.cp_method}",
         remedy=lambda x, c: (
             f"use {choices(name for name in CP_METHODS if name in c.released.cp_methods)}"
         ),
@@ -147,10 +139,9 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the dispatcher",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher"}),
         applies=lambda c: c.model.is_moe,
         broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, c.released.moe_dispatchers),
-        rule=lambda x, c: f"{release_name(c)} has no moe_dispatcher {x.moe_dispatcher}",
+        rule="{c.release_name} has no moe_dispatcher {x.moe_dispatcher}",
         remedy=lambda x, c: (
             f"use {choices(n for n in MOE_DISPATCHERS if n in c.released.moe_dispatchers)}"
         ),
@@ -158,20 +149,18 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="a dispatcher without experts",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher"}),
         applies=lambda c: not c.model.is_moe,
         broken=lambda x, c: x.moe_dispatcher != MOE_DISPATCHERS.index("alltoall"),
-        rule=lambda x, c: f"{c.model.name} has no experts to dispatch tokens to",
-        remedy=lambda x, c: "leave moe_dispatcher out",
+        rule="{c.model.name} has no experts to dispatch tokens to",
+        remedy="leave moe_dispatcher out",
     ),
     Rule(
         key="trainer does not compile",
         field="compile",
-        reads=frozenset({"compile"}),
         applies=lambda c: not c.trainer.compiles,
         broken=lambda x, c: np.asarray(x.compile),
-        rule=lambda x, c: f"{c.trainer.name} runs fused kernels and does not use torch.compile",
-        remedy=lambda x, c: "set compile to false",
+        rule="{c.trainer.name} runs fused kernels and does not use torch.compile",
+        remedy="set compile to false",
     ),
     Rule(
         key="compile excludes schedules that split the backward",
@@ -180,10 +169,8 @@ FEATURE_RULES: tuple[Rule, ...] = (
         applies=lambda c: c.trainer.compiles,
         # pytorch issue 161904, check added by pull request 162511
         broken=lambda x, c: x.compile & (x.pp > 1) & splits_backward(x.pp_schedule),
-        rule=lambda x, c: (
-            f"{x.pp_schedule} splits the backward, which torch refuses for compiled stages"
-        ),
-        remedy=lambda x, c: "set compile to false, or pp_schedule to Interleaved1F1B or 1F1B",
+        rule="{x.pp_schedule} splits the backward, which torch refuses for compiled stages",
+        remedy="set compile to false, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
         key="async TP needs compile",
@@ -191,40 +178,34 @@ FEATURE_RULES: tuple[Rule, ...] = (
         reads=frozenset({"async_tp", "compile"}),
         applies=lambda c: c.trainer.compiles,
         broken=lambda x, c: x.async_tp & ~x.compile,
-        rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
-        remedy=lambda x, c: "set compile to true, or async_tp to false",
+        rule="async_tp is a pass of torch.compile, which is off",
+        remedy="set compile to true, or async_tp to false",
     ),
     Rule(
         key="trainer lacks async TP",
         field="async_tp",
-        reads=frozenset({"async_tp"}),
         applies=lambda c: not any(row.asked for row in c.trainer.tp_overlaps_at(c.release)),
         broken=lambda x, c: np.asarray(x.async_tp),
-        rule=lambda x, c: f"{c.trainer.name} has nothing that async_tp would switch on",
-        remedy=lambda x, c: "set async_tp to false",
+        rule="{c.trainer.name} has nothing that async_tp would switch on",
+        remedy="set async_tp to false",
     ),
     Rule(
         key="async TP is off for MLA",
         field="async_tp",
-        reads=frozenset({"async_tp"}),
         applies=lambda c: _MEGATRON(c) and c.model.uses_mla,
         broken=lambda x, c: np.asarray(x.async_tp),
-        rule=lambda x, c: (
-            f"{c.trainer.title} switches --tp-comm-overlap off for multi-latent attention "
-            f"({c.model.name})"
-        ),
-        remedy=lambda x, c: "set async_tp to false",
+        rule="{c.trainer.title} switches --tp-comm-overlap off for multi-latent attention "
+        "({c.model.name})",
+        remedy="set async_tp to false",
     ),
     Rule(
         key="async TP needs sequence-parallel TP",
         field="async_tp",
         reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
         broken=lambda x, c: x.async_tp & ((x.tp == 1) | ~x.sequence_parallel),
-        rule=lambda x, c: (
-            f"async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, "
-            f"sequence_parallel={x.sequence_parallel}"
-        ),
-        remedy=lambda x, c: "set async_tp to false, or tp to 2 or more with sequence_parallel true",
+        rule="async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, "
+        "sequence_parallel={x.sequence_parallel}",
+        remedy="set async_tp to false, or tp to 2 or more with sequence_parallel true",
     ),
     Rule(
         key="async TP needs NVLink between all TP ranks",
@@ -242,33 +223,27 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks optimizer-in-backward",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward"}),
         applies=lambda c: not c.released.steps_in_backward,
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
-        rule=lambda x, c: f"{release_name(c)} steps the optimizer after the backward only",
-        remedy=lambda x, c: "set optimizer_in_backward to false",
+        rule="{c.release_name} steps the optimizer after the backward only",
+        remedy="set optimizer_in_backward to false",
     ),
     Rule(
         key="optimizer-in-backward excludes gradient clipping",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward"}),
         applies=lambda c: c.training.max_grad_norm is not None,
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
-        rule=lambda x, c: (
-            "optimizer_in_backward steps before the norm is known, and max_grad_norm is "
-            f"{c.training.max_grad_norm:g}"
-        ),
-        remedy=lambda x, c: "set optimizer_in_backward to false, or training.max_grad_norm to null",
+        rule="optimizer_in_backward steps before the norm is known, and max_grad_norm is "
+        "{c.training.max_grad_norm:g}",
+        remedy="set optimizer_in_backward to false, or training.max_grad_norm to null",
     ),
     Rule(
         key="optimizer-in-backward excludes pipelines and experts",
         field="optimizer_in_backward",
         reads=frozenset({"optimizer_in_backward", "pp", "ep"}),
         broken=lambda x, c: x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1)),
-        rule=lambda x, c: (
-            f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1"
-        ),
-        remedy=lambda x, c: "set optimizer_in_backward to false, or pp and ep to 1",
+        rule="optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1",
+        remedy="set optimizer_in_backward to false, or pp and ep to 1",
     ),
     Rule(
         key="optimizer-in-backward would step once a microbatch",
@@ -279,7 +254,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         applies=_TITAN,
         broken=lambda x, c: x.optimizer_in_backward & (num_microbatches(x, c) > 1),
         rule=lambda x, c: (
-            f"{release_name(c)} steps the optimizer in every backward, and "
+            f"{c.release_name} steps the optimizer in every backward, and "
             f"micro_batch_size={x.micro_batch_size} makes "
             f"{x.num_microbatches(c.training.global_batch_size)} of them a step"
         ),
@@ -301,14 +276,10 @@ FEATURE_RULES: tuple[Rule, ...] = (
             & (sharding_degree(x, c) == 1)
             & (x.tp * x.pp == 1)
         ),
-        rule=lambda x, c: (
-            f"dp_replicate={x.dp_replicate} without sharding is DDP, which reduces a gradient "
-            "after optimizer_in_backward has used it: replicas would differ"
-        ),
-        remedy=lambda x, c: (
-            f"set optimizer_in_backward to false, or dp_shard to {x.dp_replicate} and dp_replicate "
-            "to 1"
-        ),
+        rule="dp_replicate={x.dp_replicate} without sharding is DDP, which reduces a gradient "
+        "after optimizer_in_backward has used it: replicas would differ",
+        remedy="set optimizer_in_backward to false, or dp_shard to {x.dp_replicate} and "
+        "dp_replicate to 1",
     ),
 )
 

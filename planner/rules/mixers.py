@@ -92,14 +92,13 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="layers read what no stage hands on",
         field="pp",
-        reads=frozenset({"pp"}),
         applies=lambda c: _reaches_across(c) != "",
         broken=lambda x, c: x.pp > 1,
         rule=lambda x, c: (
             f"layers of {c.model.name} read {_reaches_across(c)}, which no trainer hands from one "
             f"stage of pp={x.pp} to the next"
         ),
-        remedy=lambda x, c: "set pp to 1",
+        remedy="set pp to 1",
     ),
     # Megatron-Core ssm/gated_delta_net.py, mamba_context_parallel.py; transformer_config.py
     # (linear_num_key_heads must be a multiple of tp x cp)
@@ -124,10 +123,8 @@ MIXER_RULES: tuple[Rule, ...] = (
             _recurrent(c) and c.training.trainer not in _CUTTERS and not c.model.compresses
         ),
         broken=lambda x, c: x.tp * x.cp > 1,
-        rule=lambda x, c: (
-            f"tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole"
-        ),
-        remedy=lambda x, c: "set tp and cp to 1, or training.trainer to megatron",
+        rule="tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole",
+        remedy="set tp and cp to 1, or training.trainer to megatron",
     ),
     # Megatron-LM dev of 2026-08-21 transformer_config.py ("only supports TP size 1"; CP of packed
     # sequences in contiguous parts); transformers' plan cuts experts and nothing else
@@ -137,10 +134,8 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp"}),
         applies=lambda c: c.model.compresses,
         broken=lambda x, c: x.tp * x.cp > 1,
-        rule=lambda x, c: (
-            f"tp={x.tp}, cp={x.cp}: every rank runs {c.model.name}'s compressed attention whole"
-        ),
-        remedy=lambda x, c: "set tp and cp to 1",
+        rule="tp={x.tp}, cp={x.cp}: every rank runs {c.model.name}'s compressed attention whole",
+        remedy="set tp and cp to 1",
     ),
     # Megatron-Bridge 0.6 models/deepseek/deepseek_v4_bridge.py: their table reads the tokens
     Rule(
@@ -149,14 +144,10 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "virtual_stages", "split"}),
         applies=lambda c: c.model.num_hash_layers > 0,
         broken=_parts_hashed,
-        rule=lambda x, c: (
-            f"a table chooses experts by the token in {c.model.num_hash_layers} layers, which pp="
-            f"{x.pp} separates from the embedding"
-        ),
-        remedy=lambda x, c: (
-            f"give the first stage {c.model.num_hash_layers} layers in layers_per_stage, or use "
-            "fewer stages"
-        ),
+        rule="a table chooses experts by the token in {c.model.num_hash_layers} layers, which "
+        "pp={x.pp} separates from the embedding",
+        remedy="give the first stage {c.model.num_hash_layers} layers in layers_per_stage, or use "
+        "fewer stages",
     ),
     # Megatron-Bridge 0.2 to 0.6 models/mamba/mamba_provider.py, models/hybrid/hybrid_provider.py
     Rule(
@@ -165,11 +156,9 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "virtual_stages"}),
         applies=lambda c: is_hybrid(c.model) and builds_itself(c.release),
         broken=lambda x, c: (x.pp > 1) & (x.virtual_stages > 1),
-        rule=lambda x, c: (
-            f"Megatron-Bridge gives each rank of hybrid models such as {c.model.name} one chunk, "
-            f"not {x.virtual_stages}"
-        ),
-        remedy=lambda x, c: "set virtual_stages to 1, or training.trainer to megatron",
+        rule="Megatron-Bridge gives each rank of hybrid models such as {c.model.name} one chunk, "
+        "not {x.virtual_stages}",
+        remedy="set virtual_stages to 1, or training.trainer to megatron",
     ),
     # Megatron-Bridge 0.5, 0.6 models/mimo_v2_flash/mimo_v2_flash_provider.py
     Rule(
@@ -188,13 +177,10 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="gated DeltaNet under context parallelism came with a release",
         field="cp",
-        reads=frozenset({"cp"}),
         applies=lambda c: "gated-delta" in c.model.mixers and under("megatron", before="0.18")(c),
         broken=lambda x, c: x.cp > 1,
-        rule=lambda x, c: (
-            f"{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}"
-        ),
-        remedy=lambda x, c: "set cp to 1, or training.trainer_version to 0.18 or later",
+        rule="{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}",
+        remedy="set cp to 1, or training.trainer_version to 0.18 or later",
     ),
     # core 0.19 experimental_attention_variant/absorbed_mla.py
     Rule(
@@ -203,21 +189,20 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "sequence_parallel"}),
         applies=_absorbs,
         broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
-        rule=lambda x, c: f"{c.trainer.title} has sparse attention with tp={x.tp} only beside it",
-        remedy=lambda x, c: "set sequence_parallel to true",
+        rule="{c.trainer.title} has sparse attention with tp={x.tp} only beside it",
+        remedy="set sequence_parallel to true",
     ),
     # dsa_cudnn_kernels.py, _flash_mla_head_padding: others fall back to scores of the whole square
     Rule(
         key="tp leaves heads that the sparse kernel does not pad",
         field="tp",
-        reads=frozenset({"tp"}),
         applies=_absorbs,
         broken=_padded,
         rule=lambda x, c: (
             f"tp={x.tp} leaves {c.model.num_attention_heads // x.tp} heads a rank; sparse "
             f"attention runs divisors and multiples of {LEAST_HEADS}"
         ),
-        remedy=lambda x, c: "set tp to 1",
+        remedy="set tp to 1",
     ),
     # transformer_config.py: "DSAttention context parallelism currently supports allgather only"
     Rule(
@@ -226,8 +211,8 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"cp", "cp_method"}),
         applies=_absorbs,
         broken=lambda x, c: (x.cp > 1) & (x.cp_method != CP_METHODS.index("allgather")),
-        rule=lambda x, c: f"{c.trainer.title} has no sparse attention with cp_method {x.cp_method}",
-        remedy=lambda x, c: "set cp_method to allgather, or cp to 1",
+        rule="{c.trainer.title} has no sparse attention with cp_method {x.cp_method}",
+        remedy="set cp_method to allgather, or cp to 1",
     ),
     Rule(
         key="a stage begins under a shortcut",
@@ -237,11 +222,9 @@ MIXER_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: _begins_with(
             x, c, [False, *(kind.moe for kind in c.model.layer_kinds()[:-1])]
         ),
-        rule=lambda x, c: (
-            f"a stage of pp={x.pp} begins with a layer of {c.model.name} to which the outputs of "
-            "experts of the layer before are added, and no trainer hands them on"
-        ),
-        remedy=lambda x, c: "give each stage an even number of layers in layers_per_stage",
+        rule="a stage of pp={x.pp} begins with a layer of {c.model.name} to which the outputs of "
+        "experts of the layer before are added, and no trainer hands them on",
+        remedy="give each stage an even number of layers in layers_per_stage",
     ),
     # dsa.py: "Cross-PP top-k sharing is not supported"
     Rule(
@@ -250,10 +233,8 @@ MIXER_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "virtual_stages", "split"}),
         applies=lambda c: bool(SHARING & {*c.model.mixers}) and c.trainer.fused_kernels,
         broken=lambda x, c: _begins_with(x, c, [mixer in SHARING for mixer in c.model.mixers]),
-        rule=lambda x, c: (
-            f"{c.trainer.title} shares chosen tokens only within a stage, and a stage of pp={x.pp} "
-            "begins with a layer that has no indexer"
-        ),
+        rule="{c.trainer.title} shares chosen tokens only within a stage, and a stage of "
+        "pp={x.pp} begins with a layer that has no indexer",
         remedy=lambda x, c: (
             f"set layers_per_stage to {list(split)}"
             if (split := split_between_indexers(c.model, x.pp * x.virtual_stages))

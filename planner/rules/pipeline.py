@@ -111,7 +111,6 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="more pipeline ranks than layers",
         field="pp",
-        reads=frozenset({"pp"}),
         broken=lambda x, c: x.pp > _most_stages(c),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
@@ -132,7 +131,6 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="TorchTitan cannot pipeline the model",
         field="pp",
-        reads=frozenset({"pp"}),
         applies=_cannot_pipeline,
         broken=lambda x, c: x.pp > 1,
         rule=lambda x, c: (
@@ -189,7 +187,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
             f"layers_per_stage sums to {sum(x.layers_per_stage or ())}; {c.model.name} has "
             f"{c.model.num_hidden_layers}"
         ),
-        remedy=lambda x, c: f"make it sum to {c.model.num_hidden_layers}",
+        remedy="make it sum to {c.model.num_hidden_layers}",
     ),
     Rule(
         key="trainer lacks the schedule",
@@ -199,7 +197,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
             (x.pp > 1)
             & ~schedule_is(x.pp_schedule, lambda schedule: schedule.name in c.trainer.schedules)
         ),
-        rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
+        rule="{c.trainer.name} has no schedule {x.pp_schedule}",
         remedy=lambda x, c: (
             f"use {choices(name for name in SCHEDULES if name in c.trainer.schedules)}"
         ),
@@ -212,14 +210,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         # 2 ranks per communication batch"
         applies=lambda c: _MEGATRON(c) and not c.training.overlap.pp,
         broken=lambda x, c: (x.pp == 2) & (x.virtual_stages > 1),
-        rule=lambda x, c: (
-            f"{c.trainer.title} interleaves stages over pp=2 ranks only with overlapped sends "
-            "(training.overlap.pp)"
-        ),
-        remedy=lambda x, c: (
-            "set virtual_stages to 1, pp above 2, or training.overlap.pp to true "
-            "(without --no-overlap-p2p-communication)"
-        ),
+        rule="{c.trainer.title} interleaves stages over pp=2 ranks only with overlapped sends "
+        "(training.overlap.pp)",
+        remedy="set virtual_stages to 1, pp above 2, or training.overlap.pp to true (without "
+        "--no-overlap-p2p-communication)",
     ),
     Rule(
         key="zero bubble is a fork's",
@@ -232,7 +226,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
             f"{x.pp_schedule} is in the fork {SCHEDULES[x.pp_schedule].fork}, not in "
             f"Megatron-LM {c.release.number}"
         ),
-        remedy=lambda x, c: "use 1F1B, or name the fork: training.trainer_version zero-bubble",
+        remedy="use 1F1B, or name the fork: training.trainer_version zero-bubble",
     ),
     Rule(
         key="zero bubble takes the trainer's own split",
@@ -241,10 +235,8 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         # Megatron got its layout string after the fork had branched off
         applies=_MEGATRON,
         broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & of_fork(x.pp_schedule),
-        rule=lambda x, c: (
-            f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout"
-        ),
-        remedy=lambda x, c: "leave layers_per_stage out, or use 1F1B",
+        rule="the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout",
+        remedy="leave layers_per_stage out, or use 1F1B",
     ),
 )
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
 from planner.precision import PRECISIONS, Recipe, bf16_tail
-from planner.rules.base import Context, Rule, choices, in_set, release_name, under
+from planner.rules.base import Context, Rule, choices, in_set, under
 from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import DTYPES, Layout
 from planner.work.quantised import local_shape, low_share, products
@@ -125,15 +125,13 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the precision",
         field="precision",
-        reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
-        rule=lambda x, c: f"{release_name(c)} does not train {c.model.name} in {x.precision}",
+        rule="{c.release_name} does not train {c.model.name} in {x.precision}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
         key="GPU lacks the precision",
         field="precision",
-        reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
         rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)}",
         remedy=lambda x, c: f"use {_both(c)}",
@@ -141,16 +139,13 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="GPU lacks fp32 matmuls",
         field="param_dtype",
-        reads=frozenset({"param_dtype"}),
         broken=lambda x, c: (
             (x.param_dtype == DTYPES.index("float32"))
             & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second))
         ),
-        rule=lambda x, c: (
-            f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 "
-            "needs"
-        ),
-        remedy=lambda x, c: "set param_dtype to bfloat16",
+        rule="{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 "
+        "needs",
+        remedy="set param_dtype to bfloat16",
     ),
     Rule(
         key="fp32 parameters exclude low precision",
@@ -162,22 +157,17 @@ PRECISION_RULES: tuple[Rule, ...] = (
             (x.param_dtype == DTYPES.index("float32"))
             & (x.precision != PRECISIONS.names.index("bf16"))
         ),
-        rule=lambda x, c: (
-            f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
-            "do not"
-        ),
-        remedy=lambda x, c: "set param_dtype to bfloat16, or precision to bf16",
+        rule="{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
+        "do not",
+        remedy="set param_dtype to bfloat16, or precision to bf16",
     ),
     Rule(
         key="trainer keeps fp32 masters",
         field="master_dtype",
-        reads=frozenset({"master_dtype"}),
         applies=_MEGATRON,  # --main-params-dtype takes fp32 and fp16
         broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
-        rule=lambda x, c: (
-            f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}"
-        ),
-        remedy=lambda x, c: "set master_dtype to float32",
+        rule="{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}",
+        remedy="set master_dtype to float32",
     ),
     Rule(
         key="low precision needs aligned weights",
@@ -202,9 +192,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
             "micro_batch_size x seq_len "
             f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}"
         ),
-        remedy=lambda x, c: (
-            "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp"
-        ),
+        remedy="use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp",
     ),
     Rule(
         key="float8 tensorwise with TP lacks MLA",
@@ -213,11 +201,9 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # torchtitan models/deepseek_v3/infra/parallelize.py
         applies=lambda c: _TITAN(c) and c.model.uses_mla,
         broken=lambda x, c: (x.precision == TENSORWISE) & (x.tp > 1),
-        rule=lambda x, c: (
-            f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
-            f"({c.model.name})"
-        ),
-        remedy=lambda x, c: "use float8-rowwise or bf16, or set tp to 1",
+        rule="{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
+        "({c.model.name})",
+        remedy="use float8-rowwise or bf16, or set tp to 1",
     ),
     Rule(
         key="mxfp8 with TP excludes compile",
@@ -226,8 +212,8 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # torchtitan 0.2.2 components/quantization/mx.py; 0.3.0's has no such check
         applies=under("torchtitan", before="0.3"),
         broken=lambda x, c: (x.precision == MXFP8) & (x.tp > 1) & x.compile,
-        rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
-        remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
+        rule="{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
+        remedy="set compile to false, tp to 1, or precision to float8-rowwise",
     ),
     Rule(
         key="float8 all-gather is tensorwise only",
@@ -239,8 +225,8 @@ PRECISION_RULES: tuple[Rule, ...] = (
             & (x.precision != TENSORWISE)
             & ~((x.precision == DELAYED) & _MEGATRON(c))
         ),
-        rule=lambda x, c: f"float8_all_gather needs one scale a tensor, precision is {x.precision}",
-        remedy=lambda x, c: "set precision to float8-tensorwise, or float8_all_gather to false",
+        rule="float8_all_gather needs one scale a tensor, precision is {x.precision}",
+        remedy="set precision to float8-tensorwise, or float8_all_gather to false",
     ),
     Rule(
         key="float8 all-gather needs dp_shard",
@@ -249,8 +235,8 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # torchtitan components/quantization/float8.py; Megatron's optimizer is cut over CP, too
         applies=lambda c: not _MEGATRON(c),
         broken=lambda x, c: x.float8_all_gather & (x.dp_shard == 1),
-        rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
-        remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
+        rule="float8_all_gather gathers FSDP's shards, and dp_shard is 1",
+        remedy="set float8_all_gather to false, or dp_shard to 2 or more",
     ),
     Rule(
         key="float8 all-gather needs the distributed optimizer",
@@ -260,10 +246,8 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # optimizer"
         applies=_MEGATRON,
         broken=lambda x, c: x.float8_all_gather & (x.zero_stage == 0),
-        rule=lambda x, c: (
-            "float8_all_gather is the distributed optimizer's, which zero_stage=0 does without"
-        ),
-        remedy=lambda x, c: "set zero_stage to 1, or float8_all_gather to false",
+        rule="float8_all_gather is the distributed optimizer's, which zero_stage=0 does without",
+        remedy="set zero_stage to 1, or float8_all_gather to false",
     ),
     Rule(
         key="float8 all-gather beside offload is of delayed scaling",
@@ -273,9 +257,7 @@ PRECISION_RULES: tuple[Rule, ...] = (
         # in conjunction with --fp8-recipe delayed"
         applies=_MEGATRON,
         broken=lambda x, c: x.float8_all_gather & x.cpu_offload & (x.precision != DELAYED),
-        rule=lambda x, c: (
-            f"{c.trainer.name} refuses float8_all_gather of {x.precision} with offload"
-        ),
-        remedy=lambda x, c: "set float8_all_gather or cpu_offload to false",
+        rule="{c.trainer.name} refuses float8_all_gather of {x.precision} with offload",
+        remedy="set float8_all_gather or cpu_offload to false",
     ),
 )

@@ -42,10 +42,6 @@ def _without(x: Layout, *names: str) -> str:
     return "set ac to " + (f"modules-{'+'.join(rest)}" if rest else "none")
 
 
-def _release(c: Context) -> str:
-    return f"{c.trainer.title} core {c.release.number}"
-
-
 MODULE_RULES: tuple[Rule, ...] = (
     Rule(
         key="shared experts are recomputed from core 0.14 on",
@@ -53,7 +49,8 @@ MODULE_RULES: tuple[Rule, ...] = (
         reads=_READS,
         applies=under("megatron", before="0.14"),
         broken=lambda x, c: recomputes(x, "shared_experts"),
-        rule=lambda x, c: f"{_release(c)} has no shared_experts in --recompute-modules",
+        rule="{c.trainer.title} core {c.release.number} has no shared_experts in "
+        "--recompute-modules",
         remedy=lambda x, c: _without(x, "shared_experts"),
     ),
     Rule(
@@ -62,10 +59,8 @@ MODULE_RULES: tuple[Rule, ...] = (
         reads=_READS,
         applies=lambda c: "modules" in c.trainer.ac_kinds and "mla_up_proj" not in modules_in(c),
         broken=lambda x, c: recomputes(x, "mla_up_proj"),
-        rule=lambda x, c: (
-            f"mla_up_proj is recomputed only under multi-head latent attention, which "
-            f"{c.model.name} has not"
-        ),
+        rule="mla_up_proj is recomputed only under multi-head latent attention, which "
+        "{c.model.name} has not",
         remedy=lambda x, c: _without(x, "mla_up_proj"),
     ),
     Rule(
@@ -90,7 +85,8 @@ MODULE_RULES: tuple[Rule, ...] = (
         reads=_READS | {"precision"},
         applies=under("megatron", since="0.13"),
         broken=lambda x, c: recomputes(x, "moe_act", "layernorm") & (x.precision == DELAYED),
-        rule=lambda x, c: f"{_release(c)} recomputes no moe_act or layernorm in {x.precision}",
+        rule="{c.trainer.title} core {c.release.number} recomputes no moe_act or layernorm in "
+        "{x.precision}",
         remedy=lambda x, c: (
             f"{_without(x, 'moe_act', 'layernorm')}, or precision to float8-tensorwise"
         ),
@@ -101,10 +97,8 @@ MODULE_RULES: tuple[Rule, ...] = (
         reads=_READS | {"ep"},
         applies=lambda c: c.training.overlap.ep is True and under("megatron", since="0.17")(c),
         broken=lambda x, c: recomputes(x, "moe") & (x.ep > 1),
-        rule=lambda x, c: (
-            f"{_release(c)} recomputes no whole experts (moe) where their exchange runs under "
-            "compute"
-        ),
+        rule="{c.trainer.title} core {c.release.number} recomputes no whole experts (moe) where "
+        "their exchange runs under compute",
         remedy=lambda x, c: f"{_without(x, 'moe')}, or training.overlap.ep to false",
     ),
 )

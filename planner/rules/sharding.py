@@ -1,9 +1,10 @@
-"""Rules on DDP, ZeRO stages and offload to the host."""
+"""Rules on DDP, ZeRO stages, offload to the host, and Muon where ranks own whole matrices."""
 
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
-from planner.rules.base import Context, Rule, choices, release_name, sharding_degree, under
+from planner.precision import PRECISIONS
+from planner.rules.base import Context, Rule, choices, sharding_degree, under
 from planner.specs.layout import AC_KINDS
 from planner.specs.training import mean_state_bytes
 from planner.units import format_bytes
@@ -35,13 +36,17 @@ def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
     return np.isin(x.zero_stage, sorted(values))
 
 
+def _owns_matrices(c: Context) -> bool:
+    """Whether Muon runs, and ranks own whole matrices of it."""
+    return c.training.optimizer == "muon" and c.muon.whole_owners
+
+
 SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the ZeRO stage",
         field="zero_stage",
-        reads=frozenset({"zero_stage"}),
         broken=lambda x, c: ~_in(c.trainer.zero_stages, x),
-        rule=lambda x, c: f"{c.trainer.name} has no ZeRO stage {x.zero_stage}",
+        rule="{c.trainer.name} has no ZeRO stage {x.zero_stage}",
         remedy=lambda x, c: f"use zero_stage {choices(sorted(c.trainer.zero_stages))}",
     ),
     Rule(
@@ -69,11 +74,9 @@ SHARDING_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.zero_stage == 0) & (x.cpu_offload | (c.training.optimizer == "adamw-bf16-states"))
         ),
-        rule=lambda x, c: (
-            f"{c.trainer.title} keeps states in 16 bits or on the host only in its distributed "
-            "optimizer, which zero_stage=0 is not"
-        ),
-        remedy=lambda x, c: "set zero_stage to 1",
+        rule="{c.trainer.title} keeps states in 16 bits or on the host only in its distributed "
+        "optimizer, which zero_stage=0 is not",
+        remedy="set zero_stage to 1",
     ),
     Rule(
         key="DDP combines with no other parallelism",
@@ -81,14 +84,10 @@ SHARDING_RULES: tuple[Rule, ...] = (
         reads=frozenset({"dp_replicate", "tp", "pp", "dp_shard", "cp"}),
         applies=_TITAN,
         broken=lambda x, c: (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1),
-        rule=lambda x, c: (
-            f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} "
-            "combines with neither tp nor pp"
-        ),
-        remedy=lambda x, c: (
-            f"set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the two "
-            "with dp_shard > 1"
-        ),
+        rule="dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} "
+        "combines with neither tp nor pp",
+        remedy="set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the "
+        "two with dp_shard > 1",
     ),
     Rule(
         key="DDP reduces in the dtype of the parameters",
@@ -99,11 +98,9 @@ SHARDING_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.reduce_dtype != x.master_dtype)
         ),
-        rule=lambda x, c: (
-            f"dp_replicate={x.dp_replicate} without sharding is DDP, which reduces gradients in "
-            f"{x.master_dtype}, the dtype of the parameters"
-        ),
-        remedy=lambda x, c: f"set reduce_dtype to {x.master_dtype}, or dp_shard to 2 or more",
+        rule="dp_replicate={x.dp_replicate} without sharding is DDP, which reduces gradients in "
+        "{x.master_dtype}, the dtype of the parameters",
+        remedy="set reduce_dtype to {x.master_dtype}, or dp_shard to 2 or more",
     ),
     Rule(
         key="TorchTitan 0.2 mixes precisions in FSDP alone",
@@ -114,14 +111,10 @@ SHARDING_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.tp * x.pp > 1) & (sharding_degree(x, c) == 1) & (x.param_dtype != x.master_dtype)
         ),
-        rule=lambda x, c: (
-            f"tp={x.tp} x pp={x.pp} without sharding computes in {x.master_dtype}, the dtype of "
-            f"the parameters: {release_name(c)} casts to {x.param_dtype} in FSDP alone"
-        ),
-        remedy=lambda x, c: (
-            f"set dp_shard or cp to 2 or more, param_dtype to {x.master_dtype}, or "
-            "training.trainer_version to 0.3.0"
-        ),
+        rule="tp={x.tp} x pp={x.pp} without sharding computes in {x.master_dtype}, the dtype of "
+        "the parameters: {c.release_name} casts to {x.param_dtype} in FSDP alone",
+        remedy="set dp_shard or cp to 2 or more, param_dtype to {x.master_dtype}, or "
+        "training.trainer_version to 0.3.0",
     ),
     Rule(
         key="ZeRO-3 excludes schedules that split the backward",
@@ -131,11 +124,9 @@ SHARDING_RULES: tuple[Rule, ...] = (
         # torch/distributed/pipelining/_backward.py, stage_backward_weight: it pairs gradients with
         # the parameters that it finds then, which FSDP2 has swapped since the forward
         broken=lambda x, c: (x.zero_stage == 3) & (x.pp > 1) & splits_backward(x.pp_schedule),
-        rule=lambda x, c: (
-            f"{x.pp_schedule} goes back for weight gradients, and loses those of parameters that "
-            "zero_stage=3 has freed in between"
-        ),
-        remedy=lambda x, c: "set zero_stage to 2, or pp_schedule to Interleaved1F1B or 1F1B",
+        rule="{x.pp_schedule} goes back for weight gradients, and loses those of parameters that "
+        "zero_stage=3 has freed in between",
+        remedy="set zero_stage to 2, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
         key="ZeRO-2 and 3 exclude pipelines",
@@ -143,8 +134,8 @@ SHARDING_RULES: tuple[Rule, ...] = (
         reads=frozenset({"zero_stage", "pp"}),
         applies=lambda c: not c.trainer.zero_2_under_pp,
         broken=lambda x, c: (x.pp > 1) & (x.zero_stage >= 2),
-        rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
-        remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
+        rule="{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
+        remedy="set zero_stage to 1, or pp to 1",
     ),
     Rule(
         key="CPU offload needs shards",
@@ -164,16 +155,15 @@ SHARDING_RULES: tuple[Rule, ...] = (
             f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = "
             f"{x.dp_shard * x.cp} leaves none"
         ),
-        remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
+        remedy="set cpu_offload to false, or raise dp_shard and zero_stage",
     ),
     Rule(
         key="offload needs a device beside the host",
         field="cpu_offload",
-        reads=frozenset({"cpu_offload"}),
         applies=lambda c: c.cluster.gpu.vendor == "cpu",
         broken=lambda x, c: np.asarray(x.cpu_offload),
-        rule=lambda x, c: "cpu_offload moves states to the host, which here is the device",
-        remedy=lambda x, c: "set cpu_offload to false",
+        rule="cpu_offload moves states to the host, which here is the device",
+        remedy="set cpu_offload to false",
     ),
     Rule(
         key=HOST_TOO_SMALL,
@@ -198,36 +188,29 @@ SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer offloads all states or none",
         field="optimizer_offload_fraction",
-        reads=frozenset({"optimizer_offload_fraction"}),
         applies=lambda c: not c.released.offloads_partly,
         broken=lambda x, c: x.optimizer_offload_fraction < 1.0,
-        rule=lambda x, c: (
-            f"{release_name(c)} moves all optimizer states to the host or none, not a share of "
-            f"{x.optimizer_offload_fraction:g}"
-        ),
-        remedy=lambda x, c: "set optimizer_offload_fraction to 1",
+        rule="{c.release_name} moves all optimizer states to the host or none, not a share of "
+        "{x.optimizer_offload_fraction:g}",
+        remedy="set optimizer_offload_fraction to 1",
     ),
     Rule(
         key="trainer keeps activations on the device",
         field="activation_offload_layers",
-        reads=frozenset({"activation_offload_layers"}),
         applies=lambda c: not c.released.offloads_activations,
         broken=lambda x, c: x.activation_offload_layers > 0,
-        rule=lambda x, c: f"{release_name(c)} cannot move the activations of layers to the host",
-        remedy=lambda x, c: "set activation_offload_layers to 0",
+        rule="{c.release_name} cannot move the activations of layers to the host",
+        remedy="set activation_offload_layers to 0",
     ),
     Rule(
         key="activation offload keeps one layer",
         field="activation_offload_layers",
-        reads=frozenset({"activation_offload_layers"}),
         # core/transformer/transformer_config.py: "CPU offloading can be done only for layers less
         # than ..."
         applies=lambda c: c.released.offloads_activations,
         broken=lambda x, c: x.activation_offload_layers >= c.model.num_hidden_layers,
-        rule=lambda x, c: (
-            f"{x.activation_offload_layers} is not below the {c.model.num_hidden_layers} layers of "
-            f"{c.model.name}"
-        ),
+        rule="{x.activation_offload_layers} is not below the {c.model.num_hidden_layers} layers "
+        "of {c.model.name}",
         remedy=lambda x, c: (
             f"set activation_offload_layers to at most {c.model.num_hidden_layers - 1}"
         ),
@@ -242,20 +225,48 @@ SHARDING_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.activation_offload_layers > 0) & ((x.pp > 1) | (x.ac_kind != AC_KINDS.index("none")))
         ),
-        rule=lambda x, c: (
-            f"{release_name(c)} moves activations to the host only without pipeline and "
-            f"recomputation; pp is {x.pp} and ac {x.ac}"
-        ),
-        remedy=lambda x, c: "set activation_offload_layers to 0, or pp to 1 and ac to none",
+        rule="{c.release_name} moves activations to the host only without pipeline and "
+        "recomputation; pp is {x.pp} and ac {x.ac}",
+        remedy="set activation_offload_layers to 0, or pp to 1 and ac to none",
     ),
     Rule(
         key="a share of CPU offload without it",
         field="optimizer_offload_fraction",
         reads=frozenset({"cpu_offload", "optimizer_offload_fraction"}),
         broken=lambda x, c: ~x.cpu_offload & (x.optimizer_offload_fraction < 1.0),
-        rule=lambda x, c: (
-            f"{x.optimizer_offload_fraction:g} is a share of what cpu_offload moves, which is false"
-        ),
-        remedy=lambda x, c: "set cpu_offload to true, or optimizer_offload_fraction to 1",
+        rule="{x.optimizer_offload_fraction:g} is a share of what cpu_offload moves, which is "
+        "false",
+        remedy="set cpu_offload to true, or optimizer_offload_fraction to 1",
+    ),
+    Rule(
+        key="Muon's owners need one group",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "dp_replicate"}),
+        # Megatron-LM training/arguments.py: "does not support Megatron-FSDP for now";
+        # core/optimizer/__init__.py: "num_distributed_optimizer_instances > 1"
+        applies=_owns_matrices,
+        broken=lambda x, c: (x.zero_stage >= 2) | ((x.zero_stage == 1) & (x.dp_replicate > 1)),
+        rule="{c.release_name} deals Muon's matrices out to one group of ranks at stage 1, and "
+        "zero_stage is {x.zero_stage} with dp_replicate {x.dp_replicate}",
+        remedy="set zero_stage to 1 with dp_replicate 1, or to 0",
+    ),
+    Rule(
+        key="Muon's states stay on the device",
+        field="cpu_offload",
+        # core/optimizer/__init__.py: "skip_megatron_wrapping=True is incompatible with
+        # optimizer_cpu_offload"; HybridDeviceOptimizer is of Adam and SGD
+        applies=_owns_matrices,
+        broken=lambda x, c: np.asarray(x.cpu_offload),
+        rule="{c.release_name} cannot move Muon's states to the host",
+        remedy="set cpu_offload to false",
+    ),
+    Rule(
+        key="Muon excludes fp16",
+        field="precision",
+        # core/optimizer/__init__.py: "emerging optimizer with fp16 is not supported"
+        applies=_owns_matrices,
+        broken=lambda x, c: x.precision == PRECISIONS.names.index("fp16"),
+        rule="{c.release_name} has no Muon in fp16",
+        remedy="set precision to bf16",
     ),
 )

@@ -63,9 +63,19 @@ class Able:
 
 def obstacles(context: Context) -> list[Violation]:
     """Everything that keeps the job's trainer from running it with any layout, if anything."""
+    faults = list(_faults(context))
+    if not faults:
+        return []
+    able = trainers_that_can(context.model, context.cluster, context.training)
+    others = _remedy(context, able)
     return [
-        Violation(field=field, value=value, rule=rule, remedy=remedy)
-        for field, value, rule, remedy in _obstacles(context)
+        Violation(
+            field=field,
+            value=value,
+            rule=rule,
+            remedy=f"{own}; or {others}" if own and able else own or others,
+        )
+        for field, value, rule, own in faults
     ]
 
 
@@ -120,16 +130,6 @@ def check_supported(contexts: Iterable[Context]) -> None:
         )
 
 
-def _obstacles(c: Context) -> Iterable[tuple[str, object, str, str]]:
-    faults = list(_faults(c))
-    if faults:
-        able = trainers_that_can(c.model, c.cluster, c.training)
-        remedy = _remedy(c, able)
-        for field, value, rule, own in faults:
-            both = f"{own}; or {remedy}" if able else own
-            yield field, value, rule, both if own else remedy
-
-
 def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     """(field, value, rule, what would pass with the same trainer or "")."""
     trainer, gpu = c.released, c.cluster.gpu
@@ -137,20 +137,12 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     name = f"{trainer.title} {line or c.release.line}" if trainer.history else trainer.title
     if gpu.vendor not in trainer.vendors and gpu.vendor != STAND_IN:
         owners = choices(sorted(trainer.vendors))
-        yield (
-            "cluster.gpu",
-            gpu.name,
-            f"{trainer.title} does not run on {gpu.name}: it is for GPUs of {owners}",
-            "",
-        )
+        rule = f"{trainer.title} does not run on {gpu.name}: it is for GPUs of {owners}"
+        yield "cluster.gpu", gpu.name, rule, ""
     lacking = trainer.lacks(c.model, c.release)
     if lacking:
-        yield (
-            "model",
-            c.model.name,
-            f"{name} cannot train {c.model.name}, for lack of: {', '.join(lacking)}",
-            "",
-        )
+        rule = f"{name} cannot train {c.model.name}, for lack of: {', '.join(lacking)}"
+        yield "model", c.model.name, rule, ""
     if trainer.optimizers and c.training.optimizer not in trainer.optimizers:
         rule = f"{name} has no optimizer {c.training.optimizer}"
         yield "training.optimizer", c.training.optimizer, rule, f"use {choices(trainer.optimizers)}"
@@ -189,7 +181,6 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
 
 
 def _capacity_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
-    """Faults of a job that drops tokens."""
     capacity, load = c.training.moe_capacity_factor, c.training.moe_imbalance
     field, remedy = "training.moe_capacity_factor", "leave moe_capacity_factor out"
     if capacity is None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import StrictBool
 
-from planner.specs.network import NETWORK_FIELDS, Count
+from planner.specs.network import Count
 from planner.specs.streams import ResidualStreams
 
 Mixer = Literal[
@@ -283,7 +283,6 @@ class Mixers(ResidualStreams):
         return self.mamba_num_heads * self.mamba_head_dim
 
 
-MIXER_FIELDS = frozenset(Mixers.model_fields) - NETWORK_FIELDS
 MIXER_WORDS: Mapping[str, str] = {
     "attention-shared": "layers that share keys and values",
     "dsa": "sparse attention with an indexer (DSA)",

@@ -11,10 +11,9 @@ from planner.specs.gpu import GpuSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
 from planner.trainers.attention import AttentionRow, attention_kernels
-from planner.trainers.framework import Framework
 from planner.trainers.muon import EXCHANGED, Muon
 from planner.trainers.release import Known, Release, Releases, named, release_in
-from planner.trainers.sharding import Sharding
+from planner.trainers.strategies import Framework, Sharding
 from planner.trainers.tp_overlap import TpOverlap
 
 NEVER = ("0", "")  # no release, no month
@@ -31,7 +30,7 @@ def lacks_mixers(model: ModelSpec, release: Release) -> list[str]:
     return model.unusual
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """Fields of a trainer that have another value in some releases."""
 
@@ -180,7 +179,7 @@ class TrainerRules:
     zero_stage_under_pp: int
     ac: str
     layout_defaults: Mapping[str, object]
-    vocab_parallel_loss: bool
+    vocab_parallel_loss: bool = True
     expandable_segments: bool
     chunked_loss: bool = False
     fused_cross_entropy: bool = False
@@ -218,7 +217,7 @@ class TrainerRules:
     framework: Framework
     tp_overlaps: tuple[TpOverlap, ...] = ()
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
-    whole_owners: bool
+    whole_owners: bool = False
     fused_kernels: bool
     drops_residual: bool
     tf32: bool
@@ -236,7 +235,7 @@ class TrainerRules:
     clips_qk: bool = False
     drops_tokens: bool = False
     fuses_experts: bool = False
-    gradient_dtype: str
+    gradient_dtype: str = "float32"
     fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
@@ -246,13 +245,12 @@ class TrainerRules:
     ends_in_root: bool = False
     loss_leftover_bytes: float
     placeholders_since: str
-    gradients_apart: bool
-    memory_extra_sd: float
+    gradients_apart: bool = False
+    memory_extra_sd: float = 0.0
     source: str
 
     @property
     def code_name(self) -> str:
-        """The trainer whose code it runs."""
         return self.code or self.name
 
     @property
@@ -273,7 +271,6 @@ class TrainerRules:
         return release_in(self.name, self.history, self.default_release, text)
 
     def at(self, release: Release) -> "TrainerRules":
-        """The trainer as one of its releases is."""
         return _at(self, release)
 
     def fused_attention(

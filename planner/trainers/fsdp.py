@@ -47,9 +47,9 @@ FSDP = replace(
     default_release="",
     changes=(
         # loss_fn: fused_crossentropy
-        Change(releases=Releases(distribution=LLM_FOUNDRY), fields=IN_PLACE),
+        Change(Releases(distribution=LLM_FOUNDRY), IN_PLACE),
         # judgement: who names flash-attn as a part of the stack takes its loss too
-        Change(releases=Releases(library="flash-attn"), fields=IN_PLACE),
+        Change(Releases(library="flash-attn"), IN_PLACE),
     ),
     # mixed_precision: PURE
     distributions={LLM_FOUNDRY: {"reduce_dtype": "bfloat16"}},

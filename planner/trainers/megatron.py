@@ -5,14 +5,13 @@ from functools import lru_cache
 
 from planner.precision import Recipe, transformer_engine
 from planner.specs.layout import COMMON
-from planner.specs.model import ModelSpec
-from planner.trainers import megatron_models
 from planner.trainers.attention import TRANSFORMER_ENGINE
 from planner.trainers.base import NEVER, Change, TrainerRules
-from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
+from planner.trainers.megatron_models import lacking
 from planner.trainers.muon import LAYER_WISE, PING_PONG
 from planner.trainers.release import Known, Release, Releases
-from planner.trainers.sharding import DISTRIBUTED_OPTIMIZER
+from planner.trainers.strategies import DISTRIBUTED_OPTIMIZER
+from planner.trainers.strategies import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
@@ -47,10 +46,6 @@ _HISTORY = (
     ("0.14", "2025-10"), ("0.15", "2025-12"), ("0.16", "2026-02"), ("0.17", "2026-04"),
     ("0.18", "2026-06"), ("0.19", "2026-08"), ("0.20", "2026-10"),
 )  # fmt: skip
-
-
-def _lacks(model: ModelSpec, release: Release) -> list[str]:
-    return megatron_models.lacking(model, release)
 
 
 def _recipes(release: Release) -> tuple[Recipe, ...]:
@@ -93,81 +88,68 @@ MEGATRON = TrainerRules(
         # core/fp4_utils.py came with 0.15; the repository had it before 12 September 2025
         # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
         Change(
-            releases=Releases(before="0.15", before_day="2025-09-01"),
-            fields={"precisions": PRECISIONS - {"nvfp4", "mxfp4"}},
+            Releases(before="0.15", before_day="2025-09-01"),
+            {"precisions": PRECISIONS - {"nvfp4", "mxfp4"}},
         ),
         # transformer_config.py: enable_cuda_graph (layers) came with core 0.7, cuda_graph_scope
         # full_iteration with 0.14, moe_router with 0.16
-        Change(releases=Releases(before="0.7"), fields={"cuda_graphs": frozenset({"none"})}),
+        Change(Releases(before="0.7"), {"cuda_graphs": frozenset({"none"})}),
         Change(
-            releases=Releases(since="0.7", before="0.14"),
-            fields={"cuda_graphs": frozenset({"none", "partial"})},
+            Releases(since="0.7", before="0.14"), {"cuda_graphs": frozenset({"none", "partial"})}
         ),
         # transformer_config.py: num_query_groups divides or is divided by TP since 0.16
-        Change(
-            releases=Releases(before="0.16"),
-            fields={"captures_routing": False, "replicates_kv_heads": False},
-        ),
+        Change(Releases(before="0.16"), {"captures_routing": False, "replicates_kv_heads": False}),
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
-        Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
+        Change(Releases(before="0.18"), {"captures_dropless": False}),
         # core 0.12 optimizer_config.py (optimizer_offload_fraction), arguments.py
         # (--recompute-modules, --cross-entropy-fusion-impl te)
         Change(
-            releases=Releases(before="0.12"),
-            fields={"offloads_partly": False, "ac_kinds": AC_KINDS, "fuses_cross_entropy": False},
+            Releases(before="0.12"),
+            {"offloads_partly": False, "ac_kinds": AC_KINDS, "fuses_cross_entropy": False},
         ),
         # training/arguments.py (--cpu-offloading-num-layers); before core 0.15 weights moved too
         # (model_parallel_config.py, cpu_offloading_weights)
-        Change(releases=Releases(before="0.15"), fields={"offloads_activations": False}),
+        Change(Releases(before="0.15"), {"offloads_activations": False}),
         # core 0.12 transformer_config.py (moe_enable_deepep), 0.16 (moe_flex_dispatcher_backend)
+        Change(Releases(since="0.12"), {"moe_dispatchers": _DISPATCHERS | {"deepep"}}),
         Change(
-            releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
-        ),
-        Change(
-            releases=Releases(since="0.16", since_day=DEV_0_15),
-            fields={"moe_dispatchers": _DISPATCHERS | {"deepep", "hybridep"}},
+            Releases(since="0.16", since_day=DEV_0_15),
+            {"moe_dispatchers": _DISPATCHERS | {"deepep", "hybridep"}},
         ),
         # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
-        Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
+        Change(Releases(since="0.14"), {"overlaps_exchange": True}),
         # core 0.16 optimizer/qk_clip.py
-        Change(releases=Releases(since="0.16"), fields={"clips_qk": True}),
+        Change(Releases(since="0.16"), {"clips_qk": True}),
         # core 0.7 transformer_config.py (moe_pad_expert_input_to_capacity)
-        Change(releases=Releases(since="0.7"), fields={"drops_tokens": True}),
+        Change(Releases(since="0.7"), {"drops_tokens": True}),
         # core 0.18 transformer_config.py (use_transformer_engine_op_fuser, which full graphs of
         # dropless experts need); cuDNN's kernel is for MXFP8 (NVTE_CUTEDSL_FUSED_GROUPED_MLP)
-        Change(releases=Releases(since="0.18"), fields={"fuses_experts": True}),
+        Change(Releases(since="0.18"), {"fuses_experts": True}),
         # core 0.13 transformer/moe/experts.py (weighted_bias_swiglu_impl with permuted_probs);
         # before it token_dispatcher.py multiplied the experts' outputs (unpermute with probs)
-        Change(releases=Releases(since="0.13"), fields={"scores_inside": True}),
+        Change(Releases(since="0.13"), {"scores_inside": True}),
         # --pipeline-model-parallel-layout came with core 0.13
-        Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
+        Change(Releases(before="0.13"), {"writes_splits": False}),
         # --optimizer muon came with core 0.16; training/arguments.py of 0.16 and 0.17 asserts that
         # nothing hides its communication, or not without dist_muon. Buffers with a layout for the
         # owners came with 0.18 (layer_wise_optimizer.py). 0.20 changed the mode's default.
-        Change(releases=Releases(before="0.16"), fields={"optimizers": OPTIMIZERS}),
-        Change(releases=Releases(before="0.18"), fields={"muon": PING_PONG}),
-        Change(
-            releases=Releases(before="0.17"),
-            fields={"muon": replace(PING_PONG, hides_sharded=False)},
-        ),
-        Change(
-            releases=Releases(since="0.20"),
-            fields={"muon": replace(LAYER_WISE, tp_mode="duplicated")},
-        ),
+        Change(Releases(before="0.16"), {"optimizers": OPTIMIZERS}),
+        Change(Releases(before="0.18"), {"muon": PING_PONG}),
+        Change(Releases(before="0.17"), {"muon": replace(PING_PONG, hides_sharded=False)}),
+        Change(Releases(since="0.20"), {"muon": replace(LAYER_WISE, tp_mode="duplicated")}),
     ),
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
     offered=(DEFAULT,),
     export_format="megatron",
-    lacks=_lacks,
+    lacks=lacking,
     optimizers=(*OPTIMIZERS, "muon"),
     muon=LAYER_WISE,
     zero_stage=1,
     zero_stage_under_pp=1,
     ac="none",
     layout_defaults=COMMON,
-    vocab_parallel_loss=True,
     expandable_segments=False,
     zero_stages=frozenset({0, 1, 2, 3}),
     precisions=PRECISIONS,
@@ -194,7 +176,6 @@ MEGATRON = TrainerRules(
     framework=MEGATRON_FRAMEWORK,
     tp_overlaps=TP_OVERLAPS,
     recipes_in=_recipes,
-    whole_owners=False,
     fused_kernels=True,
     # Transformer Engine common/gemm/cublaslt_gemm.cu: "default to tf32"
     tf32=True,
@@ -208,7 +189,6 @@ MEGATRON = TrainerRules(
     composite_norm_until=NEVER,
     composite_norm_since="",
     expert_alignment=0,
-    gradient_dtype="float32",
     fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
     # 16-bit logits or their gradient, and the softmax, which overwrites their fp32 copy
     # (tensor_parallel/cross_entropy.py)
@@ -219,8 +199,6 @@ MEGATRON = TrainerRules(
     eager_loss_until="",
     loss_leftover_bytes=0.0,
     placeholders_since="2023-12",
-    gradients_apart=False,
-    memory_extra_sd=0.0,
     source="Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )

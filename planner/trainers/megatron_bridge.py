@@ -33,7 +33,7 @@ MEGATRON_BRIDGE = replace(
     # cross_entropy_fusion_impl = "te"
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     fused_cross_entropy=True,
-    changes=(*MEGATRON.changes, Change(releases=Releases(), fields={"muon": BRIDGED})),
+    changes=(*MEGATRON.changes, Change(Releases(), {"muon": BRIDGED})),
     # CommOverlapConfig(tp_comm_overlap=True): no layout has to ask for it
     tp_overlaps=(replace(NATIVE_OVERLAP, releases=Releases()), MEGATRON.tp_overlaps[-1]),
     recipes_in=_recipes,

@@ -5,8 +5,8 @@ from dataclasses import replace
 from planner.specs.layout import COMMON
 from planner.trainers.attention import FLASH_ATTN
 from planner.trainers.base import lacks_mixers
-from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.megatron import AC_KINDS, MEGATRON
+from planner.trainers.strategies import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.transports import MEGATRON_ROWS, ONE_STAGE, Transport, TransportRow
 
 _SENDS = Transport(

@@ -1,5 +1,6 @@
 """Which of TorchTitan's own models a ModelSpec is, found by shape and not by name.
 
+A `line` of its releases is "0.2" or "0.3".
 Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py (the `*_args`
     tables and `pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and
     models/*/config_registry.py (functions for --config).
@@ -70,42 +71,25 @@ _OSS = RopeScaling(
 _LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _stretched(8.0, 4.0), "norm_eps": 1e-5}
 _QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
 _QWEN3_MOE: Facts = {
-    **_QWEN3,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
+    **_QWEN3, "scoring_func": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1.0,
     "n_group": 0,
-}
+}  # fmt: skip
 _DEEPSEEK: Facts = {
-    "rope_theta": 1e4,
-    "rope_scaling": _yarn(1.0),
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0,
-    "n_group": 0,
-    "topk_group": 0,
-}
+    "rope_theta": 1e4, "rope_scaling": _yarn(1.0), "norm_eps": 1e-5, "scoring_func": "softmax",
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 0, "topk_group": 0,
+}  # fmt: skip
 _DEEPSEEK_671B: Facts = {
-    **_DEEPSEEK,
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "n_group": 8,
-    "topk_group": 4,
+    **_DEEPSEEK, "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8, "topk_group": 4,
     "routed_scaling_factor": 2.5,
-}
+}  # fmt: skip
 _LLAMA4: Facts = {
     "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
     "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
 }  # fmt: skip
 _GPT_OSS: Facts = {
-    "rope_theta": 150_000.0,
-    "rope_scaling": _OSS,
-    "norm_eps": 1e-5,
-    "scoring_func": "softmax",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-}
+    "rope_theta": 150_000.0, "rope_scaling": _OSS, "norm_eps": 1e-5, "scoring_func": "softmax",
+    "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+}  # fmt: skip
 _llama3 = partial(Flavor, module="llama3", facts=_LLAMA3)
 _qwen3 = partial(Flavor, module="qwen3", facts=_QWEN3)
 _deepseek = partial(Flavor, module="deepseek_v3", facts=_DEEPSEEK, flex=True)
@@ -217,7 +201,6 @@ def shape_of(model: ModelSpec) -> Shape:
 def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
     """The model that TorchTitan ships with these shapes; None where there is none.
 
-    line: "0.2" or "0.3".
     Its other numbers may differ (`titan_networks.differences`), and in 0.2 the layers of some
     (`SHIPPED_ALONE`); an export then changes them. It does not count where the given model has
     something that no setting can express (`titan_networks.lacks`), unless TorchTitan's own form of
@@ -241,10 +224,7 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
-    """Parts that no TorchTitan model class has; empty for a model that can be registered.
-
-    line: "0.2" or "0.3".
-    """
+    """Parts that no TorchTitan model class has; empty for a model that can be registered."""
     biases = (model.attention_bias, model.attention_output_bias, model.mlp_bias, model.lm_head_bias)
     between = model.moe_layer_freq != 1 or bool(model.dense_layers)
     leading = model.first_k_dense_replace > 0
@@ -284,9 +264,8 @@ def class_for(model: ModelSpec) -> str:
 def lacking(model: ModelSpec, line: str) -> list[str]:
     """Parts that no model class of this line of TorchTitan has, in words.
 
-    Empty for a model that it ships or that can be registered.
-    line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own
-        function, and those functions lack some things.
+    Empty for a model that it ships or that can be registered. 0.3 builds the layers of a registered
+    model with each family's own function, and those functions lack some things.
     """
     if find_flavor(model, line) is not None:
         return []
@@ -307,18 +286,12 @@ def module_of(model: ModelSpec, line: str) -> str:
 
 
 def pipelines(model: ModelSpec, line: str) -> bool:
-    """Whether TorchTitan can split the model for these shapes into pipeline stages.
-
-    line: "0.2" or "0.3".
-    """
+    """Whether TorchTitan can split the model for these shapes into pipeline stages."""
     return module_of(model, line) in WITH_PIPELINE[line]
 
 
 def cuts_sequences(model: ModelSpec, line: str) -> bool:
-    """Whether TorchTitan's model for these shapes takes context parallelism.
-
-    line: "0.2" or "0.3".
-    """
+    """Whether TorchTitan's model for these shapes takes context parallelism."""
     return module_of(model, line) not in WITHOUT_CONTEXT_PARALLEL[line]
 
 

@@ -36,32 +36,26 @@ OWN_WAY: Mapping[str, frozenset[str]] = {
 # Argument of 0.2's ModelArgs or of 0.3's builders -> field of a model, which is Hugging Face's key.
 ARGUMENTS: Mapping[str, str] = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
-    "inter_dim": "intermediate_size",
+    "n_kv_heads": "num_key_value_heads", "vocab_size": "vocab_size", "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size", "inter_dim": "intermediate_size",
     "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size",
-    "moe_hidden_dim": "moe_intermediate_size",
-    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
+    "moe_hidden_dim": "moe_intermediate_size", "n_dense_layers": "first_k_dense_replace",
+    "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
     "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim",
-    "v_head_dim": "v_head_dim",
-    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts",
-    "top_k": "num_experts_per_tok",
+    "v_head_dim": "v_head_dim", "enable_weight_tying": "tie_word_embeddings",
+    "num_experts": "num_experts", "top_k": "num_experts_per_tok",
     "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
-    "rope_theta": "rope_theta",
-    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob",
-    "score_func": "scoring_func",
+    "rope_theta": "rope_theta", "norm_eps": "norm_eps", "route_norm": "norm_topk_prob",
+    "router_route_norm": "norm_topk_prob", "score_func": "scoring_func",
     "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor",
-    "num_expert_groups": "n_group",
-    "num_limited_groups": "topk_group",
+    "num_expert_groups": "n_group", "num_limited_groups": "topk_group",
 }  # fmt: skip
 
 
 def lacks(model: ModelSpec, kind: str, line: str) -> Iterator[tuple[str, str]]:
     """(field, its words) for all about the network that TorchTitan's class cannot express.
 
-    kind: the class.
-    line: "0.2" or "0.3".
+    kind: the class; line: "0.2" or "0.3".
     A model with any of these would train, but as another network than its config describes.
     """
     scaling = model.rope_scaling

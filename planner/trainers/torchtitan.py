@@ -9,9 +9,8 @@ from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
 from planner.trainers.attention import CUDNN, TORCHTITAN_SDPA
 from planner.trainers.base import Change, TrainerRules
-from planner.trainers.framework import TORCH
 from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
-from planner.trainers.sharding import FSDP2
+from planner.trainers.strategies import FSDP2, TORCH
 from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
 AC_MODES = frozenset({"none", "full", "selective-op", "selective-layer", "memory-budget"})
@@ -29,9 +28,9 @@ NVFP4 = Releases(since="0.3", since_day="2026-08-01")
 # passes over it: it always compiles, and gathers and scatters by transformer block, as FSDP2 does.
 _GRAPH_TRAINER = (
     Change(
-        releases=Releases(distribution=GRAPH_TRAINER),
+        Releases(distribution=GRAPH_TRAINER),
         # 0.3.0 configs.py: memory_policy `default` (selective), `full`, or none; pull request 3516
-        fields={
+        {
             "ac_kinds": frozenset({"none", "selective-op", "full"}),
             "always_compiles": True,
             "steps_in_backward": False,
@@ -41,16 +40,13 @@ _GRAPH_TRAINER = (
     ),
     # pull request 3115 turned chunks off; 3614 of June, not merged at first, turns them on
     Change(
-        releases=Releases(distribution=GRAPH_TRAINER, before="0.3", before_day="2026-07-01"),
-        fields={"chunked_loss": False},
+        Releases(distribution=GRAPH_TRAINER, before="0.3", before_day="2026-07-01"),
+        {"chunked_loss": False},
     ),
     # pull request 2868 (cudagraph_pass in aot_fx_trace), 3548 (pieces of the graph)
     Change(
-        releases=Releases(distribution=GRAPH_TRAINER, since="0.3", since_day="2026-04-07"),
-        fields={
-            "cuda_graphs": frozenset({"none", "partial", "full"}),
-            "default_cuda_graphs": "full",
-        },
+        Releases(distribution=GRAPH_TRAINER, since="0.3", since_day="2026-04-07"),
+        {"cuda_graphs": frozenset({"none", "partial", "full"}), "default_cuda_graphs": "full"},
     ),
 )
 
@@ -131,50 +127,43 @@ TORCHTITAN = TrainerRules(
     changes=(
         # pull request 2107: expert_parallel_comm_backend
         Change(
-            releases=Releases(since="0.2.1", since_day="2025-12-15"),
-            fields={"moe_dispatchers": frozenset({"alltoall", "deepep"})},
+            Releases(since="0.2.1", since_day="2025-12-15"),
+            {"moe_dispatchers": frozenset({"alltoall", "deepep"})},
         ),
         # pull request 2207
         Change(
-            releases=Releases(since="0.3", since_day="2026-03-01"),
-            fields={"moe_dispatchers": frozenset({"alltoall", "deepep", "hybridep"})},
+            Releases(since="0.3", since_day="2026-03-01"),
+            {"moe_dispatchers": frozenset({"alltoall", "deepep", "hybridep"})},
         ),
         # components/quantization/float8.py has rowwise recipes alone
-        Change(releases=ON_CONFIGS, fields={"precisions": _PRECISIONS - {"float8-tensorwise"}}),
-        Change(
-            releases=NVFP4, fields={"precisions": _PRECISIONS - {"float8-tensorwise"} | {"nvfp4"}}
-        ),
+        Change(ON_CONFIGS, {"precisions": _PRECISIONS - {"float8-tensorwise"}}),
+        Change(NVFP4, {"precisions": _PRECISIONS - {"float8-tensorwise"} | {"nvfp4"}}),
         # models/*/config_registry.py (ChunkedLossWrapper, in all but debug models); pull request
         # 2937, the default by the day of 3115
         Change(
-            releases=Releases(since="0.3", since_day="2026-04-27"),
-            fields={"chunked_loss": True, "chunks_loss": True},
+            Releases(since="0.3", since_day="2026-04-27"),
+            {"chunked_loss": True, "chunks_loss": True},
         ),
         # pull request 1580 (activation_checkpoint.early_stop, False by default); it waited for
         # torch's 160781, merged at the end of August
-        Change(
-            releases=Releases(since="0.2.0", since_day="2025-09-01"), fields={"early_stop": False}
-        ),
+        Change(Releases(since="0.2.0", since_day="2025-09-01"), {"early_stop": False}),
         # what joined the save list of selective-op: all of SDPA's kernels by pull request 2095,
         # what EP sends by 1672
+        Change(Releases(before="0.2.1", before_day="2025-12-01"), {"unlisted": frozenset({CUDNN})}),
         Change(
-            releases=Releases(before="0.2.1", before_day="2025-12-01"),
-            fields={"unlisted": frozenset({CUDNN})},
-        ),
-        Change(
-            releases=Releases(before="0.2.0", before_day="2025-09-06"),
-            fields={"unlisted": frozenset({CUDNN, "ep_exchange"})},
+            Releases(before="0.2.0", before_day="2025-09-06"),
+            {"unlisted": frozenset({CUDNN, "ep_exchange"})},
         ),
         # models/llama4/infra/parallelize.py: 0.2.0 compiles the whole block with graph breaks,
         # 0.2.1 its children without dispatch and combine, 0.3 (distributed/compile.py) the whole
         # block
         Change(
-            releases=Releases(since="0.2.1", since_day="2025-11-01", before="0.3"),
-            fields={"compiles_exchange": False},
+            Releases(since="0.2.1", since_day="2025-11-01", before="0.3"),
+            {"compiles_exchange": False},
         ),
         Change(
-            releases=Releases(since="0.3"),
-            fields={
+            Releases(since="0.3"),
+            {
                 # config/configs.py (fused_opt_states_bf16)
                 "optimizers": ("adamw", "adamw-bf16-states"),
                 # no setting for every n-th layer
@@ -202,7 +191,6 @@ TORCHTITAN = TrainerRules(
     zero_stage_under_pp=2,
     ac="selective-op",
     layout_defaults=COMMON,
-    vocab_parallel_loss=True,
     expandable_segments=True,
     zero_stages=frozenset({0, 2, 3}),
     precisions=_PRECISIONS,
@@ -224,7 +212,6 @@ TORCHTITAN = TrainerRules(
     framework=TORCH,
     tp_overlaps=(SYMMETRIC_MEMORY,),
     recipes_in=_recipes,
-    whole_owners=False,
     fused_kernels=False,
     drops_residual=False,
     tf32=False,
@@ -239,7 +226,6 @@ TORCHTITAN = TrainerRules(
     # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
     composite_norm_since="2024-09",
     expert_alignment=8,
-    gradient_dtype="float32",
     fused_sums=False,
     loss_bytes=12.0,
     # The compiled loss holds the 16-bit logits and their gradient, nothing in fp32: torch 2.13
@@ -252,8 +238,6 @@ TORCHTITAN = TrainerRules(
     eager_loss_until="2025-03",
     loss_leftover_bytes=2.0,
     placeholders_since="",
-    gradients_apart=False,
-    memory_extra_sd=0.0,
     source="torchtitan 0.2.2 torchtitan/config/job_config.py and "
     "torchtitan/distributed/parallel_dims.py",
 )

@@ -14,8 +14,7 @@ from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_registry import read_registry
 from planner.specs.current import CurrentSpec
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
-from planner.trainers.titan_keys import KEYS, unknown
+from planner.trainers.titan_settings import CONFIGS_03, DEFAULTS, KEYS, unknown
 
 pytestmark = needs_torchtitan
 FLAT = """

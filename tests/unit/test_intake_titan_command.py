@@ -12,7 +12,7 @@ from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
-from planner.trainers.titan_defaults import CONFIGS_03
+from planner.trainers.titan_settings import CONFIGS_03
 from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")

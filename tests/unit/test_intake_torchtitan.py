@@ -14,7 +14,6 @@ from planner.intake.current import complete, read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.rewrite import unified
 from planner.intake.trainer_files.titan_changes import titan_changes
-from planner.intake.trainer_files.torchtitan import former_name
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -27,7 +26,7 @@ def edited(text: str, winner: Layout, name: str, batch: int = 512) -> str:
     stated = read(CurrentSpec(name="train.toml", text=text))
     made = exported(winner, name, "torchtitan", stated.version, batch)
     changes, _ = titan_changes(stated, winner, made)
-    return edit_toml(text, {former_name(key, stated.spelling): changes[key] for key in changes})
+    return edit_toml(text, {stated.spelling.get(key, key): changes[key] for key in changes})
 
 
 def test_a_file_takes_torchtitans_defaults_for_what_it_leaves_out() -> None:

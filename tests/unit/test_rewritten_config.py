@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.export import export
+from planner.export.base import leaves
 from planner.intake.current import complete
 from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
-from planner.intake.trainer_files.edit_yaml import edit_yaml, leaves
-from planner.intake.trainer_files.rewrite import Rewritten, rewrite_config
-from planner.intake.trainer_files.rewritten_config import EXPORTED, kind_of
+from planner.intake.trainer_files.edit_yaml import edit_yaml
+from planner.intake.trainer_files.rewrite import EXPORTED, Rewritten, kind_of, rewrite_config
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 

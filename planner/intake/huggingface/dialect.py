@@ -19,7 +19,7 @@ class Dialect:
     fixed: keys that hold whatever the config says.
     switches: a switch -> its default, and the keys that it stands for where it is on and off; a
         later one overrides an earlier one.
-    prepare: translates the rest, on renamed keys.
+    prepare: translates the rest, on renamed keys; it may take keys out of its argument.
     """
 
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -28,6 +28,15 @@ class Dialect:
     fixed: Mapping[str, object] = field(default_factory=dict)
     switches: Mapping[str, Switch] = field(default_factory=dict)
     prepare: Prepare | None = None
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Names of a text of words such as "theirs=ours"."""
+    return dict(word.split("=") for word in text.split())
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def switch(default: bool, *names: str) -> Switch:
@@ -62,6 +71,20 @@ def flag(values: Values, key: str, default: bool) -> bool:
 def count_of(values: Values, key: str) -> int:
     value = values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def take_flag(values: Values, key: str, default: bool) -> bool:
+    """`flag`, with its key taken out."""
+    found = flag(values, key, default)
+    values.pop(key, None)
+    return found
+
+
+def take_count(values: Values, key: str) -> int:
+    """`count_of`, with its key taken out."""
+    found = count_of(values, key)
+    values.pop(key, None)
+    return found
 
 
 def list_of(value: object) -> Sequence[object]:

@@ -14,9 +14,10 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     dense_at,
-    flag,
     list_of,
     one_of_each_layer,
+    take_count,
+    take_flag,
     without,
 )
 
@@ -36,18 +37,16 @@ def _full_without_rope(values: Values, interval: int) -> Values:
 def cohere2_moe(values: Values) -> Values:
     """Parallel branches of experts; leading dense layers rotate whatever their window."""
     kinds, dense = values.get("layer_types"), values.get("first_k_dense_replace")
+    by_force = values.pop("prefix_dense_sliding_window_pattern", 1) == 1
     found = full_without_rope(values)
     rotates = found.get("no_rope_layers")
     if isinstance(rotates, list) and isinstance(dense, int) and isinstance(kinds, Sequence):
-        by_force = values.get("prefix_dense_sliding_window_pattern", 1) == 1
         found["no_rope_layers"] = [
             int(rotated or (by_force and index < dense)) for index, rotated in enumerate(rotates)
         ]
     if values.get("rms_norm_eps") is not None:
         found |= {"norm": "rmsnorm"}
-    return without(
-        found, "prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"
-    )
+    return found
 
 
 def full_without_rope(values: Values) -> Values:
@@ -57,13 +56,12 @@ def full_without_rope(values: Values) -> Values:
 
 def laguna(values: Values) -> Values:
     """A gate for each head of attention, or for each element; every layer has as many heads."""
-    heads = "num_attention_heads_per_layer"
-    found = one_of_each_layer(values, heads)
-    if isinstance(found.get(heads), int):
-        found["num_attention_heads"] = found[heads]
-    whole = values.get("gating", True) == "per-element"
-    own = {"attention_head_gate": not whole, "attention_output_gate": whole}
-    return {**without(found, heads, "gating"), **own}
+    found = one_of_each_layer(values, "num_attention_heads_per_layer")
+    heads = found.pop("num_attention_heads_per_layer", None)
+    if isinstance(heads, int):
+        found["num_attention_heads"] = heads
+    whole = found.pop("gating", True) == "per-element"
+    return {**found, "attention_head_gate": not whole, "attention_output_gate": whole}
 
 
 def granite_swa(values: Values) -> Values:
@@ -83,33 +81,25 @@ def granite_swa(values: Values) -> Values:
 
 def minicpm3(values: Values) -> Values:
     """Scales of embedding, branches and logits, each written in a way of its own."""
-    found = without(values, "scale_emb", "scale_depth", "dim_model_base")
     layers, hidden = count_of(values, "num_hidden_layers"), count_of(values, "hidden_size")
-    embedding, depth, base = (
-        values.get(key) for key in ("scale_emb", "scale_depth", "dim_model_base")
-    )
+    embedding, depth = values.pop("scale_emb", None), values.pop("scale_depth", None)
+    base = values.pop("dim_model_base", None)
     if isinstance(embedding, (int, float)):
-        found["embedding_multiplier"] = float(embedding)
+        values["embedding_multiplier"] = float(embedding)
     if isinstance(depth, (int, float)) and layers > 0:
-        found["residual_multiplier"] = depth / layers**0.5
+        values["residual_multiplier"] = depth / layers**0.5
     if isinstance(base, int) and hidden > 0:
-        found["logits_multiplier"] = base / hidden
-    return found
+        values["logits_multiplier"] = base / hidden
+    return values
 
 
 def from_second_row(values: Values) -> Values:
     """A learned table whose first two rows stand for padding, and embeddings scaled by width."""
-    rows, scaled = (
-        count_of(values, "max_position_embeddings"),
-        flag(values, "scale_embedding", True),
-    )
+    rows = count_of(values, "max_position_embeddings")
     hidden = count_of(values, "hidden_size") or count_of(values, "d_model")
-    multiplier = {"embedding_multiplier": hidden**0.5} if scaled and hidden > 0 else {}
-    return {
-        **without(values, "scale_embedding"),
-        **multiplier,
-        **({"max_position_embeddings": rows + 2} if rows else {}),
-    }
+    if take_flag(values, "scale_embedding", True) and hidden > 0:
+        values["embedding_multiplier"] = hidden**0.5
+    return {**values, **({"max_position_embeddings": rows + 2} if rows else {})}
 
 
 def sinusoidal(values: Values) -> Values:
@@ -119,11 +109,11 @@ def sinusoidal(values: Values) -> Values:
 
 def rotated(values: Values) -> Values:
     """Replaces `rotary_dim` by its share of a head's width."""
-    bare, width = without(values, "rotary_dim"), count_of(values, "rotary_dim")
+    width = take_count(values, "rotary_dim")
     hidden = count_of(values, "hidden_size") or count_of(values, "n_embd")
     heads = count_of(values, "num_attention_heads") or count_of(values, "n_head")
     head = count_of(values, "head_dim") or (hidden // heads if heads > 0 else 0)
-    return {**bare, "partial_rotary_factor": width / head} if 0 < width <= head else bare
+    return {**values, **({"partial_rotary_factor": width / head} if 0 < width <= head else {})}
 
 
 def falcon(values: Values) -> Values:
@@ -131,18 +121,15 @@ def falcon(values: Values) -> Values:
 
     One or two norms stand before parallel branches.
     """
-    new = flag(values, "new_decoder_architecture", False)
-    parallel = flag(values, "parallel_attn", True)
+    new = take_flag(values, "new_decoder_architecture", False)
+    parallel = take_flag(values, "parallel_attn", True)
     heads = values.get("num_attention_heads")
-    grouped = values.get("num_kv_heads") or heads
-    alone = 1 if flag(values, "multi_query", True) else heads
-    norms = (values.get("num_ln_in_parallel_attn") or 2) if new else (1 if parallel else 2)
-    switches = (
-        "new_decoder_architecture", "parallel_attn", "num_kv_heads", "multi_query",
-        "num_ln_in_parallel_attn",
-    )  # fmt: skip
+    grouped = values.pop("num_kv_heads", None) or heads
+    alone = 1 if take_flag(values, "multi_query", True) else heads
+    given = values.pop("num_ln_in_parallel_attn", None)
+    norms = (given or 2) if new else (1 if parallel else 2)
     return {
-        **without(values, *switches),
+        **values,
         "num_key_value_heads": grouped if new else alone,
         "norms_per_layer": norms,
         "parallel_residual": new or parallel,
@@ -151,9 +138,9 @@ def falcon(values: Values) -> Values:
 
 def dbrx(values: Values) -> Values:
     """The activation is in a mapping of its own."""
-    activation = values.get("ffn_act_fn")
+    activation = values.pop("ffn_act_fn", None)
     named = activation.get("name", "silu") if isinstance(activation, Mapping) else "silu"
-    return {**without(values, "ffn_act_fn"), "hidden_act": named}
+    return {**values, "hidden_act": named}
 
 
 def ernie_moe(values: Values) -> Values:
@@ -163,42 +150,38 @@ def ernie_moe(values: Values) -> Values:
     ):
         raise MissingBlock("moe_num_experts", "experts of two kinds (text and vision)")
     layers = min(count_of(values, "num_hidden_layers"), MAX_LAYERS)
-    interval = count_of(values, "moe_layer_interval") or 1
-    first, last = count_of(values, "moe_layer_start_index"), values.get("moe_layer_end_index")
+    interval = take_count(values, "moe_layer_interval") or 1
+    first = take_count(values, "moe_layer_start_index")
+    last = values.pop("moe_layer_end_index", None)
     last = last if isinstance(last, int) and last >= 0 else layers - 1
     dense = [i for i in range(layers) if not (first <= i <= last and (i + 1) % interval == 0)]
-    switches = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
-    return {**without(values, *switches), **dense_at(dense)}
+    return {**values, **dense_at(dense)}
 
 
 def minimax_m2(values: Values) -> Values:
     """In `attn_type_list`, 1 is softmax attention and 0 is lightning attention."""
-    kinds = values.get("attn_type_list")
+    kinds = values.pop("attn_type_list", None)
     if isinstance(kinds, Sequence) and any(kind != 1 for kind in kinds):
         linear = sum(kind != 1 for kind in kinds)
         raise MissingBlock(
             "attn_type_list", f"lightning (linear) attention in {linear} of {len(kinds)} layers"
         )
-    width = "full" if values.get("qk_norm_type", "per_layer") == "per_layer" else "head"
-    normed = flag(values, "use_qk_norm", True)
-    return {
-        **without(rotated(values), "attn_type_list", "qk_norm_type", "use_qk_norm"),
-        "qk_norm": width if normed else "none",
-    }
+    width = "full" if values.pop("qk_norm_type", "per_layer") == "per_layer" else "head"
+    normed = take_flag(values, "use_qk_norm", True)
+    return {**rotated(values), "qk_norm": width if normed else "none"}
 
 
 def gpt_neo(values: Values) -> Values:
     """Every other layer has a window; `attention_types` is a shorter form of the same list."""
-    kinds = values.get("attention_layers")
+    kinds, short = values.pop("attention_layers", None), values.pop("attention_types", None)
     named = {"global": "full_attention", "local": "sliding_attention"}
     if not isinstance(kinds, Sequence):
-        short = values.get("attention_types")
         pairs = [pair for pair in short if _is_pair(pair)] if isinstance(short, Sequence) else []
         kinds = [kind for part, times in pairs for _ in range(times) for kind in part]
     if not kinds:
         raise MissingBlock("attention_types", "windows in an order that cannot be read")
     types = [named.get(str(kind), str(kind)) for kind in kinds]
-    return {**without(values, "attention_layers", "attention_types"), "layer_types": types}
+    return {**values, "layer_types": types}
 
 
 def _is_pair(value: object) -> bool:
@@ -214,24 +197,19 @@ def opt(values: Values) -> Values:
     The 350M model is refused: it projects its embedding and has no final norm, since its norms
     stand behind the branches.
     """
-    narrow = values.get("word_embed_proj_dim")
+    narrow = values.pop("word_embed_proj_dim", None)
     if narrow not in (None, values.get("hidden_size")):
         raise MissingBlock(
             "word_embed_proj_dim",
             f"an embedding of {narrow} with projections into and out of the hidden size",
         )
-    if not flag(values, "do_layer_norm_before", True) or flag(
-        values, "_remove_final_layer_norm", False
-    ):
+    before = take_flag(values, "do_layer_norm_before", True)
+    if take_flag(values, "_remove_final_layer_norm", False) or not before:
         raise MissingBlock("do_layer_norm_before", "a network without a final norm")
-    if not flag(values, "layer_norm_elementwise_affine", True):
+    if not take_flag(values, "layer_norm_elementwise_affine", True):
         raise MissingBlock("layer_norm_elementwise_affine", "norms without weights")
     rows = count_of(values, "max_position_embeddings")
-    switches = ("word_embed_proj_dim", "do_layer_norm_before", "_remove_final_layer_norm")
-    return {
-        **without(values, *switches, "layer_norm_elementwise_affine"),
-        **({"max_position_embeddings": rows + 2} if rows else {}),
-    }
+    return {**values, **({"max_position_embeddings": rows + 2} if rows else {})}
 
 
 def exaone4(values: Values) -> Values:
@@ -248,26 +226,19 @@ def exaone4(values: Values) -> Values:
     return {**found, **(_full_without_rope(found, 4) if found.get("sliding_window") else {})}
 
 
-def _hunyuan(values: Values) -> Values:
-    return without(
-        values, "use_cla", "cla_share_factor", "use_qk_norm", "use_mla", "kv_lora_rank", "norm_type"
-    )
-
-
 def hunyuan_dense(values: Values) -> Values:
     """Dense, although its config counts one expert."""
-    return without(_hunyuan(values), "num_experts")
+    return without(values, "num_experts", "use_mla")
 
 
 def hunyuan_moe(values: Values) -> Values:
     """One value per layer, all equal; the shared expert is as wide as a routed one."""
-    if flag(values, "use_mla", False):
+    if take_flag(values, "use_mla", False):
         raise MissingBlock("use_mla", "a latent attention of its own")
-    if count_of(values, "moe_layer_num_skipped"):
+    if take_count(values, "moe_layer_num_skipped"):
         raise MissingBlock("moe_layer_num_skipped", "leading dense layers of an unknown width")
     widths = ("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "num_experts")
-    listed = one_of_each_layer({"n_shared_experts": 1, **values}, *widths)
-    return without(_hunyuan(listed), "moe_layer_num_skipped", "use_mixed_mlp_moe")
+    return one_of_each_layer({"n_shared_experts": 1, **values}, *widths)
 
 
 def qwen(values: Values) -> Values:
@@ -288,22 +259,16 @@ def qwen(values: Values) -> Values:
 
 def chatglm(values: Values) -> Values:
     """ChatGLM2 and later: groups of KV heads; only queries, keys and values have biases."""
-    several = flag(values, "multi_query_attention", False)
-    groups = values.get("multi_query_group_num") if several else None
-    if not flag(values, "rmsnorm", True) or flag(
-        values, "apply_residual_connection_post_layernorm", False
-    ):
+    several = take_flag(values, "multi_query_attention", False)
+    groups, ratio = values.pop("multi_query_group_num", None), values.pop("rope_ratio", None)
+    behind = take_flag(values, "apply_residual_connection_post_layernorm", False)
+    if not take_flag(values, "rmsnorm", True) or behind:
         raise MissingBlock("rmsnorm", "GLM's first layers (LayerNorm, residual behind the norm)")
-    if not flag(values, "post_layer_norm", True):
+    if not take_flag(values, "post_layer_norm", True):
         raise MissingBlock("post_layer_norm", "a network without a final norm")
-    switches = (
-        "multi_query_group_num", "multi_query_attention", "rmsnorm", "post_layer_norm",
-        "rope_ratio",
-    )  # fmt: skip
-    bare = without(values, *switches, "apply_residual_connection_post_layernorm")
-    ratio = values.get("rope_ratio")
     theta = {"rope_theta": 10_000.0 * ratio} if isinstance(ratio, (int, float)) else {}
-    return {**bare, **theta, **({"num_key_value_heads": groups} if groups else {})}
+    heads = {"num_key_value_heads": groups} if several and groups else {}
+    return {**values, **theta, **heads}
 
 
 def baichuan(values: Values) -> Values:

@@ -13,27 +13,27 @@ from planner.intake.huggingface.dialect import (
     Dialect,
     MissingBlock,
     dense_at,
+    pairs,
     switch,
     switched,
     without,
+    words,
 )
 from planner.intake.huggingface.families import SAME_NETWORK
 from planner.intake.huggingface.hybrid_dialects import HYBRIDS
 from planner.intake.huggingface.layer_readers import BY_LAYER
 from planner.intake.huggingface.missing_blocks import check_blocks, missing
 
-_ERNIE_MOE_INERT = frozenset({
-    "moe_capacity", "moe_gate", "moe_norm_min", "moe_gate_act", "moe_aux_loss_lambda",
-    "moe_z_loss_lambda", "moe_dropout_prob", "moe_orthogonal_loss_lambda",
-    "moe_use_hard_gate", "moe_multimodal_dispatch_use_allgather", "moe_all_to_all_dropout",
-    "moe_group", "moe_norm_gate_logits",
-})  # fmt: skip
+_ERNIE_MOE_INERT = words(
+    "moe_capacity moe_gate moe_norm_min moe_gate_act moe_aux_loss_lambda moe_z_loss_lambda "
+    "moe_dropout_prob moe_orthogonal_loss_lambda moe_use_hard_gate "
+    "moe_multimodal_dispatch_use_allgather moe_all_to_all_dropout moe_group moe_norm_gate_logits"
+)
 _ERNIE_MOE = Dialect(
-    renames={
-        "moe_num_experts": "num_experts",
-        "moe_k": "num_experts_per_tok",
-        "moe_num_shared_experts": "n_shared_experts",
-    },
+    renames=pairs(
+        "moe_num_experts=num_experts moe_k=num_experts_per_tok "
+        "moe_num_shared_experts=n_shared_experts"
+    ),
     inert=_ERNIE_MOE_INERT,
     switches={"moe_use_aux_free": switch(True, "router_correction_bias")},
     prepare=read.ernie_moe,
@@ -48,10 +48,9 @@ _COHERE = Dialect(
     inert=_COHERE_INERT, switches={"use_qk_norm": (False, {"qk_norm": "full"}, {"qk_norm": "none"})}
 )
 _BIASES = ("attention_bias", "attention_output_bias", "mlp_bias")
-_BAILING_INERT = frozenset({
-    "norm_head", "norm_softmax", "embedding_dropout", "output_dropout", "router_dtype",
-    "use_rmsnorm",
-})  # fmt: skip
+_BAILING_INERT = words(
+    "norm_head norm_softmax embedding_dropout output_dropout router_dtype use_rmsnorm"
+)
 _BAILING = Dialect(
     renames={
         "num_shared_experts": "n_shared_experts",
@@ -66,32 +65,28 @@ _BAILING = Dialect(
         "moe_router_enable_expert_bias": switch(False, "router_correction_bias"),
     },
 )
-_HUNYUAN = {
-    "num_shared_expert": "n_shared_experts",
-    "moe_topk": "num_experts_per_tok",
-    "attention_head_dim": "head_dim",
-}
-_HUNYUAN_INERT = frozenset({
-    "add_classification_head", "anyres_pooling_size", "class_num", "dense_list",
-    "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "image_token_id",
-    "mask_init_id", "max_image_size", "moe_drop_tokens", "moe_random_routing_dropped_token",
-    "pool_type", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-    "use_rotary_pos_emb", "sep_token_id", "org_vocab_size", "text_end_id", "text_start_id",
-    "video_end_id", "video_start_id", "vit_input_resolution", "vit_mapping_type",
-    "vit_norm_type", "vit_patch", "vit_path", "vit_remove_prenorm", "vit_token", "vit_type",
-    "vit_used_rms_norm", "vit_add_patchemb_bias", "group_limited_greedy", "n_group",
-    "topk_group", "xdrope_section",
-})  # fmt: skip
+_HUNYUAN = pairs(
+    "num_shared_expert=n_shared_experts moe_topk=num_experts_per_tok attention_head_dim=head_dim"
+)
+_HUNYUAN_INERT = words(
+    "add_classification_head anyres_pooling_size class_num dense_list eod_token_id im_end_id "
+    "im_newline_id im_start_id image_token_id mask_init_id max_image_size moe_drop_tokens "
+    "moe_random_routing_dropped_token pool_type q_lora_rank qk_nope_head_dim qk_rope_head_dim "
+    "v_head_dim use_rotary_pos_emb sep_token_id org_vocab_size text_end_id text_start_id "
+    "video_end_id video_start_id vit_input_resolution vit_mapping_type vit_norm_type vit_patch "
+    "vit_path vit_remove_prenorm vit_token vit_type vit_used_rms_norm vit_add_patchemb_bias "
+    "group_limited_greedy n_group topk_group xdrope_section use_cla cla_share_factor use_qk_norm "
+    "kv_lora_rank norm_type use_mixed_mlp_moe"
+)
 
 _DBRX_INERT = frozenset({
     "moe_jitter_eps", "moe_loss_weight", "emb_pdrop", "attn_pdrop",
     "moe_normalize_expert_weights", "uniform_expert_assignment",
 })  # fmt: skip
-_MINIMAX_M2_INERT = frozenset({
-    "mtp_transformer_layers", "num_mtp_modules", "use_mtp", "shared_moe_mode",
-    "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
-    "max_model_len",
-})  # fmt: skip
+_MINIMAX_M2_INERT = words(
+    "mtp_transformer_layers num_mtp_modules use_mtp shared_moe_mode layernorm_full_attention_beta "
+    "layernorm_linear_attention_beta layernorm_mlp_beta max_model_len"
+)
 _GPT_BIGCODE_INERT = frozenset({
     "attention_softmax_in_fp32", "inference_runner", "max_batch_size", "max_sequence_length",
     "pad_key_length", "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32",
@@ -113,13 +108,10 @@ DIALECTS: Mapping[str, Dialect] = {
     # a sigmoid router as in DeepSeek-V3, which the config names only by its top-k method
     "dots1": Dialect(fixed={"scoring_func": "sigmoid"}),
     "falcon": Dialect(
-        renames={
-            "ffn_hidden_size": "intermediate_size",
-            "activation": "hidden_act",
-            "n_head_kv": "num_kv_heads",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-        },
+        renames=pairs(
+            "ffn_hidden_size=intermediate_size activation=hidden_act n_head_kv=num_kv_heads "
+            "n_layer=num_hidden_layers n_head=num_attention_heads"
+        ),
         inert=frozenset({"ff_factor", "apply_residual_connection_post_layernorm"}),
         switches={
             "bias": switch(False, "attention_bias", "mlp_bias"),
@@ -128,12 +120,10 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.falcon,
     ),
     "dbrx": Dialect(
-        renames={
-            "kv_n_heads": "num_key_value_heads",
-            "ffn_hidden_size": "moe_intermediate_size",
-            "moe_num_experts": "num_experts",
-            "moe_top_k": "num_experts_per_tok",
-        },
+        renames=pairs(
+            "kv_n_heads=num_key_value_heads ffn_hidden_size=moe_intermediate_size "
+            "moe_num_experts=num_experts moe_top_k=num_experts_per_tok"
+        ),
         parts=("attn_config", "ffn_config"),
         inert=_DBRX_INERT,
         prepare=read.dbrx,
@@ -164,11 +154,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"}), prepare=read.rotated),
     "codegen": Dialect(inert=frozenset({"scale_attn_weights"}), prepare=read.rotated),
     "gpt_neo": Dialect(
-        renames={
-            "num_heads": "num_attention_heads",
-            "num_layers": "num_hidden_layers",
-            "window_size": "sliding_window",
-        },
+        renames=pairs(
+            "num_heads=num_attention_heads num_layers=num_hidden_layers window_size=sliding_window"
+        ),
         inert=frozenset({"embed_dropout", "resid_dropout"}),
         prepare=read.gpt_neo,
     ),
@@ -190,13 +178,10 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.qwen,
     ),
     "chatglm": Dialect(
-        renames={
-            "num_layers": "num_hidden_layers",
-            "ffn_hidden_size": "intermediate_size",
-            "padded_vocab_size": "vocab_size",
-            "kv_channels": "head_dim",
-            "seq_length": "max_position_embeddings",
-        },
+        renames=pairs(
+            "num_layers=num_hidden_layers ffn_hidden_size=intermediate_size "
+            "padded_vocab_size=vocab_size kv_channels=head_dim seq_length=max_position_embeddings"
+        ),
         inert=_CHATGLM_INERT,
         switches={
             "add_bias_linear": switch(False, *_BIASES),
@@ -219,11 +204,10 @@ DIALECTS: Mapping[str, Dialect] = {
     "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm"})),
     "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
     "afmoe": Dialect(
-        renames={
-            "num_dense_layers": "first_k_dense_replace",
-            "global_attn_every_n_layers": "sliding_window_pattern",
-            "route_scale": "routed_scaling_factor",
-        },
+        renames=pairs(
+            "num_dense_layers=first_k_dense_replace "
+            "global_attn_every_n_layers=sliding_window_pattern route_scale=routed_scaling_factor"
+        ),
         inert=frozenset({"mup_enabled"}),
         prepare=read.full_without_rope,
     ),
@@ -240,12 +224,11 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.from_second_row,
     ),
     "cohere2_moe": Dialect(
-        renames={
-            "intermediate_size": "moe_intermediate_size",
-            "prefix_dense_intermediate_size": "intermediate_size",
-            "expert_selection_fn": "scoring_func",
-        },
-        inert=_COHERE.inert,
+        renames=pairs(
+            "intermediate_size=moe_intermediate_size "
+            "prefix_dense_intermediate_size=intermediate_size expert_selection_fn=scoring_func"
+        ),
+        inert=_COHERE.inert | {"shared_expert_combination_strategy"},
         switches=_COHERE.switches,
         prepare=read.cohere2_moe,
     ),

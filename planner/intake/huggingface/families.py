@@ -32,25 +32,18 @@ _LAYERNORM_BIASED: dict[str, object] = {
     "norm": "layernorm", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
 }  # fmt: skip
 _GPT2 = {
-    **_LAYERNORM_BIASED,
-    "position_embedding": "learned",
-    "tie_word_embeddings": True,
+    **_LAYERNORM_BIASED, "position_embedding": "learned", "tie_word_embeddings": True,
     "expansion_ratio": 4,
-}
+}  # fmt: skip
 _BLOOM = {**_GPT2, "position_embedding": "none", "embedding_norm": True}
 _MPT = {
-    **_BLOOM,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "norm_bias": False,
+    **_BLOOM, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
     "embedding_norm": False,
-}
+}  # fmt: skip
 _PHI = {**_LAYERNORM_BIASED, "parallel_residual": True, "norms_per_layer": 1, "lm_head_bias": True}
 _GEMMA: dict[str, object] = {
-    "tie_word_embeddings": True,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-}
+    "tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+}  # fmt: skip
 _GEMMA2 = {**_GEMMA, "norms_per_layer": 4, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA3 = {**_GEMMA2, "qk_norm": "head", "sliding_window_pattern": 6, "vocab_size": 262_208}
 _GEMMA3 |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072}
@@ -58,16 +51,13 @@ _QWEN: dict[str, object] = {"use_sliding_window": False, "max_window_layers": 28
 _QWEN2 = {**_QWEN, "attention_bias": True, "attention_output_bias": False}
 _QWEN3 = {**_QWEN, "qk_norm": "head"}
 _LLAMA4: dict[str, object] = {
-    "n_shared_experts": 1,
-    "interleave_moe_layer_step": 1,
-    "qk_norm": "none",
-}
+    "n_shared_experts": 1, "interleave_moe_layer_step": 1, "qk_norm": "none",
+}  # fmt: skip
 _LLAMA4 |= {"attention_chunk_size": 8192, "sliding_window_pattern": 4}
 _GPT_OSS: dict[str, object] = {
     "attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True,
 }  # fmt: skip
 _GPT_OSS |= {"sliding_window_pattern": 2}
-_NO_AUX: dict[str, object] = {"topk_method": "noaux_tc"}
 _COHERE: dict[str, object] = {
     "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1, "parallel_residual": True,
 }  # fmt: skip
@@ -95,7 +85,7 @@ _V4: dict[str, object] = {"hc_mult": 4, "num_hash_layers": 3, "n_shared_experts"
 _FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
 _LLAMAS = (
     "llama mistral ministral deepseek_v2 phi3 granite exaone chatglm internlm2 internlm3 baichuan "
-    "qwen deepseek helium hyperclovax minicpm3 bamba"
+    "qwen deepseek deepseek_v3 kimi_k2 helium hyperclovax minicpm3 bamba"
 )
 
 FAMILIES: dict[str, Family] = {
@@ -109,12 +99,12 @@ FAMILIES: dict[str, Family] = {
         Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
-        Family(defaults=_NO_AUX, needs_experts=True),
+        ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "bailing_moe", "bailing_moe_v2"),
+        Family(needs_experts=True),
     ),
     **dict.fromkeys(
         ("dots1", "minimax_m3_vl_text", "exaone_moe", "hy_v3"),
-        Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+        Family(defaults=_QK_HEAD, needs_experts=True),
     ),
     "qwen2": Family(defaults=_QWEN2),
     "qwen2_moe": Family(defaults={**_QWEN2, "shared_expert_gate": True}, needs_experts=True),
@@ -123,9 +113,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(defaults=_GEMMA),
     "gemma2": Family(defaults=_GEMMA2),
     "gemma3_text": Family(defaults=_GEMMA3),
-    "deepseek_v3": Family(defaults=_NO_AUX),
-    "kimi_k2": Family(defaults=_NO_AUX),
-    "glm4_moe": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
+    "glm4_moe": Family(bias_on_output=False, needs_experts=True),
     "llama4_text": Family(
         defaults=_LLAMA4,
         expert_width_key="intermediate_size",
@@ -173,43 +161,37 @@ FAMILIES: dict[str, Family] = {
         gated=False,
     ),
     "afmoe": Family(
-        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, "attention_output_gate": True},
-        needs_experts=True,
+        defaults={**_QK_HEAD, **_FOUR_NORMS, "attention_output_gate": True}, needs_experts=True
     ),
-    "axk1": Family(defaults={**_NO_AUX, "moe_output_norm": True}, needs_experts=True),
-    "axk2": Family(defaults={**_NO_AUX, **_GATED_LATENT}, needs_experts=True),
-    "dots3_note_text": Family(
-        defaults={**_NO_AUX, **_HEAD_GATE, "k_rope_norm": True}, needs_experts=True
-    ),
-    "hy_v4": Family(defaults={**_NO_AUX, **_SINKS, **_GATE, **_IHC}, needs_experts=True),
-    "beam": Family(
-        defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX, **_BIASED_GATE}, needs_experts=True
-    ),
+    "axk1": Family(defaults={"moe_output_norm": True}, needs_experts=True),
+    "axk2": Family(defaults=_GATED_LATENT, needs_experts=True),
+    "dots3_note_text": Family(defaults={**_HEAD_GATE, "k_rope_norm": True}, needs_experts=True),
+    "hy_v4": Family(defaults={**_SINKS, **_GATE, **_IHC}, needs_experts=True),
+    "beam": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_BIASED_GATE}, needs_experts=True),
     "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
     "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
     **dict.fromkeys(
-        ("step3p5", "laguna"),
-        Family(defaults={**_QK_HEAD, **_NO_AUX, **_HEAD_GATE}, needs_experts=True),
+        ("step3p5", "laguna"), Family(defaults={**_QK_HEAD, **_HEAD_GATE}, needs_experts=True)
     ),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"),
         Family(defaults={**_GEMMA, **_QK_HEAD, **_FOUR_NORMS, "value_norm": True}),
     ),
     "longcat_flash": Family(defaults={"router_correction_bias": True}, needs_experts=True),
-    "mimo_v2_flash": Family(defaults={**_NO_AUX, "sliding_sinks": True}, needs_experts=True),
-    "deepseek_v4": Family(defaults={**_NO_AUX, **_SINKS, **_V4}, needs_experts=True),
+    "mimo_v2_flash": Family(defaults={"sliding_sinks": True}, needs_experts=True),
+    "deepseek_v4": Family(defaults={**_SINKS, **_V4}, needs_experts=True),
     "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
     "granite_swa": Family(defaults=_SINKS),
     "granitemoe_swa": Family(
         defaults=_SINKS, expert_width_key="intermediate_size", needs_experts=True
     ),
     "jais2": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
-    "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX}, needs_experts=True),
+    "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS}, needs_experts=True),
     "mellum": Family(defaults=_QK_HEAD, needs_experts=True),
     "nanochat": Family(
         defaults={**_QK_HEAD, "norm_weight": False, "hidden_act": "relu2"}, gated=False
     ),
-    "solar_open": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
+    "solar_open": Family(bias_on_output=False, needs_experts=True),
     "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
     "qwen3_next": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
@@ -217,9 +199,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": Family(defaults={**_QWEN_DELTA, **_GATED_SHARED}, needs_experts=True),
     "olmo_hybrid": Family(defaults={"qk_norm": "full", "linear_conv_kernel_dim": 4}),
     "lara_mini": Family(defaults={**_DELTA, **_TIED}, needs_experts=True),
-    "kimi_linear": Family(defaults={**_NO_AUX, "position_embedding": "none"}, needs_experts=True),
+    "kimi_linear": Family(defaults={"position_embedding": "none"}, needs_experts=True),
     "bailing_hybrid": Family(
-        defaults={**_NO_AUX, **_HEAD_GATE, "linear_full_gates": True}, needs_experts=True
+        defaults={**_HEAD_GATE, "linear_full_gates": True}, needs_experts=True
     ),
     "nemotron_h": Family(
         defaults={"position_embedding": "none", "hidden_act": "relu2"}, gated=False
@@ -241,19 +223,16 @@ FAMILIES: dict[str, Family] = {
         expert_width_key="intermediate_size",
         needs_experts=True,
     ),
-    "bailing_moe": Family(needs_experts=True),
-    "bailing_moe_v2": Family(needs_experts=True),
 }
 # Model types that have the same language model as another type.
 SAME_NETWORK: Mapping[str, str] = {
     "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4",
-    "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
-    "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
+    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
+    "phi3_v": "phi3", "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
     "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
-    "minimax_text_01": "minimax", "minimax_m1": "minimax",
-    "dots3_note": "dots3_note_text", "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
+    "minimax_text_01": "minimax", "minimax_m1": "minimax", "dots3_note": "dots3_note_text",
+    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 
 # A multimodal config has its language model under `text_config`. This is the type to assume where
@@ -261,15 +240,14 @@ SAME_NETWORK: Mapping[str, str] = {
 TEXT_PARTS = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
     "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
-    "llava_onevision": "qwen2", "paligemma": "gemma",
-    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
-    "internvl": "qwen2", "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus",
-    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
-    "dots3_note": "dots3_note_text", "glm4v": "glm4",
-    "glm4v_moe": "glm4_moe",
-    "step3p7": "step3p5", "gemma4": "gemma4_text",
-    "gemma4_unified": "gemma4_unified_text", "minimax_m3_vl": "minimax_m3_vl_text",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "llava_onevision": "qwen2", "paligemma": "gemma", "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2",
+    "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus", "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+    "dots3_note": "dots3_note_text", "glm4v": "glm4", "glm4v_moe": "glm4_moe", "step3p7": "step3p5",
+    "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
+    "minimax_m3_vl": "minimax_m3_vl_text", "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 # Defaults of configuration classes, which a text_config leaves out. A config.json of the language
 # model alone writes them all.
@@ -278,23 +256,16 @@ _LLAMA_CLASS: dict[str, object] = {
     "num_attention_heads": 32, "vocab_size": 32000,
 }  # fmt: skip
 _QWEN2_CLASS = {
-    **_LLAMA_CLASS,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "vocab_size": 151_936,
-}
+    **_LLAMA_CLASS, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936,
+}  # fmt: skip
 _GLM4_CLASS = {
     **_LLAMA_CLASS, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2,
-    "vocab_size": 151_552,
-    "attention_bias": True,
+    "vocab_size": 151_552, "attention_bias": True,
 }  # fmt: skip
 _GEMMA_CLASS = {
-    **_LLAMA_CLASS,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
+    **_LLAMA_CLASS, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
     "num_attention_heads": 16,
-}
+}  # fmt: skip
 CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA_CLASS,
     "mistral": {**_LLAMA_CLASS, "intermediate_size": 14336, "num_key_value_heads": 8,

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from functools import partial
 
 from planner.intake.huggingface import hybrid_readers as hybrid
-from planner.intake.huggingface.dialect import Dialect, switch
+from planner.intake.huggingface.dialect import Dialect, pairs, switch, words
 
 _TIME_STEPS = frozenset(
     {"time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank"}
 )
 _NEMOTRON_INERT = frozenset({
-    "attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias",
-    "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_layers_block_type",
-    "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "sliding_window",
-    "use_mamba_kernels",
+    "attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype",
+    "moe_shared_expert_overlap", "mtp_layers_block_type", "num_logits_to_keep",
+    "rescale_prenorm_residual", "residual_in_fp32", "sliding_window", "use_mamba_kernels",
 })  # fmt: skip
 _KIMI = {
     "num_experts_per_token": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
@@ -21,24 +20,19 @@ _KIMI = {
     "moe_router_activation_func": "scoring_func", "model_max_length": "max_position_embeddings",
 }  # fmt: skip
 _MAMBA = {
-    "conv_kernel": "mamba_d_conv",
-    "n_groups": "mamba_n_groups",
-    "chunk_size": "mamba_chunk_size",
-    "use_conv_bias": "mamba_conv_bias",
-    "use_bias": "mamba_proj_bias",
-}
+    "conv_kernel": "mamba_d_conv", "n_groups": "mamba_n_groups", "chunk_size": "mamba_chunk_size",
+    "use_conv_bias": "mamba_conv_bias", "use_bias": "mamba_proj_bias",
+}  # fmt: skip
 _LFM = {"conv_L_cache": "linear_conv_kernel_dim", "conv_bias": "short_conv_bias"}
 _LFM |= {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
-_LFM_INERT = frozenset({
-    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
-    "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
-    "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc",
-})  # fmt: skip
+_LFM_INERT = words(
+    "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
+    "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc"
+)
 _FALCON_MULTIPLIERS = frozenset({
-    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier",
-    "layers_block_type", "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor",
-    "mlp_multipliers", "num_logits_to_keep", "ssm_in_multiplier", "ssm_multipliers",
-    "ssm_out_multiplier",
+    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "layers_block_type",
+    "mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor", "mlp_multipliers",
+    "num_logits_to_keep", "ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier",
 })  # fmt: skip
 
 _OLMO_HYBRID_INERT = frozenset({
@@ -99,9 +93,7 @@ HYBRIDS: Mapping[str, Dialect] = {
     "mamba2": Dialect(
         renames={
             **_MAMBA,
-            "num_heads": "mamba_num_heads",
-            "head_dim": "mamba_head_dim",
-            "state_size": "ssm_state_size",
+            **pairs("num_heads=mamba_num_heads head_dim=mamba_head_dim state_size=ssm_state_size"),
         },
         inert=frozenset({"expand", "rescale_prenorm_residual", "residual_in_fp32"}) | _TIME_STEPS,
         prepare=hybrid.only_mamba,
@@ -120,10 +112,10 @@ HYBRIDS: Mapping[str, Dialect] = {
         Dialect(
             renames={
                 **_MAMBA,
-                "state_size": "ssm_state_size",
-                "expand": "mamba_expand",
-                "intermediate_size": "mamba_width",
-                "time_step_rank": "mamba_dt_rank",
+                **pairs(
+                    "state_size=ssm_state_size expand=mamba_expand intermediate_size=mamba_width "
+                    "time_step_rank=mamba_dt_rank"
+                ),
             },
             inert=_MAMBA1_INERT | (_TIME_STEPS - {"time_step_rank"}),
             prepare=hybrid.mamba1,

@@ -13,6 +13,8 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     list_of,
+    pairs,
+    take_count,
     without,
 )
 from planner.intake.huggingface.dialect_readers import rotated
@@ -23,12 +25,9 @@ _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
 # letters of `hybrid_override_pattern`
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval")
-_MAMBA1 = frozenset({"attn_layer_period", "attn_layer_offset", "mamba_expand", "mamba_width"})
-MAMBA_KEYS: Mapping[str, str] = {
-    "mamba_n_heads": "mamba_num_heads",
-    "mamba_d_head": "mamba_head_dim",
-    "mamba_d_state": "ssm_state_size",
-}
+MAMBA_KEYS: Mapping[str, str] = pairs(
+    "mamba_n_heads=mamba_num_heads mamba_d_head=mamba_head_dim mamba_d_state=ssm_state_size"
+)
 
 
 def delta(values: Values) -> Values:
@@ -56,17 +55,17 @@ def kimi_linear(values: Values) -> Values:
 
     Its latent attention has no positions.
     """
-    part = values.get("linear_attn_config")
+    part = values.pop("linear_attn_config", None)
     own = part if isinstance(part, Mapping) else {}
-    heads = own.get("num_heads", values.get("linear_num_heads", 32))
-    width = own.get("head_dim", values.get("linear_head_dim", 128))
+    heads = own.get("num_heads", values.pop("linear_num_heads", 32))
+    width = own.get("head_dim", values.pop("linear_head_dim", 128))
     full = list_of(own.get("full_attn_layers"))
     numbered = [
         "full_attention" if i + 1 in full else "linear_attention" for i in range(_layers(values))
     ]
     found = _mixed(values, "kimi-delta", _listed(values) or numbered)
     return {
-        **without(found, "linear_attn_config", "linear_num_heads", "linear_head_dim"),
+        **found,
         **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
         "linear_conv_kernel_dim": own.get(
@@ -80,24 +79,23 @@ def bailing_hybrid(values: Values) -> Values:
 
     A config.json as published gives the recurrence's width as `head_dim`, a saved one by name.
     """
-    every = max(count_of(values, "layer_group_size"), 0) or 6
+    every = max(take_count(values, "layer_group_size"), 0) or 6
     names = ("linear_num_heads", "num_attention_heads"), ("linear_head_dim", "head_dim")
     given = {own: values.get(own, values.get(other)) for own, other in names}
-    taps = values.get("linear_conv_kernel_dim", values.get("short_conv_kernel_size", 4))
+    taps = values.get("linear_conv_kernel_dim", values.pop("short_conv_kernel_size", 4))
     kinds = _listed(values) or _every(values, every)
     found = kimi_linear({**values, **given, "linear_conv_kernel_dim": taps, "layer_types": kinds})
-    return without(found, "head_dim", "layer_group_size", "short_conv_kernel_size")
+    return without(found, "head_dim")
 
 
 def mamba(values: Values) -> Values:
     """Mamba-2 where `layer_types` says it, a head's width "auto" by `mamba_expand`."""
-    found = without(values, "mamba_expand")
-    expand, hidden = values.get("mamba_expand", 2), values.get("hidden_size")
+    expand, hidden = values.pop("mamba_expand", 2), values.get("hidden_size")
     heads = values.get("mamba_num_heads")
-    automatic = found.get("mamba_head_dim") in ("auto", None)
+    automatic = values.get("mamba_head_dim") in ("auto", None)
     if automatic and isinstance(expand, int) and isinstance(hidden, int) and isinstance(heads, int):
-        found["mamba_head_dim"] = expand * hidden // heads
-    return _mixed(found, "mamba2", _listed(found) or ["mamba"] * _layers(found))
+        values["mamba_head_dim"] = expand * hidden // heads
+    return _mixed(values, "mamba2", _listed(values) or ["mamba"] * _layers(values))
 
 
 def only_mamba(values: Values) -> Values:
@@ -116,38 +114,36 @@ def only_mamba(values: Values) -> Values:
 
 def mamba1(values: Values) -> Values:
     """Mamba, the first: in all layers and nothing else, or all but some of Jamba's."""
-    hidden, expand = values.get("hidden_size"), values.get("mamba_expand", 2)
+    hidden, expand = values.get("hidden_size"), values.pop("mamba_expand", 2)
     rank, layers = values.get("mamba_dt_rank", "auto"), _layers(values)
-    found = without(values, *_MAMBA1)
+    width = values.pop("mamba_width", None)
     if isinstance(hidden, int) and isinstance(expand, int):
-        found["mamba_num_heads"] = values.get("mamba_width") or expand * hidden
-        found["mamba_dt_rank"] = -(-hidden // 16) if rank == "auto" else rank
-    period, offset = (values.get(f"attn_layer_{key}") for key in ("period", "offset"))
+        values["mamba_num_heads"] = width or expand * hidden
+        values["mamba_dt_rank"] = -(-hidden // 16) if rank == "auto" else rank
+    period, offset = (values.pop(f"attn_layer_{key}", None) for key in ("period", "offset"))
     if not isinstance(period, int) or not isinstance(offset, int):
         only = {"mixer_only_layers": list(range(layers)), "num_attention_heads": 1}
-        return {**found, "mixers": ["mamba"] * layers, "mamba_head_dim": 1, "mamba_norm": False,
+        return {**values, "mixers": ["mamba"] * layers, "mamba_head_dim": 1, "mamba_norm": False,
             "head_dim": hidden, **only}  # fmt: skip
     kinds = ["attention" if i % period == offset else "mamba" for i in range(layers)]
     if values.get("num_experts", 16) == 1:
-        found = {key: value for key, value in found.items() if "expert" not in key}
-    return {**_mixed(found, "mamba", _listed(values) or kinds), "mamba_head_dim": 1}
+        values = {key: value for key, value in values.items() if "expert" not in key}
+    return {**_mixed(values, "mamba", _listed(values) or kinds), "mamba_head_dim": 1}
 
 
 def falcon_h1(values: Values) -> Values:
     """Mamba-2 and attention on one input in every layer."""
-    width, heads = values.get("mamba_d_ssm"), values.get("mamba_num_heads")
-    found = dict(values)
+    width, heads = values.pop("mamba_d_ssm", None), values.get("mamba_num_heads")
     if isinstance(width, int) and isinstance(heads, int) and heads > 0:
-        found["mamba_head_dim"] = width // heads
-    if bool(values.get("mamba_proj_bias")) != bool(values.get("projectors_bias")):
+        values["mamba_head_dim"] = width // heads
+    if bool(values.get("mamba_proj_bias")) != bool(values.pop("projectors_bias", None)):
         raise MissingBlock("projectors_bias", "biases of one of Mamba-2's projections")
-    found = {**mamba(found), "mixers": ["attention-mamba2"] * _layers(values)}
-    return without(found, "mamba_d_ssm", "projectors_bias")
+    return {**mamba(values), "mixers": ["attention-mamba2"] * _layers(values)}
 
 
 def short_conv(values: Values) -> Values:
     """LFM2: gated short convolutions where `layer_types` says "conv", a width that it rounds."""
-    full = list_of(values.get("full_attn_idxs"))
+    full = list_of(values.pop("full_attn_idxs", None))
     kinds = _listed(values) or [
         "full_attention" if i in full or not full else "conv" for i in range(_layers(values))
     ]
@@ -158,21 +154,21 @@ def short_conv(values: Values) -> Values:
         width = int(2 * width / 3)
         width = int(times * width) if isinstance(times, (int, float)) else width
         width = -(-width // unit) * unit if isinstance(unit, int) and unit > 0 else width
-    inert = ("full_attn_idxs", *(key for key in values if key.startswith("block_")))
-    return {**without(found, *inert), "intermediate_size": width}
+    rest = {key: one for key, one in found.items() if not key.startswith("block_")}
+    return {**rest, "intermediate_size": width}
 
 
 def lightning(values: Values) -> Values:
     """MiniMax-01: lightning attention in every second layer, by name or by 0 in a list."""
     numbered = [
         "full_attention" if kind == 1 else "linear_attention"
-        for kind in list_of(values.get("attn_type_list"))
+        for kind in list_of(values.pop("attn_type_list", None))
     ]
     layers = range(_layers(values))
     every = ["linear_attention" if i % 2 else "full_attention" for i in layers]
     heads = values.get("num_attention_heads")
     hidden, width = values.get("hidden_size"), values.get("head_dim")
-    found = without(rotated(values), "attn_type_list")
+    found = rotated(values)
     if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         width = hidden // heads
     return {
@@ -187,21 +183,20 @@ def granite_hybrid(values: Values) -> Values:
 
     Without experts, the MLP is the one that the config calls shared.
     """
-    rest = without(values, "position_embedding_type")
-    if values.get("position_embedding_type") in ("nope", None) and "mamba" in _listed(values):
-        rest["position_embedding"] = "none"
+    positions = values.pop("position_embedding_type", None)
+    if positions in ("nope", None) and "mamba" in _listed(values):
+        values["position_embedding"] = "none"
     if not values.get("num_local_experts"):
-        rest["intermediate_size"] = rest.pop("shared_expert_intermediate_size", None)
-        rest = without(rest, "num_local_experts", "num_experts_per_tok")
-    return mamba(rest)
+        values["intermediate_size"] = values.pop("shared_expert_intermediate_size", None)
+        values = without(values, "num_local_experts", "num_experts_per_tok")
+    return mamba(values)
 
 
 def bamba(values: Values) -> Values:
     """Attention in the layers that `attn_layer_indices` lists."""
-    places = list_of(values.get("attn_layer_indices"))
+    places = list_of(values.pop("attn_layer_indices", None))
     kinds = ["attention" if i in places else "mamba" for i in range(_layers(values))]
-    rest = without(values, "attn_layer_indices")
-    return mamba({**rest, "layer_types": _listed(values) or kinds})
+    return mamba({**values, "layer_types": _listed(values) or kinds})
 
 
 def nemotron_h(values: Values) -> Values:

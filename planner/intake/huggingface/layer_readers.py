@@ -15,7 +15,9 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     list_of,
+    pairs,
     without,
+    words,
 )
 from planner.intake.huggingface.dialect_readers import exaone4
 from planner.specs.mixers import SLIDING
@@ -28,10 +30,9 @@ _ROTARY = (
     (_FULL, "partial_rotary_factors", "partial_rotary_factor"),
     (_WINDOW, "rope_theta", "rope_local_base_freq"),
 )
-_STEP_LISTS = frozenset({
-    "attention_other_setting", "moe_layers_enum", "mtp_layer_types", "partial_rotary_factors",
-    "rope_theta",
-})  # fmt: skip
+_STEP_LISTS = words(
+    "attention_other_setting moe_layers_enum mtp_layer_types partial_rotary_factors rope_theta"
+)
 
 
 def step(values: Values) -> Values:
@@ -81,12 +82,11 @@ def _rotary(values: Values) -> Values:
 
 def clamped(values: Values) -> Values:
     """Clamps of SwiGLU by layer; one for all layers, or none, is one number."""
-    given = list_of(values.get("swiglu_limits"))
+    given = list_of(values.pop("swiglu_limits", None))
     limits = [one if isinstance(one, (int, float)) else 0 for one in given]
-    found = without(values, "swiglu_limits")
     if len({*limits}) == 1:
-        return found | ({"swiglu_limit": limits[0]} if limits[0] else {})
-    return found | ({"swiglu_limits": limits} if limits else {})
+        return values | ({"swiglu_limit": limits[0]} if limits[0] else {})
+    return values | ({"swiglu_limits": limits} if limits else {})
 
 
 def exaone_moe(values: Values) -> Values:
@@ -95,10 +95,10 @@ def exaone_moe(values: Values) -> Values:
     Layers of multi-token prediction are dense.
     """
     windows, later = (
-        [one if isinstance(one, int) else 0 for one in list_of(values.get(key))]
+        [one if isinstance(one, int) else 0 for one in list_of(values.pop(key, None))]
         for key in ("sliding_windows", "mtp_sliding_windows")
     )
-    found = without(clamped(values), "mtp_sliding_windows")
+    found = clamped(values)
     if windows:
         found["layer_types"] = [_WINDOW if one else _FULL for one in windows]
         found |= {"sliding_windows": windows, "sliding_window": max(windows)}
@@ -233,12 +233,11 @@ def _sharing(values: Values) -> Values:
 
 def longcat(values: Values) -> Values:
     """LongCat-Flash: layers of two attentions and two MLPs, the first beside the experts."""
-    layers = values.get("num_layers")
-    if values.get("zero_expert_type", "identity") != "identity":
+    layers = values.pop("num_layers", None)
+    if values.pop("zero_expert_type", "identity") != "identity":
         raise MissingBlock("zero_expert_type", "zero experts that are not their input")
-    found = without(values, *_LONGCAT_KEYS)
     return {
-        **found,
+        **values,
         **({"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}),
         "moe_layer_freq": 2,
         "shared_expert_intermediate_size": values.get("intermediate_size"),
@@ -305,10 +304,9 @@ _RATES: Mapping[str, int] = {
 }  # fmt: skip
 _ENTRIES = tuple(_RATES)
 _COMPRESSED: Mapping[str, str] = {_WINDOW: "shared-kv", _ENTRIES[0]: "csa", _ENTRIES[1]: "hca"}
-_DEEPSEEK_V4_KEYS = frozenset({
-    "compress_rates", "compress_ratios", "compress_rope_theta", "hc_eps", "layer_types",
-    "qk_rope_head_dim",
-})  # fmt: skip
+_DEEPSEEK_V4_KEYS = words(
+    "compress_rates compress_ratios compress_rope_theta hc_eps layer_types qk_rope_head_dim"
+)
 _GEMMA4_SWITCHES = frozenset({
     "enable_moe_block", "global_head_dim", "num_global_key_value_heads",
     "per_layer_config", "use_bidirectional_attention", "num_kv_shared_layers",
@@ -335,7 +333,6 @@ _MIMO_KEYS = frozenset({
     "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
     "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
 })  # fmt: skip
-_LONGCAT_KEYS = frozenset({"num_layers", "zero_expert_type"})
 _STEP_INERT = frozenset({
     "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
     "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
@@ -343,17 +340,13 @@ _STEP_INERT = frozenset({
 })  # fmt: skip
 BY_LAYER: Mapping[str, Dialect] = {
     "step3p5": Dialect(
-        renames={
-            "num_attention_groups": "num_key_value_heads",
-            "moe_num_experts": "num_experts",
-            "moe_top_k": "num_experts_per_tok",
-            "share_expert_dim": "shared_expert_intermediate_size",
-            "share_expert_dims": "shared_expert_intermediate_size",
-            "moe_router_scaling_factor": "routed_scaling_factor",
-            "moe_router_activation": "scoring_func",
-            "norm_expert_weight": "norm_topk_prob",
-            "use_head_wise_attn_gate": "attention_head_gate",
-        },
+        renames=pairs(
+            "num_attention_groups=num_key_value_heads moe_num_experts=num_experts "
+            "moe_top_k=num_experts_per_tok share_expert_dim=shared_expert_intermediate_size "
+            "share_expert_dims=shared_expert_intermediate_size "
+            "moe_router_scaling_factor=routed_scaling_factor moe_router_activation=scoring_func "
+            "norm_expert_weight=norm_topk_prob use_head_wise_attn_gate=attention_head_gate"
+        ),
         inert=_STEP_INERT,
         prepare=step,
     ),
@@ -383,11 +376,10 @@ BY_LAYER: Mapping[str, Dialect] = {
         prepare=longcat,
     ),
     "minimax_m3_vl_text": Dialect(
-        renames={
-            "intermediate_size": "moe_intermediate_size",
-            "dense_intermediate_size": "intermediate_size",
-            "shared_intermediate_size": "shared_expert_intermediate_size",
-        },
+        renames=pairs(
+            "intermediate_size=moe_intermediate_size dense_intermediate_size=intermediate_size "
+            "shared_intermediate_size=shared_expert_intermediate_size"
+        ),
         prepare=minimax_m3,
     ),
 }

@@ -76,30 +76,37 @@ NAMED: Mapping[str, str] = {
     )
     for name in names.split()
 }
-# A key that any config may switch on -> the block that it stands for
-BLOCK_KEYS: Mapping[str, str] = {
-    "linear_num_value_heads": _DELTA,
-    "linear_key_head_dim": _DELTA,
-    "linear_attn_config": "linear attention",
-    "mamba_num_heads": _MAMBA2,
-    "mamba_d_state": _MAMBA,
-    "mamba_d_ssm": _MAMBA2,
-    "ssm_state_size": _MAMBA,
-    "ssm_cfg": _MAMBA,
-    "hybrid_override_pattern": _MAMBA2,
-    "conv_L_cache": "gated short convolutions",
-    "index_topk": _INDEXER,
-    "index_n_heads": _INDEXER,
-    "cross_attention_layers": "cross-attention layers",
-    "add_cross_attention": "cross-attention layers",
-    "is_encoder_decoder": _TWO_STACKS,
-    "use_cla": "cross-layer attention (keys and values shared between layers)",
-    "num_kv_shared_layers": "keys and values shared between layers",
-    "altup_num_inputs": "AltUp",
-    "attn_output_gate": "a gate on the output of attention",
-    "block_configs": "layers that differ in width",
-    "parallel_attn_mlp_res": "a dense MLP beside the mixture of experts (dense residual)",
-}
+_DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini")
+_INDEXED_TYPES = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4",
+    "dots3_note", "dots3_note_text")  # fmt: skip
+_NEMOTRON = ("nemotron_h",)
+_CROSS = "cross-attention layers"
+# A key that any config may switch on -> the block that it stands for, and the types whose dialect
+# decides what the key means
+BLOCK_KEYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "linear_num_value_heads": (_DELTA, _DELTA_TYPES),
+    "linear_key_head_dim": (_DELTA, _DELTA_TYPES),
+    "linear_attn_config": ("linear attention", ("kimi_linear",)),
+    "mamba_num_heads": (_MAMBA2, _NEMOTRON),
+    "mamba_d_state": (_MAMBA, ("granitemoehybrid", "bamba", "falcon_h1", "jamba")),
+    "mamba_d_ssm": (_MAMBA2, ("falcon_h1",)),
+    "ssm_state_size": (_MAMBA, _NEMOTRON),
+    "ssm_cfg": (_MAMBA, ()),
+    "hybrid_override_pattern": (_MAMBA2, _NEMOTRON),
+    "conv_L_cache": ("gated short convolutions", ("lfm2", "lfm2_moe", "lfm3")),
+    "index_topk": (_INDEXER, _INDEXED_TYPES),
+    "index_n_heads": (_INDEXER, (*_INDEXED_TYPES, "minimax_m3_vl_text")),
+    "cross_attention_layers": (_CROSS, ()),
+    "add_cross_attention": (_CROSS, ()),
+    "is_encoder_decoder": (_TWO_STACKS, ()),
+    "use_cla": ("cross-layer attention (keys and values shared between layers)", ()),
+    "num_kv_shared_layers": (
+        "keys and values shared between layers", ("gemma4_text", "gemma4_unified_text")),
+    "altup_num_inputs": ("AltUp", ()),
+    "attn_output_gate": ("a gate on the output of attention", ()),
+    "block_configs": ("layers that differ in width", ()),
+    "parallel_attn_mlp_res": ("a dense MLP beside the mixture of experts (dense residual)", ()),
+}  # fmt: skip
 
 
 def refusal(model_type: str, config: Mapping[str, object]) -> str:
@@ -132,25 +139,6 @@ def _share(config: Mapping[str, object]) -> str:
 _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "m"})
 
 
-_DELTA_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini")
-_INDEXED_TYPES = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4",
-    "dots3_note", "dots3_note_text")  # fmt: skip
-# Key -> the types whose dialect decides what the key means.
-READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("linear_num_value_heads", "linear_key_head_dim"), _DELTA_TYPES),
-    "mamba_d_state": ("granitemoehybrid", "bamba", "falcon_h1", "jamba"),
-    "mamba_d_ssm": ("falcon_h1",),
-    "conv_L_cache": ("lfm2", "lfm2_moe", "lfm3"),
-    "linear_attn_config": ("kimi_linear",),
-    "num_kv_shared_layers": ("gemma4_text", "gemma4_unified_text"),
-    "index_topk": _INDEXED_TYPES,
-    "index_n_heads": (*_INDEXED_TYPES, "minimax_m3_vl_text"),
-    **dict.fromkeys(
-        ("mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"), ("nemotron_h",)
-    ),
-}
-
-
 def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
     """Raises SpecError where the config switches on a key for a block that we lack.
 
@@ -159,8 +147,8 @@ def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
     if "mixers" in raw:
         return
     model_type = raw.get("model_type")
-    for key, block in BLOCK_KEYS.items():
-        if raw.get(key) and model_type not in READ_BY_DIALECT.get(key, ()):
+    for key, (block, types) in BLOCK_KEYS.items():
+        if raw.get(key) and model_type not in types:
             raise missing(prefix, key, raw[key], f"{block}{_share(raw)}")
 
 

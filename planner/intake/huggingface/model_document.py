@@ -8,13 +8,12 @@ from planner.specs.model import ModelSpec
 
 _WINDOW = frozenset({"sliding_window", "sliding_mask"})
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
-_MLA_ONLY = frozenset({"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
-_MOE_ONLY = frozenset({
+MLA_ONLY = frozenset({"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
+MOE_ONLY = frozenset({
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
-    "shared_expert_intermediate_size",
-    "shared_expert_gate", "first_k_dense_replace", "moe_layer_freq", "moe_layer_offset",
-    "dense_layers", "router_bias",
-    "router_correction_bias", "expert_bias",
+    "shared_expert_intermediate_size", "shared_expert_gate", "first_k_dense_replace",
+    "moe_layer_freq", "moe_layer_offset", "dense_layers", "router_bias", "router_correction_bias",
+    "expert_bias",
 })  # fmt: skip
 
 
@@ -25,8 +24,8 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
     """
     left_out = (
         _WINDOW
-        | (frozenset() if model.is_moe else _MOE_ONLY)
-        | (frozenset() if model.uses_mla else _MLA_ONLY)
+        | (frozenset() if model.is_moe else MOE_ONLY)
+        | (frozenset() if model.uses_mla else MLA_ONLY)
     ) - ({"q_lora_rank"} if model.q_lora_rank else set())
     unset = frozenset(
         name

@@ -18,10 +18,9 @@ from planner.export.megatron_bridge import NAME, arguments_of
 from planner.export.megatron_read import FP8_RECIPES
 from planner.export.megatron_settings import DEGREES, KEYS
 from planner.intake.trainer_files.flags import commands_of
-from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_judge import LAYOUT_TEXT
-from planner.intake.trainer_files.statement import Machine, Run, StatedModel
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel, machine_of
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
 
@@ -76,7 +75,6 @@ class StatedBridge(StatedMegatron):
         )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
         shards = "use_megatron_fsdp" in words or "_fsdp_" in self.recipe

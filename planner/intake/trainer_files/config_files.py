@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from planner.catalog.models import model_entry, model_names
 from planner.errors import SpecError, fault
+from planner.intake.trainer_files.known_models import called
 from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
@@ -237,16 +237,11 @@ def _llama_factory(values: Values, found: Read) -> None:
 
 def _model(text: object, found: Read) -> object:
     """The catalogue's model of a Hugging Face id, also of somebody's copy of it."""
-    tail = str(text).rpartition("/")[2].lower()
-    known = {
-        alias.rpartition("/")[2].lower(): name
-        for name in model_names()
-        for alias in model_entry(name).aliases
-    }
-    if "/" not in str(text) or tail not in known:
+    known = called(str(text)) if "/" in str(text) else None
+    if known is None:
         return text
-    found.notes.append(f"{text} is taken as {known[tail]}")
-    return known[tail]
+    found.notes.append(f"{text} is taken as {known}")
+    return known
 
 
 def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None:

@@ -11,16 +11,6 @@ Write = Callable[[object], str]
 _WORD = re.compile(r"[A-Za-z][\w.-]*")
 
 
-def leaves(document: object, place: Path = ()) -> dict[Path, object]:
-    """Every value of nested mappings, by its keys from the outside in."""
-    if not isinstance(document, Mapping):
-        return {place: document}
-    found: dict[Path, object] = {}
-    for key, value in document.items():
-        found |= leaves(value, (*place, str(key)))
-    return found
-
-
 def edit_yaml(text: str, changes: Mapping[Path, object]) -> str:
     """The text with these values set.
 

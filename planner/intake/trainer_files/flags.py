@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from planner.errors import fault
 from planner.export.commands import plain_name
 from planner.export.titan_settings import AC_COMMAND
-from planner.intake.trainer_files.shell import Field, Script, Span, read_script
-from planner.trainers.titan_defaults import AC
+from planner.intake.trainer_files.shell import Chars, Script, Span, read_script
+from planner.trainers.titan_settings import AC
 
 _VARIABLE = re.compile(r"[ \t]+\$\{?\w+\}?")
 Changes = Mapping[str, Sequence[str] | None]
@@ -27,8 +27,8 @@ class Placed:
     """
 
     name: str
-    flag: Field
-    values: tuple[Field, ...]
+    flag: Chars
+    values: tuple[Chars, ...]
     joined: bool
 
     @property
@@ -42,7 +42,7 @@ class Command:
     """One command of a script. end: where its last word ends."""
 
     script: Script
-    fields: tuple[Field, ...]
+    fields: tuple[Chars, ...]
     end: int
 
     @property
@@ -78,8 +78,8 @@ def best_command(
     return best
 
 
-def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
-    groups: list[list[Field]] = []
+def _placed(fields: Sequence[Chars]) -> Iterator[Placed]:
+    groups: list[list[Chars]] = []
     for field in fields:
         # TorchTitan 0.3 writes its subcommand without dashes
         if field.text[2:] and field.text.startswith(("--", AC_COMMAND)):
@@ -164,7 +164,7 @@ class _Edit:
         start, end = _whole(text, placed)
         return {(start, end): " ".join([flag.partition("=")[0], *map(shlex.quote, words)])}
 
-    def place(self, value: Field) -> Span | None:
+    def place(self, value: Chars) -> Span | None:
         """Where to write another value: at this one, or in the variable that it comes from."""
         if self.at_definition and value.span is not None:
             return value.span
@@ -217,7 +217,7 @@ def _in_quotes(text: str, span: Span) -> bool:
     return before in ("'", '"') and before == text[span[1] : span[1] + 1]
 
 
-def _written(text: str, field: Field) -> Span | None:
+def _written(text: str, field: Chars) -> Span | None:
     """Where a field is written, including its own quotes.
 
     The quotes around a variable's assignment are not part of it.

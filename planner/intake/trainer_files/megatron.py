@@ -21,7 +21,7 @@ from planner.export.megatron_settings import CAPACITY, GRAPH_ARGUMENTS, GROUPS, 
 from planner.intake.trainer_files import megatron_deepspeed
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
-from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.known_models import by_hint, named
 from planner.intake.trainer_files.megatron_judge import (
     GROUP,
     GivenFlags,
@@ -32,9 +32,8 @@ from planner.intake.trainer_files.megatron_judge import (
 from planner.intake.trainer_files.megatron_log import dumped, words_of
 from planner.intake.trainer_files.megatron_model import model_keys
 from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, unpriced
-from planner.intake.trainer_files.shapes import by_hint, named
 from planner.intake.trainer_files.shell import read_script
-from planner.intake.trainer_files.statement import Machine, Run, StatedModel
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel, machine_of
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
@@ -321,7 +320,6 @@ def _unset(text: str, words: Words) -> dict[str, str]:
 
 
 def say_log(spec: CurrentSpec) -> StatedMegatron:
-    """Reads the arguments that a log prints."""
     values = dumped(spec.text)
     world = values.get("world_size", "")
     return StatedMegatron(
@@ -394,7 +392,6 @@ def megatron_changes(
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
-    """The script with these arguments changed."""
     return edit_flags(
         spec.text, partial(find_command, files=spec.files), changes, spelled, _RELEVANT.__contains__
     )

@@ -157,7 +157,6 @@ class ScriptRun:
     microbatches: int
 
     def has(self, *names: str) -> bool:
-        """Whether every one of these flags is given."""
         return all(name in self.words for name in names)
 
     def word(self, name: str) -> str | None:

@@ -4,6 +4,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and deriv
 """
 
 import ast
+import operator
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,6 +14,7 @@ from planner.export.commands import spelled
 from planner.export.megatron_mixers import mixer_keys
 from planner.export.megatron_model import MLA
 from planner.export.megatron_read import Words, whole, word
+from planner.intake.trainer_files.shell import Operators, computed
 
 
 def model_keys(words: Words) -> dict[str, object]:
@@ -134,38 +136,18 @@ def _placed(words: Words, name: str, layers: int, *, skips: bool) -> list[bool]:
     if text.isdigit() and int(text) > 0:
         first = 1 if skips else 0
         return [(place % int(text) == 0) != skips for place in range(first, layers + first)]
+
+    def times(flags: list[int], count: int) -> list[int]:
+        if len(flags) * count > layers:
+            raise ValueError("longer than the layers")
+        return flags * count
+
+    joined: Operators = {ast.Add: operator.add, ast.Mult: times}
     try:
-        flags = (
-            _list(ast.parse(text, mode="eval").body, layers) if _PATTERN.fullmatch(text) else None
-        )
-    except (SyntaxError, ValueError, RecursionError):
+        flags = computed(text, joined) if _PATTERN.fullmatch(text) else None
+    except (SyntaxError, ValueError, TypeError, RecursionError):
         flags = None
-    if flags is None or len(flags) != layers:
+    if not isinstance(flags, list) or len(flags) != layers:
         remedy = "write for example ([0]*3+[1]*58)"
         raise fault(spelled(name), text, f"is no pattern of {layers} layers", remedy)
     return [bool(flag) for flag in flags]
-
-
-def _list(node: ast.expr, most: int) -> list[int]:
-    """The value of lists that are joined and repeated.
-
-    Raises ValueError for anything else, and before it builds a list longer than `most`.
-    """
-    if isinstance(node, ast.List):
-        return [
-            item.value
-            for item in node.elts
-            if isinstance(item, ast.Constant) and isinstance(item.value, int)
-        ]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _list(node.left, most) + _list(node.right, most)
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and isinstance(node.right, ast.Constant)
-    ):
-        times = node.right.value
-        inner = _list(node.left, most)
-        if isinstance(times, int) and 0 <= times * max(1, len(inner)) <= most:
-            return inner * times
-    raise ValueError("no list")

@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from planner.catalog.models import model_entry, model_names
 from planner.errors import fault
 from planner.export.base import flatten
 from planner.export.megatron_read import whole
+from planner.intake.trainer_files.known_models import called, model_of
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_log import words_of
 from planner.intake.trainer_files.statement import Run, StatedModel
-from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.specs.current import CurrentSpec
 from planner.specs.model import ModelSpec
-from planner.trainers.titan_keys import KEYS
 from planner.trainers.titan_models import FLAVORS
+from planner.trainers.titan_settings import KEYS
 
 _VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")  # with its default
 MEGATRON: Mapping[str, object] = {
@@ -49,11 +48,9 @@ class _Megatron(StatedMegatron):
 
     @property
     def model(self) -> StatedModel:
-        """Looks up the file's model in the catalogue."""
         return self.named
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for malformed values."""
         words: dict[str, list[str]] = {name: [*one] for name, one in self.words.items()}
         words |= {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
         words |= {"multi_latent_attention": []} if model.uses_mla else {}
@@ -98,16 +95,10 @@ READERS: Mapping[str, Callable[[str, Mapping[str, object]], _Megatron | StatedTi
 
 def _model(named: str, given: Mapping[str, object]) -> StatedModel:
     """Looks up a file's model in the catalogue and sets the number of layers it overrides."""
-
-    def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower())
-
-    names = [(one, name) for name in model_names() for one in (*model_entry(name).aliases, name)]
-    known = {plain(one): name for one, name in names}
     module, _, flavor = named.rpartition("_")  # as TorchTitan calls some
     flavors = [one.flavor for one in FLAVORS.values() if one.flavor.lower() == flavor.lower()]
     own = model_of(module, flavors[0]).value if flavors else None
-    found: object = known.get(plain(named), own)
+    found: object = called(named) or own
     if found is not None and "num_layers" in given:
         found = {"base": found, "num_hidden_layers": given["num_layers"]}
     return StatedModel(value=found, lacking=f"the catalogue has no {named}")

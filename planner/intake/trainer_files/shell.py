@@ -10,7 +10,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise, takewhile
 
@@ -35,9 +35,10 @@ SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
 }
-_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+Operators = Mapping[type, Callable[..., object]]
+_OPERATORS: Operators = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod,
+    ast.Div: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
 }  # fmt: skip
 _BREAKS = " \t\n;&|()<>"
 _RUN, _QUOTED_RUN = re.compile(r"[^ \t\n;&|()<>'\"\\$`]+"), re.compile(r"[^\"\\$`]+")
@@ -55,11 +56,14 @@ class Chars:
 
     at: offset in the script, -1 for a character that is not written there.
     ref: span of the outermost `$NAME` whose value holds the character.
+    outer: of a command's word, its span as written, with its quotes; None where what is written
+        makes several words.
     """
 
     text: str = ""
     at: tuple[int, ...] = ()
     ref: tuple[Span | None, ...] = ()
+    outer: Span | None = None
 
     def __add__(self, other: "Chars") -> "Chars":
         if len(self.text) + len(other.text) > MAX_SCRIPT:
@@ -76,38 +80,18 @@ class Chars:
         whole = bool(at) and at[0] >= 0 and all(b == a + 1 for a, b in pairwise(at))
         return (at[0], at[-1] + 1) if whole else None
 
+    @property
+    def reference(self) -> Span | None:
+        """The one `$NAME` that the whole text comes from."""
+        refs = set(self.ref)
+        return next(iter(refs)) if len(refs) == 1 else None
+
     def through(self, span: Span | None) -> "Chars":
         """Text as the value of a variable at this span.
 
         Characters that already have a reference keep theirs.
         """
         return Chars(self.text, self.at, tuple(span if old is None else old for old in self.ref))
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One word of a command.
-
-    outer: span of the word as written, with its quotes; None where it makes several fields.
-    """
-
-    chars: Chars
-    outer: Span | None
-
-    @property
-    def text(self) -> str:
-        """What the command receives."""
-        return self.chars.text
-
-    @property
-    def span(self) -> Span | None:
-        return self.chars.span
-
-    @property
-    def reference(self) -> Span | None:
-        """The one `$NAME` that the whole text comes from."""
-        refs = set(self.chars.ref)
-        return next(iter(refs)) if len(refs) == 1 else None
 
 
 @dataclass(slots=True)
@@ -126,9 +110,9 @@ class Script:
     """
 
     text: str
-    commands: list[list[Field]] = field(default_factory=list)
+    commands: list[list[Chars]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    variables: dict[str, list[Field]] = field(default_factory=dict)
+    variables: dict[str, list[Chars]] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     batch: dict[str, str] = field(default_factory=dict)
@@ -163,10 +147,10 @@ def read_script(text: str, files: Mapping[str, str] | None = None) -> Script:
         raise _refused(f"has parameters that no shell reads ({error})") from None
     known |= {str(number): value for number, value in enumerate(given, 1)}
     for name, value in known.items():
-        script.variables[name] = [Field(_made(value), None)]
+        script.variables[name] = [_made(value)]
     try:
         source = Chars(text, tuple(range(len(text))), (None,) * len(text))
-        _Reader(_Words(script, source)).statements()
+        _Reader(script, source).statements()
     except RecursionError:
         raise _refused("is nested too deeply") from None
     return script
@@ -223,7 +207,7 @@ class _Words:
     def text(self) -> str:
         return self.source.text
 
-    def word(self) -> list[Field]:
+    def word(self) -> list[Chars]:
         """The next word as fields.
 
         An unquoted variable is split at its blanks, and an array gives one field per element.
@@ -249,12 +233,12 @@ class _Words:
         outer = self.since(start)
         kept = [chars for chars in fields if chars.text or (quoted and len(fields) == 1)]
         whole = plain or len(kept) == 1
-        return [Field(chars, outer if whole else None) for chars in kept]
+        return [replace(chars, outer=outer if whole else None) for chars in kept]
 
     def quoted_word(self) -> Chars:
-        """The value of an assignment, which is never split."""
-        value = Chars()
-        while self.here < len(self.text) and self.text[self.here] not in _BREAKS:
+        """The value of an assignment, or of the text up to `stop`, which is never split."""
+        value, end = Chars(), len(self.text) if self.stop is None else self.stop
+        while self.here < end and (self.stop or self.text[self.here] not in _BREAKS):
             for number, (chars, _) in enumerate(self.piece()):
                 value = value + (_made(" ") if number else Chars()) + chars
         return value
@@ -363,19 +347,15 @@ class _Words:
         if absent and sign.endswith(("-", "=")):
             default = self.nested(start, found)
             if sign.endswith("="):
-                self.script.variables[found[1]] = [Field(default, None)]
+                self.script.variables[found[1]] = [default]
             return [default]
         return self.lookup(found[1], self.since(start))
 
     def nested(self, start: int, found: re.Match[str]) -> Chars:
         """The value of the text after `:-`."""
         after, before = self.here, self.stop
-        self.here = start + 1 + found.start(4)
-        self.stop = end = start + 1 + found.end(4)
-        value = Chars()
-        while self.here < end:
-            for chars, _ in self.piece():
-                value = value + chars
+        self.here, self.stop = (start + 1 + place for place in found.span(4))
+        value = self.quoted_word()
         self.here, self.stop = after, before
         return value
 
@@ -385,7 +365,7 @@ class _Words:
             if name not in self.script.unset:
                 self.script.unset.append(name)
             return [Chars()]
-        return [part.chars.through(span) for part in found] or [Chars()]
+        return [part.through(span) for part in found] or [Chars()]
 
     def arithmetic(self, start: int) -> Chars:
         end = self.found("))", start)
@@ -406,7 +386,7 @@ class _Words:
             if not depth:
                 return
 
-    def array(self) -> Iterator[Field]:
+    def array(self) -> Iterator[Chars]:
         """Words up to the closing bracket, over several lines if need be."""
         while self.here < len(self.text):
             char = self.text[self.here]
@@ -426,7 +406,7 @@ class _Words:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _Reader(_Words):
     """Reads the commands of a source, as far as a shell would run them.
 
     last: where the last word of a command ends in the source.
@@ -436,7 +416,6 @@ class _Reader:
     given: text of the script that the last command reads.
     """
 
-    words: _Words
     ending: int = 0
     last: int = 0
     sign: str = ""
@@ -448,14 +427,6 @@ class _Reader:
     branches: list[_Branch] = field(default_factory=list)
 
     @property
-    def script(self) -> Script:
-        return self.words.script
-
-    @property
-    def text(self) -> str:
-        return self.words.text
-
-    @property
     def reading(self) -> bool:
         return all(branch.reading for branch in self.branches)
 
@@ -465,7 +436,7 @@ class _Reader:
         return any(branch.unsure and not branch.reading for branch in self.branches)
 
     def statements(self) -> None:
-        while self.words.here < len(self.text):
+        while self.here < len(self.text):
             guard = self.guard()
             self.joined, self.sign, self.given = self.sign, "", None
             words = list(self.command())
@@ -486,8 +457,8 @@ class _Reader:
         """The branch of one command after && or ||, by whether the command before succeeded."""
         if self.sign not in ("&&", "||") or self.open:
             return None
-        while self.text[self.words.here : self.words.here + 1].isspace():
-            self.words.here += 1
+        while self.text[self.here : self.here + 1].isspace():
+            self.here += 1
         branch = _Branch("", self.status == (self.sign == "&&"), unsure=not self.sure)
         self.branches.append(branch)
         return branch
@@ -506,7 +477,7 @@ class _Reader:
         elif word in ("elif", "else") and top is not None:
             top.reading, top.deciding = not top.taken, word == "elif"
 
-    def control(self, words: list[Field]) -> None:
+    def control(self, words: list[Chars]) -> None:
         first, top = words[0].text, self.branches[-1] if self.branches else None
         if top is not None and first and first == top.end:
             self.branches.pop()
@@ -526,13 +497,13 @@ class _Reader:
         elif self.unsure and any(word.text.startswith("--") for word in words):
             self.script.skipped.append(" ".join(word.text for word in words))
 
-    def pattern(self, branch: _Branch, words: list[Field]) -> None:
+    def pattern(self, branch: _Branch, words: list[Chars]) -> None:
         """One of the patterns of a `case`, up to its bracket."""
         if any(fnmatchcase(branch.subject, word.text) for word in words) and not branch.taken:
             branch.reading = branch.taken = True
         branch.deciding = branch.deciding and self.sign != ")"
 
-    def succeeds(self, words: list[Field]) -> bool:
+    def succeeds(self, words: list[Chars]) -> bool:
         """Whether a command succeeds: a test where it holds, others outside of an `if`."""
         texts, before = [word.text for word in words], self.status
         first = texts[1] if texts[0] == "!" and len(texts) > 1 else texts[0]
@@ -545,7 +516,7 @@ class _Reader:
         self.open = (self.open or first == "[[") and "]]" not in texts
         return succeeded
 
-    def keep(self, words: list[Field]) -> None:
+    def keep(self, words: list[Chars]) -> None:
         """Keeps a command that is read, or the commands that it hands to a shell."""
         texts, handed = [word.text for word in words], _handed(words, self.given)
         if texts[0] == "for" and len(words) > 3 and texts[2] == "in":
@@ -553,16 +524,16 @@ class _Reader:
         elif texts[0] == "read" and self.given is not None:
             names = [text for text in texts[1:] if not text.startswith("-")]
             parts = _split(self.given, f"[{re.escape(self.script.value('IFS') or ' ')}]")
-            values = {name: [Field(part, None)] for name, part in zip(names, parts, strict=False)}
+            values = {name: [part] for name, part in zip(names, parts, strict=False)}
             self.script.variables.update(values)
         elif texts[0] in SOURCING and len(texts) > 1 and texts[1] not in self.script.sourced:
             self.script.sourced.append(texts[1])  # a loop ends, as each is read once
             inner = _made(self.script.files.get(texts[1], "")[:MAX_SCRIPT])
-            _Reader(_Words(self.script, inner), ending=self.end_of_command()).statements()
+            _Reader(self.script, inner, ending=self.end_of_command()).statements()
         elif handed is not None:
             before, source = handed
             first = len(self.script.commands)
-            _Reader(_Words(self.script, source), ending=self.end_of_command()).statements()
+            _Reader(self.script, source, ending=self.end_of_command()).statements()
             for index in range(first, len(self.script.commands)):
                 self.script.commands[index] = [*before, *self.script.commands[index]]
         elif texts[0] not in PASSED_OVER | SOURCING and texts[-1] != "]]":
@@ -572,51 +543,51 @@ class _Reader:
 
     def end_of_command(self) -> int:
         """Where the last word of the command ends in the script."""
-        at = self.words.source.at[: self.last]
+        at = self.source.at[: self.last]
         return at[-1] + 1 if at and at[-1] >= 0 else self.ending
 
     # ---- one command -----------------------------------------------------------------------------
 
-    def command(self) -> Iterator[Field]:
+    def command(self) -> Iterator[Chars]:
         """Words up to the end of the command. Assignments take effect as they are read."""
         starting = True
-        while self.words.here < len(self.text):
+        while self.here < len(self.text):
             if not self.skip_blanks():
                 return
-            found = ASSIGNMENT.match(self.text, self.words.here) if starting else None
+            found = ASSIGNMENT.match(self.text, self.here) if starting else None
             if found is not None:
                 self.assign(found)
                 continue
-            place = self.words.here
-            words = self.words.word()
-            if self.words.here == place:
-                self.words.here += 1  # a sign that ends a command, or one that cannot be read
+            place = self.here
+            words = self.word()
+            if self.here == place:
+                self.here += 1  # a sign that ends a command, or one that cannot be read
                 return
             if starting and len(words) == 1 and words[0].text in DECLARING:
-                self.words.run(_FLAGS)
+                self.run(_FLAGS)
                 continue
-            if starting and len(words) == 1 and self.text[place : self.words.here] in OPENING:
+            if starting and len(words) == 1 and self.text[place : self.here] in OPENING:
                 self.opening(words[0].text)
                 continue
-            self.last, starting = self.words.here, False
+            self.last, starting = self.here, False
             yield from words
 
     def skip_blanks(self) -> bool:
         """Goes to the next word. False where the command ends, with its end sign skipped."""
-        while self.words.here < len(self.text):
-            char = self.text[self.words.here]
+        while self.here < len(self.text):
+            char = self.text[self.here]
             if char in " \t":
-                self.words.here += 1
-            elif self.text.startswith("\\\n", self.words.here):
-                self.words.here += 2
-            elif char == "#" and self.text[: self.words.here][-1:] in ("", *" \t\n;"):
-                self.words.here = self.words.found("\n")
-            elif _REDIRECTS.match(self.text, self.words.here):
+                self.here += 1
+            elif self.text.startswith("\\\n", self.here):
+                self.here += 2
+            elif char == "#" and self.text[: self.here][-1:] in ("", *" \t\n;"):
+                self.here = self.found("\n")
+            elif _REDIRECTS.match(self.text, self.here):
                 self.redirection()
             elif char in "\n;&|)(":
-                twice = self.text.startswith((";;", "&&", "||"), self.words.here)
+                twice = self.text.startswith((";;", "&&", "||"), self.here)
                 self.sign = 2 * char if twice else char
-                self.words.here += len(self.sign)
+                self.here += len(self.sign)
                 return False
             else:
                 return True
@@ -624,51 +595,50 @@ class _Reader:
 
     def redirection(self) -> None:
         """Skips `2>&1` or `> log`, and remembers a here-document or `<<< text`."""
-        if self.text.startswith("<<<", self.words.here):
-            self.words.here += 3
+        if self.text.startswith("<<<", self.here):
+            self.here += 3
             self.skip_blanks()
-            self.given = self.words.quoted_word()
+            self.given = self.quoted_word()
             return
         found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
-            self.text, self.words.here
+            self.text, self.here
         )
         assert found is not None, "it was recognised by the same signs"
-        self.words.here = max(found.end(), self.words.here + 1)
+        self.here = max(found.end(), self.here + 1)
         if found[1]:
             closing = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE)
-            end = closing.search(self.text, self.words.here)
+            end = closing.search(self.text, self.here)
             close, here = (len(self.text),) * 2 if end is None else end.span()
-            self.given = self.words.source.cut(self.words.found("\n") + 1, close)
-            self.words.here = here
+            self.given = self.source.cut(self.found("\n") + 1, close)
+            self.here = here
 
     def assign(self, found: re.Match[str]) -> None:
-        self.words.here = found.end()
+        self.here = found.end()
         name, adding = found[1], found[3] == "+="
-        if self.text.startswith("(", self.words.here):
-            self.words.here += 1
-            value = list(self.words.array())
+        if self.text.startswith("(", self.here):
+            self.here += 1
+            value = list(self.array())
         else:
-            whole = self.words.quoted_word()
-            value = [Field(whole, None)]
+            value = [self.quoted_word()]
         if not self.reading or found[2]:
             if self.unsure and any(part.text.startswith("--") for part in value):
                 self.script.skipped.append(" ".join(part.text for part in value))
             return
         before = self.script.variables.get(name, [])
         if adding and self.text[found.end() : found.end() + 1] != "(":
-            head = before[0].chars if before else Chars()
-            self.script.variables[name] = [Field(head + value[0].chars, None), *before[1:]]
+            head = before[0] if before else Chars()
+            self.script.variables[name] = [head + value[0], *before[1:]]
         else:
             self.script.variables[name] = [*before, *value] if adding else value
         if len(self.script.variables[name]) > MAX_WORDS:
             raise _refused("holds an array that grows without end")
 
 
-def _handed(words: list[Field], given: Chars | None) -> tuple[list[Field], Chars] | None:
+def _handed(words: list[Chars], given: Chars | None) -> tuple[list[Chars], Chars] | None:
     """Words before a shell, and the text that `eval`, `bash -c` or `sbatch <<EOF` gives it."""
     if words[0].text == "eval":
         blank = _made(" ")
-        return [], sum((blank + word.chars for word in words[1:]), Chars())
+        return [], sum((blank + word for word in words[1:]), Chars())
     program = given is not None and given.text.startswith("#!")
     for at, word in enumerate(words):
         if given is not None and (program or word.text == "sbatch"):
@@ -677,7 +647,7 @@ def _handed(words: list[Field], given: Chars | None) -> tuple[list[Field], Chars
             rest = words[at + 1 :]
             options = [*takewhile(lambda one: one.text.startswith("-"), rest)]
             if any(_COMMAND_OF.fullmatch(one.text) for one in options):
-                return words[:at], rest[len(options)].chars if rest[len(options) :] else Chars()
+                return words[:at], rest[len(options)] if rest[len(options) :] else Chars()
             return None if given is None else (words[:at], given)
     return None
 
@@ -726,16 +696,19 @@ def _sum(words: str) -> int | None:
     # the first of three brackets that end "$(((1 + 1)))" was taken for the end
     whole = words + ")" * (words.count("(") - words.count(")"))
     try:
-        return _value(ast.parse(re.sub(r"\b0+(?=\d)", "", whole).strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        value = computed(re.sub(r"\b0+(?=\d)", "", whole).strip(), _OPERATORS)
+    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError):
         return None
+    return value if isinstance(value, int) else None
 
 
-def _value(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("no arithmetic of whole numbers")
+def computed(source: str | ast.expr, operators: Operators) -> object:
+    """The value of literals that these operators join. Raises ValueError for anything else."""
+    node = ast.parse(source, mode="eval").body if isinstance(source, str) else source
+    if isinstance(node, ast.BinOp) and type(node.op) in operators:
+        sides = (computed(side, operators) for side in (node.left, node.right))
+        return operators[type(node.op)](*sides)
+    if isinstance(node, ast.UnaryOp) and type(node.op) in operators:
+        return operators[type(node.op)](computed(node.operand, operators))
+    value: object = ast.literal_eval(node)
+    return value

@@ -22,8 +22,7 @@ from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan
 from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
-from planner.trainers.titan_defaults import AC, P, T
-from planner.trainers.titan_keys import BY_TOKENS
+from planner.trainers.titan_settings import AC, BY_TOKENS, P, T
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"
 _FORMER = {"float8": FLOAT8, "mx": MX}  # names of converters before 0.2
@@ -97,7 +96,6 @@ def _value(value: object) -> Value:
 
 
 def _inert(key: str, winner: Layout) -> bool:
-    """Whether the setting has no effect in this layout."""
     if key.startswith(P + "pipeline_parallel_") and key != SAME_KEYS["pp"]:
         return winner.pp == 1
     if key in (P + "enable_sequence_parallel", P + "disable_loss_parallel"):

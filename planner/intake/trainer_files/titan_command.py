@@ -15,12 +15,12 @@ from planner.export.base import Value
 from planner.export.titan_settings import AC_COMMAND, mode_words
 from planner.export.torchtitan import flag_words, read_titan_flags
 from planner.intake.trainer_files.flags import Command, best_command, commands_of, edit_flags
-from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.statement import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import AC, CONFIGS_03
+from planner.trainers.titan_settings import AC, CONFIGS_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(
@@ -60,7 +60,6 @@ def _rating(command: Command) -> int:
 
 
 def config_file(command: Command) -> str | None:
-    """The TOML that the command names."""
     words = command.words()
     named = words.get("job.config_file")
     if named:

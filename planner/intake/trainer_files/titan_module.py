@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from planner.errors import SpecError
-from planner.intake.trainer_files.shapes import named
+from planner.intake.trainer_files.known_models import model_of, named
 from planner.intake.trainer_files.statement import StatedModel
-from planner.intake.trainer_files.titan_flavors import model_of
 from planner.trainers.titan_networks import ARGUMENTS
 
 _FAMILY = re.compile(

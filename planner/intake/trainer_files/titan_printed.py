@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from planner.errors import PlannerError
 from planner.export.base import flatten
 from planner.intake.models import read_model
-from planner.intake.trainer_files.titan_flavors import model_of
+from planner.intake.trainer_files.known_models import model_of
 from planner.intake.trainer_files.torchtitan import StatedTitan
-from planner.trainers.titan_defaults import AC
+from planner.trainers.titan_settings import AC
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")
 _PREFIX = re.compile(r"^\[[A-Za-z_]+\d+\]:", re.MULTILINE)
@@ -24,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def printed_run(text: str, stated: Mapping[str, object]) -> dict[str, object] | None:
     """The job that a log's other lines give, completed by its printed configuration.
 
-    said: the job from those other lines.
+    stated: the job from those other lines.
     Returns None where no configuration is printed, or where it cannot be read.
     """
     tables = _printed(text)

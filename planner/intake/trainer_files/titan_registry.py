@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from planner.errors import Fault, SpecError, fault
 from planner.intake.trainer_files.titan_module import flavor_of
 from planner.precision import PRECISIONS
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
-from planner.trainers.titan_keys import KEYS
+from planner.trainers.titan_settings import CONFIGS_03, DEFAULTS, KEYS
 
 PRICED = frozenset(
     {"training", "parallelism", "activation_checkpoint", "compile", "checkpoint", "optimizer"}

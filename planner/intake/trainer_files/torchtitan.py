@@ -16,13 +16,23 @@ from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
 from planner.export.titan_read import read_compiled, read_dispatcher_03, read_settings
 from planner.export.titan_settings import CHECKPOINT_MODES, GRAPHS_OFF, LAYERS, MICRO, SAME_KEYS
+from planner.intake.trainer_files.known_models import model_of
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
-from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES, P, T
-from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
+from planner.trainers.titan_settings import (
+    BEFORE_02,
+    BY_TOKENS,
+    CONFIGS_03,
+    DEFAULTS,
+    DISPATCHERS_03,
+    FORMER_NAMES,
+    KEYS,
+    P,
+    T,
+    unknown,
+)
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
@@ -170,7 +180,6 @@ class StatedTitan:
 
     @property
     def precision(self) -> str:
-        """The precision that its settings or its module set."""
         return str(self._precision(self.settings)["precision"])
 
     def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
@@ -345,11 +354,6 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
             del given[key]
             given["model.converters"], spelling["model.converters"] = ["float8"], key
     return {FORMER_NAMES.get(key, key): value for key, value in given.items()}, spelling
-
-
-def former_name(key: str, spelling: Mapping[str, str]) -> str:
-    """The name that the user's text uses for this setting."""
-    return spelling.get(key, key)
 
 
 def _int(settings: Mapping[str, object], key: str) -> int:

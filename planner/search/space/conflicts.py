@@ -197,12 +197,8 @@ class _Asked:
             if rule.field in self.given
             else next(name for name in self.given if name in read)
         )
-        return Fault(
-            self._path(field),
-            getattr(layout, field),
-            rule.rule(layout, self.context),
-            rule.remedy(layout, self.context),
-        )
+        words = rule.words(layout, self.context)
+        return Fault(self._path(field), getattr(layout, field), *words)
 
     def _path(self, field: str) -> str:
         return f"search.{'fix' if field in self.search.fix else 'allow'}.{field}"

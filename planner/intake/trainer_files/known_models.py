@@ -1,5 +1,6 @@
-"""Finds the catalogue's name for model shapes that were read from a trainer's arguments."""
+"""Finds the catalogue's name of a model: by its shapes, or by TorchTitan's module and flavor."""
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -8,6 +9,8 @@ from planner.intake.models import load_model, read_model
 from planner.intake.trainer_files.statement import StatedModel
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
+from planner.trainers.titan_models import FLAVORS, shape_of
+from planner.trainers.titan_networks import differences
 
 # Fields that shapes do not depend on, or that a trainer's arguments leave open. Network fields are
 # compared where the keys set them. Shared experts count by their width together.
@@ -24,7 +27,8 @@ def named(keys: Mapping[str, object], *, hint: str = "") -> StatedModel:
     same = _same(keys, hint, frozenset())
     if not same:
         return StatedModel(value={"name": hint or "your-model", **keys})
-    return StatedModel(value=next((name for name in same if _is_called(name, hint)), same[0]))
+    own = called(hint)
+    return StatedModel(value=own if own in same else same[0])
 
 
 def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str) -> str | None:
@@ -33,9 +37,9 @@ def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str
     None where there are several and the hint does not decide.
     """
     same = _same(keys, hint, leave_open)
-    called = [name for name in same if _is_called(name, hint)]
+    own = called(hint)
     kinds = {_comparable(load_model(name), frozenset()) for name in same}
-    return called[0] if called else same[0] if len(kinds) == 1 else None
+    return own if own in same else same[0] if len(kinds) == 1 else None
 
 
 def _same(keys: Mapping[str, object], hint: str, leave_open: frozenset[str]) -> list[str]:
@@ -50,9 +54,16 @@ def _same(keys: Mapping[str, object], hint: str, leave_open: frozenset[str]) -> 
     ]
 
 
-def _is_called(name: str, hint: str) -> bool:
-    names = (name, *(alias.rpartition("/")[2] for alias in model_entry(name).aliases))
-    return bool(hint) and hint.lower() in (known.lower() for known in names)
+def called(text: str) -> str | None:
+    """The catalogue's model of this name or Hugging Face id, also of somebody's copy of it."""
+    known = {
+        _plain(one): name for name in model_names() for one in (*model_entry(name).aliases, name)
+    }
+    return known.get(_plain(text))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower())
 
 
 @lru_cache(maxsize=512)
@@ -60,3 +71,40 @@ def _comparable(model: ModelSpec, leave_open: frozenset[str]) -> tuple[tuple[str
     return tuple(
         (name, value) for name, value in model.model_dump().items() if name not in OPEN | leave_open
     )
+
+
+def model_of(module: str, flavor: str, assets: str = "") -> StatedModel:
+    """The catalogue's model that a TorchTitan module and flavor stand for.
+
+    Several may have the same shapes. The one that `assets` names (the folder of its tokenizer)
+    comes first, then the one whose other fields differ least.
+    """
+    base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
+    known = (
+        (shape, one.facts)
+        for shape, one in FLAVORS.items()
+        if (one.module, one.flavor) == (module, base)
+    )
+    shape, facts = next(known, (None, {}))
+    named = [name for name, its in _shapes() if its == shape]
+    if not named and (own := f"{module}-{base}".lower()) in model_names():
+        return StatedModel(value=own)
+    if not named:
+        return StatedModel(
+            value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"
+        )
+    folder = assets.rstrip("/").rpartition("/")[2].lower()
+    exact = [
+        name
+        for name in named
+        if folder
+        and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
+    ]
+    return StatedModel(
+        value=min(exact or named, key=lambda name: len(differences(load_model(name), facts)))
+    )
+
+
+@lru_cache(maxsize=1)
+def _shapes() -> tuple[tuple[str, object], ...]:
+    return tuple((name, shape_of(load_model(name))) for name in model_names())
