@@ -13,16 +13,14 @@ from planner.api.settings import Settings, load_settings
 from planner.api.storage.audit import SqlAuditTrail
 from planner.api.storage.calibrations import SqlCalibrationStore
 from planner.api.storage.engine import Limits, make_engine, normalise_url
-from planner.api.storage.findings import SqlDriftStore, SqlQuarantine
 from planner.api.storage.idempotency import IdempotencyStore
 from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.migrate import ensure_current
 from planner.api.storage.own_entries import SqlOwnEntries
-from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.store import SqlStore
-from planner.api.storage.sweeps import SqlSweepStore
-from planner.api.storage.tasks import SqlTaskStore
+from planner.api.storage.sweeps import SqlDriftStore, SqlQuarantine, SqlSweepStore
+from planner.api.storage.tasks import SqlProbeStore, SqlTaskStore
 from planner.api.turns import Turns
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.pipeline.recently_used import RecentlyUsed

@@ -59,7 +59,7 @@ INDIRECT = {
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/http/security": ("tests/e2e/test_who_may.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
-    "api/jobs/sweep_budget": ("tests/contract/test_sweep_scheduler.py",),
+    "api/jobs/sweep_layouts": ("tests/contract/test_sweep_scheduler.py",),
     "api/storage/fence": (
         "tests/unit/test_leases.py",
         "tests/contract/test_measurement_and_probe_stores.py",

@@ -1,4 +1,4 @@
-"""Updating calibrations: after every measurement and every timed kernel.
+"""Updating calibrations, after every measurement and every timed kernel, and undoing them.
 
 The calibration of a trainer on a GPU is made anew from the runs that the database holds of it, and
 taken into use if the database still holds the same ones then. Runs that are not shared make a
@@ -26,7 +26,7 @@ from planner.api.wiring import Wiring
 from planner.calibration.update import learn_priced
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration, to_document
-from planner.errors import PlannerError
+from planner.errors import ConflictError, PlannerError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.units import counted
@@ -181,3 +181,45 @@ def line_about(record: CalibrationRecord) -> str:
         f"learned: {record.id}, {record.trainer} on {record.gpu} from {made_from}; plans and "
         "estimates use it"
     )
+
+
+def runs_of(record: CalibrationRecord | None) -> frozenset[str]:
+    """Ids of the measurements that it rests on. Raises ConflictError where nobody wrote them down.
+
+    None: a subject without a calibration.
+    """
+    if record is None:
+        return frozenset()
+    if "runs" not in record.document:
+        raise ConflictError(
+            f"calibration {record.id} was made by an earlier version, which did not write down its "
+            "runs; delete the runs that mislead it with `planner-cli measurements delete`"
+        )
+    return frozenset(record.document["runs"])
+
+
+def revert(
+    wiring: Wiring, calibration_id: str, by: str
+) -> tuple[Sequence[str], Sequence[CalibrationRecord]]:
+    """Undoes a calibration and those after it; returns (runs left out, calibrations made anew).
+
+    Left out is every run that the one before it does not rest on. The same runs give the same
+    calibration, so that one is in use again unless its runs were deleted or kernels timed since.
+    Raises NotFoundError, ConflictError.
+    """
+    record = wiring.calibrations.get(calibration_id)
+    runs = runs_of(wiring.calibrations.before(record))
+    reason = (
+        f"left out by {by}, who reverted {calibration_id}; `planner-cli measurements believe ID` "
+        "counts it again"
+    )
+    left: list[str] = []
+    # under other versions of the software there may be older runs, which were none of that one's
+    while found := [one.id for one in wiring.learning.inputs(record.subject).runs]:
+        newer = [one for one in found if one not in runs]
+        for one in newer:
+            wiring.measurements.refuse(one, reason)
+        left += newer
+        if not newer:
+            break
+    return left, update_calibrations(wiring, [(record.trainer, record.gpu)])

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
+from planner.api.cli.files import Plot, check_plot, write_file, write_plot
+from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document

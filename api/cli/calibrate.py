@@ -6,10 +6,9 @@ import typer
 
 from planner.api.calibration.grid import gpu_of, grid_of, knobs_moved
 from planner.api.calibration.update import all_measured, update_calibrations
-from planner.api.cli.output import note, say, show_json
+from planner.api.cli.output import note, say, show_json, working
 from planner.api.cli.studying import bar, sweep_stand
 from planner.api.cli.typed import Json, complete_gpu, complete_pool
-from planner.api.cli.working import working
 from planner.api.jobs.leases import Observer
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep

@@ -4,11 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.api.calibration.revert import revert
-from planner.api.calibration.update import line_about
-from planner.api.cli.output import note, say, show_json, show_page, tell
+from planner.api.calibration.update import line_about, revert
+from planner.api.cli.output import note, say, show_json, show_page, tell, working
 from planner.api.cli.typed import Cursor, Json, Limit
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.storage.records import CalibrationRecord
 from planner.api.wiring import wire

@@ -17,9 +17,8 @@ from planner.api.cli.given import (
     completed_by,
     layout_given,
 )
-from planner.api.cli.output import letters_only, make_console, note, show
+from planner.api.cli.output import letters_only, make_console, note, show, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.jobs import parse_job
 from planner.api.input.text import opened

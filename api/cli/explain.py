@@ -8,7 +8,7 @@ from planner.api.cli.given import PlanId
 from planner.api.cli.output import make_console, say, show, show_json
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
-from planner.api.render.communication import communication_section
+from planner.api.render.collective import communication_section
 from planner.api.wiring import wire
 from planner.plan.explain import explain, ranked_as
 

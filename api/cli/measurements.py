@@ -9,17 +9,15 @@ from typing import Annotated
 import typer
 
 from planner.api.calibration.update import line_about, update_about, update_from_measurements
-from planner.api.cli.output import make_console, note, note_more, say, show, show_json
-from planner.api.cli.plotting import write_file
+from planner.api.cli.files import write_file
+from planner.api.cli.output import make_console, note, note_more, say, show, show_json, working
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import row_of, shown_row, to_csv
 from planner.api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
 from planner.api.input.text import read_mapping_file
-from planner.api.render.comparison import beside
-from planner.api.render.probe import measurements_table
+from planner.api.render.probe import beside, measurements_table
 from planner.api.wiring import Wiring, wire
 from planner.errors import fault
 from planner.units import counted

@@ -4,9 +4,9 @@ import json as encoder
 
 import typer
 
+from planner.api.cli.files import PlotOrText, check_plot, plot_plan
 from planner.api.cli.given import PlanId
 from planner.api.cli.output import make_console, note_more, say, show, show_json
-from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
 from planner.api.cli.recommend import print_plan
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.input.names import plan_id_of

@@ -10,9 +10,8 @@ import typer
 
 from planner.api.calibration.update import line_about, update_from_probes
 from planner.api.cli.given import check_one
-from planner.api.cli.output import error_line, make_console, note, show, show_json
+from planner.api.cli.output import error_line, make_console, note, progress, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
-from planner.api.cli.working import progress
 from planner.api.errors import codes_of, lines_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.probe_recovery import recover

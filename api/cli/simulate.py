@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from planner.api.cli.files import Plot, check_plot, write_file, write_plot
 from planner.api.cli.given import PlanOption, RankOption, layout_given
-from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
+from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
 from planner.api.render.timeline import timeline_view

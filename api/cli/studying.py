@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from planner.api.cli.output import note
-from planner.api.cli.working import progress
+from planner.api.cli.output import note, progress
 from planner.api.jobs.leases import Observer
 from planner.api.jobs.standing import standing_line
 from planner.api.jobs.studies import ask_study, run_study

@@ -12,13 +12,12 @@ import anyio
 from fastapi import FastAPI
 
 from planner.api.http import openapi, problems
-from planner.api.http.access import Noted
 from planner.api.http.lanes import open_lanes
-from planner.api.http.metrics import Metrics
+from planner.api.http.metrics import Metrics, Noted
 from planner.api.http.origin import OwnSite
-from planner.api.http.rates import Rates
 from planner.api.http.requests import limiters
 from planner.api.http.routes import web
+from planner.api.http.security import Rates
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire
@@ -35,7 +34,7 @@ MODULES = tuple(
     import_module(f"planner.api.http.routes.{name}")
     for name in (
         *("plans", "charts", "jobs", "estimates", "simulations", "probes", "sweeps"),
-        *("measurements", "catalog", "operations", "queue", "health", "web"),
+        *("measurements", "catalog", "operations", "health", "web"),
     )
 )
 

@@ -138,7 +138,7 @@ def serve(app: FastAPI, settings: Settings) -> int:
         server_header=False,
         proxy_headers=bool(settings.proxies),
         forwarded_allow_ips=settings.proxies,
-        access_log=False,  # `planner.api.http.access` writes it
+        access_log=False,  # `planner.api.http.metrics` writes it
         log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,

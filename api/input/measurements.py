@@ -18,8 +18,7 @@ from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
-from planner.api.storage.common import is_id
-from planner.api.storage.paging import every
+from planner.api.storage.common import every, is_id
 from planner.api.storage.records import MeasurementFilter
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from planner.api.storage.common import told
+from planner.api.storage.common import cursor_of, told
 from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
-from planner.api.storage.paging import cursor_of
 from planner.api.storage.records import Page, PlanLine
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError, SpecError, fault

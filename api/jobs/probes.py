@@ -17,11 +17,10 @@ from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
+from planner.api.storage.common import every
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
-from planner.api.storage.paging import every
-from planner.api.storage.probes import most_gpu_seconds
-from planner.api.storage.quotas import check_quota
-from planner.api.storage.room import Room
+from planner.api.storage.room import Room, check_quota
+from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import PlannerError, ProbeError, SpecError, fault

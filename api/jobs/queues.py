@@ -15,8 +15,8 @@ from planner.api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.probes import most_gpu_seconds
-from planner.api.storage.quotas import check_quota
+from planner.api.storage.room import check_quota
+from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.storage.transactions import one_transaction, writing
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError

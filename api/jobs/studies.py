@@ -24,9 +24,9 @@ from planner.api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.probes import gpu_seconds_of
-from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import PlanLabels
+from planner.api.storage.room import check_quota
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.intake.jobs import read_job

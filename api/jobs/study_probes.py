@@ -12,8 +12,8 @@ from planner.api.jobs.plans import job_with_layout, job_without_layout
 from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
 from planner.api.jobs.side_by_side import enqueue_in_room
 from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
-from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.records import Subject
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelTiming
 from planner.errors import PlannerError

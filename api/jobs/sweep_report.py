@@ -10,8 +10,7 @@ from planner.api.errors import StoredError
 from planner.api.jobs.bad_hosts import BadHost
 from planner.api.jobs.retries import hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
-from planner.api.jobs.sweep_budget import SpentByRun
-from planner.api.jobs.sweep_layouts import Wanted
+from planner.api.jobs.sweep_layouts import SpentByRun, Wanted
 from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError

@@ -16,13 +16,12 @@ from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.retries import hosts_of, next_try, step_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
 from planner.api.jobs.standing import Standing, SweepProgress
-from planner.api.jobs.sweep_budget import SpentByRun
-from planner.api.jobs.sweep_layouts import wanted_of
+from planner.api.jobs.sweep_layouts import SpentByRun, wanted_of
 from planner.api.jobs.sweep_report import Item, JobOfRun, line_of, report_of
 from planner.api.jobs.sweeps import check_sweep
 from planner.api.render.sweep import sweep_line
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
-from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job

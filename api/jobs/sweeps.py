@@ -16,11 +16,10 @@ from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
-from planner.api.storage.common import readable, told
+from planner.api.storage.common import every, readable, told
 from planner.api.storage.job_records import TaskFilter, TaskRecord
-from planner.api.storage.paging import every
-from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import SweepRecord, SweepState
+from planner.api.storage.room import check_quota
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job

@@ -1,10 +1,14 @@
-"""One collective as text: the choice first, then every algorithm that could have run."""
+"""Collectives as tables: the algorithms of one that was asked about, and those of a layout."""
+
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from planner.api.render.grid import Column, grid
+from planner.api.render.figures import seconds, size
+from planner.api.render.grid import Column, grid, number
 from planner.specs.collective import CollectiveAnswer
+from planner.specs.estimate import CommunicationRow
 from planner.units import counted, format_bandwidth, format_bytes, format_seconds
 
 COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
@@ -12,6 +16,22 @@ DROPPED = {"sent a rank": 0, "steps": 1, "protocol": 2}  # where there is no roo
 NOTE = (
     "library: with its measured curves; closed form: on bandwidth and latency alone. * what the "
     "library may choose by itself"
+)
+STEP_COLUMNS = (
+    Column(name=""),
+    Column(name="collective"),
+    number("ranks"),
+    Column(name="level", drop=2),
+    Column(name="algorithm", drop=1),
+    number("a step"),
+    number("message"),
+    number("sent", drop=0),
+    number("alone"),
+    number("exposed"),
+)
+STEP_NOTE = (
+    "Of one GPU in one step. sent: all that it sends of them; alone: seconds with nothing beside; "
+    "exposed: seconds that the step waits. All-reduces of a few bytes are in the optimizer's time."
 )
 
 
@@ -64,3 +84,29 @@ def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
         width,
         bold=[found.algorithm == answer.algorithm for found in answer.candidates],
     )
+
+
+def communication_section(rows: Sequence[CommunicationRow], width: int) -> list[RenderableType]:
+    """Heading, table and note; nothing for a layout that communicates nothing."""
+    if not rows:
+        return []
+    cells = [
+        (
+            one.dimension,
+            one.operation,
+            f"{one.group_size:,}",
+            one.level,
+            one.algorithm,
+            f"{one.per_step:,.0f}",
+            size(one.message_bytes),
+            size(one.volume_bytes),
+            seconds(one.seconds),
+            seconds(one.exposed_seconds),
+        )
+        for one in rows
+    ]
+    return [
+        Text("What it communicates", style="bold"),
+        grid(STEP_COLUMNS, cells, width),
+        Text(STEP_NOTE, style="dim"),
+    ]

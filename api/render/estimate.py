@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.bars import legend, memory_parts, stacked_bar, time_parts
-from planner.api.render.communication import communication_section
+from planner.api.render.collective import communication_section
 from planner.api.render.figures import (
     interval_of,
     parameters,

@@ -6,8 +6,15 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import Store, plain_text, record_of
-from planner.api.storage.paging import check_limit, decoded, encoded, unknown_cursor
+from planner.api.storage.common import (
+    Store,
+    check_limit,
+    decoded,
+    encoded,
+    plain_text,
+    record_of,
+    unknown_cursor,
+)
 from planner.api.storage.records import AuditEvent, AuditFilter, Page
 from planner.api.storage.tables import AuditRow
 from planner.api.storage.transactions import reading, writing

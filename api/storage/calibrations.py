@@ -8,9 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from planner.api.storage.common import plain_text, record_of, row_of, values_of
+from planner.api.storage.common import plain_text, read_page, record_of, row_of, values_of
 from planner.api.storage.learning import read_inputs
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
 from planner.api.storage.room import take_turns
 from planner.api.storage.tables import CalibrationRow, PlanRow

@@ -7,9 +7,16 @@ from sqlalchemy import delete, select, tuple_, update
 
 from planner.api.asker import asker
 from planner.api.storage.audit import note
-from planner.api.storage.common import Store, all_readable, flush_new, plain_text, readable, row_of
+from planner.api.storage.common import (
+    Store,
+    all_readable,
+    flush_new,
+    plain_text,
+    read_page,
+    readable,
+    row_of,
+)
 from planner.api.storage.learning import believed_by, without_stale
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import MeasurementFilter, Page, Subject
 from planner.api.storage.tables import FIGURES, MeasurementRow, PricedRunRow, ProbeRow
 from planner.api.storage.transactions import reading, writing

@@ -20,7 +20,14 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of, values_of
+from planner.api.storage.common import (
+    SHOWN_CHARACTERS,
+    flush_new,
+    plain_text,
+    read_page,
+    record_of,
+    values_of,
+)
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -31,7 +38,6 @@ from planner.api.storage.job_records import (
     JobRecord,
     Lease,
 )
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import Page
 from planner.api.storage.tables import LeasedRow
 from planner.api.storage.transactions import reading, writing

@@ -11,10 +11,17 @@ from sqlalchemy.orm import Session
 from planner.api.asker import asker
 from planner.api.identity import hash_of_job
 from planner.api.storage.audit import note
-from planner.api.storage.common import flush_new, plain_text, readable, record_of, row_of, values_of
-from planner.api.storage.paging import read_page
-from planner.api.storage.quotas import check_quota
+from planner.api.storage.common import (
+    flush_new,
+    plain_text,
+    read_page,
+    readable,
+    record_of,
+    row_of,
+    values_of,
+)
 from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
+from planner.api.storage.room import check_quota
 from planner.api.storage.tables import FIGURES, EstimateRow, PlanLayoutRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.pipeline.recently_used import RecentlyUsed

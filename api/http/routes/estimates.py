@@ -7,9 +7,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import Learned, among, learned_by_gpu
-from planner.api.http import etags
 from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
-from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import (
     answer_once,
     idempotency_key,
@@ -18,7 +16,7 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import answers, problems
+from planner.api.http.routes.parameters import answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
@@ -119,7 +117,7 @@ def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:
     return Estimates(allow_files=False, calibration_of=among(learnt)).of(jobs)
 
 
-@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, also=NOT_MODIFIED))
+@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, etag=True))
 def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
-    return etags.answer(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())
+    return with_etag(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())

@@ -10,7 +10,7 @@ from planner.api.http.routes.parameters import answers, problems
 from planner.api.http.routing import strict_route
 from planner.api.http.schemas import TextBody
 from planner.api.http.security import Planner, Reader
-from planner.api.input.pasted import PastedJob, read_pasted
+from planner.api.input.current import PastedJob, read_pasted
 from planner.api.job_schema import job_schema
 from planner.errors import fault
 

@@ -7,20 +7,18 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from planner.api.calibration.own_runs import OwnAccuracy, own_accuracy
+from planner.api.calibration.listing import OwnAccuracy, own_accuracy
 from planner.api.calibration.update import update_about, update_from_measurements
-from planner.api.http import etags
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
-from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from planner.api.http.security import Admin, Prober, Reader, require_scope
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import shown_row, to_csv
 from planner.api.input.measurements import filter_of, of_rows, read_measurements, store_new
-from planner.api.storage.paging import MAX_PAGE
+from planner.api.storage.common import MAX_PAGE
 from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.specs.measurement import Measurement
@@ -75,12 +73,12 @@ def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAc
 
 
 @router.get(
-    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, also=NOT_MODIFIED)
+    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, etag=True)
 )
 def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
     found = wiring.measurements.get(measurement_id)
-    return etags.answer(request, json.dumps(shown_row(found), default=str))
+    return with_etag(request, json.dumps(shown_row(found), default=str))
 
 
 @router.post(

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
-from planner.api.http import etags
 from planner.api.http.bodies import JSON, REQUIRED, JobJson
-from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.events import ANSWER, Snapshot, of_plan, stream
 from planner.api.http.lanes import PLANNING
 from planner.api.http.requests import (
@@ -21,7 +19,7 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import Explained, PlanAccepted, PlanState
 from planner.api.http.security import Planner, Reader, require_scope
@@ -134,7 +132,7 @@ def list_plans(
     return read(wiring, cursor, limit)
 
 
-@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, also=NOT_MODIFIED))
+@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, etag=True))
 def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
@@ -148,7 +146,7 @@ def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Respon
         if task is None:
             raise
         text = json.dumps(state_of(task))
-    return etags.answer(request, text)
+    return with_etag(request, text)
 
 
 @router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))
