@@ -24,7 +24,7 @@ def gpu_of(wiring: Wiring, pool: str) -> str:
 
     Raises ProbeError where it has none, SpecError where the pool does not tell.
     """
-    found, why = [], ""
+    found = []
     place = wiring.pool(pool)
     for name in gpu_names():
         try:
@@ -34,25 +34,19 @@ def gpu_of(wiring: Wiring, pool: str) -> str:
         if capacity.device != "cuda":
             continue
         if not capacity.num_devices:
-            why = capacity.why_none
-            break
+            raise ProbeError(
+                f"pool {pool} has no GPU ({capacity.why_none}); name another pool, or --gpu cpu to "
+                "calibrate the CPU"
+            )
         found.append(name)
-    if why:
-        raise ProbeError(
-            f"pool {pool} has no GPU ({why}); name another pool, or --gpu cpu to calibrate the CPU"
-        )
     if len(found) != 1:
         among = (
             f"may be any of {', '.join(found)}"
             if 0 < len(found) <= MOST_NAMED
             else "is not told by this pool"
         )
-        raise fault(
-            "--gpu",
-            None,
-            among,
-            "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu",
-        )
+        remedy = "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu"
+        raise fault("--gpu", None, among, remedy)
     return found[0]
 
 
@@ -67,22 +61,19 @@ def grid_of(wiring: Wiring, gpu: str, pool: str) -> dict[str, Any]:
     models: list[Any] = [TINY] if on_cpu else ["llama3.2-1b", "llama3.2-3b"]
     lengths = (64, 128) if on_cpu else (2048, 8192)
     trainings = [{"seq_len": length, "global_batch_size": 4 * num_gpus} for length in lengths]
-    measure = {
-        "top_k": 1,
-        "anchors": [{"ac": "full", "micro_batch_size": 2}, {"ac": "none", "compile": False}],
-    }
+    anchors = [{"ac": "full", "micro_batch_size": 2}, {"ac": "none", "compile": False}]
     return {
         "name": f"calibrate {gpu}",
         "models": models,
         "clusters": [{"gpu": gpu, "num_gpus": num_gpus}],
         "trainings": trainings,
         "pool": pool,
-        "measure": measure,
+        "measure": {"top_k": 1, "anchors": anchors},
         "steps": 5,
     }
 
 
-def knobs_moved(record: CalibrationRecord) -> dict[str, Any]:
+def knobs_moved(record: CalibrationRecord) -> dict[str, tuple[float, float]]:
     """Knobs whose value differs from the shipped calibration's: name -> (before, after)."""
     family = load_gpu(record.gpu).family
     before, after = (
@@ -93,8 +84,4 @@ def knobs_moved(record: CalibrationRecord) -> dict[str, Any]:
         knob.name: (knob.moved(before[index]), knob.moved(after[index]))
         for index, knob in enumerate(KNOBS)
     }
-    return {
-        "knobs": {
-            name: pair for name, pair in pairs.items() if abs(pair[1] / pair[0] - 1.0) > MOVED
-        }
-    }
+    return {name: pair for name, pair in pairs.items() if abs(pair[1] / pair[0] - 1.0) > MOVED}

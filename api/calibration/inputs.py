@@ -67,15 +67,13 @@ def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
     from now on, and left out.
     """
     found: dict[str, PricedRun] = {}
+    fresh = []
     for row in rows:
         known = row.priced and PricedRun.from_dict(
             row.priced, run_id=row.id, layout=row.layout, step_seconds=row.step_seconds
         )
         if known:
             found[row.id] = known
-    fresh = []
-    for row in rows:
-        if row.id in found:
             continue
         try:
             run = wiring.measurements.get(row.id)

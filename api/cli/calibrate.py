@@ -60,7 +60,7 @@ def command(
                 "gpu": one.gpu,
                 "runs": one.num_runs,
                 "stale": one.document.get("stale"),
-                **knobs_moved(one),
+                "knobs": knobs_moved(one),
             }
             for one in made
         ]
@@ -76,5 +76,5 @@ def command(
         stale = one.document.get("stale")
         if stale:
             say(f"  {counted(stale['runs'], 'older run')} left out as stale: {stale['statement']}")
-        for knob, (before, after) in knobs_moved(one)["knobs"].items():
+        for knob, (before, after) in knobs_moved(one).items():
             say(f"  {knob:22s} {before:.3g} -> {after:.3g}")

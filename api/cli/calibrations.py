@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.api.calibration.update import line_about, revert
-from planner.api.cli.output import note, say, show_json, show_page, tell, working
+from planner.api.cli.output import note, show_page, tell, working
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.identity import local_user
 from planner.api.storage.records import CalibrationRecord
@@ -41,12 +41,10 @@ def revert_(calibration_id: CalibrationId, json: Json = False) -> None:
     wiring = wire()
     with working("learning again", quiet=json):
         left, made = revert(wiring, calibration_id, local_user())
-    if json:
-        show_json({"left_out": left, "calibrations": [one.id for one in made]})
-        return
-    for one in made:
+    for one in made if not json else ():
         note(line_about(one))
-    say(f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which")
+    said = f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which"
+    tell({"left_out": left, "calibrations": [one.id for one in made]}, [said], json=json)
 
 
 def _line(record: CalibrationRecord) -> dict[str, Any]:

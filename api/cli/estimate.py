@@ -3,7 +3,8 @@
 import gc
 import sys
 from collections.abc import Iterator
-from typing import IO, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -70,21 +71,16 @@ def command(
         _many(jobs)
     else:
         wiring = wire()
-        _one(
-            wiring,
-            completed_by(
-                layout_given(wiring, job, plan, rank), model=model, gpu=gpu, num_gpus=num_gpus
-            ),
-            as_json=json,
-        )
+        values = layout_given(wiring, job, plan, rank)
+        values = completed_by(values, model=model, gpu=gpu, num_gpus=num_gpus)
+        _one(wiring, values, as_json=json)
 
 
 def _one(wiring: Wiring, values: dict[str, Any], *, as_json: bool) -> None:
     with working("pricing", quiet=as_json):
         asked = with_own(wiring, values)
-        prices = Estimates(
-            allow_files=True, calibration_of=lambda job: learned(wiring, job, local_user())
-        )
+        own = partial(learned, wiring, owner=local_user())
+        prices = Estimates(allow_files=True, calibration_of=own)
         (kept,) = keep_estimates(wiring, [asked], prices.of([asked]))
     if isinstance(kept, Refusal):
         raise kept.error
@@ -119,21 +115,16 @@ def _many(path: str) -> None:
                 sys.stdout.write(line_of(entry) + "\n")
             sys.stdout.flush()
     if not num_readable:
-        raise fault(
-            "--jobs", path, "holds no line that could be read", "write one JSON object a line"
-        )
+        rule = "holds no line that could be read"
+        raise fault("--jobs", path, rule, "write one JSON object a line")
 
 
 def _raw_lines(path: str) -> Iterator[bytes]:
+    """Lines without their end; an overlong line is cut where its length is known to be too much."""
     remedy = "give the path of a .jsonl file, or - for standard input"
     with opened(path, "--jobs", remedy) as stream:
-        yield from _bounded(stream)
-
-
-def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines without their end; an overlong line is cut where its length is known to be too much."""
-    while line := stream.readline(MAX_LINE_BYTES + 2):
-        rest = line
-        while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
-            rest = stream.readline(MAX_LINE_BYTES + 2)
-        yield line.rstrip(b"\r\n")
+        while line := stream.readline(MAX_LINE_BYTES + 2):
+            rest = line
+            while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
+                rest = stream.readline(MAX_LINE_BYTES + 2)
+            yield line.rstrip(b"\r\n")

@@ -86,17 +86,13 @@ def check_complete(values: Mapping[str, Any]) -> None:
         return
     training, cluster = values.get("training") or {}, values.get("cluster")
     named = {"gpu", "num_gpus"} if isinstance(cluster, str) else cluster or {}
-    flags = {
-        f"--{key.replace('_', '-')}": example
-        for key, example in REQUIRED.items()
-        if key not in {*values, *named, *training}
-    }
-    raise SpecError(
-        [
-            Fault(flag, None, "is required without --job", f"for example {flag} {example}")
-            for flag, example in flags.items()
-        ]
-    )
+    faults = []
+    for key, example in REQUIRED.items():
+        if key not in {*values, *named, *training}:
+            flag = f"--{key.replace('_', '-')}"
+            remedy = f"for example {flag} {example}"
+            faults.append(Fault(flag, None, "is required without --job", remedy))
+    raise SpecError(faults)
 
 
 def read_cluster(value: object) -> object:
@@ -140,12 +136,8 @@ def parse_checkpoint(text: str) -> dict[str, Any]:
     """
     steps, colon, mode = text.partition(":")
     if not (steps.strip().isascii() and steps.strip().isdigit()) or (colon and not mode.strip()):
-        raise fault(
-            "--checkpoint",
-            text,
-            "is not of the form STEPS or STEPS:MODE",
-            "write for example --checkpoint 500:async",
-        )
+        rule = "is not of the form STEPS or STEPS:MODE"
+        raise fault("--checkpoint", text, rule, "write for example --checkpoint 500:async")
     return {"interval_steps": int(steps), **({"mode": mode.strip()} if colon else {})}
 
 

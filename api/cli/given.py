@@ -53,9 +53,8 @@ def layout_given(
     check_one(job, plan, "--rank N")
     if job is not None:
         if rank is not None:
-            raise fault(
-                "--rank", rank, "is of a plan's layouts", "add --plan PLAN_ID, or leave --rank out"
-            )
+            remedy = "add --plan PLAN_ID, or leave --rank out"
+            raise fault("--rank", rank, "is of a plan's layouts", remedy)
         return read_job_file(job, "--job")
     stored = wiring.store.get_plan(plan_id_of(wiring, str(plan), "--plan"))
     return job_of(stored, entry_of(stored, 1 if rank is None else rank, "--rank"))
@@ -69,10 +68,8 @@ def completed_by(
     A trainer's file often names no GPU.
     """
     found = values if model is None else {**values, "model": model}
-    if gpu is None and num_gpus is None:
+    given = {"gpu": gpu, "num_gpus": None if num_gpus is None else parse_count(num_gpus)}
+    more = {key: value for key, value in given.items() if value is not None}
+    if not more:
         return found
-    more = {
-        **({} if gpu is None else {"gpu": gpu}),
-        **({} if num_gpus is None else {"num_gpus": parse_count(num_gpus)}),
-    }
     return {**found, "cluster": {**spelled_out(read_cluster(values.get("cluster"))), **more}}

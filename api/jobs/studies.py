@@ -4,13 +4,13 @@ A study whose process crashed goes on with what it has measured.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
 
 from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
 from planner.api.identity import hash_of_job
 from planner.api.input.jobs import parse_job
-from planner.api.jobs.leases import Observer, is_abandoned, new_lease, take_over
+from planner.api.jobs.leases import Observer, new_lease, take_abandoned
 from planner.api.jobs.plans import study_of
 from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
@@ -87,20 +87,13 @@ def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> No
 
 
 def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
-    """Claims the newest abandoned study of the same job."""
-
-    def studies(state: Literal["running", "queued"]) -> list[TaskRecord]:
-        wanted = TaskFilter(kind="study", state=state, job_hash=job_hash)
-        return wiring.tasks.list(wanted).items
-
-    for task in studies("running"):
-        if is_abandoned(wiring.tasks, task):
-            ours = take_over(wiring.tasks, task, counts=True)
-            if ours is not None:
-                return ours
-    for task in studies("queued"):
-        return wiring.tasks.claim(new_lease(), job_id=task.id)
-    return None
+    """Claims the newest study of the same job that is abandoned, or waits."""
+    running = TaskFilter(kind="study", state="running", job_hash=job_hash)
+    ours = take_abandoned(wiring.tasks, running)
+    queued = wiring.tasks.list(replace(running, state="queued"), limit=1).items
+    if ours is not None or not queued:
+        return ours
+    return wiring.tasks.claim(new_lease(), job_id=queued[0].id)
 
 
 def run_study(

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from planner.api.asker import Asker, asker
 from planner.api.errors import QuotaError, UnreadableError
-from planner.api.jobs.leases import is_abandoned, new_lease, take_over
+from planner.api.jobs.leases import new_lease, take_abandoned
 from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
@@ -177,11 +177,9 @@ def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     now = wiring.sweeps.now()
     if ours:
         running = TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
-        for left in wiring.tasks.list(running).items:
-            if is_abandoned(wiring.tasks, left):
-                taken = take_over(wiring.tasks, left, counts=True)
-                if taken is not None:
-                    return taken
+        left = take_abandoned(wiring.tasks, running)
+        if left is not None:
+            return left
     task = replace(_task(wiring, sweep, now), asked_by=who.name)
 
     def check(session: Session) -> None:

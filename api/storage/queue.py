@@ -303,13 +303,6 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                 session.execute(update(table).where(*ahead).values(lease_until=longest))
         return found
 
-    def has_expired(self, record: Record) -> bool:
-        """Whether a running job's lease has expired by now."""
-        table = self.fence.table
-        query = select(table.id).where(table.id == record.id, *self.fence.expired)
-        with reading(self.engine) as session:
-            return session.scalars(query).first() is not None
-
 
 def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
     row.state, row.owner, row.not_before = RUNNING, plain_text(lease.owner), None

@@ -28,7 +28,10 @@ def answers(
 
     code: of the answer. etag: whether it has one (`with_etag`).
     """
-    found = {code: {"model": model}, **problems(401, 403, *statuses)}
+    found: dict[int | str, dict[str, Any]] = {
+        code: {"model": model},
+        **problems(401, 403, *statuses),
+    }
     unchanged = {"description": "Not modified: your ETag is current."}
     return {**found, 304: unchanged} if etag else found
 
