@@ -65,9 +65,8 @@ def ask_on_paper(
     values = with_own(wiring, values)
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
-        raise fault(
-            "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
-        )
+        rule = "a plan on paper has no probes"
+        raise fault("probe", "given", rule, "remove it, or ask for a study")
     _ = wiring.store
     return PaperQuestion(
         values=values,
@@ -107,11 +106,9 @@ def answer_on_paper(
 
     Raises InfeasibleError.
     """
-    known = known_plan(wiring, question)
-    if known is not None:
-        return known
-    job, calibration = question.job, question.calibration
-    return recommend(job, ports=wiring.ports, progress=progress, calibration=calibration)
+    return known_plan(wiring, question) or recommend(
+        question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
+    )
 
 
 def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:
@@ -135,9 +132,8 @@ class Refusal:
 def refusal(values: object, error: PlannerError) -> Refusal:
     """A Refusal that echoes the id of the malformed job if it has a usable one."""
     job_id = values.get("id") if isinstance(values, Mapping) else None
-    return Refusal(
-        job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error
-    )
+    usable = isinstance(job_id, str | int) and not isinstance(job_id, bool)
+    return Refusal(job_id if usable else None, error)
 
 
 def meant(wiring: Wiring, job: object) -> object:
@@ -159,9 +155,8 @@ def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
         field = f"line {number}"
         try:
             if len(line) > MAX_LINE_BYTES:
-                raise fault(
-                    field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line"
-                )
+                rule = f"is longer than {MAX_LINE_BYTES:,} bytes"
+                raise fault(field, None, rule, "write one job a line")
             value = read_json(line, field)
             if not isinstance(value, dict):
                 raise fault(field, value, "is no JSON object", "write one job a line")
@@ -177,12 +172,8 @@ def parse_for_estimate(values: object, reader: JobReader) -> Job:
     """
     job = reader.read(completed(values))
     if job.layout is None:
-        raise fault(
-            "layout",
-            None,
-            "is required to estimate",
-            "add layout, for example {tp: 8}, or ask for a plan",
-        )
+        remedy = "add layout, for example {tp: 8}, or ask for a plan"
+        raise fault("layout", None, "is required to estimate", remedy)
     check_one_size(job)
     return job
 
@@ -203,7 +194,7 @@ class Estimates:
 
     def of(self, jobs: Sequence[object]) -> "list[Estimate | Refusal]":
         """One answer an element, in order; a malformed element does not disturb the others."""
-        parsed = list(self._parsed(jobs))
+        parsed = [self._parsed(values) for values in jobs]
         answers = iter(self._estimator.estimates([job for job in parsed if isinstance(job, Job)]))
         found = [(one, one if isinstance(one, Refusal) else next(answers)) for one in parsed]
         return [
@@ -211,15 +202,13 @@ class Estimates:
             for one, answer in found
         ]
 
-    def _parsed(self, jobs: Sequence[object]) -> "Iterator[Job | Refusal]":
-        for values in jobs:
-            if isinstance(values, Refusal):
-                yield values
-                continue
-            try:
-                yield parse_for_estimate(values, self._reader)
-            except PlannerError as error:
-                yield refusal(values, error)
+    def _parsed(self, values: object) -> Job | Refusal:
+        if isinstance(values, Refusal):
+            return values
+        try:
+            return parse_for_estimate(values, self._reader)
+        except PlannerError as error:
+            return refusal(values, error)
 
 
 def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
@@ -233,13 +222,19 @@ def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
 def keep_estimates(
     wiring: Wiring, jobs: Sequence[object], answers: Sequence[Answer]
 ) -> list[StoredEstimate | Refusal]:
-    """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
-    kept = [
-        answer
-        if isinstance(answer, Refusal)
-        else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
-        for values, answer in zip(jobs, answers, strict=True)
-    ]
+    """The answers to these jobs, each well-formed one stored and named. Raises StoreError.
+
+    The estimate of a job without an id gets the id under which it is kept.
+    """
+    kept: list[StoredEstimate | Refusal] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, Refusal):
+            kept.append(answer)
+            continue
+        name, request = wiring.ids.new_id(ESTIMATE_PREFIX), job if isinstance(job, dict) else {}
+        named = answer.model_copy(update={"id": name if answer.id is None else answer.id})
+        at = wiring.clock.now()
+        kept.append(StoredEstimate(id=name, created_at=at, job=request, estimate=named))
     wiring.store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
     return kept
 
@@ -249,13 +244,6 @@ def line_of(answer: Answer) -> str:
     if isinstance(answer, Refusal):
         return json.dumps(answer.as_dict(), default=str)
     return answer.model_dump_json()
-
-
-def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> StoredEstimate:
-    """An estimate to store; a job without an id gets the id under which it is kept."""
-    new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
-    named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
-    return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
@@ -268,8 +256,7 @@ def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -
     """
     entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
-    own = TRAINERS[job.training.trainer].export_format
+    chosen = to or TRAINERS[job.training.trainer].export_format
     cluster = job.cluster.with_num_gpus(entry.num_gpus)
-    return export(
-        entry.layout, job.model, cluster, job.training, to=to or own, version=version
-    ).require_runnable()
+    made = export(entry.layout, job.model, cluster, job.training, to=chosen, version=version)
+    return made.require_runnable()

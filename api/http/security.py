@@ -62,12 +62,8 @@ def refuse_open_door(settings: Settings) -> None:
     """Raises SpecError when an address that others can reach would be served without keys."""
     if not settings.keys and not is_loopback(settings.host):
         remedy = "set PLANNER_API_KEYS=name:read+plan:SHA256-OF-THE-SECRET, or bind 127.0.0.1"
-        raise fault(
-            "host",
-            settings.host,
-            "is reachable from other machines, and no API keys are set",
-            remedy,
-        )
+        rule = "is reachable from other machines, and no API keys are set"
+        raise fault("host", settings.host, rule, remedy)
 
 
 def is_loopback(host: str) -> bool:

@@ -69,9 +69,8 @@ class RequestedProbe:
     @property
     def subject(self) -> str:
         if self.request.kernels:
-            return (
-                f"{len(self.request.kernels)} {'kernels' if self.num_gpus == 1 else 'collectives'}"
-            )
+            kinds = "kernels" if self.num_gpus == 1 else "collectives"
+            return f"{len(self.request.kernels)} {kinds}"
         assert self.job.layout is not None, "a request's job has a layout"
         return self.job.layout.short()
 
@@ -231,21 +230,18 @@ def run_probe(
     with claimed:
         try:
             watched = replace(watch, progress=progress, folder=folder)
-            request, job = (
-                ProbeRequest.of_record(record.request)
-                if requested is None
-                else (requested.request, requested.job)
-            )
+            if requested is None:
+                request, job = ProbeRequest.of_record(record.request)
+            else:
+                request, job = requested.request, requested.job
             if record.request.get(PROXY_GPUS):
-                raise ProbeError(
-                    "proxy runs are made no more; probe the layout itself, or emulate it"
-                )
+                gone = "proxy runs are made no more; probe the layout itself, or emulate it"
+                raise ProbeError(gone)
             used = pool or wiring.pool(request.pool)
             campaign = Campaign.of(request, job, record.id, used.capacity(job.cluster))
             answer = campaign.run(used, watched)
-            end = end_of(
-                answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
-            )
+            now, stopped = wiring.clock.now(), watch.stop.is_set()
+            end = end_of(answer, now, stopped=stopped, asked_by=record.asked_by)
         except PlannerError as error:
             lacks = error.__cause__
             if release_when_stopped and isinstance(lacks, OSError) and lacks.errno in SHORT_OF:
@@ -278,15 +274,9 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
     results = tuple(result.model_dump(mode="json") for result in answer.results)
     failed = answer.failed
     if failed is None:
-        return ProbeEnd(
-            state="done",
-            results=results,
-            measurements=measurements,
-            message="; ".join(
-                [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
-            )
-            or None,
-        )
+        notes = [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
+        said = "; ".join(notes) or None
+        return ProbeEnd(state="done", results=results, measurements=measurements, message=said)
     outcome = failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"

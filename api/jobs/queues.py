@@ -27,16 +27,12 @@ MOST = 200  # newest of each state
 def jobs_in(wiring: Wiring, *, failed: bool) -> list[QueuedJob]:
     """The newest jobs that are open, or that have failed, newest first."""
     states: tuple[JobState, ...] = ("failed",) if failed else OPEN
-    found = [
-        line_of(record)
-        for state in states
-        for page in (
-            wiring.probes.list(ProbeFilter(state=state), None, MOST),
-            wiring.tasks.list(TaskFilter(state=state), None, MOST),
-        )
-        for record in page.items
-    ]
-    return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
+    found: list[ProbeRecord | TaskRecord] = []
+    for state in states:
+        found += wiring.probes.list(ProbeFilter(state=state), None, MOST).items
+        found += wiring.tasks.list(TaskFilter(state=state), None, MOST).items
+    found.sort(key=lambda job: (job.created_at, job.id), reverse=True)
+    return [line_of(record) for record in found]
 
 
 def retry(wiring: Wiring, job_id: str) -> QueuedJob:

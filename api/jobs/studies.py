@@ -78,11 +78,9 @@ def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> No
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
     pool = pool_of(wiring, job.probe.pool, allow_files=allow_files, field="probe.pool")
     if not pool.capacity(job.cluster).num_devices:
-        remedy = (
-            "probe from a machine that has one, through slurm, or try the loop with cluster.gpu: "
-            "cpu"
-        )
-        raise fault("probe.pool", job.probe.pool, f"has no {job.cluster.gpu.name}", remedy)
+        remedy = "probe from a machine that has one, through slurm, or try the loop with "
+        rule = f"has no {job.cluster.gpu.name}"
+        raise fault("probe.pool", job.probe.pool, rule, f"{remedy}cluster.gpu: cpu")
     pool.check(Need.of(job, job.probe.trainer), wait=wait)
 
 
@@ -182,13 +180,8 @@ def end_plan(wiring: Wiring, plan_id: str) -> tuple[JobState, list[str], str]:
     if study is not None:
         study = wiring.tasks.cancel(plan_id, who.name)
     ended = [wiring.probes.cancel(record.id, who.name) for record in probes]
-    cancelled = [
-        *(["its study"] if was_open else []),
-        *([counted(len(ended), "probe")] if ended else []),
-    ]
-    message = (
-        f"cancelled: {' and '.join(cancelled)}"
-        if cancelled
-        else "nothing was running for it: nothing was cancelled, and what is stored stays"
-    )
+    message = "nothing was running for it: nothing was cancelled, and what is stored stays"
+    if was_open or ended:
+        parts = ("its study" * was_open, counted(len(ended), "probe") if ended else "")
+        message = f"cancelled: {' and '.join(filter(None, parts))}"
     return "done" if study is None else study.state, [record.id for record in ended], message
