@@ -59,14 +59,9 @@ def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
     ]
     rows = []
     for found in answer.candidates:
-        answered = found.algorithm == answer.algorithm
-        asked = (
-            " <- closed form"
-            if answered and answer.basis == "datasheet"
-            else " <- chosen"
-            if answered
-            else ""
-        )
+        asked = ""
+        if found.algorithm == answer.algorithm:
+            asked = " <- closed form" if answer.basis == "datasheet" else " <- chosen"
         rows.append(
             (
                 found.algorithm,
@@ -78,12 +73,8 @@ def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
                 f"{'*' if found.automatic else ' '}{asked}".rstrip(),
             )
         )
-    return grid(
-        columns,
-        rows,
-        width,
-        bold=[found.algorithm == answer.algorithm for found in answer.candidates],
-    )
+    bold = [found.algorithm == answer.algorithm for found in answer.candidates]
+    return grid(columns, rows, width, bold=bold)
 
 
 def communication_section(rows: Sequence[CommunicationRow], width: int) -> list[RenderableType]:

@@ -14,14 +14,8 @@ BAR = 30
 def timeline_view(played: PipelineTimeline) -> RenderableType:
     """Busy and idle share of the pipeline's time, and peak memory, of every pipeline rank."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (
-        ("rank", "right"),
-        ("busy", "left"),
-        ("idle", "right"),
-        ("peak reserved", "right"),
-        ("activations", "right"),
-    ):
-        table.add_column(name, justify="left" if justify == "left" else "right")
+    for name in ("rank", "busy", "idle", "peak reserved", "activations"):
+        table.add_column(name, justify="left" if name == "busy" else "right")
     memory = played.estimate.memory
     for rank, idle in enumerate(played.bubble_share):
         stage = memory.stages[rank] if memory else None
@@ -34,10 +28,8 @@ def timeline_view(played: PipelineTimeline) -> RenderableType:
             format_bytes(stage.activations_bytes) if stage else "-",
         )
     step = played.estimate.step_seconds or 0.0
-    pipeline = (
-        f"The pipeline takes {format_seconds(played.pipeline_seconds)} of a step of "
-        f"{format_seconds(step)}"
-    )
+    took = format_seconds(played.pipeline_seconds)
+    pipeline = f"The pipeline takes {took} of a step of {format_seconds(step)}"
     return Group(
         Text("One step, rank by rank: # busy, . idle, waiting for other ranks", style="bold"),
         table,

@@ -41,7 +41,13 @@ class Room:
     host: str | None = None
 
     def taken(self, session: Session) -> int:
-        query = select(func.coalesce(func.sum(self._occupied()), 0)).where(*self._running())
+        devices = func.sum(func.coalesce(ProbeRow.devices, ProbeRow.num_gpus))
+        query = select(devices).where(
+            ProbeRow.pool == self.pool,
+            ProbeRow.state == RUNNING,
+            ProbeRow.lease_until >= database_time(),
+            *self._of_host(ProbeRow),
+        )
         return int(session.scalar(query) or 0)
 
     def check(self, session: Session, wanted: int, *, task_id: str, priority: int) -> None:
@@ -71,22 +77,10 @@ class Room:
         if other is not None:
             raise NoRoomError(f"{other} of a higher priority waits for {self.pool}")
 
-    def _running(self) -> tuple[ColumnElement[bool], ...]:
-        return (
-            ProbeRow.pool == self.pool,
-            ProbeRow.state == RUNNING,
-            ProbeRow.lease_until >= database_time(),
-            *self._of_host(ProbeRow),
-        )
-
     def _of_host(self, table: type[ProbeRow] | type[TaskRow]) -> tuple[ColumnElement[bool], ...]:
         if self.host is None:
             return ()
         return (table.owner.startswith(f"{self.host}:", autoescape=True),)
-
-    @staticmethod
-    def _occupied() -> ColumnElement[int]:
-        return func.coalesce(ProbeRow.devices, ProbeRow.num_gpus)
 
 
 def take_turns(session: Session, name: str) -> None:
@@ -108,26 +102,14 @@ def check_quota(
     if quota is None:
         return
     take_turns(session, f"quota of {asker.name}")
-    if plans:
-        used = plans_today(session, asker.name)
-        _check("plans_per_day", used, plans, quota.plans_per_day, RETRY_DAILY_SECONDS)
-    if probes:
-        used = queued_probes(session, asker.name)
-        _check("queued_probes", used, probes, quota.queued_probes, RETRY_QUEUE_SECONDS)
-    if gpu_seconds:
-        spent = gpu_seconds_today(session, asker.name)
-        _check(
-            "gpu_seconds_per_day",
-            spent,
-            gpu_seconds,
-            quota.gpu_seconds_per_day,
-            RETRY_DAILY_SECONDS,
-        )
-
-
-def _check(name: str, used: float, more: float, limit: float, retry_after_seconds: float) -> None:
-    if used + more > limit:
-        raise QuotaError(name, used, more, limit, retry_after_seconds=retry_after_seconds)
+    for name, more, count, seconds in (
+        ("plans_per_day", plans, plans_today, RETRY_DAILY_SECONDS),
+        ("queued_probes", probes, queued_probes, RETRY_QUEUE_SECONDS),
+        ("gpu_seconds_per_day", gpu_seconds, gpu_seconds_today, RETRY_DAILY_SECONDS),
+    ):
+        used, limit = count(session, asker.name) if more else 0.0, getattr(quota, name)
+        if more and used + more > limit:
+            raise QuotaError(name, used, more, limit, retry_after_seconds=seconds)
 
 
 def plans_today(session: Session, name: str) -> int:
