@@ -21,17 +21,10 @@ def catalog_table(kind: str, lines: Sequence[dict[str, Any]], width: int) -> Tex
     keys = list(lines[0]) if lines else []
     columns = []
     for index, key in enumerate(keys):
-        text = isinstance(lines[0][key], str) and key != "name"
+        right = not isinstance(lines[0][key], str)
+        text = not right and key != "name"
         drop = None if index == 0 else len(keys) - index
-        columns.append(
-            Column(
-                name=_title(key),
-                right=not isinstance(lines[0][key], str),
-                wraps=text,
-                below=text,
-                drop=drop,
-            )
-        )
+        columns.append(Column(name=_title(key), right=right, wraps=text, below=text, drop=drop))
     return grid(columns, [[_shown(key, line[key]) for key in keys] for line in lines], width)
 
 
@@ -40,12 +33,9 @@ def _defaults_table(lines: Sequence[dict[str, Any]], width: int) -> Text:
     keys = [key for key in lines[0] if key != "name"]
     parts, taken = [], 0
     while taken < len(lines):
-        counts = range(len(lines) - taken, 0, -1)
-        some = next(
-            count
-            for count in counts
-            if count == 1 or _fits(keys, lines[taken : taken + count], width)
-        )
+        some = len(lines) - taken
+        while some > 1 and not _fits(keys, lines[taken : taken + some], width):
+            some -= 1
         parts.append(_trainers(keys, lines[taken : taken + some], width))
         taken += some
     return Text("\n\n").join(parts)
@@ -57,9 +47,8 @@ def _fits(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> b
 
 def _trainers(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> Text:
     columns = [Column(name="field"), *(Column(name=str(line["name"])) for line in lines)]
-    return grid(
-        columns, [(key, *(_shown(key, line.get(key)) for line in lines)) for key in keys], width
-    )
+    rows = [(key, *(_shown(key, line.get(key)) for line in lines)) for key in keys]
+    return grid(columns, rows, width)
 
 
 def _title(key: str) -> str:

@@ -105,12 +105,8 @@ def probes_view(probed: Sequence[Probed], *, full: bool) -> RenderableType:
 def _view(one: Probed, *, full: bool) -> list[RenderableType]:
     record = one.record
     place = f"rank {record.plan_rank} of {record.plan_id}: " if record.plan_rank is not None else ""
-    parts: list[RenderableType] = [
-        Text(
-            f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}",
-            style="bold",
-        )
-    ]
+    title = f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}"
+    parts: list[RenderableType] = [Text(title, style="bold")]
     if one.measurement is not None and one.measurement.measured.status == "ok":
         parts += [_table(one.measurement, one.estimate), Text(_about(one.measurement))]
     elif record.failure is not None:
@@ -147,10 +143,8 @@ def _about(measurement: Measurement) -> str:
         words.append(f"spread {numbers.step_seconds_sd / numbers.step_seconds:.1%}")
     extra = numbers.model_extra or {}
     if numbers.rung == "emulated" and numbers.step_seconds is not None:
-        added = extra.get("from_model") or {}
-        words.append(
-            f"of which {seconds(sum(added.values()))} communication and bubble from the cost model"
-        )
+        added = seconds(sum((extra.get("from_model") or {}).values()))
+        words.append(f"of which {added} communication and bubble from the cost model")
     if numbers.gpu_seconds:
         words.append(f"{numbers.gpu_seconds:,.0f} GPU-seconds")
     software = ", ".join(f"{name} {version}" for name, version in measurement.software.items())
