@@ -107,9 +107,8 @@ def write_folder(target: Path, files: Mapping[str, str]) -> None:
             for name, text in {**marker, **files}.items():
                 path = new / name
                 if not path.resolve().is_relative_to(new.resolve()):
-                    raise fault(
-                        SAVE_DIR, name, "is a file name outside the folder", "report this as a bug"
-                    )
+                    rule = "is a file name outside the folder"
+                    raise fault(SAVE_DIR, name, rule, "report this as a bug")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
                 if name.endswith(".sh"):
@@ -124,19 +123,11 @@ def write_folder(target: Path, files: Mapping[str, str]) -> None:
 
 def save_plan(plan: Plan, target: Path) -> None:
     """plan.json, plan.txt, and one folder a rank with the files of its export. Raises SpecError."""
-    files = {
-        "plan.json": plan.model_dump_json(indent=2) + "\n",
-        "plan.txt": as_text(
-            plan_view(plan, PIPED_WIDTH, letters=True, saved=str(target)), PIPED_WIDTH
-        ),
-    }
+    shown = as_text(plan_view(plan, PIPED_WIDTH, letters=True, saved=str(target)))
+    files = {"plan.json": plan.model_dump_json(indent=2) + "\n", "plan.txt": shown}
     files |= current_files(plan)
     for entry in plan.ranked:
         for export in entry.export.values():
-            files.update(
-                {
-                    f"rank-{entry.rank:02d}/{name}": text
-                    for name, text in export.get("files", {}).items()
-                }
-            )
+            for name, text in export.get("files", {}).items():
+                files[f"rank-{entry.rank:02d}/{name}"] = text
     write_folder(target, files)

@@ -105,13 +105,9 @@ def make_console() -> "Console":
 
     # With a terminal rich asks the terminal itself; COLUMNS overrides both.
     asked = os.environ.get("COLUMNS", "")
-    width = (
-        int(asked)
-        if asked.isascii() and asked.isdigit() and int(asked)
-        else None
-        if sys.stdout.isatty()
-        else PIPED_WIDTH
-    )
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    if asked.isascii() and asked.isdigit() and int(asked):
+        width = int(asked)
     console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
     console.width = max(MIN_WIDTH, min(console.width, MAX_WIDTH))
     return console

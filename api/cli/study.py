@@ -55,8 +55,7 @@ def command(
     if json:
         show_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
         return
-    words = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count
-    )
+    ended = (f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+    words = ", ".join(ended)
     say(f"{study.study_name}: {counted(sum(counts.values()), 'trial')} ({words})")
     say(f"optuna-dashboard {shlex.quote(place)}")

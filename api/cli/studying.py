@@ -107,23 +107,19 @@ def sweep_stand(body: Mapping[str, Any]) -> Stand:
 
 
 def _summary(body: Mapping[str, Any]) -> str:
-    best = "" if body["best_step_seconds"] is None else f"{_best(body)} · "
-    regret = (
-        ""
-        if body["expected_regret"] is None
-        else f"expected regret {body['expected_regret']:.1%} · "
-    )
-    return f"{best}{regret}{body['gpu_seconds_left']:.0f} GPU-seconds left"
+    parts = []
+    if body["best_step_seconds"] is not None:
+        parts.append(_best(body))
+    if body["expected_regret"] is not None:
+        parts.append(f"expected regret {body['expected_regret']:.1%}")
+    return " · ".join([*parts, f"{body['gpu_seconds_left']:.0f} GPU-seconds left"])
 
 
 def _best(body: Mapping[str, Any]) -> str:
     """The fastest step measured so far; before any, the leader's expected one."""
     step = seconds(body["best_step_seconds"])
-    return (
-        f"best {step} a step"
-        if body.get("best_rung", REALLY[0]) in REALLY
-        else f"{step} a step expected of the leader"
-    )
+    really = body.get("best_rung", REALLY[0]) in REALLY
+    return f"best {step} a step" if really else f"{step} a step expected of the leader"
 
 
 def _line(body: Mapping[str, Any]) -> str:

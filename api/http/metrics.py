@@ -56,22 +56,15 @@ class Metrics:
         self.requests = Counter(
             "planner_http_requests_total", "Requests answered.", labels, registry=self.registry
         )
-        self.seconds = Histogram(
-            "planner_http_request_seconds",
-            "Time to answer.",
-            ("method", "path"),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
+        times = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        self.seconds = times("planner_http_request_seconds", "Time to answer.", ("method", "path"))
         self.open = Gauge(
             "planner_http_requests_open", "Requests being answered.", registry=self.registry
         )
-        self.work = Histogram(
+        self.work = times(
             "planner_work_seconds",
             "Time in a lane, with waiting: outcome is answered, busy, failed or gone (the client).",
             ("lane", "outcome"),
-            buckets=SECONDS,
-            registry=self.registry,
         )
         for name, about in (
             ("running", "Requests being worked on."),

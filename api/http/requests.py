@@ -197,10 +197,7 @@ def _answer_once(
 def _keep(store: IdempotencyStore, key_hash: str, request_hash: str, answer: Response) -> None:
     """Keeps an answer that the same request would get again."""
     if answer.status_code < 500 and answer.status_code not in PASSING:
-        kept = KeptAnswer(
-            status=answer.status_code,
-            headers={name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers},
-            content_type=answer.headers["content-type"],
-            body=bytes(answer.body).decode(),
-        )
+        found, body = answer.headers, bytes(answer.body).decode()
+        headers = {name: found[name] for name in KEPT_HEADERS if name in found}
+        kept = KeptAnswer(answer.status_code, headers, found["content-type"], body)
         store.keep(key_hash, request_hash, kept)

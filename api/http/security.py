@@ -30,9 +30,8 @@ class Rates:
 
     def __init__(self, requests_per_second: int) -> None:
         self._counts = MovingWindowRateLimiter(MemoryStorage())
-        self._requests = RateLimitItemPerSecond(
-            requests_per_second * WINDOW_SECONDS, WINDOW_SECONDS
-        )
+        most = requests_per_second * WINDOW_SECONDS
+        self._requests = RateLimitItemPerSecond(most, WINDOW_SECONDS)
         self._guesses = RateLimitItemPerMinute(GUESSES_PER_MINUTE)
 
     def note_request(self, key: str) -> None:
@@ -120,9 +119,8 @@ def _key_of(request: Request, sent: HTTPAuthorizationCredentials | None) -> ApiK
         return ANYONE
     secret = "" if sent is None else sent.credentials.strip()
     if not secret:
-        raise UnauthenticatedError(
-            "an API key is needed; send the header `Authorization: Bearer SECRET`"
-        )
+        needed = "an API key is needed; send the header `Authorization: Bearer SECRET`"
+        raise UnauthenticatedError(needed)
     digest = hashlib.sha256(secret.encode()).hexdigest()
     found = [key for key in settings.keys if hmac.compare_digest(key.secret_sha256, digest)]
     if not found:

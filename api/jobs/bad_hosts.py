@@ -16,15 +16,10 @@ from planner.probes.protocol import FailureKind
 from planner.units import DAY
 
 # failures that a host may be to blame for
-OF_THE_HOST = frozenset(
-    {
-        FailureKind.LOST_GPU,
-        FailureKind.LOST_NODE,
-        FailureKind.FOREIGN,
-        FailureKind.HANG,
-        FailureKind.KILLED,
-    }
-)
+OF_THE_HOST = (
+    FailureKind.LOST_GPU, FailureKind.LOST_NODE, FailureKind.FOREIGN, FailureKind.HANG,
+    FailureKind.KILLED,
+)  # fmt: skip
 FALSE_ALARMS = 0.001  # of a run in which every host is as good as the others
 FEWEST_FAILURES = 3
 FEWEST_STEPS = 3  # of a host, before it is suspected
@@ -84,17 +79,13 @@ class HostWatch:
                 self._touched.add(host)
 
     def measured(
-        self,
-        layout: Layout,
-        hosts: frozenset[str],
-        seconds: float | None,
-        expected_seconds: float | None,
+        self, layout: Layout, hosts: frozenset[str], seconds: float | None, expected: float | None
     ) -> None:
         """A probe that ran there; out of memory is one without a step."""
         for host in hosts:
             self._probes[host] += 1
         if seconds and hosts:
-            surprise = math.log(seconds / expected_seconds) if expected_seconds else None
+            surprise = math.log(seconds / expected) if expected else None
             steps = self._steps[layout]
             steps.append(_Step(hosts, seconds, surprise))
             if len(steps) > 1:
@@ -136,13 +127,13 @@ class HostWatch:
             least = max(math.log(SUSPECT), SPREADS * 1.2533 * spread / math.sqrt(len(there)))
             if median(there) - middle < least:
                 continue
-            alone = [
+            nowhere_else = [
                 layout
                 for layout, each in self._steps.items()
                 if all(host in step.hosts for step in each)
             ]
-            if alone:
-                yield host, alone[:PAIRS]
+            if nowhere_else:
+                yield host, nowhere_else[:PAIRS]
 
     def _too_many_failures(self, host: str) -> tuple[str, ...]:
         own = {
@@ -158,10 +149,8 @@ class HostWatch:
         rate = (failed_elsewhere + 1) / (tried_elsewhere + 2)
         if at_least(failed, tried, rate) > FALSE_ALARMS / len(self._probes):
             return ()
-        return (
-            f"{failed} of {tried} probes failed on it, {failed_elsewhere} of {tried_elsewhere} "
-            "elsewhere",
-        )
+        elsewhere = f"{failed_elsewhere} of {tried_elsewhere} elsewhere"
+        return (f"{failed} of {tried} probes failed on it, {elsewhere}",)
 
     def _slower_than_elsewhere(self, host: str) -> tuple[str, ...]:
         sentences = []
@@ -170,11 +159,9 @@ class HostWatch:
             here = [step.seconds for step in steps if host in step.hosts]
             elsewhere = [step.seconds for step in steps if not step.hosts & {host, *self.known}]
             if here and elsewhere and median(here) > SLOW * median(elsewhere):
-                more = median(here) / median(elsewhere) - 1.0
-                sentences.append(
-                    f"{name}: {median(here):.4g} s a step there, {median(elsewhere):.4g} s "
-                    f"elsewhere ({more:+.0%})"
-                )
+                there, usual = median(here), median(elsewhere)
+                more = f"{usual:.4g} s elsewhere ({there / usual - 1.0:+.0%})"
+                sentences.append(f"{name}: {there:.4g} s a step there, {more}")
         return tuple(sentences) if len(sentences) >= PAIRS else ()
 
 

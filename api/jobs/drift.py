@@ -163,6 +163,8 @@ class _History:
     def document(self, drift: Drift, spec: SweepSpec) -> Document:
         """JSON-safe form of what was found; newest changes first."""
         changes = [self._change(change) for change in reversed(drift.changes)]
+        young = {"layouts": len(self.young), "most": max(self.young, default=0)}
+        young["needed"] = FEWEST_RUNS
         return {
             "runs_per_false_alarm": spec.drift.runs_per_false_alarm,
             "nights": len(self.nights.runs),
@@ -176,11 +178,7 @@ class _History:
                 {"layout": self._label(one.layout), "change": one.change} for one in drift.outliers
             ],
             "creeps": [self._creep(one) for one in drift.creeps],
-            "too_few_nights": {
-                "layouts": len(self.young),
-                "most": max(self.young, default=0),
-                "needed": FEWEST_RUNS,
-            },
+            "too_few_nights": young,
         }
 
     def _creep(self, creep: Creep) -> Document:

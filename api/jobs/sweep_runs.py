@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from planner.api.calibration.read import learned
@@ -104,7 +104,7 @@ class SweepRun:
         finally:
             self._bench.end()
             update_about(self.wiring, self._measured)
-        self.claimed.store(standing=self._standing().as_dict(), **NO_ROOM_WANTED)
+        self.claimed.store(standing=asdict(self._standing()), **NO_ROOM_WANTED)
         return report_of(self.wiring, self.claimed.record, self._jobs, self.spent, self._bad)
 
     # ---- what there is to do --------------------------------------------------------------------
@@ -306,7 +306,7 @@ class SweepRun:
             max_probes=budget.max_probes,
             gpu_seconds=round(self.spent.gpu_seconds, 1),
             max_gpu_seconds=budget.max_gpu_seconds,
-            quarantined=tuple(one.host for one in self._bad),
+            quarantined=[one.host for one in self._bad],
         )
 
 

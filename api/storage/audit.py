@@ -63,9 +63,8 @@ class SqlAuditTrail(Store):
         old = (AuditRow.id.in_(first), AuditRow.at < database_time(-days * DAY))
         while True:
             with writing(self.engine) as session:
-                gone = len(
-                    session.scalars(delete(AuditRow).where(*old).returning(AuditRow.id)).all()
-                )
+                deleted = session.scalars(delete(AuditRow).where(*old).returning(AuditRow.id))
+                gone = len(deleted.all())
             pruned += gone
             if gone < PRUNED_AT_ONCE:
                 return pruned

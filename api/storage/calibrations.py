@@ -113,16 +113,12 @@ class SqlCalibrationStore:
             table.superseded_at.is_(None), table.owner == plain_text(owner)
         )
         with reading(self.engine) as session:
-            return [
-                Subject(trainer=trainer, gpu=gpu, owner=owner)
-                for trainer, gpu, owner in session.execute(query)
-            ]
+            return [record_of(Subject, row) for row in session.execute(query)]
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""
-        return read_page(
-            self.engine, CalibrationRow, partial(record_of, CalibrationRecord), cursor, limit
-        )
+        record = partial(record_of, CalibrationRecord)
+        return read_page(self.engine, CalibrationRow, record, cursor, limit)
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:

@@ -123,9 +123,8 @@ def _run(engine: Engine, command: str, revision: str) -> None:
                 if command == "downgrade":
                     raise StoreError(f"database {shown(engine)} stays as it is: {error}") from None
                 raise StoreError(
-                    f"database {shown(engine)} is at revision {found}, which this version (up "
-                    f"to {HEAD}) cannot {command}: {error}; "
-                    "install the newest planner"
+                    f"database {shown(engine)} is at revision {found}, which this version (up to "
+                    f"{HEAD}) cannot {command}: {error}; install the newest planner"
                 ) from None
 
 
@@ -158,10 +157,8 @@ def _locked(engine: Engine) -> Iterator[Connection]:
     It commits at the end or leaves nothing behind.
     """
     if engine.dialect.name == "sqlite":
-        with (
-            engine.connect().execution_options(planner_writes=True) as connection,
-            connection.begin(),
-        ):
+        writer = engine.execution_options(planner_writes=True)
+        with writer.begin() as connection:
             yield connection
         return
     from planner.api.storage.postgres import unbounded

@@ -103,9 +103,8 @@ async def _priced(
 ) -> Sequence[Answer]:
     """One answer an element. admitted: it may wait, however many others do."""
     wiring = wiring_of(request)
-    learnt, asked = await in_thread(
-        request, lambda: (learned_by_gpu(wiring, key.name), [meant(wiring, job) for job in jobs])
-    )
+    learnt = await in_thread(request, lambda: learned_by_gpu(wiring, key.name))
+    asked = await in_thread(request, lambda: [meant(wiring, job) for job in jobs])
     found = await in_turn(request, key, _prices, asked, learnt, admitted=admitted)
     if isinstance(found, PlannerError):
         raise found

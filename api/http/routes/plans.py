@@ -161,10 +161,9 @@ def explain_plan(
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
     lines, changed = explain(plan, rank, versus), {}
     if versus is not None:
-        pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
-        changed = {
-            name: [getattr(pair[0], name), new] for name, new in changed_fields(*pair).items()
-        }
+        old, new = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
+        changes = changed_fields(old, new).items()
+        changed = {name: [getattr(old, name), value] for name, value in changes}
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 

@@ -58,9 +58,8 @@ async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -
 
 def _queued(wiring: Wiring, values: object) -> Response:
     if not isinstance(values, Mapping):
-        raise fault(
-            "body", values, "must be a mapping of keys to values", "send job, or plan and top_k"
-        )
+        rule = "must be a mapping of keys to values"
+        raise fault("body", values, rule, "send job, or plan and top_k")
     if JOB_KEYS & set(values):
         asked = probe_of_job({**options_of(values), "job": dict(values)}, allow_files=False)
     elif "plan" in values:
