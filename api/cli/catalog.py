@@ -19,7 +19,7 @@ from planner.api.own_entries import (
     own_entry,
     own_line,
 )
-from planner.api.render.catalog import catalog_table
+from planner.api.render.lists import catalog_table
 from planner.api.wiring import wire
 from planner.errors import fault
 

@@ -99,7 +99,7 @@ def to_csv(measurements: Iterable[Measurement]) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
-    cells = {}
+    cells: dict[str, str] = {}
     for key, value in row.items():
         if key in OPEN_PARTS and isinstance(value, Mapping):
             cells |= {f"{key}.{name}": _cell(item) for name, item in value.items()}

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from planner.api.calibration.update import update_about
-from planner.api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
+from planner.api.jobs.failures import MOST_OUT, SLOW, BadHost, keep_out
 from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import DriftFinding, HistoryRow

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from planner.api.errors import StoredError
-from planner.api.jobs.bad_hosts import BadHost
-from planner.api.jobs.retries import hosts_of, step_of
+from planner.api.jobs.failures import BadHost, hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
 from planner.api.jobs.sweep_layouts import SpentByRun, Wanted
 from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord

@@ -8,12 +8,19 @@ from typing import Any
 from planner.api.calibration.read import learned
 from planner.api.calibration.update import update_about
 from planner.api.errors import lines_of
-from planner.api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from planner.api.jobs.drift import with_drift
+from planner.api.jobs.failures import (
+    MOST_OUT,
+    BadHost,
+    HostWatch,
+    hosts_of,
+    keep_out,
+    next_try,
+    step_of,
+)
 from planner.api.jobs.leases import Claimed, Observer, new_lease
 from planner.api.jobs.probe_recovery import at_work, recover
 from planner.api.jobs.probes import probes_of, run_all
-from planner.api.jobs.retries import hosts_of, next_try, step_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
 from planner.api.jobs.standing import Standing, SweepProgress
 from planner.api.jobs.sweep_layouts import SpentByRun, wanted_of

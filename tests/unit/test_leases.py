@@ -19,8 +19,8 @@ from planner.api.jobs.leases import (
     LEASE_SECONDS,
     Claimed,
     abandoned,
-    take_abandoned,
     new_lease,
+    take_abandoned,
     take_over,
 )
 from planner.api.jobs.owners import Process, has_crashed, owner, was_killed
