@@ -20,7 +20,7 @@ class Asker:
     quota: Quota | None = None
 
     def check_owner(self, what: str, subject: str, asked_by: str | None) -> None:
-        """Raises ForbiddenError for what somebody else asked for."""
+        """Raises ForbiddenError where somebody else asked for the subject."""
         if not self.admin and asked_by != self.name:
             raise ForbiddenError(
                 f"{what} {subject} was asked for by {asked_by or 'an earlier version'}, not by "
@@ -32,7 +32,7 @@ _asker: ContextVar[Asker | None] = ContextVar("asker", default=None)
 
 
 def set_asker(asker: Asker) -> None:
-    """Says who asks, for the rest of this request."""
+    """Sets the caller for the rest of this request."""
     _asker.set(asker)
 
 

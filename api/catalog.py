@@ -35,7 +35,7 @@ def kind_of(name: str) -> Kind:
 
 
 def catalog_list(kind: str) -> list[Entry]:
-    """One line an entry, sorted by name. Raises UnknownNameError."""
+    """A line for each entry, sorted by name. Raises UnknownNameError."""
     part = kind_of(kind)
     return [{"name": name, **part.line(name)} for name in part.names()]
 
@@ -59,7 +59,7 @@ def gpu_name_of(text: str) -> str:
 
 
 def named(wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The values that a list is asked for, with `model` and `gpu` by their catalogue's names."""
+    """Values of a filter, with `model` and `gpu` under their names in the catalogue."""
     names = {"model": model_name_of, "gpu": gpu_name_of}
     return {
         key: names[key](text) if key in names and text is not None else text

@@ -1,6 +1,6 @@
-"""Parts that an installation has and lacks, each with what to do about it.
+"""Checks of an installation, part by part, each with a remedy.
 
-Nothing here imports torch; it is asked in a process of its own, and only where somebody wants that.
+Nothing here imports torch: a process of its own does, on request.
 """
 
 import os
@@ -40,7 +40,7 @@ PROBING = "only for probes; plans on paper need none"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check. remedy: what to do where it is not ok."""
+    """Result of one check, with a remedy where it is not ok."""
 
     name: str
     state: State

@@ -1,4 +1,4 @@
-"""The use cases as both edges call them: parse, ask the planner, keep the answer."""
+"""Use cases of command line and service: parse a job, plan or price it, store the answer."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,9 +38,9 @@ FIRST_CHUNK = 64  # jobs answered first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperQuestion:
-    """Everything that a plan on paper depends on.
+    """Everything that a plan without probes depends on.
 
-    values: the job as it was asked. calibration: learnt for it; None for the shipped one.
+    values: the job as it was sent. calibration: learned for it; None for the shipped one.
     """
 
     values: object
@@ -56,9 +56,9 @@ class PaperQuestion:
 def ask_on_paper(
     wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
 ) -> PaperQuestion:
-    """The question of a job without probes.
+    """Reads a job without probes, and finds the calibration to price it with.
 
-    owner: whose own measurements count besides the shared ones.
+    owner: key whose own measurements count besides the shared ones.
 
     Raises SpecError; StoreError before any work is done.
     """
@@ -137,7 +137,7 @@ def refusal(values: object, error: PlannerError) -> Refusal:
 
 
 def meant(wiring: Wiring, job: object) -> object:
-    """A job of a batch with its own entries in place of their names; a Refusal where there is none.
+    """A job of a batch with the user's own catalogue entries filled in, or its Refusal.
 
     Raises StoreError.
     """
@@ -179,11 +179,11 @@ def parse_for_estimate(values: object, reader: JobReader) -> Job:
 
 
 class Estimates:
-    """Answers to one batch of jobs after another; what they share is read and priced once.
+    """Prices batches of jobs; models and clusters that jobs share are read and priced once.
 
-    Nothing is kept.
-    allow_files: False for what came over a network.
-    calibration_of: what to price each job with; None for the shipped calibration.
+    Nothing is stored.
+    allow_files: False for jobs that came over a network.
+    calibration_of: calibration to price a job with; None for the shipped one.
     """
 
     def __init__(
@@ -247,11 +247,11 @@ def line_of(answer: Answer) -> str:
 
 
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """Exports one ranked layout of a stored plan as files and a launch command.
+    """Files and launch command of one ranked layout of a stored plan.
 
-    to: a format; None for that of the plan's trainer.
+    to: format to write; None for the format of the plan's trainer.
 
-    Raises SpecError for an unknown rank or format, and with every blocker of a layout that the
+    Raises SpecError for an unknown rank or format, and, with every reason, for a layout that the
     trainer cannot run.
     """
     entry = entry_of(plan, rank)

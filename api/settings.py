@@ -85,9 +85,9 @@ class Quota:
 
 
 def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
-    """Parses quotas, such as "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
+    """Quotas by key, from "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
 
-    Limits that a key does not name are those of `default`.
+    default: quota that fills in the limits that the text leaves out.
     """
     found = {}
     for item in _listed(text):
@@ -228,12 +228,10 @@ class Settings(BaseSettings):
 
     @cached_property
     def host_names(self) -> frozenset[str]:
-        """The parsed `allowed_hosts`, in lower case."""
         return frozenset(_listed(self.allowed_hosts.lower()))
 
     @cached_property
     def webhook_places(self) -> frozenset[str]:
-        """The parsed `webhook_hosts`, in lower case."""
         return frozenset(_listed(self.webhook_hosts.lower()))
 
     @cached_property

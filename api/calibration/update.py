@@ -31,8 +31,7 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.units import counted
 
-# Of making a calibration while others store runs. Each of them updates it too, so the last one
-# succeeds.
+# to make a calibration while others store runs; each of them updates it too, so the last succeeds
 MOST_ATTEMPTS = 20
 OWNER_DIGITS = 8
 log = logging.getLogger("planner.learning")
@@ -101,10 +100,9 @@ def _update(wiring: Wiring, subject: Subject, anew: bool) -> CalibrationRecord |
 
 
 def _made(wiring: Wiring, subject: Subject, inputs: LearningInputs) -> CalibrationRecord | None:
-    """A calibration from these runs and kernels; None where nothing teaches.
+    """A calibration from these runs and kernels; None where there is nothing to learn from.
 
-    Kernels count for runs whose versions do not contradict theirs; where all do, they wait for a
-    run that does not; where there is no run, they make a calibration alone.
+    Kernels count beside runs of versions that do not contradict theirs, and where there is no run.
     """
     software = inputs.software
     if not inputs.runs:
@@ -145,9 +143,9 @@ def _software_of_kernels(wiring: Wiring, subject: Subject, ids: Sequence[str]) -
 def update_from_measurements(
     wiring: Wiring, measurements: Iterable[Measurement]
 ) -> list[CalibrationRecord]:
-    """The calibrations that these measurements change, brought up to date.
+    """Updates the calibrations that these measurements, newly stored or shared, change.
 
-    They were stored or shared. Where that fails they count the next time.
+    Where that fails they count the next time.
     """
     return update_about(
         wiring, [(one.job.training.trainer, one.job.cluster.gpu.name) for one in measurements]
@@ -184,9 +182,9 @@ def line_about(record: CalibrationRecord) -> str:
 
 
 def runs_of(record: CalibrationRecord | None) -> frozenset[str]:
-    """Ids of the measurements that it rests on. Raises ConflictError where nobody wrote them down.
+    """Ids of the measurements that a calibration rests on; none for None.
 
-    None: a subject without a calibration.
+    Raises ConflictError for a calibration of a version that did not store them.
     """
     if record is None:
         return frozenset()
@@ -201,11 +199,11 @@ def runs_of(record: CalibrationRecord | None) -> frozenset[str]:
 def revert(
     wiring: Wiring, calibration_id: str, by: str
 ) -> tuple[Sequence[str], Sequence[CalibrationRecord]]:
-    """Undoes a calibration and those after it; returns (runs left out, calibrations made anew).
+    """Undoes a calibration and later ones; returns (runs left out, calibrations made anew).
 
-    Left out is every run that the one before it does not rest on. The same runs give the same
-    calibration, so that one is in use again unless its runs were deleted or kernels timed since.
-    Raises NotFoundError, ConflictError.
+    Every run is left out that the calibration before it does not rest on. Equal runs give equal
+    calibrations, so the one before is in use again, unless its runs were deleted or kernels timed
+    since. Raises NotFoundError, ConflictError.
     """
     record = wiring.calibrations.get(calibration_id)
     runs = runs_of(wiring.calibrations.before(record))

@@ -36,9 +36,9 @@ SAVE_DIR, MARKER = "--save-dir", ".planner"
 
 
 def check_plot(path: Path | None, *, text: bool = False) -> None:
-    """Raises before any work is done what would keep the chart from being drawn.
+    """Checks, before any work is done, that the chart can be drawn.
 
-    text: whether "-" is a place. Raises SpecError, MissingPackageError.
+    text: whether "-" is allowed. Raises SpecError, MissingPackageError.
     """
     if path is None or (text and path == TERMINAL):
         return

@@ -1,4 +1,4 @@
-"""From flags to the mapping that a job file would hold; flags override the file."""
+"""Flags of `recommend` as the mapping that a job's file holds; flags override the file."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -50,7 +50,7 @@ def show_json(value: object, indent: int | None = 2) -> None:
 
 
 def tell(value: object, lines: "Iterable[str]", *, json: bool, indent: int | None = 2) -> None:
-    """An answer: as JSON, or as lines for a person."""
+    """Prints an answer as JSON, or as lines for a person."""
     if json:
         show_json(value, indent)
         return
@@ -66,7 +66,7 @@ def show_page(
     *,
     json: bool,
 ) -> None:
-    """One page of a list: as JSON, or a line each. nothing: what an empty page says."""
+    """Prints one page of a list, as JSON or line by line. nothing: the line of an empty page."""
     if json:
         show_json({"items": list(map(document, page.items)), "next_cursor": page.next_cursor})
         return
@@ -83,12 +83,12 @@ def note_more(page: "Page[ItemT]") -> None:
 
 
 def flush_output() -> None:
-    """Pushes stdout out, so that a closed pipe shows here and not at interpreter exit."""
+    """Flushes stdout, so that a closed pipe shows here and not at interpreter exit."""
     sys.stdout.flush()
 
 
 def _printable(text: str, encoding: str | None) -> str:
-    """The text as the stream can show it; a name that would act on the terminal is spelled."""
+    """The text in the stream's encoding, with control characters escaped."""
     text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
     name = encoding or "utf-8"
     if not _knows_unicode(name):

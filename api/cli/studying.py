@@ -95,7 +95,7 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
-    """How far a run of a sweep is, in layouts; of later jobs as many as are asked for."""
+    """How far a run of a sweep is, in layouts; later jobs count with as many as they ask for."""
     message, standing = str(body["message"]), standing_line(body)
     return Stand(
         done=int(body["layouts"]),

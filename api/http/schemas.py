@@ -1,4 +1,4 @@
-"""Shapes of HTTP bodies that are not the planner's own: for the OpenAPI page and for lists."""
+"""Bodies of HTTP that are not the planner's own types."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -216,16 +216,17 @@ class CalibrationLine(BaseModel):
     """Summary of a calibration.
 
     runs: number of measured runs it was fitted to.
-    run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
-        all runs of a stack share, and of what those of one of its units share besides.
-    own_run_sd: scale of a run of one's own about its stack's offset.
-    memory_sd, memory_sd_bytes: deviation of log measured over predicted bytes.
-    own_runs: runs of one's own that set an offset, by unit ("torchtitan on h100-sxm-80gb, bf16,
+    run_sd, stack_sd, unit_sd: spreads of log(measured / predicted step time): of single runs, of
+        the error common to a trainer on a GPU, and of the further error common to one number
+        format of dense models or of models with experts there.
+    own_run_sd: spread of your own runs about the error of their trainer on that GPU.
+    memory_sd, memory_sd_bytes: spread of log(measured / predicted bytes), and bytes beside it.
+    own_runs: number of your own runs that correct each unit ("torchtitan on h100-sxm-80gb, bf16,
         dense").
-    trainer, gpu, software: what it was learned for here; null for what ships.
-    owner: the key whose plans alone it counts for; null for everyone's.
-    stale_runs: older runs that it leaves out, because a sweep found that step times have changed;
-        stale_since: when; stale_because: what changed.
+    trainer, gpu, software: subject of a calibration learned here; null for the shipped one.
+    owner: key to whose plans it is limited; null for everyone's.
+    stale_runs: older runs left out, because a sweep found that step times have changed;
+        stale_since: when; stale_because: the change.
     """
 
     id: str
