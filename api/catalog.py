@@ -122,11 +122,8 @@ def cluster_figures(cluster: ClusterSpec) -> Entry:
 
 
 def _cluster_entry(name: str) -> Entry:
-    return {
-        "name": name,
-        **cluster_document(name),
-        "resolved": load_cluster(name).model_dump(mode="json"),
-    }
+    resolved = load_cluster(name).model_dump(mode="json")
+    return {"name": name, **cluster_document(name), "resolved": resolved}
 
 
 # ---- schedules and defaults ----------------------------------------------------------------------
@@ -135,28 +132,17 @@ def _cluster_entry(name: str) -> Entry:
 def _schedule_line(name: str) -> Entry:
     found = SCHEDULES.find(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
-    return {
-        "stages_per_rank": stages,
-        "splits_backward": found.splits_backward,
-        "about": _first_line(found),
-    }
+    about = (type(found).__doc__ or "").strip().partition("\n")[0]
+    splits = found.splits_backward
+    return {"stages_per_rank": stages, "splits_backward": splits, "about": about}
 
 
 def _schedule_entry(name: str) -> Entry:
     found = SCHEDULES.find(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
-    return {
-        "name": name,
-        **_schedule_line(name),
-        "v_shaped": found.v_shaped,
-        "rules": rules,
-        "trainers": trainers,
-    }
-
-
-def _first_line(thing: object) -> str:
-    return (type(thing).__doc__ or "").strip().partition("\n")[0]
+    more = {"v_shaped": found.v_shaped, "rules": rules, "trainers": trainers}
+    return {"name": name, **_schedule_line(name), **more}
 
 
 def _trainer_entry(name: str) -> Entry:
@@ -190,12 +176,8 @@ def _trainer_entry(name: str) -> Entry:
 
 def _trainer_line(name: str) -> Entry:
     entry = _trainer_entry(name)
-    return {
-        "zero_stage": entry["zero_stage"],
-        "zero_stage_under_pp": entry["zero_stage_under_pp"],
-        "ac": entry["ac"],
-        **entry["layout_defaults"],
-    }
+    shown = {key: entry[key] for key in ("zero_stage", "zero_stage_under_pp", "ac")}
+    return {**shown, **entry["layout_defaults"]}
 
 
 def _plain(value: object) -> object:

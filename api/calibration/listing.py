@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from planner.api.calibration.read import rests_on_shipped
 from planner.api.http.schemas import CalibrationLine, KnobValue
-from planner.api.storage.common import encoded
+from planner.api.storage.common import encoded, told
 from planner.api.storage.records import CalibrationRecord, MeasurementFilter, Page
 from planner.api.wiring import Wiring
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
@@ -45,21 +45,12 @@ def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[Cal
 
 def _stored_line(record: CalibrationRecord) -> CalibrationLine:
     in_use = record.superseded_at is None and rests_on_shipped(record)
-    own: dict[str, object] = {
-        "runs": record.num_runs,
-        "trainer": record.trainer,
-        "gpu": record.gpu,
-        "software": dict(record.software),
-        "owner": record.owner or None,
-    }
+    own = {"runs": record.num_runs, "owner": record.owner or None}
     calibration = from_document(record.document)
-    if calibration.stale is not None:
-        stale = calibration.stale
-        own |= {
-            "stale_runs": stale.runs,
-            "stale_since": stale.since,
-            "stale_because": stale.statement,
-        }
+    if (stale := calibration.stale) is not None:
+        own |= {"stale_runs": stale.runs, "stale_since": stale.since}
+        own["stale_because"] = stale.statement
+    own |= told(record, "trainer", "gpu", "software")
     return _line(calibration, in_use=in_use).model_copy(update=own)
 
 

@@ -48,15 +48,10 @@ def revert_(calibration_id: CalibrationId, json: Json = False) -> None:
 
 
 def _line(record: CalibrationRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "created_at": record.created_at.isoformat(timespec="seconds"),
-        "trainer": record.trainer,
-        "gpu": record.gpu,
-        "owner": record.owner or None,
-        "runs": record.num_runs,
-        "in_use": record.superseded_at is None,
-    }
+    made = record.created_at.isoformat(timespec="seconds")
+    used = {"runs": record.num_runs, "in_use": record.superseded_at is None}
+    subject = {"trainer": record.trainer, "gpu": record.gpu, "owner": record.owner or None}
+    return {"id": record.id, "created_at": made, **subject, **used}
 
 
 def _sentence(record: CalibrationRecord) -> str:

@@ -124,6 +124,7 @@ class _History:
                 parts: list[HistoryRow | None] = [None]
                 if changed != watched:
                     parts = [self._first([layout], change.since) for layout in sorted(changed)]
+                found = f"the sweep {run.request['name']} found step times {_by(change)}"
                 for part in parts:
                     yield DriftFinding(
                         trainer=trainer,
@@ -133,8 +134,7 @@ class _History:
                         job_hash=None if part is None else part.job_hash,
                         layout_hash=None if part is None else part.layout_hash,
                         since=first.created_at,
-                        statement=f"the sweep {run.request['name']} found step times "
-                        f"{_by(change)} since then",
+                        statement=f"{found} since then",
                     )
 
     def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHost]:

@@ -61,12 +61,10 @@ def wanted_of(
             for entry in plan.ranked[:CANDIDATES]
         ]
     least_sure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[: measure.informative]
+    best = enumerate(ranked[: measure.top_k], start=1)
     for layout, seconds, why in (
         *((layout, seconds, "anchor") for layout, seconds in _anchors(spec, job)),
-        *(
-            (layout, seconds, f"rank {rank}")
-            for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)
-        ),
+        *((layout, seconds, f"rank {rank}") for rank, (layout, seconds, _) in best),
         *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in least_sure),
     ):
         if layout not in seen:
@@ -82,13 +80,9 @@ def wanted_of(
 
 def _anchors(spec: SweepSpec, job: Job) -> Iterator[tuple[Layout, float | None]]:
     """The baseline layouts, with what the model predicts of them."""
+    field, size = "sweep.measure.anchors", job.cluster.num_gpus
     layouts = [
-        resolve_layout(
-            values,
-            trainer=job.training.trainer,
-            num_gpus=job.cluster.num_gpus,
-            field="sweep.measure.anchors",
-        )
+        resolve_layout(values, trainer=job.training.trainer, num_gpus=size, field=field)
         for values in spec.measure.anchors
     ]
     seconds = dict[Layout, float]()

@@ -64,32 +64,27 @@ def add_sweep(
         next_due_at=due,
         asked_by=who.name,
     )
-    if who.quota is not None and spec.budget.max_gpu_seconds > who.quota.gpu_seconds_per_day:
-        raise QuotaError(
-            "gpu_seconds_per_day",
-            0.0,
-            spec.budget.max_gpu_seconds,
-            who.quota.gpu_seconds_per_day,
-            retry_after_seconds=DAY,
-        )
+    quota, more = who.quota, spec.budget.max_gpu_seconds
+    if quota is not None and more > (most := quota.gpu_seconds_per_day):
+        raise QuotaError("gpu_seconds_per_day", 0.0, more, most, retry_after_seconds=DAY)
     wiring.sweeps.add(record)
     return record
 
 
 def check_sweep(wiring: Wiring, spec: SweepSpec) -> None:
     """Raises what is wrong where the sweep's pool can run none of its jobs."""
-    pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
+    pool, failures, needs = wiring.pool(spec.pool), list[PlannerError](), dict[str, Need]()
     for values in spec.jobs:
         need = Need.of(read_job(values, allow_files=False), spec.trainer)
-        gpu = need.job.cluster.gpu.name
-        if gpu not in failures:
-            failures[gpu] = None
-            try:
-                pool.check(need)
-            except PlannerError as error:
-                failures[gpu] = error
-    if all(failures.values()):
-        raise next(error for error in failures.values() if error is not None)
+        needs.setdefault(need.job.cluster.gpu.name, need)
+    for need in needs.values():
+        try:
+            pool.check(need)
+        except PlannerError as error:
+            failures.append(error)
+        else:
+            return
+    raise failures[0]
 
 
 def change_sweep(wiring: Wiring, sweep_id: str, state: SweepState) -> SweepRecord:

@@ -58,28 +58,22 @@ def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
 
 def told(record: Any, *names: str) -> dict[str, Any]:
     """These fields of a record, JSON-safe: moments in ISO 8601."""
-    values = ((name, getattr(record, name)) for name in names)
-    return {
-        name: value.isoformat()
-        if isinstance(value, datetime)
-        else dict(value)
-        if isinstance(value, Mapping)
-        else value
-        for name, value in values
-    }
+    found = {}
+    for name in names:
+        value = getattr(record, name)
+        value = value.isoformat() if isinstance(value, datetime) else value
+        found[name] = dict(value) if isinstance(value, Mapping) else value
+    return found
 
 
 def values_of(record: Any) -> dict[str, Any]:
     """Columns of a record that was made here, as the database takes them."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {
-        name: dict(value)
-        if isinstance(value, Mapping)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in values.items()
-    }
+    found = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        value = list(value) if isinstance(value, tuple) else value
+        found[field.name] = dict(value) if isinstance(value, Mapping) else value
+    return found
 
 
 class Store:

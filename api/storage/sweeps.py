@@ -81,13 +81,10 @@ class SqlSweepStore(Store):
 
     def due(self, now: datetime) -> Sequence[SweepRecord]:
         """Active sweeps whose scheduled time has come, earliest first."""
-        query = (
-            select(SweepRow)
-            .where(SweepRow.state == "active", SweepRow.next_due_at <= now)
-            .order_by(SweepRow.next_due_at, SweepRow.id)
-        )
+        query = select(SweepRow).where(SweepRow.state == "active", SweepRow.next_due_at <= now)
         with reading(self.engine) as session:
-            return tuple(record_of(SweepRecord, row) for row in session.scalars(query))
+            rows = session.scalars(query.order_by(SweepRow.next_due_at, SweepRow.id))
+            return tuple(record_of(SweepRecord, row) for row in rows)
 
     def advance(
         self,
@@ -181,10 +178,8 @@ class SqlQuarantine(Store):
         if pool is not None:
             query = query.where(table.pool == plain_text(pool))
         with reading(self.engine) as session:
-            return tuple(
-                record_of(QuarantinedHost, row, evidence=tuple(row.evidence))
-                for row in session.scalars(query.order_by(table.pool, table.host))
-            )
+            rows = session.scalars(query.order_by(table.pool, table.host))
+            return tuple(record_of(QuarantinedHost, row) for row in rows)
 
     def release(self, host: str, by: str | None, pool: str | None = None) -> int:
         """Lets a host in again, in one pool or in all; returns in how many.
@@ -198,9 +193,8 @@ class SqlQuarantine(Store):
         with writing(self.engine) as session:
             released = session.scalars(query.returning(table.pool)).all()
             if not released:
-                raise NotFoundError(
-                    f"no host {host[:100]!r} is kept out; `planner-cli sweep hosts` lists them"
-                )
+                none = f"no host {host[:100]!r} is kept out"
+                raise NotFoundError(f"{none}; `planner-cli sweep hosts` lists them")
             for name in released:
                 note(session, by, "host.released", plain_text(host), detail=name)
         return len(released)
