@@ -20,11 +20,9 @@ from planner.units import DAY, MEGA
 SCOPES = frozenset({"read", "plan", "probe", "admin"})
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 _NUMBER = re.compile(r"^[0-9]{1,12}$")
-_QUOTA_EXAMPLE = (
-    "write name:plans_per_day=100+queued_probes=5+gpu_seconds_per_day=3600, several separated by "
-    "commas"
-)
-_KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET, several separated by commas"
+_SEVERAL = ", several separated by commas"
+_QUOTA_EXAMPLE = "write name:plans_per_day=100+queued_probes=5+gpu_seconds_per_day=3600" + _SEVERAL
+_KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET" + _SEVERAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +256,8 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        faults = [
-            Fault(
-                f"PLANNER_{str(item['loc'][0]).upper()}",
-                item["input"],
-                item["msg"].lower(),
-                "correct or unset this environment variable",
-            )
-            for item in error.errors(include_url=False)
-        ]
+        remedy, faults = "correct or unset this environment variable", []
+        for item in error.errors(include_url=False):
+            name = f"PLANNER_{str(item['loc'][0]).upper()}"
+            faults.append(Fault(name, item["input"], item["msg"].lower(), remedy))
         raise SpecError(faults) from None

@@ -109,7 +109,7 @@ class Wiring:
             python=chosen.probe_python,
             worker=chosen.probe_program,
             tolerated_bytes=chosen.probe_tolerated_gib * GIB,
-            inherit=tuple(filter(None, chosen.probe_environment.replace(",", " ").split())),
+            inherit=tuple(chosen.probe_environment.replace(",", " ").split()),
         )
         given = {one.name: getattr(chosen, f"slurm_{one.name}") for one in fields(SlurmOptions)}
         unset: dict[str, Any] = {name: None if one == "" else one for name, one in given.items()}

@@ -13,6 +13,7 @@ from planner.api.jobs.leases import Observer
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
+from planner.api.storage.common import told
 from planner.api.wiring import wire
 from planner.intake.machines import load_gpu
 from planner.probes.pools import listed, pool_forms
@@ -53,17 +54,10 @@ def command(
     with working("learning from all measurements", quiet=json):
         made = update_calibrations(wiring, all_measured(wiring, gpu), anew=True)
     if json:
-        rows = [
-            {
-                "id": one.id,
-                "trainer": one.trainer,
-                "gpu": one.gpu,
-                "runs": one.num_runs,
-                "stale": one.document.get("stale"),
-                "knobs": knobs_moved(one),
-            }
-            for one in made
-        ]
+        rows = []
+        for one in made:
+            about = {"runs": one.num_runs, "stale": one.document.get("stale")}
+            rows.append({**told(one, "id", "trainer", "gpu"), **about, "knobs": knobs_moved(one)})
         show_json(rows)
         return
     if not made:

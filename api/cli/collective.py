@@ -41,14 +41,8 @@ def command(
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
     json: Json = False,
 ) -> None:
-    asked = {
-        "op": op,
-        "size": size,
-        "cluster": cluster,
-        "algorithm": algorithm,
-        "num_ranks": num_ranks,
-        "stride": stride,
-    }
+    how = {"algorithm": algorithm, "num_ranks": num_ranks, "stride": stride}
+    asked = {"op": op, "size": size, "cluster": cluster, **how}
     answer = ask_collective(with_own(wire(), asked), allow_files=True)
     if json:
         typer.echo(answer.model_dump_json(indent=2))

@@ -13,6 +13,7 @@ from planner.api.cli.typed import Json
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
 from planner.api.render.timeline import timeline_view
+from planner.api.storage.common import told
 from planner.api.wiring import wire
 from planner.plan.timeline import timeline
 
@@ -49,12 +50,7 @@ def command(
             write_file(path, text, flag)
             note(f"wrote {path}")
     if json:
-        body = {
-            "estimate": played.estimate.model_dump(mode="json"),
-            "makespan_seconds": played.makespan_seconds,
-            "pipeline_seconds": played.pipeline_seconds,
-            "bubble_share": played.bubble_share,
-        }
-        show_json(body)
+        seconds = told(played, "makespan_seconds", "pipeline_seconds", "bubble_share")
+        show_json({"estimate": played.estimate.model_dump(mode="json"), **seconds})
         return
     show(timeline_view(played), make_console())

@@ -50,10 +50,10 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         app.state.limiters = limiters()
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
-        app.state.probe_workers.start()
         app.state.task_workers = TaskWorkers(outside, outside.settings.task_workers)
-        app.state.task_workers.start()
         app.state.workers = (app.state.task_workers, app.state.probe_workers)
+        for workers in reversed(app.state.workers):
+            workers.start()
         yield
         app.state.stopping.set()
         for workers in app.state.workers:

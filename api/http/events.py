@@ -42,12 +42,9 @@ def of_plan(
 ) -> Snapshot:
     """A plan with all its probes. ended: the status with which it ended."""
     ordered = sorted(probes, key=lambda record: record.id)
+    states = {("probe", one.id): described(one) for one in ordered}
     done = {"id": plan_id, "status": ended, "probes": len(probes)}
-    return Snapshot(
-        events=events,
-        states={("probe", one.id): described(one) for one in ordered},
-        done=None if ended is None else done,
-    )
+    return Snapshot(events=events, states=states, done=None if ended is None else done)
 
 
 def of_sweep(sweep_id: str, run: TaskRecord | None) -> Snapshot:

@@ -41,10 +41,8 @@ class OwnSite:
     def _refused(self, method: str, headers: Headers) -> ForbiddenError | None:
         host = headers.get("host", "")
         if not self._is_ours(_name(host)):
-            return ForbiddenError(
-                f"this service is not asked as {host[:100]!r}; add the name to "
-                "PLANNER_ALLOWED_HOSTS, or ask 127.0.0.1"
-            )
+            what = f"this service is not asked as {host[:100]!r}; add the name to "
+            return ForbiddenError(f"{what}PLANNER_ALLOWED_HOSTS, or ask 127.0.0.1")
         if method not in SAFE and self._from_elsewhere(host, headers):
             return ForbiddenError("a page of another site asks for this; open this service's own")
         return None

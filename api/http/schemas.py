@@ -34,9 +34,8 @@ class JobBody(BaseModel):
     )
     current: dict[str, Any] | None = Field(
         None,
-        description="What runs today, as text: {name, text, files}; a TorchTitan TOML or "
-        "command, or a "
-        "Megatron script.",
+        description="What runs today, as text: {name, text, files}; a TorchTitan TOML or command, "
+        "or a Megatron script.",
     )
     search: dict[str, Any] | None = Field(
         None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer."

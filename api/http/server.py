@@ -61,7 +61,6 @@ class PatientProtocol(H11Protocol):
             self._done()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for."""
         self._done()
         super().connection_lost(exc)
 

@@ -68,7 +68,7 @@ async def retry_job(request: Request, job_id: str, key: Prober) -> Response:
         return Response(JOB.dump_json(retry(wiring, job_id)), media_type=JSON)
 
     answer = await answer_once(request, key, work)
-    for workers in (request.app.state.task_workers, request.app.state.probe_workers):
+    for workers in request.app.state.workers:
         workers.wake()
     return answer
 
