@@ -73,7 +73,7 @@ class Claimed(Generic[Record, End]):
         self.columns["progress"] = message
 
     def reporter(self, layout: str, observer: Observer) -> Callable[[str], None]:
-        """Reports how far the probe of a layout is, also to readers in this process."""
+        """A callback that reports how far the probe of a layout is, also to the observer."""
 
         def report(message: str) -> None:
             line = f"{layout}: {message}"

@@ -173,9 +173,8 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
     ) -> Record | None:
         """fresh: it was queued, so it may have to wait."""
         with writing(self.engine) as session:
-            row: LeasedRow | None = session.scalars(
-                query.limit(1).with_for_update(skip_locked=True)
-            ).first()
+            first = query.limit(1).with_for_update(skip_locked=True)
+            row: LeasedRow | None = session.scalars(first).first()
             if row is None or (fresh and self._waits(session, row)):
                 return None
             _claim(row, lease, counts=counts)
@@ -313,10 +312,5 @@ def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
         row.started_at = database_time()
 
 
-_WAITING: dict[str, Any] = {
-    "state": QUEUED,
-    "owner": None,
-    "lease_until": None,
-    "heartbeat_at": None,
-    "progress": None,
-}
+_NONE = dict.fromkeys(("owner", "lease_until", "heartbeat_at", "progress"))
+_WAITING: dict[str, Any] = {"state": QUEUED, **_NONE}

@@ -70,9 +70,8 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         ended = TaskRow.state.not_in(OPEN)  # else it was queued again, and ends once more
         due = select(TaskRow).where(TaskRow.notify_at <= database_time(), ended)
         with writing(self.engine) as session:
-            row = session.scalars(
-                due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
-            ).first()
+            first = due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
+            row = session.scalars(first).first()
             if row is None:
                 return None
             row.notify_at, row.notified = database_time(wait_seconds), row.notified + 1
@@ -140,13 +139,8 @@ def cancel_runs(
         "state": case((queued, CANCELLED), else_=TaskRow.state),
     }
     chosen = (TaskRow.parent_id == sweep_id, TaskRow.state.in_(states), ~TaskRow.cancel_requested)
-    ended = session.scalars(
-        update(TaskRow)
-        .where(*chosen)
-        .values(values)
-        .returning(TaskRow.id)
-        .execution_options(synchronize_session=False)
-    ).all()
+    ending = update(TaskRow).where(*chosen).values(values).returning(TaskRow.id)
+    ended = session.scalars(ending.execution_options(synchronize_session=False)).all()
     session.expire_all()
     for task_id in ended:
         note(session, by, "task.cancelled", task_id)
