@@ -17,6 +17,8 @@ from planner.api.job_schema import job_schema
 
 Document = dict[str, Any]
 JOB = "JobBody"
+REFUSALS = (401, 403, 429)  # of every operation that needs a key
+UNREAD = (408, 413, 415)  # of every operation that takes a body
 FIRST_ERROR, NOT_MODIFIED = 400, "304"
 IDEMPOTENCY_KEY: Document = {
     "name": "Idempotency-Key",
@@ -62,13 +64,13 @@ def _document(app: FastAPI) -> Document:
         parameters = operation.setdefault("parameters", [])
         answers = operation["responses"]
         if "security" in operation:
-            for status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS):
-                answers[str(int(status))] = _problem(status)
+            answers |= {str(status): _problem(status) for status in REFUSALS}
         if method == "post":
             parameters.append(IDEMPOTENCY_KEY)
-            answers.setdefault("409", _problem(HTTPStatus.CONFLICT))
+            answers.setdefault("409", _problem(409))
         if "requestBody" in operation:
-            answers.setdefault("408", _problem(HTTPStatus.REQUEST_TIMEOUT))
+            operation["requestBody"]["required"] = True  # also of a body that may be null
+            answers |= {str(status): _problem(status) for status in UNREAD}
         if NOT_MODIFIED in answers:
             parameters.append(IF_NONE_MATCH)
             answers["200"]["headers"] = {"ETag": ETAG}
@@ -87,8 +89,8 @@ def _document(app: FastAPI) -> Document:
     return found
 
 
-def _problem(status: HTTPStatus) -> Document:
-    return {"description": status.phrase, "content": {JSON: {"schema": PROBLEM}}}
+def _problem(status: int) -> Document:
+    return {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": PROBLEM}}}
 
 
 def _job(schemas: Document) -> Document:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from planner.api.catalog import Entry, catalog_entry, catalog_list, kind_of
 from planner.api.errors import UnknownEntryError
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
+from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import CatalogList, EntryBody
@@ -22,7 +22,7 @@ router = APIRouter(tags=["catalog"], route_class=strict_route())
 EntryJson = Annotated[Any, CheckedByPlanner(EntryBody), Body()]
 
 
-@router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
+@router.get("/catalog/{kind}", responses=problems(404, 422))
 def get_list(
     wiring: Wired, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
 ) -> CatalogList:
@@ -50,8 +50,7 @@ def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) 
 @router.post(
     "/catalog/{kind}",
     status_code=201,
-    responses=answers(dict[str, Any], 404, 409, 413, 415, 422, 503, code=201),
-    openapi_extra=REQUIRED,
+    responses=answers(dict[str, Any], 404, 409, 422, 503, code=201),
 )
 def post_entry(wiring: Wired, kind: str, key: Planner, entry: EntryJson = None) -> Response:
     """Adds a model, GPU or cluster of your own, which jobs then mean as `own/NAME`.

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import Learned, among, learned_by_gpu
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
+from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.requests import (
     answer_once,
     idempotency_key,
@@ -46,9 +46,9 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
     "/estimate",
     responses={
         200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}},
-        **problems(401, 403, 409, 413, 415, 422, 429, 503),
+        **problems(409, 422, 429, 503),
     },
-    openapi_extra={**REQUIRED, "requestBody": {"required": True, "content": {JSON_LINES: LINES}}},
+    openapi_extra={"requestBody": {"content": {JSON_LINES: LINES}}},
 )
 async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -> Response:
     """A job with a layout, or a list of them, priced.

@@ -34,7 +34,7 @@ RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
     "/measurements",
     responses={
         200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}},
-        **problems(401, 403, 422, 503),
+        **problems(422, 503),
     },
 )
 def list_measurements(
@@ -66,7 +66,7 @@ def list_measurements(
     return Response(json.dumps(body, default=str), media_type=JSON)
 
 
-@router.get("/accuracy", responses=problems(401, 403, 422, 503))
+@router.get("/accuracy", responses=problems(422, 503))
 def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
     """The newest measured runs beside what the calibration that ships predicts of them."""
     return own_accuracy(wiring, limit)
@@ -84,8 +84,8 @@ def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Rea
 @router.post(
     "/measurements",
     status_code=201,
-    responses=answers(MeasurementsStored, 409, 413, 415, 422, 503, code=201),
-    openapi_extra={"requestBody": {"required": True, "content": {CSV: {"schema": TEXT}}}},
+    responses=answers(MeasurementsStored, 409, 422, 503, code=201),
+    openapi_extra={"requestBody": {"content": {CSV: {"schema": TEXT}}}},
 )
 async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
     """A row, a list of rows, or CSV, stored all or none; the calibration is updated after it.
@@ -123,7 +123,7 @@ async def post_measurements(request: Request, key: Prober, rows: RowsJson = None
     "/measurements/{measurement_id}",
     status_code=204,
     response_class=Response,
-    responses=problems(401, 403, 404, 503),
+    responses=problems(404, 503),
 )
 def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Deletes one, and learns again without it. A key deletes its own, an admin's any."""

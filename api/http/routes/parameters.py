@@ -24,14 +24,11 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answers(
     model: Any, *statuses: int, code: int = 200, etag: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries of an answer and of these errors, and of a key that is missing or too weak.
+    """OpenAPI entries of an answer and of these errors.
 
     code: of the answer. etag: whether it has one (`with_etag`).
     """
-    found: dict[int | str, dict[str, Any]] = {
-        code: {"model": model},
-        **problems(401, 403, *statuses),
-    }
+    found: dict[int | str, dict[str, Any]] = {code: {"model": model}, **problems(*statuses)}
     unchanged = {"description": "Not modified: your ETag is current."}
     return {**found, 304: unchanged} if etag else found
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
-from planner.api.http.bodies import JSON, REQUIRED, JobJson
+from planner.api.http.bodies import JSON, JobJson
 from planner.api.http.events import ANSWER, Snapshot, of_plan, stream
 from planner.api.http.lanes import PLANNING
 from planner.api.http.requests import (
@@ -53,9 +53,8 @@ NUMBER = re.compile(r"[0-9]{1,9}")
     responses={
         200: {"model": Plan},
         202: {"model": PlanAccepted},
-        **problems(401, 403, 409, 413, 415, 422, 429, 502, 503),
+        **problems(409, 422, 429, 502, 503),
     },
-    openapi_extra=REQUIRED,
 )
 async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Response:
     """A job in, a ranked plan out. 409: nothing fits, with the nearest miss.
@@ -119,7 +118,7 @@ async def _planned(
     return question, plan
 
 
-@router.get("/plans", responses=problems(401, 403, 422, 503))
+@router.get("/plans", responses=problems(422, 503))
 def list_plans(
     wiring: Wired,
     _: Reader,
@@ -149,7 +148,7 @@ def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Respon
     return with_etag(request, text)
 
 
-@router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))
+@router.get("/plans/{plan_id}/explain", responses=problems(404, 422, 503))
 def explain_plan(
     wiring: Wired,
     plan_id: str,
@@ -167,7 +166,7 @@ def explain_plan(
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 
-@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
+@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(404, 503)})
 def get_events(
     request: Request,
     wiring: Wired,
@@ -201,7 +200,7 @@ def get_events(
     return stream(request, read)
 
 
-@router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
+@router.delete("/plans/{plan_id}", responses=problems(404, 503))
 def cancel_plan(wiring: Wired, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes.
 

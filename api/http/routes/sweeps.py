@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from planner.api.asker import asker
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
+from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
 from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
@@ -33,12 +33,7 @@ router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
 SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
 
 
-@router.post(
-    "/sweeps",
-    status_code=201,
-    responses=answers(SweepDetail, 409, 413, 415, 422, 503, code=201),
-    openapi_extra=REQUIRED,
-)
+@router.post("/sweeps", status_code=201, responses=answers(SweepDetail, 409, 422, 503, code=201))
 def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     """Stores a sweep. With a `schedule` workers run it from then on.
 
@@ -53,7 +48,7 @@ def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     "/sweeps",
     response_model=Page[SweepDetail],
     response_model_exclude_unset=True,
-    responses=problems(401, 403, 422, 503),
+    responses=problems(422, 503),
 )
 def list_sweeps(
     wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50
@@ -68,14 +63,14 @@ def list_sweeps(
     "/sweeps/{sweep_id}",
     response_model=SweepDetail,
     response_model_exclude_unset=True,
-    responses=problems(401, 403, 404, 422, 503),
+    responses=problems(404, 422, 503),
 )
 def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> dict[str, Any]:
     """One sweep with its newest runs and their reports."""
     return sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id")))
 
 
-@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
+@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(404, 503)})
 def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """Server-sent events of the newest run: `sweep` for every change, and `done` at its end.
 
@@ -92,7 +87,7 @@ def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) 
     return stream(request, read)
 
 
-@router.get("/quarantine", responses=problems(401, 403, 422, 503))
+@router.get("/quarantine", responses=problems(422, 503))
 def list_quarantine(
     wiring: Wired,
     _: Reader,
@@ -102,7 +97,7 @@ def list_quarantine(
     return [QuarantineLine(**one.as_dict()) for one in wiring.quarantine.active(pool)]
 
 
-@router.delete("/quarantine/{host}", responses=problems(401, 403, 404, 422, 503))
+@router.delete("/quarantine/{host}", responses=problems(404, 422, 503))
 def release_host(
     wiring: Wired,
     host: str,
@@ -153,7 +148,7 @@ def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
     "/sweeps/{sweep_id}",
     response_model=SweepDetail,
     response_model_exclude_unset=True,
-    responses=problems(401, 403, 404, 503),
+    responses=problems(404, 503),
 )
 def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> dict[str, Any]:
     """Never again; what runs of it is asked to stop. Its reports stay."""
