@@ -40,34 +40,23 @@ def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     Without one POST /sweeps/{id}/run does.
     """
     sweep = add_sweep(wiring, spec, allow_files=False)
-    body = json.dumps(sweep_detail(wiring, sweep))
-    return Response(body, 201, {"location": f"/sweeps/{sweep.id}"}, media_type=JSON)
+    headers = {"location": f"/sweeps/{sweep.id}"}
+    return Response(json.dumps(sweep_detail(wiring, sweep)), 201, headers, media_type=JSON)
 
 
-@router.get(
-    "/sweeps",
-    response_model=Page[SweepDetail],
-    response_model_exclude_unset=True,
-    responses=problems(422, 503),
-)
-def list_sweeps(
-    wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50
-) -> dict[str, Any]:
+@router.get("/sweeps", responses=answers(Page[SweepDetail], 422, 503))
+def list_sweeps(wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50) -> Response:
     """Stored sweeps, newest first, each with its newest run."""
     page = wiring.sweeps.list(cursor, limit)
     items = [sweep_detail(wiring, sweep, runs=1) for sweep in page.items]
-    return {"items": items, "next_cursor": page.next_cursor}
+    return _shown({"items": items, "next_cursor": page.next_cursor})
 
 
-@router.get(
-    "/sweeps/{sweep_id}",
-    response_model=SweepDetail,
-    response_model_exclude_unset=True,
-    responses=problems(404, 422, 503),
-)
-def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> dict[str, Any]:
+@router.get("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 422, 503))
+def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """One sweep with its newest runs and their reports."""
-    return sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id")))
+    sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))
+    return _shown(sweep_detail(wiring, sweep))
 
 
 @router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(404, 503)})
@@ -139,17 +128,15 @@ def resume(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     return _changed(wiring, sweep_id, "active")
 
 
-def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
-    sweep = change_sweep(wiring, sweep_id, state)
-    return Response(json.dumps(sweep_detail(wiring, sweep)), media_type=JSON)
-
-
-@router.delete(
-    "/sweeps/{sweep_id}",
-    response_model=SweepDetail,
-    response_model_exclude_unset=True,
-    responses=problems(404, 503),
-)
-def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> dict[str, Any]:
+@router.delete("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 503))
+def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> Response:
     """Never again; what runs of it is asked to stop. Its reports stay."""
-    return sweep_detail(wiring, change_sweep(wiring, sweep_id, "cancelled"))
+    return _changed(wiring, sweep_id, "cancelled")
+
+
+def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
+    return _shown(sweep_detail(wiring, change_sweep(wiring, sweep_id, state)))
+
+
+def _shown(body: dict[str, Any]) -> Response:
+    return Response(json.dumps(body), media_type=JSON)
