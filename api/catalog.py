@@ -1,6 +1,7 @@
 """The catalogue as plain mappings for the command line and the service."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -45,26 +46,15 @@ def catalog_entry(kind: str, name: str) -> Entry:
     return kind_of(kind).entry(name)
 
 
-def model_name_of(text: str) -> str:
-    """The catalogue's name of a model or alias, in any case; any other name as it is."""
-    return model_entry(text).name if is_model_name(text) else text
-
-
-def gpu_name_of(text: str) -> str:
-    """The catalogue's name of a GPU or alias, in any case; any other name as it is."""
-    try:
-        return load_gpu(text).name
-    except UnknownNameError:
-        return text
-
-
 def named(wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Values of a filter, with `model` and `gpu` under their names in the catalogue."""
-    names = {"model": model_name_of, "gpu": gpu_name_of}
-    return {
-        key: names[key](text) if key in names and text is not None else text
-        for key, text in wanted.items()
-    }
+    """Values of a filter, with `model` and `gpu` under their names in the catalogue, if there."""
+    found, model, gpu = dict(wanted), wanted.get("model"), wanted.get("gpu")
+    if model is not None and is_model_name(model):
+        found["model"] = model_entry(model).name
+    if gpu is not None:
+        with suppress(UnknownNameError):
+            found["gpu"] = load_gpu(gpu).name
+    return found
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -107,10 +97,6 @@ def gpu_figures(gpu: GpuSpec) -> Entry:
         "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
         "power_limit_watts": gpu.power_limit_watts,
     }
-
-
-def _gpu_entry(name: str) -> Entry:
-    return load_gpu(name, field="gpu").model_dump(mode="json")
 
 
 def cluster_figures(cluster: ClusterSpec) -> Entry:
@@ -188,7 +174,11 @@ def _plain(value: object) -> object:
 
 KINDS: dict[str, Kind] = {
     "models": Kind(model_names, _model_entry, lambda name: model_figures(load_model(name))),
-    "gpus": Kind(gpu_names, _gpu_entry, lambda name: gpu_figures(load_gpu(name))),
+    "gpus": Kind(
+        gpu_names,
+        lambda name: load_gpu(name, field="gpu").model_dump(mode="json"),
+        lambda name: gpu_figures(load_gpu(name)),
+    ),
     "clusters": Kind(
         cluster_names, _cluster_entry, lambda name: cluster_figures(load_cluster(name))
     ),

@@ -40,7 +40,11 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
         wiring.drift.replace(run.parent_id, list(history.findings(drift, run)))
         update_about(wiring, {(row.trainer, row.gpu) for row in history.rows.values()})
     document = history.document(drift, spec)
-    new = [_in_short(one) for one in document["changes"] if one["new"]]
+    new = []
+    for one in document["changes"]:
+        if one["new"]:  # of several layouts the headline says how many
+            head, _, _ = one["statement"].partition(" [")
+            new.append(one["statement"] if len(one["layouts"]) == 1 else head)
     if document["creeps"]:
         new.append(f"{counted(len(document['creeps']), 'layout')} slower than before")
     known = {one["host"] for one in report["quarantined"]}
@@ -236,12 +240,6 @@ def _by(change: StepChange) -> str:
     low, high = sorted((abs(change.low), abs(change.high)))
     way = "slower" if change.change > 0 else "faster"
     return f"{abs(change.change):.1%} {way} ({low:.1%} to {high:.1%})"
-
-
-def _in_short(change: Document) -> str:
-    """The statement of a change for a headline: of several layouts it says how many."""
-    statement: str = change["statement"]
-    return statement if len(change["layouts"]) == 1 else statement.partition(" [")[0]
 
 
 def _statement(change: StepChange, labels: Sequence[str], since: datetime, last_good: str) -> str:

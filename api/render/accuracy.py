@@ -10,7 +10,7 @@ from planner.api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
 from planner.calibration.report import AfterOwnRuns, Figures, Report
-from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE, AgainstRule
+from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE
 from planner.units import counted
 
 COLUMNS = (
@@ -74,7 +74,12 @@ def headlines(report: Report) -> list[str]:
         )
     lines.append(_ranking(report.headline))
     if report.headline.against_rule:
-        lines.append(_beside_rule(report.headline.against_rule[0]))
+        rule = report.headline.against_rule[0]
+        lines.append(
+            f"{counted(rule.sweeps, 'sweep')} of at least {FEWEST_AGAINST_RULE} layouts: regret of "
+            f"number one {rule.number_one:.1%}, of the rule of thumb {rule.rule_of_thumb:.1%} "
+            "(fewest TP, PP and CP ranks, least recomputation, largest microbatch that fits)."
+        )
     return lines
 
 
@@ -107,14 +112,6 @@ def _ranking(figures: Figures) -> str:
     return (
         f"{counted(figures.num_sweeps, 'sweep')} of at least {FEWEST} layouts: regret {regrets}; "
         f"Spearman {spearman}."
-    )
-
-
-def _beside_rule(overall: AgainstRule) -> str:
-    return (
-        f"{counted(overall.sweeps, 'sweep')} of at least {FEWEST_AGAINST_RULE} layouts: regret of "
-        f"number one {overall.number_one:.1%}, of the rule of thumb {overall.rule_of_thumb:.1%} "
-        "(fewest TP, PP and CP ranks, least recomputation, largest microbatch that fits)."
     )
 
 

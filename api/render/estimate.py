@@ -156,7 +156,10 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ..
     if step_seconds is None or step is None:
         interval = estimate.interval.step_seconds if estimate.interval else None
         learned = f", {estimate.learned.statement}" if estimate.learned else ""
-        count = f"{_count_of_work(estimate)}; HFU {percent(estimate.hfu)} counts what runs"
+        # windows and causal attention do less work than is counted, eight bits more than the peak
+        over = ", over the bf16 peak" if max(mfu or 0.0, estimate.hfu or 0.0) > 1 else ""
+        count = f"full attention, as TorchTitan counts{over}; HFU {percent(estimate.hfu)} counts "
+        count += "what runs"
         return (
             ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
             ("step", seconds(step), f"{interval_of(interval, 'seconds')}{learned}"),
@@ -169,15 +172,6 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ..
         ("step", seconds(step_seconds), f"predicted {seconds(step)}"),
         ("MFU", percent(None if mfu is None else mfu * faster), f"predicted {percent(mfu)}"),
     )
-
-
-def _count_of_work(estimate: Estimate) -> str:
-    """Whose count MFU follows, and why it may exceed HFU, and 100%.
-
-    Causal attention and windows do less work than is counted, eight bits more than the peak.
-    """
-    over = max(estimate.mfu or 0.0, estimate.hfu or 0.0) > 1
-    return f"full attention, as TorchTitan counts{', over the bf16 peak' if over else ''}"
 
 
 def basis_line(estimate: Estimate) -> Text:
