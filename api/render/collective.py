@@ -6,28 +6,27 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.api.render.figures import seconds, size
-from planner.api.render.grid import Column, grid, number
-from planner.specs.collective import CollectiveAnswer
+from planner.api.render.grid import Column, Columns, listed, number
+from planner.specs.collective import CollectiveAnswer, CollectiveCandidate
 from planner.specs.estimate import CommunicationRow
 from planner.units import counted, format_bandwidth, format_bytes, format_seconds
 
-COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
-DROPPED = {"sent a rank": 0, "steps": 1, "protocol": 2}  # where there is no room
 NOTE = (
     "library: with its measured curves; closed form: on bandwidth and latency alone. * what the "
     "library may choose by itself"
 )
-STEP_COLUMNS = (
-    Column(name=""),
-    Column(name="collective"),
-    number("ranks"),
-    Column(name="level", drop=2),
-    Column(name="algorithm", drop=1),
-    number("a step"),
-    number("message"),
-    number("sent", drop=0),
-    number("alone"),
-    number("exposed"),
+# each with what it shows of one kind of collective in a step
+STEP_COLUMNS: Columns[CommunicationRow] = (
+    (Column(name=""), lambda one: one.dimension),
+    (Column(name="collective"), lambda one: one.operation),
+    (number("ranks"), lambda one: f"{one.group_size:,}"),
+    (Column(name="level", drop=2), lambda one: one.level),
+    (Column(name="algorithm", drop=1), lambda one: one.algorithm),
+    (number("a step"), lambda one: f"{one.per_step:,.0f}"),
+    (number("message"), lambda one: size(one.message_bytes)),
+    (number("sent", drop=0), lambda one: size(one.volume_bytes)),
+    (number("alone"), lambda one: seconds(one.seconds)),
+    (number("exposed"), lambda one: seconds(one.exposed_seconds)),
 )
 STEP_NOTE = (
     "Of one GPU in one step. sent: all that it sends of them; alone: seconds with nothing beside; "
@@ -53,51 +52,31 @@ def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
 
 
 def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
-    columns = [
-        Column(name=name, right=name not in ("algorithm", "protocol", ""), drop=DROPPED.get(name))
-        for name in COLUMNS
-    ]
-    rows = []
-    for found in answer.candidates:
-        asked = ""
-        if found.algorithm == answer.algorithm:
-            asked = " <- closed form" if answer.basis == "datasheet" else " <- chosen"
-        rows.append(
-            (
-                found.algorithm,
-                found.protocol,
-                format_seconds(found.seconds),
-                format_seconds(found.closed_form_seconds),
-                str(found.steps),
-                format_bytes(found.wire_bytes_per_rank),
-                f"{'*' if found.automatic else ' '}{asked}".rstrip(),
-            )
-        )
+    chosen = " <- closed form" if answer.basis == "datasheet" else " <- chosen"
+
+    def mark(one: CollectiveCandidate) -> str:
+        asked = chosen if one.algorithm == answer.algorithm else ""
+        return f"{'*' if one.automatic else ' '}{asked}".rstrip()
+
+    columns: Columns[CollectiveCandidate] = (
+        (Column(name="algorithm"), lambda one: one.algorithm),
+        (Column(name="protocol", drop=2), lambda one: one.protocol),
+        (number("library"), lambda one: format_seconds(one.seconds)),
+        (number("closed form"), lambda one: format_seconds(one.closed_form_seconds)),
+        (number("steps", drop=1), lambda one: str(one.steps)),
+        (number("sent a rank", drop=0), lambda one: format_bytes(one.wire_bytes_per_rank)),
+        (Column(name=""), mark),
+    )
     bold = [found.algorithm == answer.algorithm for found in answer.candidates]
-    return grid(columns, rows, width, bold=bold)
+    return listed(columns, answer.candidates, width, bold=bold)
 
 
 def communication_section(rows: Sequence[CommunicationRow], width: int) -> list[RenderableType]:
     """Heading, table and note; nothing for a layout that communicates nothing."""
     if not rows:
         return []
-    cells = [
-        (
-            one.dimension,
-            one.operation,
-            f"{one.group_size:,}",
-            one.level,
-            one.algorithm,
-            f"{one.per_step:,.0f}",
-            size(one.message_bytes),
-            size(one.volume_bytes),
-            seconds(one.seconds),
-            seconds(one.exposed_seconds),
-        )
-        for one in rows
-    ]
     return [
         Text("What it communicates", style="bold"),
-        grid(STEP_COLUMNS, cells, width),
+        listed(STEP_COLUMNS, rows, width),
         Text(STEP_NOTE, style="dim"),
     ]

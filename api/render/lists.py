@@ -1,19 +1,18 @@
 """Lists as tables and lines: the catalogue, stored plans, jobs of the queues, the audit trail."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 
 from planner.api.render.figures import NONE, rate
-from planner.api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, Columns, grid, listed, number
 from planner.api.storage.job_records import QueuedJob
 from planner.api.storage.records import AuditEvent, PlanLine
 from planner.units import TERA, format_bandwidth, format_bytes, format_count
 
-# each column with what it shows of a plan
-COLUMNS: tuple[tuple[Column, Callable[[PlanLine], str]], ...] = (
+COLUMNS: Columns[PlanLine] = (
     (Column(name="id"), lambda plan: plan.id),
     (Column(name="made (UTC)", drop=1), lambda plan: f"{plan.created_at:%Y-%m-%d %H:%M}"),
     (Column(name="model"), lambda plan: plan.model),
@@ -27,8 +26,7 @@ COLUMNS: tuple[tuple[Column, Callable[[PlanLine], str]], ...] = (
 
 def plans_table(plans: Sequence[PlanLine], width: int) -> Text:
     """One line a plan; tok/s/GPU as expected of its number 1."""
-    rows = [tuple(cell(plan) for _, cell in COLUMNS) for plan in plans]
-    return grid([column for column, _ in COLUMNS], rows, width)
+    return listed(COLUMNS, plans, width)
 
 
 def job_line(job: QueuedJob) -> str:

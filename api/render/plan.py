@@ -23,12 +23,13 @@ from planner.api.render.estimate import (
     time_section,
 )
 from planner.api.render.figures import parameters, percent, rate, seconds, size, too_risky
-from planner.api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, Columns, grid, listed, number
 from planner.api.render.launch import launch_lines
 from planner.api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan
+from planner.specs.plan_comparisons import SizeOption
 from planner.specs.run import RunEstimate
 from planner.trainers.registry import layout_line
 from planner.units import (
@@ -258,34 +259,24 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     return [heading(title + given), indented(figures_table(rows)), indented(assumed)]
 
 
-SIZES = (
-    number("GPUs"), number("tok/s"), number("time"), number("price"), number("energy", drop=1),
-    number("CO2", drop=0),
-    Column(name=""), Column(name="layout", wraps=True, below=True),
-)  # fmt: skip
-
-
 def sizes_table(plan: Plan, width: int) -> Text:
     """The best layout of every number of GPUs.
 
     A star marks the front of time against price, bold the chosen size.
     """
-    rows = [
-        (
-            f"{option.num_gpus:,}",
-            rate(option.tokens_per_second),
-            seconds(option.time_to_train_seconds),
-            money(option.cost),
-            energy(option.energy_joules),
-            mass(option.co2_grams),
-            "*" if option.on_front else "",
-            _line(plan, option.layout),
-        )
-        for option in plan.sizes
-    ]
+    columns: Columns[SizeOption] = (
+        (number("GPUs"), lambda one: f"{one.num_gpus:,}"),
+        (number("tok/s"), lambda one: rate(one.tokens_per_second)),
+        (number("time"), lambda one: seconds(one.time_to_train_seconds)),
+        (number("price"), lambda one: money(one.cost)),
+        (number("energy", drop=1), lambda one: energy(one.energy_joules)),
+        (number("CO2", drop=0), lambda one: mass(one.co2_grams)),
+        (Column(name=""), lambda one: "*" if one.on_front else ""),
+        (Column(name="layout", wraps=True, below=True), lambda one: _line(plan, one.layout)),
+    )
     bold = [option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes]
     note = Text("* no other size is both sooner done and cheaper", style="dim")
-    return Text("\n").join([grid(SIZES, rows, width, bold=bold), note])
+    return Text("\n").join([listed(columns, plan.sizes, width, bold=bold), note])
 
 
 def money(dollars: float) -> str:

@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.figures import NONE, rate, seconds, size
-from planner.api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, Columns, listed, number
 from planner.api.storage.common import told
 from planner.api.storage.job_records import ProbeRecord
 from planner.errors import PlannerError
 from planner.estimates import estimate_job
 from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
 QUANTITIES = (
@@ -159,43 +160,31 @@ def _traceback(record: ProbeRecord) -> str:
     return ""
 
 
-MEASUREMENT_COLUMNS = (
-    Column(name="id"),
-    Column(name="job", wraps=True, below=True),
-    Column(name="layout", wraps=True, below=True),
-    Column(name="rung", drop=1),
-    Column(name="status", drop=2),
-    number("step", drop=3),
-    number("tokens/s/GPU"),
-    number("predicted"),
-    number("ratio"),
-    number("reserved", drop=0),
+def _job(job: Job) -> str:
+    return f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}"
+
+
+def _layout(job: Job) -> str:
+    return job.layout.short() if job.layout is not None else NONE
+
+
+# each with what it shows of a measurement and its prediction; ratio: measured over predicted
+MEASUREMENT_COLUMNS: Columns[tuple[Measurement, Beside]] = (
+    (Column(name="id"), lambda pair: pair[0].id),
+    (Column(name="job", wraps=True, below=True), lambda pair: _job(pair[0].job)),
+    (Column(name="layout", wraps=True, below=True), lambda pair: _layout(pair[0].job)),
+    (Column(name="rung", drop=1), lambda pair: pair[0].measured.rung),
+    (Column(name="status", drop=2), lambda pair: pair[0].measured.status),
+    (number("step", drop=3), lambda pair: seconds(pair[0].measured.step_seconds)),
+    (number("tokens/s/GPU"), lambda pair: rate(pair[1].measured_tokens_per_second_per_gpu)),
+    (number("predicted"), lambda pair: rate(pair[1].predicted_tokens_per_second_per_gpu)),
+    (number("ratio"), lambda pair: NONE if pair[1].ratio is None else f"{pair[1].ratio:.2f}"),
+    (number("reserved", drop=0), lambda pair: size(pair[0].measured.peak_reserved_bytes)),
 )
 
 
 def measurements_table(
     measurements: Sequence[Measurement], beside: Sequence[Beside], width: int
 ) -> Text:
-    """One line a measurement.
-
-    beside: the prediction of each, in the same order.
-    ratio: measured over predicted.
-    """
-    rows = []
-    for one, said in zip(measurements, beside, strict=True):
-        numbers, job = one.measured, one.job
-        rows.append(
-            (
-                one.id,
-                f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}",
-                job.layout.short() if job.layout is not None else NONE,
-                numbers.rung,
-                numbers.status,
-                seconds(numbers.step_seconds),
-                rate(said.measured_tokens_per_second_per_gpu),
-                rate(said.predicted_tokens_per_second_per_gpu),
-                NONE if said.ratio is None else f"{said.ratio:.2f}",
-                size(numbers.peak_reserved_bytes),
-            )
-        )
-    return grid(MEASUREMENT_COLUMNS, rows, width)
+    """One line a measurement. beside: the prediction of each, in the same order."""
+    return listed(MEASUREMENT_COLUMNS, list(zip(measurements, beside, strict=True)), width)
