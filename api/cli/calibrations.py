@@ -43,8 +43,8 @@ def revert_(calibration_id: CalibrationId, json: Json = False) -> None:
         left, made = revert(wiring, calibration_id, local_user())
     for one in made if not json else ():
         note(line_about(one))
-    said = f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which"
-    tell({"left_out": left, "calibrations": [one.id for one in made]}, [said], json=json)
+    line = f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which"
+    tell({"left_out": left, "calibrations": [one.id for one in made]}, [line], json=json)
 
 
 def _line(record: CalibrationRecord) -> dict[str, Any]:

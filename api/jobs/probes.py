@@ -275,8 +275,8 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
     failed = answer.failed
     if failed is None:
         notes = [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
-        said = "; ".join(notes) or None
-        return ProbeEnd(state="done", results=results, measurements=measurements, message=said)
+        message = "; ".join(notes) or None
+        return ProbeEnd(state="done", results=results, measurements=measurements, message=message)
     outcome = failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"

@@ -234,12 +234,12 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     lost = f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, "
     lost += f"{run.restarting_share:.2%} restarting"
     blocks = seconds(saves.blocking_seconds + saves.delay_seconds)
-    apart = f"{seconds(saves.interval_seconds)} apart; {size(saves.saved_bytes)} a save: blocks "
-    apart += blocks
+    saving = f"{seconds(saves.interval_seconds)} apart; {size(saves.saved_bytes)} a save: blocks "
+    saving += blocks
     if saves.upload_seconds:
-        apart += f", uploads {seconds(saves.upload_seconds)}"
+        saving += f", uploads {seconds(saves.upload_seconds)}"
     if saves.host_memory_bytes:
-        apart += f", {format_bytes(saves.host_memory_bytes)} of host memory a node"
+        saving += f", {format_bytes(saves.host_memory_bytes)} of host memory a node"
     speed = f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}"
     hours = f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}"
     watts = f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU with its "
@@ -250,7 +250,7 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
         ("goodput", f"{run.goodput:.2%}", lost),
         ("price", money(run.cost), hours),
         ("energy", energy(run.energy_joules), watts),
-        ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", apart),
+        ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", saving),
         ("interruptions", f"every {seconds(run.mtbf_seconds)}", failures),
     )
     assumed = Text(f"{'; '.join(run.assumptions)}.", style="dim")
