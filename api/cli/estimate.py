@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.api.calibration.read import Learned, among, learned, learned_by_gpu
-from planner.api.cli.given import (
+from planner.api.cli.flags import (
     GpuOption,
     ModelOption,
     NumGpusOption,

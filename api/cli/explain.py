@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.given import PlanId
+from planner.api.cli.flags import PlanId
 from planner.api.cli.output import make_console, show, tell
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of

@@ -3,7 +3,7 @@
 import typer
 
 from planner.api.cli.files import PlotOrText, check_plot, plot_plan
-from planner.api.cli.given import PlanId
+from planner.api.cli.flags import PlanId
 from planner.api.cli.output import make_console, note_more, say, show, show_json, tell
 from planner.api.cli.recommend import print_plan
 from planner.api.cli.typed import Cursor, Json, Limit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.api.calibration.update import line_about, update_from_probes
-from planner.api.cli.given import check_one
+from planner.api.cli.flags import check_one
 from planner.api.cli.output import error_line, make_console, note, progress, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
 from planner.api.errors import codes_of, lines_of

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from planner.api.cli.files import Plot, check_plot, write_file, write_plot
-from planner.api.cli.given import PlanOption, RankOption, layout_given
+from planner.api.cli.flags import PlanOption, RankOption, layout_given
 from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
 from planner.api.input.jobs import check_one_size, parse_job

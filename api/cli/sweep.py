@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from planner.api.asker import asker
 from planner.api.cli.files import Plot, check_plot, write_plot
 from planner.api.cli.output import error_line, note, say, show_json, tell
 from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
 from planner.api.cli.typed import Json, complete_sweep
 from planner.api.errors import codes_of
+from planner.api.identity import asker
 from planner.api.input.names import sweep_id_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.leases import Observer

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from planner.api.asker import asker
 from planner.api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
+from planner.api.identity import asker
 from planner.api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 

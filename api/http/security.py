@@ -12,8 +12,8 @@ from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from planner.api.asker import Asker, set_asker
 from planner.api.errors import ForbiddenError, TooManyRequestsError, UnauthenticatedError
+from planner.api.identity import Asker, set_asker
 from planner.api.settings import ApiKey, Settings
 from planner.errors import fault
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
 from planner.api.errors import lines_of
+from planner.api.identity import asker
 from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease

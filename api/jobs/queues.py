@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.jobs.plans import subject_of
 from planner.api.storage.common import record_of
 from planner.api.storage.job_records import (

@@ -6,9 +6,8 @@ A study whose process crashed goes on with what it has measured.
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
-from planner.api.identity import hash_of_job
+from planner.api.identity import asker, hash_of_job
 from planner.api.input.jobs import parse_job
 from planner.api.jobs.leases import Observer, new_lease, take_abandoned
 from planner.api.jobs.plans import study_of

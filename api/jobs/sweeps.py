@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from planner.api.asker import Asker, asker
 from planner.api.errors import QuotaError, UnreadableError
+from planner.api.identity import Asker, asker
 from planner.api.jobs.leases import new_lease, take_abandoned
 from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of

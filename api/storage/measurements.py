@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import select, tuple_, update
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.storage.audit import note
 from planner.api.storage.common import (
     Store,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
 from planner.api.storage.common import Store, flush_new, plain_text, record_of

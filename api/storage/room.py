@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, func, or_, select, text
 from sqlalchemy.orm import Session
 
-from planner.api.asker import Asker
 from planner.api.errors import QuotaError
+from planner.api.identity import Asker
 from planner.api.storage.clock import database_time
 from planner.api.storage.job_records import OPEN
 from planner.api.storage.tables import PlanRow, ProbeRow, TaskRow

@@ -8,8 +8,7 @@ from datetime import datetime
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
-from planner.api.identity import hash_of_job
+from planner.api.identity import asker, hash_of_job
 from planner.api.storage.audit import note
 from planner.api.storage.common import (
     flush_new,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from planner.api.asker import Asker, asker
 from planner.api.errors import ForbiddenError, QuotaError
+from planner.api.identity import Asker, asker
 from planner.api.settings import Quota
 from planner.api.storage.job_records import Lease, TaskEnd
 from planner.api.storage.room import check_quota

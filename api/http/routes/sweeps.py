@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
-from planner.api.asker import asker
 from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
 from planner.api.http.requests import answer_once, wiring_of
@@ -22,6 +21,7 @@ from planner.api.http.sweep_schemas import (
     SweepDetail,
     SweepRunAccepted,
 )
+from planner.api.identity import asker
 from planner.api.input.names import sweep_id_of
 from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, sweep_detail
 from planner.api.storage.job_records import TaskFilter
