@@ -69,7 +69,10 @@ def _document(app: FastAPI) -> Document:
             parameters.append(IDEMPOTENCY_KEY)
             answers.setdefault("409", _problem(409))
         if "requestBody" in operation:
-            operation["requestBody"]["required"] = True  # also of a body that may be null
+            body = operation["requestBody"]
+            body["required"] = True  # also of one that may be null
+            if body["content"].get(JSON, {}).get("schema", {}).get("title") == "Job":
+                body["content"][JSON]["schema"] = {"$ref": f"#/components/schemas/{JOB}"}
             answers |= {str(status): _problem(status) for status in UNREAD}
         if NOT_MODIFIED in answers:
             parameters.append(IF_NONE_MATCH)

@@ -9,7 +9,7 @@ Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
 class JobBody(BaseModel):
-    """A job: the contract's section 1. Values are checked by the planner, all faults at once."""
+    """A job; `planner.api.job_schema` has its fields. The planner checks it, all faults at once."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -19,29 +19,6 @@ class JobBody(BaseModel):
                 "training": {"seq_len": 8192, "global_batch_size": 64},
             }
         }
-    )
-
-    id: str | int | None = Field(None, description="Echoed back.")
-    model: str | dict[str, Any] = Field(
-        description="Catalogue name, Hugging Face id, or the keys of a config.json."
-    )
-    cluster: str | dict[str, Any] = Field(
-        description="Catalogue name, or gpu, num_gpus, fabric, ..."
-    )
-    training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
-    layout: dict[str, Any] | None = Field(
-        None, description="Estimate: the layout to price. Plan: what runs today."
-    )
-    current: dict[str, Any] | None = Field(
-        None,
-        description="What runs today, as text: {name, text, files}; a TorchTitan TOML or command, "
-        "or a Megatron script.",
-    )
-    search: dict[str, Any] | None = Field(
-        None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer."
-    )
-    probe: dict[str, Any] | None = Field(
-        None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps."
     )
 
 
