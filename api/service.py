@@ -102,10 +102,7 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
 def answer_on_paper(
     wiring: Wiring, question: PaperQuestion, progress: Callable[[str], None] | None = None
 ) -> Plan:
-    """Plans a job, or returns at once what this process answered before.
-
-    Raises InfeasibleError.
-    """
+    """Plans a job, or returns at once what this process answered before. Raises InfeasibleError."""
     return known_plan(wiring, question) or recommend(
         question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
     )
@@ -166,10 +163,7 @@ def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
 
 
 def parse_for_estimate(values: object, reader: JobReader) -> Job:
-    """A job with a layout. Raises SpecError.
-
-    reader: of the batch that it belongs to.
-    """
+    """A job with a layout. Raises SpecError. reader: of the batch that it belongs to."""
     job = reader.read(completed(values))
     if job.layout is None:
         remedy = "add layout, for example {tp: 8}, or ask for a plan"

@@ -63,10 +63,7 @@ class _Step:
 
 @dataclass
 class HostWatch:
-    """Evidence on hosts from the probes of a run.
-
-    known: hosts that were found bad already.
-    """
+    """Evidence on hosts from the probes of a run. known: hosts that were found bad already."""
 
     known: set[str] = field(default_factory=set)
     _probes: dict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -122,10 +122,7 @@ class HeldDevices:
 
 @dataclass(kw_only=True)
 class SideBySide:
-    """The probes of a claimed task that run now.
-
-    pool: opened once for all of them.
-    """
+    """The probes of a claimed task that run now. pool: opened once for all of them."""
 
     wiring: Wiring
     pool: Pool

@@ -17,10 +17,7 @@ from planner.api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore:
-    """Keeps calibrations, one in use for each subject.
-
-    basis: see `SqlLearningStore`.
-    """
+    """Keeps calibrations, one in use for each subject. basis: see `SqlLearningStore`."""
 
     def __init__(self, engine: Engine, basis: str) -> None:
         self.engine = engine
@@ -74,10 +71,7 @@ class SqlCalibrationStore:
     def latest(
         self, subject: Subject, *, until: datetime | None = None
     ) -> CalibrationRecord | None:
-        """The one in use; None where there is none.
-
-        until: the one that was in use then.
-        """
+        """The one in use; None where there is none. until: the one that was in use then."""
         table = CalibrationRow.__table__.c
         query = select(*table).where(*_of(subject))
         if until is None:
