@@ -8,7 +8,7 @@ from planner.api.cli.output import make_console, show
 from planner.api.cli.typed import Json, complete_cluster
 from planner.api.collectives import ask_collective
 from planner.api.own_entries import with_own
-from planner.api.render.collective import collective_view
+from planner.api.render.simulations import collective_view
 from planner.api.wiring import wire
 
 

@@ -8,7 +8,7 @@ from planner.api.cli.flags import PlanId
 from planner.api.cli.output import make_console, show, tell
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
-from planner.api.render.collective import communication_section
+from planner.api.render.simulations import communication_section
 from planner.api.wiring import wire
 from planner.plan.explain import explain, ranked_as
 

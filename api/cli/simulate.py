@@ -12,7 +12,7 @@ from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
-from planner.api.render.timeline import timeline_view
+from planner.api.render.simulations import timeline_view
 from planner.api.storage.common import told
 from planner.api.wiring import wire
 from planner.plan.timeline import timeline

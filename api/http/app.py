@@ -14,10 +14,9 @@ from fastapi import FastAPI
 from planner.api.http import openapi, problems
 from planner.api.http.lanes import open_lanes
 from planner.api.http.metrics import Metrics, Noted
-from planner.api.http.origin import OwnSite
 from planner.api.http.requests import limiters
 from planner.api.http.routes import web
-from planner.api.http.security import Rates
+from planner.api.http.security import OwnSite, Rates
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire

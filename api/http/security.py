@@ -1,9 +1,16 @@
-"""Access: bearer keys with scopes, limits on requests, and no open door to the network."""
+"""Access: bearer keys with scopes, limits on requests, no open door to the network.
+
+Pages of other sites must not ask in a person's name: a page elsewhere can make a browser send
+requests to an address that only this machine reaches. It shows in the name in `Host` (DNS
+rebinding: its own name, made to mean our address) or where the browser says that the request comes
+from.
+"""
 
 import hashlib
 import hmac
 import ipaddress
 import time
+from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
@@ -11,8 +18,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from planner.api.errors import ForbiddenError, TooManyRequestsError, UnauthenticatedError
+from planner.api.http.problems import problem
 from planner.api.identity import Asker, set_asker
 from planner.api.settings import ApiKey, Settings
 from planner.errors import fault
@@ -20,6 +30,8 @@ from planner.errors import fault
 WINDOW_SECONDS = 10
 GUESSES_PER_MINUTE = 20
 ANYONE = ApiKey("anyone", frozenset({"admin"}), "")
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+ELSEWHERE = frozenset({"cross-site", "same-site"})
 
 
 class Rates:
@@ -134,3 +146,64 @@ Reader = Annotated[ApiKey, Security(asking_key, scopes=["read"])]
 Planner = Annotated[ApiKey, Security(asking_key, scopes=["plan"])]
 Prober = Annotated[ApiKey, Security(asking_key, scopes=["probe"])]
 Admin = Annotated[ApiKey, Security(asking_key, scopes=["admin"])]
+
+
+class OwnSite:
+    """ASGI middleware that refuses requests for other names, and changes asked by other sites.
+
+    names: by which this service is asked. Empty: by any where keys are needed, else by names that
+        no public DNS can hold (addresses, single words, *.localhost).
+    keys: whether keys are needed.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], keys: bool) -> None:
+        self.app, self.names, self.keys = app, frozenset(names), keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            error = self._refused(scope["method"], Headers(scope=scope))
+            if error is not None:
+                await problem(Request(scope), error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _refused(self, method: str, headers: Headers) -> ForbiddenError | None:
+        host = headers.get("host", "")
+        if not self._is_ours(_name(host)):
+            what = f"this service is not asked as {host[:100]!r}; add the name to "
+            return ForbiddenError(f"{what}PLANNER_ALLOWED_HOSTS, or ask 127.0.0.1")
+        if method not in SAFE and self._from_elsewhere(host, headers):
+            return ForbiddenError("a page of another site asks for this; open this service's own")
+        return None
+
+    def _from_elsewhere(self, host: str, headers: Headers) -> bool:
+        """Whether a page of another site asks. A proxy may have changed `Host`, not the others."""
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is not None:
+            return site in ELSEWHERE
+        if origin is None:
+            return False
+        asking = origin.partition("://")[2]  # "null" has none
+        return asking != host and _name(asking) not in self.names
+
+    def _is_ours(self, name: str) -> bool:
+        if self.names:
+            return name in self.names
+        return self.keys or not name or _never_public(name)
+
+
+def _name(host: str) -> str:
+    """Without the port: "[::1]:80" is "::1"."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _never_public(name: str) -> bool:
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

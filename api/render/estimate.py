@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.bars import legend, memory_parts, stacked_bar, time_parts
-from planner.api.render.collective import communication_section
 from planner.api.render.figures import (
     interval_of,
     parameters,
@@ -19,6 +18,7 @@ from planner.api.render.figures import (
     seconds,
     size,
 )
+from planner.api.render.simulations import communication_section
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job

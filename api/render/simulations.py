@@ -1,12 +1,15 @@
-"""Collectives as tables: the algorithms of one that was asked about, and those of a layout."""
+"""Simulations as tables: algorithms of a collective, the collectives of a layout, a pipeline."""
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.figures import seconds, size
 from planner.api.render.grid import Column, Columns, listed, number
+from planner.plan.timeline import PipelineTimeline
 from planner.specs.collective import CollectiveAnswer, CollectiveCandidate
 from planner.specs.estimate import CommunicationRow
 from planner.units import counted, format_bandwidth, format_bytes, format_seconds
@@ -32,6 +35,7 @@ STEP_NOTE = (
     "Of one GPU in one step. sent: all that it sends of them; alone: seconds with nothing beside; "
     "exposed: seconds that the step waits. All-reduces of a few bytes are in the optimizer's time."
 )
+BAR = 30
 
 
 def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
@@ -80,3 +84,29 @@ def communication_section(rows: Sequence[CommunicationRow], width: int) -> list[
         listed(STEP_COLUMNS, rows, width),
         Text(STEP_NOTE, style="dim"),
     ]
+
+
+def timeline_view(played: PipelineTimeline) -> RenderableType:
+    """Busy and idle share of the pipeline's time, and peak memory, of every pipeline rank."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rank", "busy", "idle", "peak reserved", "activations"):
+        table.add_column(name, justify="left" if name == "busy" else "right")
+    memory = played.estimate.memory
+    for rank, idle in enumerate(played.bubble_share):
+        stage = memory.stages[rank] if memory else None
+        busy = round(BAR * (1.0 - idle))
+        table.add_row(
+            str(rank),
+            "#" * busy + "." * (BAR - busy),
+            f"{idle:.1%}",
+            format_bytes(stage.peak_reserved_bytes) if stage else "-",
+            format_bytes(stage.activations_bytes) if stage else "-",
+        )
+    step = played.estimate.step_seconds or 0.0
+    took = format_seconds(played.pipeline_seconds)
+    pipeline = f"The pipeline takes {took} of a step of {format_seconds(step)}"
+    return Group(
+        Text("One step, rank by rank: # busy, . idle, waiting for other ranks", style="bold"),
+        table,
+        Text(f"{pipeline}; the rest is gradient reduction and the optimizer."),
+    )
