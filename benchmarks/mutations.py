@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from planner.api.input.text import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("planner", "api", "probes", "tests", "benchmarks", "alembic", "docs", "examples")
@@ -94,7 +94,7 @@ class Mutation:
 
 def mutations() -> list[Mutation]:
     """The table."""
-    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    table = read_yaml(TABLE.read_text(encoding="utf-8"), TABLE.name)
     return [
         Mutation(file=file, **row)
         for files in table.values()

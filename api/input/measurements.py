@@ -166,15 +166,15 @@ def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measu
         remedy = "write model, cluster, training, layout and measured"
         raise fault("row", row, "is no JSON object", remedy)
     check_plain(dict(row), where or "row")
-    asked, measured, written, at = row.get("id"), row.get("measured"), row, None
+    asked, measured, at = row.get("id"), row.get("measured"), None
+    written = {**row}
     if isinstance(measured, Mapping):
-        own = {key: measured[key] for key in measured if key not in STORED}
-        written = {**row, "measured": own}
+        written["measured"] = {key: measured[key] for key in measured if key not in STORED}
     usable = isinstance(asked, str) and 0 < len(asked) <= ID_LENGTH and is_id(asked)
     content = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     name = str(asked) if usable else f"measurement-{content[:24]}"
     if isinstance(measured, Mapping):
-        at = own.pop("created_at", None)
+        at = written["measured"].pop("created_at", None)
     created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
     return read_measurement(
         written, measurement_id=name, created_at=created_at, allow_files=allow_files

@@ -66,9 +66,8 @@ def subject_of(study: TaskRecord) -> tuple[str, str, int]:
         model, cluster = study.request.get("model"), study.request.get("cluster")
         machine = cluster if isinstance(cluster, Mapping) else {"gpu": cluster}
         sizes = machine.get("num_gpus")
-        numbers = [
-            one for one in (sizes if isinstance(sizes, list) else [sizes]) if type(one) is int
-        ]
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        numbers = [size for size in sizes if isinstance(size, int)]
         return _name_typed(model), _name_typed(machine.get("gpu")), max(numbers, default=0)
     return job.model.name, job.cluster.gpu.name, job.cluster.num_gpus
 

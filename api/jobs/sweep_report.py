@@ -107,11 +107,9 @@ def _measured(wiring: Wiring, run: TaskRecord, measurement: Measurement) -> Line
 
 def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:
     """Software that differs: name -> [before, after]."""
-    old, new = before.software, after.software
-    names = sorted({*old, *new})
-    return {
-        name: [old.get(name), new.get(name)] for name in names if old.get(name) != new.get(name)
-    }
+    names = sorted({*before.software, *after.software})
+    pairs = {name: [before.software.get(name), after.software.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 # ---- the whole -----------------------------------------------------------------------------------
