@@ -1,6 +1,7 @@
 """The catalogue as plain mappings for the command line and the service."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -35,7 +36,7 @@ def kind_of(name: str) -> Kind:
 
 
 def catalog_list(kind: str) -> list[Entry]:
-    """One line an entry, sorted by name. Raises UnknownNameError."""
+    """A line for each entry, sorted by name. Raises UnknownNameError."""
     part = kind_of(kind)
     return [{"name": name, **part.line(name)} for name in part.names()]
 
@@ -45,26 +46,15 @@ def catalog_entry(kind: str, name: str) -> Entry:
     return kind_of(kind).entry(name)
 
 
-def model_name_of(text: str) -> str:
-    """The catalogue's name of a model or alias, in any case; any other name as it is."""
-    return model_entry(text).name if is_model_name(text) else text
-
-
-def gpu_name_of(text: str) -> str:
-    """The catalogue's name of a GPU or alias, in any case; any other name as it is."""
-    try:
-        return load_gpu(text).name
-    except UnknownNameError:
-        return text
-
-
 def named(wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The values that a list is asked for, with `model` and `gpu` by their catalogue's names."""
-    names = {"model": model_name_of, "gpu": gpu_name_of}
-    return {
-        key: names[key](text) if key in names and text is not None else text
-        for key, text in wanted.items()
-    }
+    """Values of a filter, with `model` and `gpu` under their names in the catalogue, if there."""
+    found, model, gpu = dict(wanted), wanted.get("model"), wanted.get("gpu")
+    if model is not None and is_model_name(model):
+        found["model"] = model_entry(model).name
+    if gpu is not None:
+        with suppress(UnknownNameError):
+            found["gpu"] = load_gpu(gpu).name
+    return found
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -109,10 +99,6 @@ def gpu_figures(gpu: GpuSpec) -> Entry:
     }
 
 
-def _gpu_entry(name: str) -> Entry:
-    return load_gpu(name, field="gpu").model_dump(mode="json")
-
-
 def cluster_figures(cluster: ClusterSpec) -> Entry:
     return {
         "gpu": cluster.gpu.name,
@@ -122,11 +108,8 @@ def cluster_figures(cluster: ClusterSpec) -> Entry:
 
 
 def _cluster_entry(name: str) -> Entry:
-    return {
-        "name": name,
-        **cluster_document(name),
-        "resolved": load_cluster(name).model_dump(mode="json"),
-    }
+    resolved = load_cluster(name).model_dump(mode="json")
+    return {"name": name, **cluster_document(name), "resolved": resolved}
 
 
 # ---- schedules and defaults ----------------------------------------------------------------------
@@ -135,28 +118,17 @@ def _cluster_entry(name: str) -> Entry:
 def _schedule_line(name: str) -> Entry:
     found = SCHEDULES.find(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
-    return {
-        "stages_per_rank": stages,
-        "splits_backward": found.splits_backward,
-        "about": _first_line(found),
-    }
+    about = (type(found).__doc__ or "").strip().partition("\n")[0]
+    splits = found.splits_backward
+    return {"stages_per_rank": stages, "splits_backward": splits, "about": about}
 
 
 def _schedule_entry(name: str) -> Entry:
     found = SCHEDULES.find(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
-    return {
-        "name": name,
-        **_schedule_line(name),
-        "v_shaped": found.v_shaped,
-        "rules": rules,
-        "trainers": trainers,
-    }
-
-
-def _first_line(thing: object) -> str:
-    return (type(thing).__doc__ or "").strip().partition("\n")[0]
+    more = {"v_shaped": found.v_shaped, "rules": rules, "trainers": trainers}
+    return {"name": name, **_schedule_line(name), **more}
 
 
 def _trainer_entry(name: str) -> Entry:
@@ -190,12 +162,8 @@ def _trainer_entry(name: str) -> Entry:
 
 def _trainer_line(name: str) -> Entry:
     entry = _trainer_entry(name)
-    return {
-        "zero_stage": entry["zero_stage"],
-        "zero_stage_under_pp": entry["zero_stage_under_pp"],
-        "ac": entry["ac"],
-        **entry["layout_defaults"],
-    }
+    shown = {key: entry[key] for key in ("zero_stage", "zero_stage_under_pp", "ac")}
+    return {**shown, **entry["layout_defaults"]}
 
 
 def _plain(value: object) -> object:
@@ -206,7 +174,11 @@ def _plain(value: object) -> object:
 
 KINDS: dict[str, Kind] = {
     "models": Kind(model_names, _model_entry, lambda name: model_figures(load_model(name))),
-    "gpus": Kind(gpu_names, _gpu_entry, lambda name: gpu_figures(load_gpu(name))),
+    "gpus": Kind(
+        gpu_names,
+        lambda name: load_gpu(name, field="gpu").model_dump(mode="json"),
+        lambda name: gpu_figures(load_gpu(name)),
+    ),
     "clusters": Kind(
         cluster_names, _cluster_entry, lambda name: cluster_figures(load_cluster(name))
     ),

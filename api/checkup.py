@@ -1,6 +1,6 @@
-"""Parts that an installation has and lacks, each with what to do about it.
+"""Checks of an installation, part by part, each with a remedy.
 
-Nothing here imports torch; it is asked in a process of its own, and only where somebody wants that.
+Nothing here imports torch: a process of its own does, on request.
 """
 
 import os
@@ -40,7 +40,7 @@ PROBING = "only for probes; plans on paper need none"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check. remedy: what to do where it is not ok."""
+    """Result of one check, with a remedy where it is not ok."""
 
     name: str
     state: State
@@ -83,11 +83,9 @@ def _packages() -> Iterable[Check]:
         found = {package: version_of(package) for package in wanted}
         missing = [package for package, value in found.items() if value is None]
         if missing:
-            detail = f"{', '.join(missing)} missing"
-            yield Check(name, state, detail, remedy)
+            yield Check(name, state, f"{', '.join(missing)} missing", remedy)
         else:
-            detail = ", ".join(f"{package} {value}" for package, value in found.items())
-            yield Check(name, "ok", detail)
+            yield Check(name, "ok", ", ".join(f"{one} {value}" for one, value in found.items()))
 
 
 def version_of(name: str) -> str | None:
@@ -163,12 +161,11 @@ def _slurm() -> Iterable[Check]:
         told = "; ".join(line.strip() for line in done.stdout.splitlines())
     except subprocess.TimeoutExpired:
         problem, told = f"sinfo did not answer within {ASK_SECONDS:g} s", ""
-    if problem or not told:
-        remedy = "ask `sinfo` by hand; --pool local needs no Slurm"
-        detail = problem or "sinfo lists no partition"
-        yield Check("slurm", "warn", detail, remedy)
-    else:
+    if told and not problem:
         yield Check("slurm", "ok", told)
+    else:
+        remedy = "ask `sinfo` by hand; --pool local needs no Slurm"
+        yield Check("slurm", "warn", problem or "sinfo lists no partition", remedy)
 
 
 def database_report(wiring: Wiring) -> dict[str, str | None]:
@@ -182,11 +179,8 @@ def database_report(wiring: Wiring) -> dict[str, str | None]:
         revision = current_revision(wiring.engine)
     except PlannerError as error:
         return {"url": None, "state": "unreachable", "detail": " ".join(str(error).split())}
-    state = "ready"
-    if revision != HEAD:
-        state = f"needs revision {HEAD}: run `planner-cli db upgrade`"
-        if on_disk:
-            state = f"needs revision {HEAD}: the next command brings it there"
+    how = "the next command brings it there" if on_disk else "run `planner-cli db upgrade`"
+    state = "ready" if revision == HEAD else f"needs revision {HEAD}: {how}"
     return {"url": shown(wiring.engine), "state": state, "revision": revision}
 
 
@@ -197,8 +191,7 @@ def _database(found: Mapping[str, str | None]) -> Iterable[Check]:
         return
     detail = f"{found['url']} at revision {found['revision'] or 'none'}: {found['state']}"
     if "db upgrade" in str(found["state"]):
-        remedy = "run `planner-cli db upgrade`"
-        yield Check("database", "fail", detail, remedy)
+        yield Check("database", "fail", detail, "run `planner-cli db upgrade`")
     else:
         yield Check("database", "ok", detail)
 
@@ -219,15 +212,11 @@ def disk(name: str, folder: Path, setting: str) -> Check:
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     elsewhere = f"free some room, or set {setting} to another disk"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        detail = f"{folder} cannot be written"
-        return Check(name, "fail", detail, f"set {setting} elsewhere")
+        return Check(name, "fail", f"{folder} cannot be written", f"set {setting} elsewhere")
     free = free_bytes(folder)
-    detail = f"{folder}, {format_bytes(free)} free"
-    if free < LEAST_BYTES:
-        return Check(name, "fail", detail, elsewhere)
-    if free < LITTLE_BYTES:
-        return Check(name, "warn", detail, elsewhere)
-    return Check(name, "ok", detail)
+    state: State = "fail" if free < LEAST_BYTES else "warn" if free < LITTLE_BYTES else "ok"
+    remedy = None if state == "ok" else elsewhere
+    return Check(name, state, f"{folder}, {format_bytes(free)} free", remedy)
 
 
 def _leases(folder: Path) -> Iterable[Check]:

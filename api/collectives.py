@@ -59,12 +59,8 @@ class CollectiveRequest(BaseModel):
 def ask_collective(values: object, *, allow_files: bool) -> CollectiveAnswer:
     """Seconds, steps and bytes of one operation. Raises SpecError with every fault."""
     if not isinstance(values, Mapping):
-        raise fault(
-            "request",
-            values,
-            "must be a mapping of keys to values",
-            f"known keys: {', '.join(CollectiveRequest.model_fields)}",
-        )
+        remedy = f"known keys: {', '.join(CollectiveRequest.model_fields)}"
+        raise fault("request", values, "must be a mapping of keys to values", remedy)
     faults: list[Fault] = []
     cluster = None
     try:

@@ -154,11 +154,9 @@ def _error(answer: httpx.Response) -> ServiceError:
     try:
         return ServiceError(Problem.model_validate_json(answer.text))
     except ValueError:  # something between us and the service answered
-        title = answer.reason_phrase or "error"
-        detail = f"{answer.status_code} {title}: {answer.text[:200]}"
-        return ServiceError(
-            Problem(type="http_error", title=title, status=answer.status_code, detail=detail)
-        )
+        title, status = answer.reason_phrase or "error", answer.status_code
+        detail = f"{status} {title}: {answer.text[:200]}"
+        return ServiceError(Problem(type="http_error", title=title, status=status, detail=detail))
 
 
 def plain(value: object) -> Any:

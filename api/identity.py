@@ -1,4 +1,8 @@
-"""Names and hashes: one module owns how objects are identified."""
+"""Names: ids of objects, hashes of jobs, the user of this process, and the caller.
+
+The caller is a key of the service, or a person at the command line. The service sets it for each
+request; work in threads of the request sees it too.
+"""
 
 import getpass
 import hashlib
@@ -6,7 +10,12 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
+
+from planner.api.errors import ForbiddenError
+from planner.api.settings import Quota
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 _TIME_LETTERS, _RANDOM_LETTERS = 9, 8
@@ -58,3 +67,33 @@ def local_user() -> str:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a container's user without a name
         return f"cli:{os.getuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The caller. admin: may change what others asked for. quota: None where nothing is limited."""
+
+    name: str
+    admin: bool
+    quota: Quota | None = None
+
+    def check_owner(self, what: str, subject: str, asked_by: str | None) -> None:
+        """Raises ForbiddenError where somebody else asked for the subject."""
+        if not self.admin and asked_by != self.name:
+            raise ForbiddenError(
+                f"{what} {subject} was asked for by {asked_by or 'an earlier version'}, not by "
+                f"{self.name}; ask its owner, or a key with the scope admin"
+            )
+
+
+_asker: ContextVar[Asker | None] = ContextVar("asker", default=None)
+
+
+def set_asker(asker: Asker) -> None:
+    """Sets the caller for the rest of this request."""
+    _asker.set(asker)
+
+
+def asker() -> Asker:
+    """The caller; outside of a request the user of this process, who may do everything."""
+    return _asker.get() or Asker(local_user(), admin=True)

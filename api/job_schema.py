@@ -54,8 +54,10 @@ def job_schema(reference: str = "#/$defs/{model}") -> dict[str, Any]:
     for name, spec in PARTS.items():
         part = spec.model_json_schema(ref_template=reference, by_alias=True)
         definitions |= part.pop("$defs", {})
-        shaped = _as_written(name, part)
-        properties[name] = {**_or_named(name, shaped), "description": ABOUT[name]}
+        shape = _as_written(name, part)
+        if name in ("model", "cluster"):  # a name will do
+            shape = {"anyOf": [{"type": "string"}, shape]}
+        properties[name] = {**shape, "description": ABOUT[name]}
     return {
         "$schema": DIALECT,
         "title": "Job",
@@ -106,8 +108,3 @@ def _with_units(field: dict[str, Any]) -> dict[str, Any]:
     if "number" not in kinds:
         return field
     return {**NUMBER_OR_TEXT, **({"default": field["default"]} if field.get("default") else {})}
-
-
-def _or_named(name: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """Allows a name instead of a written-out model or cluster."""
-    return {"anyOf": [{"type": "string"}, shape]} if name in ("model", "cluster") else shape

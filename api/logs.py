@@ -37,7 +37,6 @@ class OneLine(logging.Formatter):
         return f"{line} [{request}]" if request else line
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line and its traceback."""
         head, *rest = super().format(record).split("\n")
         return "\n".join([head, *(f"    {escaped(line)}" for line in rest)])
 

@@ -71,9 +71,8 @@ def _journal(path: Path) -> "BaseStorage":
     try:
         return JournalStorage(JournalFileBackend(str(path)))
     except OSError as error:
-        raise fault(
-            "--journal", str(path), f"cannot be opened ({error.strerror})", remedy
-        ) from None
+        rule = f"cannot be opened ({error.strerror})"
+        raise fault("--journal", str(path), rule, remedy) from None
     except (ValueError, KeyError, TypeError, AssertionError):
         raise fault("--journal", str(path), "is no journal of Optuna", remedy) from None
 

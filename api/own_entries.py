@@ -24,11 +24,8 @@ KINDS = {"models": ("model",), "gpus": ("gpu", "base"), "clusters": ("cluster",)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 _MEANT = re.compile(rf"own/({_NAME.pattern})(?:@([1-9][0-9]{{0,{MOST_VERSION_DIGITS - 1}}}))?")
 # which part of the catalogue a string under this key names
-_KIND_OF_KEY = {
-    **{key: kind for kind, keys in KINDS.items() for key in keys},
-    "models": "models",
-    "clusters": "clusters",
-}
+_KIND_OF_KEY = {key: kind for kind, keys in KINDS.items() for key in keys}
+_KIND_OF_KEY |= {"models": "models", "clusters": "clusters"}
 
 
 def full_name(entry: OwnEntry) -> str:
@@ -65,10 +62,8 @@ def _mentions(values: Any) -> bool:
 def _replaced(wiring: Wiring, value: Any, key: str, field: str) -> Any:
     if isinstance(value, Mapping):
         inside = f"{field}." if field else ""
-        return {
-            name: _replaced(wiring, one, str(name), f"{inside}{name}")
-            for name, one in value.items()
-        }
+        pairs = value.items()
+        return {name: _replaced(wiring, one, str(name), f"{inside}{name}") for name, one in pairs}
     if isinstance(value, list):
         return [_replaced(wiring, one, key, f"{field}.{at}") for at, one in enumerate(value)]
     if isinstance(value, str) and value.startswith(PREFIX) and key in _KIND_OF_KEY:
@@ -77,11 +72,12 @@ def _replaced(wiring: Wiring, value: Any, key: str, field: str) -> Any:
 
 
 def _meant(wiring: Wiring, kind: str, text: str, field: str) -> dict[str, Any]:
+    """The entry as a job writes it, under its full name; a cluster has none."""
     entry = named_entry(wiring, kind, text)
     if entry is None:
         remedy = f"GET /catalog/{kind} lists them, POST /catalog/{kind} adds one"
         raise fault(field, text, f"no such entry of your own {kind}", remedy)
-    return _named(entry)
+    return entry.spec if kind == "clusters" else {**entry.spec, "name": full_name(entry)}
 
 
 def named_entry(wiring: Wiring, kind: str, text: str) -> OwnEntry | None:
@@ -90,11 +86,6 @@ def named_entry(wiring: Wiring, kind: str, text: str) -> OwnEntry | None:
     if found is None or kind not in KINDS:
         return None
     return wiring.own_entries.find(kind, found[1], int(found[2]) if found[2] else None)
-
-
-def _named(entry: OwnEntry) -> dict[str, Any]:
-    """As a job writes it, under its full name; a cluster has none."""
-    return entry.spec if entry.kind == "clusters" else {**entry.spec, "name": full_name(entry)}
 
 
 # ---- what is stored: all of it, so that nothing that it is made from can change it ---------------

@@ -1,4 +1,4 @@
-"""The use cases as both edges call them: parse, ask the planner, keep the answer."""
+"""Use cases of command line and service: parse a job, plan or price it, store the answer."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,9 +38,9 @@ FIRST_CHUNK = 64  # jobs answered first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperQuestion:
-    """Everything that a plan on paper depends on.
+    """Everything that a plan without probes depends on.
 
-    values: the job as it was asked. calibration: learnt for it; None for the shipped one.
+    values: the job as it was sent. calibration: learned for it; None for the shipped one.
     """
 
     values: object
@@ -56,18 +56,17 @@ class PaperQuestion:
 def ask_on_paper(
     wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
 ) -> PaperQuestion:
-    """The question of a job without probes.
+    """Reads a job without probes, and finds the calibration to price it with.
 
-    owner: whose own measurements count besides the shared ones.
+    owner: key whose own measurements count besides the shared ones.
 
     Raises SpecError; StoreError before any work is done.
     """
     values = with_own(wiring, values)
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
-        raise fault(
-            "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
-        )
+        rule = "a plan on paper has no probes"
+        raise fault("probe", "given", rule, "remove it, or ask for a study")
     _ = wiring.store
     return PaperQuestion(
         values=values,
@@ -103,15 +102,10 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
 def answer_on_paper(
     wiring: Wiring, question: PaperQuestion, progress: Callable[[str], None] | None = None
 ) -> Plan:
-    """Plans a job, or returns at once what this process answered before.
-
-    Raises InfeasibleError.
-    """
-    known = known_plan(wiring, question)
-    if known is not None:
-        return known
-    job, calibration = question.job, question.calibration
-    return recommend(job, ports=wiring.ports, progress=progress, calibration=calibration)
+    """Plans a job, or returns at once what this process answered before. Raises InfeasibleError."""
+    return known_plan(wiring, question) or recommend(
+        question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
+    )
 
 
 def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:
@@ -135,13 +129,12 @@ class Refusal:
 def refusal(values: object, error: PlannerError) -> Refusal:
     """A Refusal that echoes the id of the malformed job if it has a usable one."""
     job_id = values.get("id") if isinstance(values, Mapping) else None
-    return Refusal(
-        job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error
-    )
+    usable = isinstance(job_id, str | int) and not isinstance(job_id, bool)
+    return Refusal(job_id if usable else None, error)
 
 
 def meant(wiring: Wiring, job: object) -> object:
-    """A job of a batch with its own entries in place of their names; a Refusal where there is none.
+    """A job of a batch with the user's own catalogue entries filled in, or its Refusal.
 
     Raises StoreError.
     """
@@ -159,9 +152,8 @@ def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
         field = f"line {number}"
         try:
             if len(line) > MAX_LINE_BYTES:
-                raise fault(
-                    field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line"
-                )
+                rule = f"is longer than {MAX_LINE_BYTES:,} bytes"
+                raise fault(field, None, rule, "write one job a line")
             value = read_json(line, field)
             if not isinstance(value, dict):
                 raise fault(field, value, "is no JSON object", "write one job a line")
@@ -171,28 +163,21 @@ def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
 
 
 def parse_for_estimate(values: object, reader: JobReader) -> Job:
-    """A job with a layout. Raises SpecError.
-
-    reader: of the batch that it belongs to.
-    """
+    """A job with a layout. Raises SpecError. reader: of the batch that it belongs to."""
     job = reader.read(completed(values))
     if job.layout is None:
-        raise fault(
-            "layout",
-            None,
-            "is required to estimate",
-            "add layout, for example {tp: 8}, or ask for a plan",
-        )
+        remedy = "add layout, for example {tp: 8}, or ask for a plan"
+        raise fault("layout", None, "is required to estimate", remedy)
     check_one_size(job)
     return job
 
 
 class Estimates:
-    """Answers to one batch of jobs after another; what they share is read and priced once.
+    """Prices batches of jobs; models and clusters that jobs share are read and priced once.
 
-    Nothing is kept.
-    allow_files: False for what came over a network.
-    calibration_of: what to price each job with; None for the shipped calibration.
+    Nothing is stored.
+    allow_files: False for jobs that came over a network.
+    calibration_of: calibration to price a job with; None for the shipped one.
     """
 
     def __init__(
@@ -203,7 +188,7 @@ class Estimates:
 
     def of(self, jobs: Sequence[object]) -> "list[Estimate | Refusal]":
         """One answer an element, in order; a malformed element does not disturb the others."""
-        parsed = list(self._parsed(jobs))
+        parsed = [self._parsed(values) for values in jobs]
         answers = iter(self._estimator.estimates([job for job in parsed if isinstance(job, Job)]))
         found = [(one, one if isinstance(one, Refusal) else next(answers)) for one in parsed]
         return [
@@ -211,15 +196,13 @@ class Estimates:
             for one, answer in found
         ]
 
-    def _parsed(self, jobs: Sequence[object]) -> "Iterator[Job | Refusal]":
-        for values in jobs:
-            if isinstance(values, Refusal):
-                yield values
-                continue
-            try:
-                yield parse_for_estimate(values, self._reader)
-            except PlannerError as error:
-                yield refusal(values, error)
+    def _parsed(self, values: object) -> Job | Refusal:
+        if isinstance(values, Refusal):
+            return values
+        try:
+            return parse_for_estimate(values, self._reader)
+        except PlannerError as error:
+            return refusal(values, error)
 
 
 def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
@@ -233,13 +216,19 @@ def growing(values: Iterable[ValueT], most: int) -> Iterator[list[ValueT]]:
 def keep_estimates(
     wiring: Wiring, jobs: Sequence[object], answers: Sequence[Answer]
 ) -> list[StoredEstimate | Refusal]:
-    """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
-    kept = [
-        answer
-        if isinstance(answer, Refusal)
-        else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
-        for values, answer in zip(jobs, answers, strict=True)
-    ]
+    """The answers to these jobs, each well-formed one stored and named. Raises StoreError.
+
+    The estimate of a job without an id gets the id under which it is kept.
+    """
+    kept: list[StoredEstimate | Refusal] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, Refusal):
+            kept.append(answer)
+            continue
+        name, request = wiring.ids.new_id(ESTIMATE_PREFIX), job if isinstance(job, dict) else {}
+        named = answer.model_copy(update={"id": name if answer.id is None else answer.id})
+        at = wiring.clock.now()
+        kept.append(StoredEstimate(id=name, created_at=at, job=request, estimate=named))
     wiring.store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
     return kept
 
@@ -251,25 +240,17 @@ def line_of(answer: Answer) -> str:
     return answer.model_dump_json()
 
 
-def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> StoredEstimate:
-    """An estimate to store; a job without an id gets the id under which it is kept."""
-    new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
-    named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
-    return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
-
-
 def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
-    """Exports one ranked layout of a stored plan as files and a launch command.
+    """Files and launch command of one ranked layout of a stored plan.
 
-    to: a format; None for that of the plan's trainer.
+    to: format to write; None for the format of the plan's trainer.
 
-    Raises SpecError for an unknown rank or format, and with every blocker of a layout that the
+    Raises SpecError for an unknown rank or format, and, with every reason, for a layout that the
     trainer cannot run.
     """
     entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
-    own = TRAINERS[job.training.trainer].export_format
+    chosen = to or TRAINERS[job.training.trainer].export_format
     cluster = job.cluster.with_num_gpus(entry.num_gpus)
-    return export(
-        entry.layout, job.model, cluster, job.training, to=to or own, version=version
-    ).require_runnable()
+    made = export(entry.layout, job.model, cluster, job.training, to=chosen, version=version)
+    return made.require_runnable()

@@ -20,11 +20,9 @@ from planner.units import DAY, MEGA
 SCOPES = frozenset({"read", "plan", "probe", "admin"})
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 _NUMBER = re.compile(r"^[0-9]{1,12}$")
-_QUOTA_EXAMPLE = (
-    "write name:plans_per_day=100+queued_probes=5+gpu_seconds_per_day=3600, several separated by "
-    "commas"
-)
-_KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET, several separated by commas"
+_SEVERAL = ", several separated by commas"
+_QUOTA_EXAMPLE = "write name:plans_per_day=100+queued_probes=5+gpu_seconds_per_day=3600" + _SEVERAL
+_KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET" + _SEVERAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,9 @@ class Quota:
 
 
 def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
-    """Parses quotas, such as "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
+    """Quotas by key, from "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
 
-    Limits that a key does not name are those of `default`.
+    default: quota that fills in the limits that the text leaves out.
     """
     found = {}
     for item in _listed(text):
@@ -228,12 +226,10 @@ class Settings(BaseSettings):
 
     @cached_property
     def host_names(self) -> frozenset[str]:
-        """The parsed `allowed_hosts`, in lower case."""
         return frozenset(_listed(self.allowed_hosts.lower()))
 
     @cached_property
     def webhook_places(self) -> frozenset[str]:
-        """The parsed `webhook_hosts`, in lower case."""
         return frozenset(_listed(self.webhook_hosts.lower()))
 
     @cached_property
@@ -260,13 +256,8 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        faults = [
-            Fault(
-                f"PLANNER_{str(item['loc'][0]).upper()}",
-                item["input"],
-                item["msg"].lower(),
-                "correct or unset this environment variable",
-            )
-            for item in error.errors(include_url=False)
-        ]
+        remedy, faults = "correct or unset this environment variable", []
+        for item in error.errors(include_url=False):
+            name = f"PLANNER_{str(item['loc'][0]).upper()}"
+            faults.append(Fault(name, item["input"], item["msg"].lower(), remedy))
         raise SpecError(faults) from None

@@ -13,16 +13,14 @@ from planner.api.settings import Settings, load_settings
 from planner.api.storage.audit import SqlAuditTrail
 from planner.api.storage.calibrations import SqlCalibrationStore
 from planner.api.storage.engine import Limits, make_engine, normalise_url
-from planner.api.storage.findings import SqlDriftStore, SqlQuarantine
 from planner.api.storage.idempotency import IdempotencyStore
 from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.migrate import ensure_current
 from planner.api.storage.own_entries import SqlOwnEntries
-from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.store import SqlStore
-from planner.api.storage.sweeps import SqlSweepStore
-from planner.api.storage.tasks import SqlTaskStore
+from planner.api.storage.sweeps import SqlDriftStore, SqlQuarantine, SqlSweepStore
+from planner.api.storage.tasks import SqlProbeStore, SqlTaskStore
 from planner.api.turns import Turns
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.pipeline.recently_used import RecentlyUsed
@@ -111,7 +109,7 @@ class Wiring:
             python=chosen.probe_python,
             worker=chosen.probe_program,
             tolerated_bytes=chosen.probe_tolerated_gib * GIB,
-            inherit=tuple(filter(None, chosen.probe_environment.replace(",", " ").split())),
+            inherit=tuple(chosen.probe_environment.replace(",", " ").split()),
         )
         given = {one.name: getattr(chosen, f"slurm_{one.name}") for one in fields(SlurmOptions)}
         unset: dict[str, Any] = {name: None if one == "" else one for name, one in given.items()}

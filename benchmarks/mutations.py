@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from planner.api.input.text import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("planner", "api", "probes", "tests", "benchmarks", "alembic", "docs", "examples")
@@ -59,7 +59,7 @@ INDIRECT = {
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/http/security": ("tests/e2e/test_who_may.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
-    "api/jobs/sweep_budget": ("tests/contract/test_sweep_scheduler.py",),
+    "api/jobs/sweep_layouts": ("tests/contract/test_sweep_scheduler.py",),
     "api/storage/fence": (
         "tests/unit/test_leases.py",
         "tests/contract/test_measurement_and_probe_stores.py",
@@ -94,7 +94,7 @@ class Mutation:
 
 def mutations() -> list[Mutation]:
     """The table."""
-    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    table = read_yaml(TABLE.read_text(encoding="utf-8"), TABLE.name)
     return [
         Mutation(file=file, **row)
         for files in table.values()

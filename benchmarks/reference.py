@@ -327,7 +327,11 @@ def rest() -> str:
                 lines.append(table(("parameter", "in", "values", "meaning"), parameters))
             body = route.get("requestBody", {}).get("content", {})
             for kind, content in body.items():
-                lines.append(f"Body, `{kind}`: {_body(content.get('schema', {}))}.\n")
+                schema = content.get("schema", {})
+                named = document["components"]["schemas"].get(
+                    schema.get("$ref", "").rpartition("/")[2], schema
+                )
+                lines.append(f"Body, `{kind}`: {_body(named)}.\n")
             lines.append(_answers(route["responses"]))
     return "\n".join(lines)
 

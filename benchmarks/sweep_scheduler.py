@@ -38,8 +38,8 @@ from planner.api.jobs.workers import TaskWorkers
 from planner.api.settings import Settings
 from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
 from planner.api.storage.migrate import upgrade
-from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.tables import ProbeRow
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.storage.transactions import reading
 from planner.api.wiring import Wiring, wire
 from planner.columns import LayoutBatch

@@ -33,10 +33,9 @@ def learned_without(
     *,
     until: datetime | None = None,
 ) -> tuple[Calibration | None, CalibrationRecord | None]:
-    """(the calibration in use as it is without these measurements, its record where it is new).
+    """(the calibration in use, fitted without these measurements; its record where it is new).
 
-    A study counts its own measurements itself, so its calibration must not know them. The record
-    is one that was never in use.
+    A study counts its own measurements itself, so its calibration must not know them.
     """
     newest = in_use(wiring, job, owner, until)
     if newest is None:
@@ -61,21 +60,19 @@ def learned_without(
 
 
 def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
-    """These runs as learning reads them. What was not priced yet is priced and kept.
+    """The runs as learning reads them; new ones are priced, and their prices stored.
 
-    One that turns out to be impossible, or so far off that its owner is asked about it, is refused
-    from now on, and left out.
+    Impossible runs, and runs so far off that their owner is asked about them, are refused from now
+    on and left out.
     """
     found: dict[str, PricedRun] = {}
+    fresh = []
     for row in rows:
         known = row.priced and PricedRun.from_dict(
             row.priced, run_id=row.id, layout=row.layout, step_seconds=row.step_seconds
         )
         if known:
             found[row.id] = known
-    fresh = []
-    for row in rows:
-        if row.id in found:
             continue
         try:
             run = wiring.measurements.get(row.id)

@@ -1,17 +1,25 @@
-"""Calibrations as the service lists them: each number before and after the runs."""
+"""Calibrations as the service lists them, and their accuracy on the measurements stored here."""
+
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from planner.api.calibration.read import rests_on_shipped
 from planner.api.http.schemas import CalibrationLine, KnobValue
-from planner.api.storage.paging import encoded
-from planner.api.storage.records import CalibrationRecord, Page
+from planner.api.storage.common import encoded, told
+from planner.api.storage.records import CalibrationRecord, MeasurementFilter, Page
 from planner.api.wiring import Wiring
+from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.cost.machine.knobs import KNOBS, Calibration, Knob
 from planner.cost.machine.shipped import from_document, shipped_calibration
+from planner.errors import PlannerError
+from planner.estimates import Estimator
 
 UNSEEN = "none that was measured"
 SCALES = ("run_sd", "stack_sd", "unit_sd", "own_run_sd", "memory_sd", "memory_sd_bytes")
+TITLE = "Predicted against measured here"
 
 
 def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[CalibrationLine]:
@@ -37,21 +45,12 @@ def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[Cal
 
 def _stored_line(record: CalibrationRecord) -> CalibrationLine:
     in_use = record.superseded_at is None and rests_on_shipped(record)
-    own: dict[str, object] = {
-        "runs": record.num_runs,
-        "trainer": record.trainer,
-        "gpu": record.gpu,
-        "software": dict(record.software),
-        "owner": record.owner or None,
-    }
+    own = {"runs": record.num_runs, "owner": record.owner or None}
     calibration = from_document(record.document)
-    if calibration.stale is not None:
-        stale = calibration.stale
-        own |= {
-            "stale_runs": stale.runs,
-            "stale_since": stale.since,
-            "stale_because": stale.statement,
-        }
+    if (stale := calibration.stale) is not None:
+        own |= {"stale_runs": stale.runs, "stale_since": stale.since}
+        own["stale_because"] = stale.statement
+    own |= told(record, "trainer", "gpu", "software")
     return _line(calibration, in_use=in_use).model_copy(update=own)
 
 
@@ -87,3 +86,79 @@ def _values(calibration: Calibration, knob: Knob, place: int) -> list[KnobValue]
             )
         )
     return values
+
+
+class OwnRun(BaseModel):
+    """One measured run. rung: whether the layout itself ran.
+
+    error: predicted over measured, less one. low_seconds, high_seconds: the 90% interval.
+    """
+
+    id: str
+    layout: str
+    model: str
+    trainer: str
+    gpu: str
+    num_gpus: int
+    rung: str
+    measured_seconds: float
+    predicted_seconds: float
+    low_seconds: float | None
+    high_seconds: float | None
+    error: float
+
+
+class OwnAccuracy(BaseModel):
+    """The newest measured runs with their predictions, which have learned nothing from them.
+
+    within_band: how many are predicted within `band`.
+    refused: measured runs that the planner gives no prediction of.
+    chart: a Vega-Lite specification.
+    """
+
+    runs: list[OwnRun]
+    band: float
+    within_band: int
+    refused: int
+    chart: dict[str, Any]
+
+
+def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
+    """Accuracy on the newest measurements that gave a step time, at most `limit`."""
+    found = wiring.measurements.list(MeasurementFilter(status="ok"), None, limit).items
+    believed = [one for one in found if one.refused is None]
+    measured = [(one, one.step_seconds) for one in believed if one.job.layout and one.step_seconds]
+    answers = Estimator().estimates([one.job for one, _ in measured])
+    runs: list[OwnRun] = []
+    points: list[RunPoint] = []
+    for (one, seconds), answer in zip(measured, answers, strict=True):
+        if isinstance(answer, PlannerError) or answer.step_seconds is None:
+            continue
+        interval = answer.interval.step_seconds if answer.interval else (None, None)
+        point = RunPoint(
+            id=one.id,
+            layout="" if one.job.layout is None else one.job.layout.short(),
+            model=one.job.model.name,
+            trainer=one.job.training.trainer,
+            gpu=one.job.cluster.gpu.name,
+            measured_seconds=seconds,
+            predicted_seconds=answer.step_seconds,
+            low_seconds=interval[0],
+            high_seconds=interval[1],
+        )
+        points.append(point)
+        runs.append(
+            OwnRun(
+                **asdict(point),
+                num_gpus=one.job.cluster.num_gpus,
+                rung=one.measured.rung,
+                error=point.error,
+            )
+        )
+    return OwnAccuracy(
+        runs=runs,
+        band=BAND,
+        within_band=within_band(points),
+        refused=len(measured) - len(runs),
+        chart=accuracy(points, title=TITLE),
+    )

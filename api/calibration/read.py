@@ -18,7 +18,7 @@ def learned(
     """The calibration in use of the job's trainer on its GPU; None for the shipped one.
 
     owner: whose own runs count besides the shared ones.
-    until: the one in use then, so that work resumed after an interruption sees what it saw before.
+    until: the one in use then, so that resumed work goes on with the calibration it began with.
     """
     record = in_use(wiring, job, owner, until)
     return None if record is None else from_document(record.document)
@@ -38,7 +38,7 @@ def in_use(
 
 
 def learned_by_gpu(wiring: Wiring, owner: str) -> Learned:
-    """All that `learned` answers to this owner, by trainer and GPU."""
+    """The calibration in use of each trainer and GPU, for this owner's plans."""
     found: Learned = {}
     for whose in ("", owner):
         for subject in wiring.calibrations.subjects(whose):

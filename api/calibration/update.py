@@ -1,4 +1,4 @@
-"""Updating calibrations: after every measurement and every timed kernel.
+"""Updating calibrations, after every measurement and every timed kernel, and undoing them.
 
 The calibration of a trainer on a GPU is made anew from the runs that the database holds of it, and
 taken into use if the database still holds the same ones then. Runs that are not shared make a
@@ -26,13 +26,12 @@ from planner.api.wiring import Wiring
 from planner.calibration.update import learn_priced
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration, to_document
-from planner.errors import PlannerError
+from planner.errors import ConflictError, PlannerError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.units import counted
 
-# Of making a calibration while others store runs. Each of them updates it too, so the last one
-# succeeds.
+# to make a calibration while others store runs; each of them updates it too, so the last succeeds
 MOST_ATTEMPTS = 20
 OWNER_DIGITS = 8
 log = logging.getLogger("planner.learning")
@@ -101,10 +100,9 @@ def _update(wiring: Wiring, subject: Subject, anew: bool) -> CalibrationRecord |
 
 
 def _made(wiring: Wiring, subject: Subject, inputs: LearningInputs) -> CalibrationRecord | None:
-    """A calibration from these runs and kernels; None where nothing teaches.
+    """A calibration from these runs and kernels; None where there is nothing to learn from.
 
-    Kernels count for runs whose versions do not contradict theirs; where all do, they wait for a
-    run that does not; where there is no run, they make a calibration alone.
+    Kernels count beside runs of versions that do not contradict theirs, and where there is no run.
     """
     software = inputs.software
     if not inputs.runs:
@@ -145,9 +143,9 @@ def _software_of_kernels(wiring: Wiring, subject: Subject, ids: Sequence[str]) -
 def update_from_measurements(
     wiring: Wiring, measurements: Iterable[Measurement]
 ) -> list[CalibrationRecord]:
-    """The calibrations that these measurements change, brought up to date.
+    """Updates the calibrations that these measurements, newly stored or shared, change.
 
-    They were stored or shared. Where that fails they count the next time.
+    Where that fails they count the next time.
     """
     return update_about(
         wiring, [(one.job.training.trainer, one.job.cluster.gpu.name) for one in measurements]
@@ -181,3 +179,45 @@ def line_about(record: CalibrationRecord) -> str:
         f"learned: {record.id}, {record.trainer} on {record.gpu} from {made_from}; plans and "
         "estimates use it"
     )
+
+
+def runs_of(record: CalibrationRecord | None) -> frozenset[str]:
+    """Ids of the measurements that a calibration rests on; none for None.
+
+    Raises ConflictError for a calibration of a version that did not store them.
+    """
+    if record is None:
+        return frozenset()
+    if "runs" not in record.document:
+        raise ConflictError(
+            f"calibration {record.id} was made by an earlier version, which did not write down its "
+            "runs; delete the runs that mislead it with `planner-cli measurements delete`"
+        )
+    return frozenset(record.document["runs"])
+
+
+def revert(
+    wiring: Wiring, calibration_id: str, by: str
+) -> tuple[Sequence[str], Sequence[CalibrationRecord]]:
+    """Undoes a calibration and later ones; returns (runs left out, calibrations made anew).
+
+    Every run is left out that the calibration before it does not rest on. Equal runs give equal
+    calibrations, so the one before is in use again, unless its runs were deleted or kernels timed
+    since. Raises NotFoundError, ConflictError.
+    """
+    record = wiring.calibrations.get(calibration_id)
+    runs = runs_of(wiring.calibrations.before(record))
+    reason = (
+        f"left out by {by}, who reverted {calibration_id}; `planner-cli measurements believe ID` "
+        "counts it again"
+    )
+    left: list[str] = []
+    # under other versions of the software there may be older runs, which were none of that one's
+    while found := [one.id for one in wiring.learning.inputs(record.subject).runs]:
+        newer = [one for one in found if one not in runs]
+        for one in newer:
+            wiring.measurements.refuse(one, reason)
+        left += newer
+        if not newer:
+            break
+    return left, update_calibrations(wiring, [(record.trainer, record.gpu)])

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
+from planner.api.cli.files import Plot, check_plot, write_file, write_plot
+from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.input.text import read_json
 from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
@@ -56,8 +55,7 @@ def command(
         typer.Option(
             "--recompute",
             help="Predict and fit anew instead of printing the report that ships; takes a minute "
-            "or "
-            "two.",
+            "or two.",
         ),
     ] = False,
     save: Annotated[
@@ -82,12 +80,8 @@ def command(
     wanted = [_wanted(text) for text in where or ()]
     anew = recompute or jobs is not None
     if save is not None and not anew:
-        raise fault(
-            "--save",
-            str(save),
-            "is what was computed, and nothing is",
-            "add --recompute, or leave --save out",
-        )
+        remedy = "add --recompute, or leave --save out"
+        raise fault("--save", str(save), "is what was computed, and nothing is", remedy)
     compared, malformed = _computed(jobs, quiet=json) if anew else (_shipped(), 0)
     _check_some(compared.rows, wanted)
     if save is not None:
@@ -124,9 +118,8 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
     for line, error in malformed:
         note(f"line {line}: {error}")
     if not measured:
-        raise fault(
-            "--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line"
-        )
+        remedy = "write one measured JSON job a line"
+        raise fault("--jobs", jobs, "holds no line that could be read", remedy)
     with working("fitting again without each source, model and GPU in turn", quiet=quiet):
         return Comparison.of(measured, shipped_calibration(), digest_of(text)), len(malformed)
 
@@ -134,12 +127,8 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
 def _wanted(text: str) -> tuple[str, list[str]]:
     key, equals, values = text.partition("=")
     if key not in LABELS or not equals:
-        raise fault(
-            "--where",
-            text,
-            "is no label and its values",
-            f"use KEY=VALUE[,VALUE]; keys are {', '.join(LABELS)}",
-        )
+        remedy = f"use KEY=VALUE[,VALUE]; keys are {', '.join(LABELS)}"
+        raise fault("--where", text, "is no label and its values", remedy)
     return key, [value.strip().lower() for value in values.split(",")]
 
 
@@ -153,19 +142,11 @@ def _check_some(rows: Sequence[Compared], wanted: Sequence[tuple[str, list[str]]
         known = {row.label(key) for row in rows}
         for value in values:
             if value not in {name.lower() for name in known}:
-                raise fault(
-                    "--where",
-                    f"{key}={value}",
-                    "no row has it",
-                    f"use one of {', '.join(sorted(known))}",
-                )
+                remedy = f"use one of {', '.join(sorted(known))}"
+                raise fault("--where", f"{key}={value}", "no row has it", remedy)
     if wanted and not any(_meets(row, wanted) for row in rows):
-        raise fault(
-            "--where",
-            ", ".join(key for key, _ in wanted),
-            "no row meets all of them",
-            "ask for less at once",
-        )
+        keys = ", ".join(key for key, _ in wanted)
+        raise fault("--where", keys, "no row meets all of them", "ask for less at once")
 
 
 def read_rows(
@@ -198,23 +179,15 @@ def _text(path: str | None) -> str:
         rule = (
             "needs the published rows, which are in the repository and not in the installed package"
         )
-        raise fault(
-            "--recompute",
-            None,
-            rule,
-            "run it in a checkout, or give --jobs FILE.jsonl with measured jobs",
-        )
+        remedy = "run it in a checkout, or give --jobs FILE.jsonl with measured jobs"
+        raise fault("--recompute", None, rule, remedy)
     chosen = PUBLIC_ROWS if path is None else Path(path).expanduser()
     try:
         return chosen.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise fault(
-            "--jobs",
-            str(chosen),
-            f"cannot be read ({reason})",
-            "give a file with one JSON job a line",
-        ) from None
+        rule = f"cannot be read ({getattr(error, 'strerror', None) or 'is not UTF-8 text'})"
+        remedy = "give a file with one JSON job a line"
+        raise fault("--jobs", str(chosen), rule, remedy) from None
 
 
 def _row(row: Compared) -> dict[str, object]:

@@ -4,11 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.api.calibration.revert import revert
-from planner.api.calibration.update import line_about
-from planner.api.cli.output import note, say, show_json, show_page, tell
+from planner.api.calibration.update import line_about, revert
+from planner.api.cli.output import note, show_page, tell, working
 from planner.api.cli.typed import Cursor, Json, Limit
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.storage.records import CalibrationRecord
 from planner.api.wiring import wire
@@ -43,24 +41,17 @@ def revert_(calibration_id: CalibrationId, json: Json = False) -> None:
     wiring = wire()
     with working("learning again", quiet=json):
         left, made = revert(wiring, calibration_id, local_user())
-    if json:
-        show_json({"left_out": left, "calibrations": [one.id for one in made]})
-        return
-    for one in made:
+    for one in made if not json else ():
         note(line_about(one))
-    say(f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which")
+    line = f"{counted(len(left), 'run')} left out; `planner-cli measurements list` says which"
+    tell({"left_out": left, "calibrations": [one.id for one in made]}, [line], json=json)
 
 
 def _line(record: CalibrationRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "created_at": record.created_at.isoformat(timespec="seconds"),
-        "trainer": record.trainer,
-        "gpu": record.gpu,
-        "owner": record.owner or None,
-        "runs": record.num_runs,
-        "in_use": record.superseded_at is None,
-    }
+    made = record.created_at.isoformat(timespec="seconds")
+    used = {"runs": record.num_runs, "in_use": record.superseded_at is None}
+    subject = {"trainer": record.trainer, "gpu": record.gpu, "owner": record.owner or None}
+    return {"id": record.id, "created_at": made, **subject, **used}
 
 
 def _sentence(record: CalibrationRecord) -> str:

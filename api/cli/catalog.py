@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from planner.api.catalog import catalog_entry, catalog_list, kind_of
-from planner.api.cli.output import make_console, say, show, show_json
+from planner.api.cli.output import make_console, say, show, show_json, tell
 from planner.api.cli.typed import Json
 from planner.api.input.text import read_mapping_file
 from planner.api.own_entries import (
@@ -19,7 +19,7 @@ from planner.api.own_entries import (
     own_entry,
     own_line,
 )
-from planner.api.render.catalog import catalog_table
+from planner.api.render.lists import catalog_table
 from planner.api.wiring import wire
 from planner.errors import fault
 
@@ -48,17 +48,9 @@ def command(
         return
     if name is not None:
         entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)
-        if json:
-            show_json(entry)
-            return
-        say(
-            yaml.safe_dump(
-                encoder.loads(encoder.dumps(entry, default=str)),
-                sort_keys=False,
-                allow_unicode=True,
-                width=110,
-            ).rstrip()
-        )
+        plain = encoder.loads(encoder.dumps(entry, default=str))
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
+        tell(entry, [text.rstrip()], json=json)
         return
     lines = _lines(kind, own=own)
     if json:

@@ -8,7 +8,7 @@ from planner.api.cli.output import make_console, show
 from planner.api.cli.typed import Json, complete_cluster
 from planner.api.collectives import ask_collective
 from planner.api.own_entries import with_own
-from planner.api.render.collective import collective_view
+from planner.api.render.simulations import collective_view
 from planner.api.wiring import wire
 
 
@@ -41,14 +41,8 @@ def command(
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
     json: Json = False,
 ) -> None:
-    asked = {
-        "op": op,
-        "size": size,
-        "cluster": cluster,
-        "algorithm": algorithm,
-        "num_ranks": num_ranks,
-        "stride": stride,
-    }
+    how = {"algorithm": algorithm, "num_ranks": num_ranks, "stride": stride}
+    asked = {"op": op, "size": size, "cluster": cluster, **how}
     answer = ask_collective(with_own(wire(), asked), allow_files=True)
     if json:
         typer.echo(answer.model_dump_json(indent=2))

@@ -3,12 +3,13 @@
 import gc
 import sys
 from collections.abc import Iterator
-from typing import IO, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from planner.api.calibration.read import Learned, among, learned, learned_by_gpu
-from planner.api.cli.given import (
+from planner.api.cli.flags import (
     GpuOption,
     ModelOption,
     NumGpusOption,
@@ -17,9 +18,8 @@ from planner.api.cli.given import (
     completed_by,
     layout_given,
 )
-from planner.api.cli.output import letters_only, make_console, note, show
+from planner.api.cli.output import letters_only, make_console, note, show, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.jobs import parse_job
 from planner.api.input.text import opened
@@ -71,21 +71,16 @@ def command(
         _many(jobs)
     else:
         wiring = wire()
-        _one(
-            wiring,
-            completed_by(
-                layout_given(wiring, job, plan, rank), model=model, gpu=gpu, num_gpus=num_gpus
-            ),
-            as_json=json,
-        )
+        values = layout_given(wiring, job, plan, rank)
+        values = completed_by(values, model=model, gpu=gpu, num_gpus=num_gpus)
+        _one(wiring, values, as_json=json)
 
 
 def _one(wiring: Wiring, values: dict[str, Any], *, as_json: bool) -> None:
     with working("pricing", quiet=as_json):
         asked = with_own(wiring, values)
-        prices = Estimates(
-            allow_files=True, calibration_of=lambda job: learned(wiring, job, local_user())
-        )
+        own = partial(learned, wiring, owner=local_user())
+        prices = Estimates(allow_files=True, calibration_of=own)
         (kept,) = keep_estimates(wiring, [asked], prices.of([asked]))
     if isinstance(kept, Refusal):
         raise kept.error
@@ -120,21 +115,16 @@ def _many(path: str) -> None:
                 sys.stdout.write(line_of(entry) + "\n")
             sys.stdout.flush()
     if not num_readable:
-        raise fault(
-            "--jobs", path, "holds no line that could be read", "write one JSON object a line"
-        )
+        rule = "holds no line that could be read"
+        raise fault("--jobs", path, rule, "write one JSON object a line")
 
 
 def _raw_lines(path: str) -> Iterator[bytes]:
+    """Lines without their end; an overlong line is cut where its length is known to be too much."""
     remedy = "give the path of a .jsonl file, or - for standard input"
     with opened(path, "--jobs", remedy) as stream:
-        yield from _bounded(stream)
-
-
-def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines without their end; an overlong line is cut where its length is known to be too much."""
-    while line := stream.readline(MAX_LINE_BYTES + 2):
-        rest = line
-        while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
-            rest = stream.readline(MAX_LINE_BYTES + 2)
-        yield line.rstrip(b"\r\n")
+        while line := stream.readline(MAX_LINE_BYTES + 2):
+            rest = line
+            while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
+                rest = stream.readline(MAX_LINE_BYTES + 2)
+            yield line.rstrip(b"\r\n")

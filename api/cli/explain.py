@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.given import PlanId
-from planner.api.cli.output import make_console, say, show, show_json
+from planner.api.cli.flags import PlanId
+from planner.api.cli.output import make_console, show, tell
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
-from planner.api.render.communication import communication_section
+from planner.api.render.simulations import communication_section
 from planner.api.wiring import wire
 from planner.plan.explain import explain, ranked_as
 
@@ -25,12 +25,9 @@ def command(
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)
     rows = ranked_as(plan, rank).estimate.communication
-    if json:
-        answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
-        show_json(answer | {"communication": [one.model_dump() for one in rows]}, indent=None)
-        return
-    for line in lines:
-        say(line)
+    answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
+    answer |= {"communication": [one.model_dump() for one in rows]}
+    tell(answer, lines, json=json, indent=None)
     console = make_console()
-    for part in communication_section(rows, console.width):
+    for part in communication_section(rows, console.width) if not json else ():
         show(part, console)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.given import PlanId
+from planner.api.cli.files import write_folder
+from planner.api.cli.flags import PlanId
 from planner.api.cli.output import note, say, show_json
-from planner.api.cli.saving import write_folder
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
 from planner.api.service import export_rank

@@ -1,11 +1,17 @@
-"""From flags to the mapping that a job file would hold; flags override the file."""
+"""Flags as the job's mapping that they mean: over a job's file, or a layout of a stored plan."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from planner.api.cli.typed import complete_plan
 from planner.api.input.current import read_current_file, read_job_file
+from planner.api.input.names import plan_id_of
 from planner.api.input.text import check_plain, read_mapping_file, read_yaml
+from planner.api.jobs.plans import entry_of, job_of
+from planner.api.wiring import Wiring
 from planner.catalog.clusters import cluster_document
 from planner.errors import Fault, SpecError, fault
 
@@ -21,6 +27,28 @@ REQUIRED = {
     "seq_len": "8192",
     "global_batch_size": "512",
 }
+PlanId = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN_ID",
+        autocompletion=complete_plan,
+        help="Id that `recommend` printed, or its beginning.",
+    ),
+]
+PlanOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLAN_ID",
+        autocompletion=complete_plan,
+        help="A stored plan, by its id or the beginning of it.",
+    ),
+]
+ModelOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's model.")]
+GpuOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's GPU.")]
+NumGpusOption = Annotated[
+    str | None, typer.Option(help="Completes or overrides the file's number of GPUs.")
+]
+RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 1 unless given.")]
 
 
 def job_of_flags(
@@ -86,17 +114,13 @@ def check_complete(values: Mapping[str, Any]) -> None:
         return
     training, cluster = values.get("training") or {}, values.get("cluster")
     named = {"gpu", "num_gpus"} if isinstance(cluster, str) else cluster or {}
-    flags = {
-        f"--{key.replace('_', '-')}": example
-        for key, example in REQUIRED.items()
-        if key not in {*values, *named, *training}
-    }
-    raise SpecError(
-        [
-            Fault(flag, None, "is required without --job", f"for example {flag} {example}")
-            for flag, example in flags.items()
-        ]
-    )
+    faults = []
+    for key, example in REQUIRED.items():
+        if key not in {*values, *named, *training}:
+            flag = f"--{key.replace('_', '-')}"
+            remedy = f"for example {flag} {example}"
+            faults.append(Fault(flag, None, "is required without --job", remedy))
+    raise SpecError(faults)
 
 
 def read_cluster(value: object) -> object:
@@ -140,12 +164,8 @@ def parse_checkpoint(text: str) -> dict[str, Any]:
     """
     steps, colon, mode = text.partition(":")
     if not (steps.strip().isascii() and steps.strip().isdigit()) or (colon and not mode.strip()):
-        raise fault(
-            "--checkpoint",
-            text,
-            "is not of the form STEPS or STEPS:MODE",
-            "write for example --checkpoint 500:async",
-        )
+        rule = "is not of the form STEPS or STEPS:MODE"
+        raise fault("--checkpoint", text, rule, "write for example --checkpoint 500:async")
     return {"interval_steps": int(steps), **({"mode": mode.strip()} if colon else {})}
 
 
@@ -168,3 +188,42 @@ def _parted(text: str, flag: str, form: str, example: str) -> tuple[str, str]:
     if not equals or not key.strip() or not value.strip():
         raise fault(flag, text, f"is not of the form {form}", f"write for example {flag} {example}")
     return key.strip(), value
+
+
+def check_one(job: str | None, plan: str | None, which: str) -> None:
+    """Raises SpecError unless exactly one of file and plan is given. which: of its layouts."""
+    if (job is None) == (plan is None):
+        rule = "exactly one of --job and --plan is needed"
+        raise fault("--job", job, rule, f"give --job FILE, or --plan PLAN_ID {which}")
+
+
+def layout_given(
+    wiring: Wiring, job: str | None, plan: str | None, rank: int | None
+) -> dict[str, Any]:
+    """The job with its layout, as a mapping.
+
+    Raises SpecError unless exactly one of file and plan is given.
+    """
+    check_one(job, plan, "--rank N")
+    if job is not None:
+        if rank is not None:
+            remedy = "add --plan PLAN_ID, or leave --rank out"
+            raise fault("--rank", rank, "is of a plan's layouts", remedy)
+        return read_job_file(job, "--job")
+    stored = wiring.store.get_plan(plan_id_of(wiring, str(plan), "--plan"))
+    return job_of(stored, entry_of(stored, 1 if rank is None else rank, "--rank"))
+
+
+def completed_by(
+    values: dict[str, Any], *, model: str | None, gpu: str | None, num_gpus: str | None
+) -> dict[str, Any]:
+    """The job of a file with the flags given beside it. Raises SpecError.
+
+    A trainer's file often names no GPU.
+    """
+    found = values if model is None else {**values, "model": model}
+    given = {"gpu": gpu, "num_gpus": None if num_gpus is None else parse_count(num_gpus)}
+    more = {key: value for key, value in given.items() if value is not None}
+    if not more:
+        return found
+    return {**found, "cluster": {**spelled_out(read_cluster(values.get("cluster"))), **more}}

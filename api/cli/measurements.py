@@ -9,17 +9,24 @@ from typing import Annotated
 import typer
 
 from planner.api.calibration.update import line_about, update_about, update_from_measurements
-from planner.api.cli.output import make_console, note, note_more, say, show, show_json
-from planner.api.cli.plotting import write_file
+from planner.api.cli.files import write_file
+from planner.api.cli.output import (
+    make_console,
+    note,
+    note_more,
+    say,
+    show,
+    show_json,
+    tell,
+    working,
+)
 from planner.api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import row_of, shown_row, to_csv
 from planner.api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
 from planner.api.input.text import read_mapping_file
-from planner.api.render.comparison import beside
-from planner.api.render.probe import measurements_table
+from planner.api.render.probe import beside, measurements_table
 from planner.api.wiring import Wiring, wire
 from planner.errors import fault
 from planner.units import counted
@@ -84,10 +91,8 @@ def import_(
         }
         show_json({**body, "compared": compared}, indent=None)
         return
-    say(
-        f"{len(stored.new)} stored"
-        + (f", {len(stored.known)} were there already" if stored.known else "")
-    )
+    already = f", {len(stored.known)} were there already" if stored.known else ""
+    say(f"{len(stored.new)} stored{already}")
     for name, reason in list(stored.refused.items())[:SHOWN]:
         say(f"  {name}: not believed, counts for nothing: {reason}")
     if len(stored.refused) > SHOWN:
@@ -215,10 +220,7 @@ def _after(
     with working("learning again", quiet=json):
         done, about = work(wiring)
         learnt = update_about(wiring, about)
-    if json:
-        ids = [record.id for record in learnt]
-        show_json({verb: list(done), "calibrations": ids}, indent=None)
-        return
-    for record in learnt:
+    for record in learnt if not json else ():
         note(line_about(record))
-    say(f"{counted(len(done), 'measurement')} {verb}")
+    body = {verb: list(done), "calibrations": [record.id for record in learnt]}
+    tell(body, [f"{counted(len(done), 'measurement')} {verb}"], json=json, indent=None)

@@ -1,4 +1,4 @@
-"""Output of commands: results to stdout, notes and errors to stderr."""
+"""Output of commands: results to stdout; notes, errors and progress to stderr."""
 
 import json
 import os
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from planner.api.storage.records import Page
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 ItemT = TypeVar("ItemT")
 PIPED_WIDTH = 110
@@ -43,7 +50,7 @@ def show_json(value: object, indent: int | None = 2) -> None:
 
 
 def tell(value: object, lines: "Iterable[str]", *, json: bool, indent: int | None = 2) -> None:
-    """An answer: as JSON, or as lines for a person."""
+    """Prints an answer as JSON, or as lines for a person."""
     if json:
         show_json(value, indent)
         return
@@ -59,7 +66,7 @@ def show_page(
     *,
     json: bool,
 ) -> None:
-    """One page of a list: as JSON, or a line each. nothing: what an empty page says."""
+    """Prints one page of a list, as JSON or line by line. nothing: the line of an empty page."""
     if json:
         show_json({"items": list(map(document, page.items)), "next_cursor": page.next_cursor})
         return
@@ -76,12 +83,12 @@ def note_more(page: "Page[ItemT]") -> None:
 
 
 def flush_output() -> None:
-    """Pushes stdout out, so that a closed pipe shows here and not at interpreter exit."""
+    """Flushes stdout, so that a closed pipe shows here and not at interpreter exit."""
     sys.stdout.flush()
 
 
 def _printable(text: str, encoding: str | None) -> str:
-    """The text as the stream can show it; a name that would act on the terminal is spelled."""
+    """The text in the stream's encoding, with control characters escaped."""
     text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
     name = encoding or "utf-8"
     if not _knows_unicode(name):
@@ -98,13 +105,9 @@ def make_console() -> "Console":
 
     # With a terminal rich asks the terminal itself; COLUMNS overrides both.
     asked = os.environ.get("COLUMNS", "")
-    width = (
-        int(asked)
-        if asked.isascii() and asked.isdigit() and int(asked)
-        else None
-        if sys.stdout.isatty()
-        else PIPED_WIDTH
-    )
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    if asked.isascii() and asked.isdigit() and int(asked):
+        width = int(asked)
     console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
     console.width = max(MIN_WIDTH, min(console.width, MAX_WIDTH))
     return console
@@ -137,3 +140,65 @@ def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:
         file=stream, width=width, highlight=False, markup=False, emoji=False, no_color=True
     ).print(renderable)
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+@dataclass(slots=True)
+class Working:
+    """Progress of a command. shown: None where nobody watches."""
+
+    shown: "Progress | None" = None
+    line: "TaskID | None" = None
+
+    def say(self, words: str) -> None:
+        """Shows what is being done now."""
+        if self.shown is not None and self.line is not None:
+            self.shown.update(self.line, words=words)
+
+    def done(self, count: int = 1) -> None:
+        """So many more of the total are done."""
+        if self.shown is not None and self.line is not None:
+            self.shown.advance(self.line, count)
+
+
+@contextmanager
+def working(words: str, *, total: int | None = None, quiet: bool = False) -> Iterator[Working]:
+    """A spinner with words and the seconds so far; of a `total` a bar. It goes away in the end.
+
+    quiet: show nothing, as for --json, whose caller reads what is printed.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield Working()
+        return
+    with progress(bar=total is not None) as shown:
+        yield Working(shown, shown.add_task("", total=total, words=words))
+
+
+def progress(*, bar: bool = False, hidden: bool = False) -> "Progress":
+    """Lines on stderr: a spinner, a name, a bar, the seconds so far, and words.
+
+    They go away in the end.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.table import Column
+
+    # takes what the others leave: long words are cut, the count never is
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        *((BarColumn(bar_width=20), MofNCompleteColumn()) if bar else ()),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False, table_column=rest),
+        console=Console(stderr=True),
+        disable=hidden,
+        transient=True,
+        expand=True,
+    )

@@ -1,12 +1,10 @@
 """`planner-cli plans` and `planner-cli show`: what was answered before."""
 
-import json as encoder
-
 import typer
 
-from planner.api.cli.given import PlanId
-from planner.api.cli.output import make_console, note_more, say, show, show_json
-from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
+from planner.api.cli.files import PlotOrText, check_plot, plot_plan
+from planner.api.cli.flags import PlanId
+from planner.api.cli.output import make_console, note_more, say, show, show_json, tell
 from planner.api.cli.recommend import print_plan
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.input.names import plan_id_of
@@ -51,7 +49,6 @@ def _say_study(wiring: Wiring, name: str, *, as_json: bool) -> bool:
     study = study_of(wiring, name)
     if study is None:
         return False
-    state = state_of(study)
     words = ", ".join(str(part) for part in (study.state, study.progress, study.message) if part)
-    say(encoder.dumps(state) if as_json else f"{study.id} is {words}")
+    tell(state_of(study), [f"{study.id} is {words}"], json=as_json, indent=None)
     return True

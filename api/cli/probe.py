@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.api.calibration.update import line_about, update_from_probes
-from planner.api.cli.given import check_one
-from planner.api.cli.output import error_line, make_console, note, show, show_json
+from planner.api.cli.flags import check_one
+from planner.api.cli.output import error_line, make_console, note, progress, show, show_json
 from planner.api.cli.typed import Json, complete_plan, complete_pool
-from planner.api.cli.working import progress
 from planner.api.errors import codes_of, lines_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.probe_recovery import recover
@@ -126,29 +125,20 @@ def _tell(
     wiring: Wiring, asked: Sequence[RequestedProbe], ended: Sequence[ProbeRecord], *, as_json: bool
 ) -> None:
     """Prints the table or JSON, and exits: 4 where nothing was measured, 3 where nothing fitted."""
-    probed = [
-        Probed(
-            record=record,
-            estimate=estimate_job(one.job),
-            measurement=None
-            if record.measurement_id is None
-            else wiring.measurements.get(record.measurement_id),
-        )
-        for one, record in zip(asked, ended, strict=True)
-    ]
+    probed = []
+    for one, record in zip(asked, ended, strict=True):
+        name = record.measurement_id
+        found = None if name is None else wiring.measurements.get(name)
+        probed.append(Probed(record=record, estimate=estimate_job(one.job), measurement=found))
     error = _error(probed)
     if as_json:
         body = {"probes": [one.as_dict() for one in probed]}
         show_json(body if error is None else {**body, "error": error.as_dict()})
     else:
         show(probes_view(probed, full=len(probed) == 1), make_console())
-    for message in dict.fromkeys(
-        one.record.message
-        for one in probed
-        if one.record.state == "done" and one.record.failure is None
-    ):
-        if message:
-            note(f"note: {message}")
+    measured = [one for one in ended if one.state == "done" and one.failure is None]
+    for message in dict.fromkeys(one.message for one in measured if one.message):
+        note(f"note: {message}")
     if error is not None:
         for line in lines_of(error):
             error_line(line)
@@ -161,20 +151,12 @@ def _error(probed: Sequence[Probed]) -> PlannerError | None:
     if any(record.state == "done" and record.failure is None for record in records):
         return None
     if all(record.state == "done" and record.failure == OOM for record in records):
-        remedy = (
-            "shard more (dp_shard, tp), checkpoint more (ac: full), or make micro_batch_size "
-            "smaller"
-        )
-        return InfeasibleError(
-            f"{records[0].layout}: {records[0].message}", field="layout", remedy=remedy
-        )
+        why = f"{records[0].layout}: {records[0].message}"
+        remedy = "shard more (dp_shard, tp), checkpoint more (ac: full), or make micro_batch_size "
+        return InfeasibleError(why, field="layout", remedy=f"{remedy}smaller")
     failed = next(record for record in records if record.state != "done")
     message = f"{failed.failure or failed.state}: {failed.message or 'it never started'}"
-    return ProbeError(
-        message
-        if len(records) == 1
-        else (
-            f"none of {counted(len(records), 'probe')} measured anything; {failed.layout}: "
-            f"{message}"
-        )
-    )
+    if len(records) > 1:
+        none = f"none of {counted(len(records), 'probe')} measured anything"
+        message = f"{none}; {failed.layout}: {message}"
+    return ProbeError(message)

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
+from planner.api.cli.files import PlotOrText, check_plot, check_target, plot_plan, save_plan
 from planner.api.cli.flags import check_complete, job_of_flags, parse_checkpoint
-from planner.api.cli.output import error_line, letters_only, make_console, note, show
-from planner.api.cli.plotting import PlotOrText, check_plot, plot_plan
-from planner.api.cli.saving import check_target, save_plan
+from planner.api.cli.output import error_line, letters_only, make_console, note, show, working
 from planner.api.cli.typed import (
     Json,
     complete_cluster,
@@ -18,7 +17,6 @@ from planner.api.cli.typed import (
     complete_trainer,
     tokens_typed,
 )
-from planner.api.cli.working import working
 from planner.api.identity import local_user
 from planner.api.render.current import difference_lines
 from planner.api.render.plan import plan_view

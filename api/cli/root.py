@@ -144,9 +144,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             _drop_output()
-            error_line(
-                f"output cannot be written ({error.strerror}); make room, or send it elsewhere"
-            )
+            why = f"output cannot be written ({error.strerror})"
+            error_line(f"{why}; make room, or send it elsewhere")
             return EXIT_BACKEND
         return _bug(error, as_json="--json" in arguments)
 
@@ -173,9 +172,8 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
     error_line(f"{message} {remedy}" if message.endswith(".") else f"{message}; {remedy}")
     if "--json" in arguments:
         field, value = _mistyped(error, arguments)
-        _error_object(
-            {"type": "usage", "field": field, "value": value, "message": message, "remedy": remedy}
-        )
+        about = {"type": "usage", "field": field, "value": value}
+        _error_object({**about, "message": message, "remedy": remedy})
     return EXIT_REQUEST
 
 
@@ -199,15 +197,8 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     sys.stderr.write(f"bug: {message}; PLANNER_DEBUG=1 shows where, please report it\n")
     if as_json:
-        _error_object(
-            {
-                "type": "bug",
-                "field": None,
-                "value": None,
-                "message": message,
-                "remedy": "run with PLANNER_DEBUG=1 and report it",
-            }
-        )
+        about = {"type": "bug", "field": None, "value": None, "message": message}
+        _error_object({**about, "remedy": "run with PLANNER_DEBUG=1 and report it"})
     _raise_for_developers()
     return EXIT_BUG
 

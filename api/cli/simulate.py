@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.given import PlanOption, RankOption, layout_given
-from planner.api.cli.output import make_console, note, show, show_json
-from planner.api.cli.plotting import Plot, check_plot, write_file, write_plot
+from planner.api.cli.files import Plot, check_plot, write_file, write_plot
+from planner.api.cli.flags import PlanOption, RankOption, layout_given
+from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
-from planner.api.cli.working import working
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
-from planner.api.render.timeline import timeline_view
+from planner.api.render.simulations import timeline_view
+from planner.api.storage.common import told
 from planner.api.wiring import wire
 from planner.plan.timeline import timeline
 
@@ -50,12 +50,7 @@ def command(
             write_file(path, text, flag)
             note(f"wrote {path}")
     if json:
-        body = {
-            "estimate": played.estimate.model_dump(mode="json"),
-            "makespan_seconds": played.makespan_seconds,
-            "pipeline_seconds": played.pipeline_seconds,
-            "bubble_share": played.bubble_share,
-        }
-        show_json(body)
+        seconds = told(played, "makespan_seconds", "pipeline_seconds", "bubble_share")
+        show_json({"estimate": played.estimate.model_dump(mode="json"), **seconds})
         return
     show(timeline_view(played), make_console())

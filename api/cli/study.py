@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from planner.api.cli.given import PlanId
+from planner.api.cli.flags import PlanId
 from planner.api.cli.output import note, say, show_json
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
@@ -55,8 +55,7 @@ def command(
     if json:
         show_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
         return
-    words = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count
-    )
+    ended = (f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+    words = ", ".join(ended)
     say(f"{study.study_name}: {counted(sum(counts.values()), 'trial')} ({words})")
     say(f"optuna-dashboard {shlex.quote(place)}")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from planner.api.cli.output import note
-from planner.api.cli.working import progress
+from planner.api.cli.output import note, progress
 from planner.api.jobs.leases import Observer
 from planner.api.jobs.standing import standing_line
 from planner.api.jobs.studies import ask_study, run_study
@@ -96,7 +95,7 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
-    """How far a run of a sweep is, in layouts; of later jobs as many as are asked for."""
+    """How far a run of a sweep is, in layouts; later jobs count with as many as they ask for."""
     message, standing = str(body["message"]), standing_line(body)
     return Stand(
         done=int(body["layouts"]),
@@ -108,23 +107,19 @@ def sweep_stand(body: Mapping[str, Any]) -> Stand:
 
 
 def _summary(body: Mapping[str, Any]) -> str:
-    best = "" if body["best_step_seconds"] is None else f"{_best(body)} · "
-    regret = (
-        ""
-        if body["expected_regret"] is None
-        else f"expected regret {body['expected_regret']:.1%} · "
-    )
-    return f"{best}{regret}{body['gpu_seconds_left']:.0f} GPU-seconds left"
+    parts = []
+    if body["best_step_seconds"] is not None:
+        parts.append(_best(body))
+    if body["expected_regret"] is not None:
+        parts.append(f"expected regret {body['expected_regret']:.1%}")
+    return " · ".join([*parts, f"{body['gpu_seconds_left']:.0f} GPU-seconds left"])
 
 
 def _best(body: Mapping[str, Any]) -> str:
     """The fastest step measured so far; before any, the leader's expected one."""
     step = seconds(body["best_step_seconds"])
-    return (
-        f"best {step} a step"
-        if body.get("best_rung", REALLY[0]) in REALLY
-        else f"{step} a step expected of the leader"
-    )
+    really = body.get("best_rung", REALLY[0]) in REALLY
+    return f"best {step} a step" if really else f"{step} a step expected of the leader"
 
 
 def _line(body: Mapping[str, Any]) -> str:

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from planner.api.asker import asker
+from planner.api.cli.files import Plot, check_plot, write_plot
 from planner.api.cli.output import error_line, note, say, show_json, tell
-from planner.api.cli.plotting import Plot, check_plot, write_plot
 from planner.api.cli.studying import bar, gentle_interrupt, sweep_stand
 from planner.api.cli.typed import Json, complete_sweep
 from planner.api.errors import codes_of
+from planner.api.identity import asker
 from planner.api.input.names import sweep_id_of
 from planner.api.input.text import read_mapping_file
 from planner.api.jobs.leases import Observer
@@ -64,16 +64,10 @@ def run(
     if stored:
         sweep = wiring.sweeps.get(sweep_id_of(wiring, file))
     else:
-        sweep = add_sweep(
-            wiring,
-            {**read_mapping_file(file, "FILE", "sweep."), "schedule": None},
-            allow_files=True,
-            ours=True,
-        )
-        note(
-            f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on "
-            "after an interruption"
-        )
+        values = {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}
+        sweep = add_sweep(wiring, values, allow_files=True, ours=True)
+        again = f"`planner-cli sweep run {sweep.id}` runs it again"
+        note(f"stored as {sweep.id}; {again}, or goes on after an interruption")
     observer = Observer()
     with gentle_interrupt(observer) as interrupted, bar(observer, "layouts", sweep_stand):
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), observer)
@@ -94,12 +88,8 @@ def schedule(file: File, json: Json = False) -> None:
     """Store a sweep with a `schedule`; `planner-cli worker` and the service run it from then on."""
     values = read_mapping_file(file, "FILE", "sweep.")
     if values.get("schedule") is None:
-        raise fault(
-            "sweep.schedule",
-            None,
-            "is required to schedule a sweep",
-            'add schedule: "0 2 * * *", or use `sweep run`',
-        )
+        remedy = 'add schedule: "0 2 * * *", or use `sweep run`'
+        raise fault("sweep.schedule", None, "is required to schedule a sweep", remedy)
     wiring = wire()
     sweep = add_sweep(wiring, values, allow_files=True)
     tell(sweep_detail(wiring, sweep), [f"{sweep.id}: {sweep.name}{_next(sweep)}"], json=json)
@@ -128,10 +118,8 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
         return
     say(f"{sweep.id}: {sweep.name}, {sweep.state}{_next(sweep)}")
     for run_ in detail["runs"]:
-        say(
-            f"{run_['id']} for {run_['due_at']}: {run_['state']}"
-            + (f", {run_['progress']}" if run_["progress"] else "")
-        )
+        progress = f", {run_['progress']}" if run_["progress"] else ""
+        say(f"{run_['id']} for {run_['due_at']}: {run_['state']}{progress}")
         if run_["report"]:
             for line in report_lines(run_["report"]):
                 say(f"  {line}")
@@ -170,14 +158,12 @@ def hosts(
         pools = wiring.quarantine.release(release, asker().name)
         note(f"{release} is let in again in {counted(pools, 'pool')}")
     out = wiring.quarantine.active()
-    if json:
-        rows = [one.as_dict() for one in out]
-        show_json(rows)
-        return
+    lines = []
     for one in out:
-        say(f"{one.host} of {one.pool}, until {one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}")
-        for sentence in one.evidence:
-            say(f"  {sentence}")
+        until = f"{one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}"
+        lines.append(f"{one.host} of {one.pool}, until {until}")
+        lines += [f"  {sentence}" for sentence in one.evidence]
+    tell([one.as_dict() for one in out], lines, json=json)
 
 
 def _change(sweep_id: str, state: SweepState, *, as_json: bool) -> None:

@@ -12,13 +12,11 @@ import anyio
 from fastapi import FastAPI
 
 from planner.api.http import openapi, problems
-from planner.api.http.access import Noted
 from planner.api.http.lanes import open_lanes
-from planner.api.http.metrics import Metrics
-from planner.api.http.origin import OwnSite
-from planner.api.http.rates import Rates
+from planner.api.http.metrics import Metrics, Noted
 from planner.api.http.requests import limiters
 from planner.api.http.routes import web
+from planner.api.http.security import OwnSite, Rates
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.wiring import Wiring, wire
@@ -35,7 +33,7 @@ MODULES = tuple(
     import_module(f"planner.api.http.routes.{name}")
     for name in (
         *("plans", "charts", "jobs", "estimates", "simulations", "probes", "sweeps"),
-        *("measurements", "catalog", "operations", "queue", "health", "web"),
+        *("measurements", "catalog", "operations", "health", "web"),
     )
 )
 
@@ -51,10 +49,10 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         app.state.limiters = limiters()
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
-        app.state.probe_workers.start()
         app.state.task_workers = TaskWorkers(outside, outside.settings.task_workers)
-        app.state.task_workers.start()
         app.state.workers = (app.state.task_workers, app.state.probe_workers)
+        for workers in reversed(app.state.workers):
+            workers.start()
         yield
         app.state.stopping.set()
         for workers in app.state.workers:

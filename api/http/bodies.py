@@ -16,8 +16,6 @@ from planner.units import MEGA
 
 JSON = "application/json"
 DRAINED_BYTES = int(32 * MEGA)
-# for `openapi_extra`: a body that may be null in JSON has to be there all the same
-REQUIRED: dict[str, Any] = {"requestBody": {"required": True}}
 
 
 class StrictRequest(Request):

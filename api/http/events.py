@@ -42,20 +42,18 @@ def of_plan(
 ) -> Snapshot:
     """A plan with all its probes. ended: the status with which it ended."""
     ordered = sorted(probes, key=lambda record: record.id)
+    states = {("probe", one.id): described(one) for one in ordered}
     done = {"id": plan_id, "status": ended, "probes": len(probes)}
-    return Snapshot(
-        events=events,
-        states={("probe", one.id): described(one) for one in ordered},
-        done=None if ended is None else done,
-    )
+    return Snapshot(events=events, states=states, done=None if ended is None else done)
 
 
 def of_sweep(sweep_id: str, run: TaskRecord | None) -> Snapshot:
     """A sweep with its newest run; one that never ran has ended."""
     if run is None:
         return Snapshot(done={"id": sweep_id, "status": None})
+    state = {"run": run.id, **told(run, "state", "progress", "message", "standing")}
     return Snapshot(
-        states={("sweep", sweep_id): described_run(run)},
+        states={("sweep", sweep_id): state},
         done=None if run.state in OPEN else {"id": sweep_id, "status": run.state},
     )
 
@@ -64,11 +62,6 @@ def described(record: ProbeRecord) -> Body:
     """The body of a `probe` event."""
     shown = ("id", "state", "progress", "failure", "message", "measurement_id")
     return {**told(record, *shown), "rank": record.plan_rank}
-
-
-def described_run(run: TaskRecord) -> Body:
-    """The body of a `sweep` event."""
-    return {"run": run.id, **told(run, "state", "progress", "message", "standing")}
 
 
 def stream(request: Request, read: Callable[[], Snapshot]) -> Response:

@@ -1,8 +1,13 @@
-"""Metrics for Prometheus: requests, work in processes, and the contents of the database."""
+"""Metrics for Prometheus, and a record of every request: its id, a line in the log, its counts."""
 
+import logging
+import re
 import statistics
+import time
+import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
+from http import HTTPStatus
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -17,9 +22,12 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from planner.api.calibration.own_runs import own_accuracy
+from planner.api.calibration.listing import own_accuracy
 from planner.api.http.lanes import Lane
+from planner.api.logs import request_id
 from planner.api.storage.numbers import StoredNumbers, stored_numbers
 from planner.api.wiring import Wiring
 from planner.errors import StoreError
@@ -27,6 +35,14 @@ from planner.errors import StoreError
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 NEWEST_RUNS = 50
 SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+REQUEST_ID = "x-request-id"
+# of another's id only what is safe in a log
+SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+# one label for all paths that are no route, and for all methods that HTTP does not name: a
+# scanner must not make a time series each
+UNKNOWN = "unknown"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+log = logging.getLogger("planner.requests")
 
 
 class Metrics:
@@ -40,22 +56,15 @@ class Metrics:
         self.requests = Counter(
             "planner_http_requests_total", "Requests answered.", labels, registry=self.registry
         )
-        self.seconds = Histogram(
-            "planner_http_request_seconds",
-            "Time to answer.",
-            ("method", "path"),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
+        times = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        self.seconds = times("planner_http_request_seconds", "Time to answer.", ("method", "path"))
         self.open = Gauge(
             "planner_http_requests_open", "Requests being answered.", registry=self.registry
         )
-        self.work = Histogram(
+        self.work = times(
             "planner_work_seconds",
             "Time in a lane, with waiting: outcome is answered, busy, failed or gone (the client).",
             ("lane", "outcome"),
-            buckets=SECONDS,
-            registry=self.registry,
         )
         for name, about in (
             ("running", "Requests being worked on."),
@@ -115,3 +124,49 @@ class DatabaseNumbers(Collector):
         except StoreError:
             return None
         return found
+
+
+class Noted:
+    """ASGI middleware: names, logs, counts and times every request under its route's template."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        started = time.perf_counter()
+        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        name = sent if SAFE_ID.fullmatch(sent) else uuid.uuid4().hex
+        token = request_id.set(name)
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = name
+            await send(message)
+
+        self.metrics.open.inc()
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            self.metrics.open.dec()
+            seconds = time.perf_counter() - started
+            path = getattr(scope.get("route"), "path", UNKNOWN)
+            method = scope["method"] if scope["method"] in METHODS else UNKNOWN
+            self.metrics.requests.labels(method, path, str(status)).inc()
+            self.metrics.seconds.labels(method, path).observe(seconds)
+            about = {
+                "method": method,
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(seconds, 4),
+                "key": scope.get("state", {}).get("key", "-"),
+                "client": (scope.get("client") or ("-",))[0],
+            }
+            log.info("%(client)s %(key)s %(method)s %(path)s %(status)s %(seconds)s s", about,
+                     extra=about)  # fmt: skip
+            request_id.reset(token)

@@ -4,7 +4,6 @@ Errors are problem details, every POST takes an Idempotency-Key, what has an ETa
 again, and a job is described field by field (`planner.api.job_schema`).
 """
 
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +17,8 @@ from planner.api.job_schema import job_schema
 
 Document = dict[str, Any]
 JOB = "JobBody"
+REFUSALS = (401, 403, 429)  # of every operation that needs a key
+UNREAD = (408, 413, 415)  # of every operation that takes a body
 FIRST_ERROR, NOT_MODIFIED = 400, "304"
 IDEMPOTENCY_KEY: Document = {
     "name": "Idempotency-Key",
@@ -58,24 +59,28 @@ def _document(app: FastAPI) -> Document:
     found = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
-    for method, operation in _operations(found):
+    operations = (one for path in found["paths"].values() for one in path.items())
+    for method, operation in operations:
         parameters = operation.setdefault("parameters", [])
         answers = operation["responses"]
         if "security" in operation:
-            also = (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
-            answers.update({str(int(status)): _problem(status) for status in also})
+            answers |= {str(status): _problem(status) for status in REFUSALS}
         if method == "post":
             parameters.append(IDEMPOTENCY_KEY)
-            answers.setdefault("409", _problem(HTTPStatus.CONFLICT))
+            answers.setdefault("409", _problem(409))
         if "requestBody" in operation:
-            answers.setdefault("408", _problem(HTTPStatus.REQUEST_TIMEOUT))
-        if NOT_MODIFIED in operation["responses"]:
+            body = operation["requestBody"]
+            body["required"] = True  # also of one that may be null
+            if body["content"].get(JSON, {}).get("schema", {}).get("title") == "Job":
+                body["content"][JSON]["schema"] = {"$ref": f"#/components/schemas/{JOB}"}
+            answers |= {str(status): _problem(status) for status in UNREAD}
+        if NOT_MODIFIED in answers:
             parameters.append(IF_NONE_MATCH)
-            operation["responses"]["200"]["headers"] = {"ETag": ETAG}
-        for status, response in operation["responses"].items():
-            if response.get("content", {}).get(JSON, {}).get("schema", {}) == FASTAPI_S_OWN:
-                response["content"] = {JSON: {"schema": PROBLEM}}
+            answers["200"]["headers"] = {"ETag": ETAG}
+        for status, response in answers.items():
             content = response.get("content", {})
+            if content.get(JSON, {}).get("schema", {}) == FASTAPI_S_OWN:
+                content[JSON] = {"schema": PROBLEM}
             if int(status) >= FIRST_ERROR and JSON in content:
                 content[MEDIA_TYPE] = content.pop(JSON)
     schemas = found["components"]["schemas"]
@@ -87,13 +92,8 @@ def _document(app: FastAPI) -> Document:
     return found
 
 
-def _problem(status: HTTPStatus) -> Document:
-    return {"description": status.phrase, "content": {JSON: {"schema": PROBLEM}}}
-
-
-def _operations(document: Document) -> Iterator[tuple[str, Document]]:
-    for path in document["paths"].values():
-        yield from path.items()
+def _problem(status: int) -> Document:
+    return {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": PROBLEM}}}
 
 
 def _job(schemas: Document) -> Document:

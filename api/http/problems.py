@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from planner.api.asker import asker
 from planner.api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
+from planner.api.identity import asker
 from planner.api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
@@ -35,9 +35,8 @@ def problem(request: Request, error: PlannerError) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, PassingError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
-    answer = _response(
-        request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
-    )
+    members = {**error.as_dict(), "detail": "; ".join(lines_of(error))}
+    answer = _response(request, status, members, headers)
     if isinstance(error, ForbiddenError | QuotaError):
         answer.background = BackgroundTask(note_refusal, request, asker().name, error)
     return answer
@@ -72,9 +71,7 @@ def _response(
         "value": None,
         **members,
     }
-    return Response(
-        json.dumps(body, default=str), status_code=status, media_type=MEDIA_TYPE, headers=headers
-    )
+    return Response(json.dumps(body, default=str), status, headers, media_type=MEDIA_TYPE)
 
 
 def _methods(request: Request) -> set[str]:
@@ -112,15 +109,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
-        faults = [
-            Fault(
-                ".".join(str(part) for part in item["loc"][1:]) or "request",
-                item.get("input"),
-                item["msg"].lower(),
-                "correct the value",
-            )
-            for item in error.errors()
-        ]
+        faults = []
+        for item in error.errors():
+            field = ".".join(str(part) for part in item["loc"][1:]) or "request"
+            rule = item["msg"].lower()
+            faults.append(Fault(field, item.get("input"), rule, "correct the value"))
         return problem(request, SpecError(faults))
 
     @app.exception_handler(ClientDisconnect)

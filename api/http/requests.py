@@ -126,13 +126,10 @@ async def _gone(request: Request) -> None:
 
 async def kept_answer(request: Request, key: ApiKey) -> Response | None:
     """The answer under the request's Idempotency-Key; None where the work is to be done."""
-    name = idempotency_key(request)
-    if name is None:
+    hashes, store = await _hashes(request, key), wiring_of(request).idempotency
+    if hashes is None:
         return None
-    raw = await _body(request)
-    key_hash = _hash(request, key, name)
-    store = wiring_of(request).idempotency
-    kept = await in_thread(request, lambda: store.kept(key_hash, hash_of(raw)))
+    kept = await in_thread(request, lambda: store.kept(*hashes))
     return None if kept is None else _again(kept)
 
 
@@ -143,13 +140,9 @@ async def answer_once(request: Request, key: ApiKey, work: Callable[[], Response
     409. An answer of 5xx, 408 or 429 is not kept. Keys are remembered for a day, per API key and
     path. What the work stores and its answer are one transaction.
     """
-    raw = await _body(request)
-    once = partial(_answer_once, request, key, raw, work)
+    hashes = await _hashes(request, key)
+    once = work if hashes is None else partial(_answer_once, request, hashes, work)
     return await in_thread(request, once, Threads.WRITES)
-
-
-async def _body(request: Request) -> bytes:
-    return await request.body() if isinstance(request, StrictRequest) else b""
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -161,8 +154,14 @@ def idempotency_key(request: Request) -> str | None:
     return name
 
 
-def _hash(request: Request, key: ApiKey, name: str) -> str:
-    return hash_of(key.name.encode(), request.url.path.encode(), name.encode())
+async def _hashes(request: Request, key: ApiKey) -> tuple[str, str] | None:
+    """(hash of the Idempotency-Key, of the body); None for a request without a key."""
+    name = idempotency_key(request)
+    if name is None:
+        return None
+    raw = await request.body() if isinstance(request, StrictRequest) else b""
+    asked = hash_of(key.name.encode(), request.url.path.encode(), name.encode())
+    return asked, hash_of(raw)
 
 
 def _again(kept: KeptAnswer) -> Response:
@@ -171,36 +170,29 @@ def _again(kept: KeptAnswer) -> Response:
 
 
 def _answer_once(
-    request: Request, key: ApiKey, raw: bytes, work: Callable[[], Response]
+    request: Request, hashes: tuple[str, str], work: Callable[[], Response]
 ) -> Response:
-    name = idempotency_key(request)
-    if name is None:
-        return work()
-    store, key_hash = wiring_of(request).idempotency, _hash(request, key, name)
-    request_hash = hash_of(raw)
-    kept = store.kept(key_hash, request_hash)
+    store = wiring_of(request).idempotency
+    kept = store.kept(*hashes)
     if kept is not None:
         return _again(kept)
     try:
         try:
             with one_transaction(store.engine):
                 answer = work()
-                _keep(store, key_hash, request_hash, answer)
+                _keep(store, hashes, answer)
         except PlannerError as error:  # what it wrote is undone
             answer = problem(request, error)
-            _keep(store, key_hash, request_hash, answer)
+            _keep(store, hashes, answer)
     except AnsweredMeanwhile as other:
         return _again(other.answer)
     return answer
 
 
-def _keep(store: IdempotencyStore, key_hash: str, request_hash: str, answer: Response) -> None:
+def _keep(store: IdempotencyStore, hashes: tuple[str, str], answer: Response) -> None:
     """Keeps an answer that the same request would get again."""
     if answer.status_code < 500 and answer.status_code not in PASSING:
-        kept = KeptAnswer(
-            status=answer.status_code,
-            headers={name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers},
-            content_type=answer.headers["content-type"],
-            body=bytes(answer.body).decode(),
-        )
-        store.keep(key_hash, request_hash, kept)
+        found, body = answer.headers, bytes(answer.body).decode()
+        headers = {name: found[name] for name in KEPT_HEADERS if name in found}
+        kept = KeptAnswer(answer.status_code, headers, found["content-type"], body)
+        store.keep(*hashes, kept)

@@ -1,4 +1,4 @@
-"""Shapes of HTTP bodies that are not the planner's own: for the OpenAPI page and for lists."""
+"""Bodies of HTTP that are not the planner's own types."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
 class JobBody(BaseModel):
-    """A job: the contract's section 1. Values are checked by the planner, all faults at once."""
+    """A job; `planner.api.job_schema` has its fields. The planner checks it, all faults at once."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -19,30 +19,6 @@ class JobBody(BaseModel):
                 "training": {"seq_len": 8192, "global_batch_size": 64},
             }
         }
-    )
-
-    id: str | int | None = Field(None, description="Echoed back.")
-    model: str | dict[str, Any] = Field(
-        description="Catalogue name, Hugging Face id, or the keys of a config.json."
-    )
-    cluster: str | dict[str, Any] = Field(
-        description="Catalogue name, or gpu, num_gpus, fabric, ..."
-    )
-    training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
-    layout: dict[str, Any] | None = Field(
-        None, description="Estimate: the layout to price. Plan: what runs today."
-    )
-    current: dict[str, Any] | None = Field(
-        None,
-        description="What runs today, as text: {name, text, files}; a TorchTitan TOML or "
-        "command, or a "
-        "Megatron script.",
-    )
-    search: dict[str, Any] | None = Field(
-        None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer."
-    )
-    probe: dict[str, Any] | None = Field(
-        None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps."
     )
 
 
@@ -216,16 +192,17 @@ class CalibrationLine(BaseModel):
     """Summary of a calibration.
 
     runs: number of measured runs it was fitted to.
-    run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
-        all runs of a stack share, and of what those of one of its units share besides.
-    own_run_sd: scale of a run of one's own about its stack's offset.
-    memory_sd, memory_sd_bytes: deviation of log measured over predicted bytes.
-    own_runs: runs of one's own that set an offset, by unit ("torchtitan on h100-sxm-80gb, bf16,
+    run_sd, stack_sd, unit_sd: spreads of log(measured / predicted step time): of single runs, of
+        the error common to a trainer on a GPU, and of the further error common to one number
+        format of dense models or of models with experts there.
+    own_run_sd: spread of your own runs about the error of their trainer on that GPU.
+    memory_sd, memory_sd_bytes: spread of log(measured / predicted bytes), and bytes beside it.
+    own_runs: number of your own runs that correct each unit ("torchtitan on h100-sxm-80gb, bf16,
         dense").
-    trainer, gpu, software: what it was learned for here; null for what ships.
-    owner: the key whose plans alone it counts for; null for everyone's.
-    stale_runs: older runs that it leaves out, because a sweep found that step times have changed;
-        stale_since: when; stale_because: what changed.
+    trainer, gpu, software: subject of a calibration learned here; null for the shipped one.
+    owner: key to whose plans it is limited; null for everyone's.
+    stale_runs: older runs left out, because a sweep found that step times have changed;
+        stale_since: when; stale_because: the change.
     """
 
     id: str

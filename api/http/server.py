@@ -61,7 +61,6 @@ class PatientProtocol(H11Protocol):
             self._done()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for."""
         self._done()
         super().connection_lost(exc)
 
@@ -138,7 +137,7 @@ def serve(app: FastAPI, settings: Settings) -> int:
         server_header=False,
         proxy_headers=bool(settings.proxies),
         forwarded_allow_ips=settings.proxies,
-        access_log=False,  # `planner.api.http.access` writes it
+        access_log=False,  # `planner.api.http.metrics` writes it
         log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,

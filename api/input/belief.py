@@ -83,14 +83,12 @@ def checked_rows(
     again = [one for one in found if one.id in questions]
     learnt = learned_by_gpu(wiring, owner) if again else {}
     still = far_off(again, Estimator(among(learnt)))
-    return [
-        _refused(one, still[one.id])
-        if one.id in still
-        else one.model_copy(update={"confirmed": owner})
-        if one.id in questions
-        else one
-        for one in found
-    ]
+    for index, one in enumerate(found):
+        if one.id in still:
+            found[index] = _refused(one, still[one.id])
+        elif one.id in questions:
+            found[index] = one.model_copy(update={"confirmed": owner})
+    return found
 
 
 def far_off(measurements: Sequence[Measurement], estimator: Estimator) -> dict[str, str]:

@@ -32,10 +32,9 @@ def check_one_size(job: Job) -> None:
     """
     sizes = job.cluster.num_gpus_choices
     if len(sizes) > 1:
-        asked, remedy = (
+        asked, rule = (
             job.request["cluster"]["num_gpus"],
-            f"choose one of {', '.join(map(str, sizes))}, or ask for a plan",
+            "is several sizes, a layout is priced on one",
         )
-        raise fault(
-            "cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy
-        )
+        remedy = f"choose one of {', '.join(map(str, sizes))}, or ask for a plan"
+        raise fault("cluster.num_gpus", asked, rule, remedy)

@@ -28,9 +28,7 @@ def row_of(measurement: Measurement) -> dict[str, Any]:
 def shown_row(measurement: Measurement) -> dict[str, Any]:
     """The row with what the database says of it: whose it is, and why it is not believed."""
     row = row_of(measurement)
-    stored = dict(
-        zip(STORED, (measurement.asked_by, measurement.shared, measurement.refused), strict=True)
-    )
+    stored = {name: getattr(measurement, name) for name in STORED}
     return {**row, "measured": {**row["measured"], **stored}}
 
 
@@ -57,23 +55,14 @@ def csv_rows(text: str) -> Iterator[tuple[str, object]]:
     csv.field_size_limit(MAX_FILE_BYTES)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        yield from _csv_rows(reader)
+        rows = list(reader)
     except csv.Error as error:
-        where = f"line {reader.line_num}"
-        raise fault(
-            where, None, f"is not CSV ({error})", "quote cells with RFC 4180's quotes"
-        ) from None
-
-
-def _csv_rows(reader: "csv.DictReader[str]") -> Iterator[tuple[str, object]]:
-    for number, cells in enumerate(reader, start=2):
+        where, remedy = f"line {reader.line_num}", "quote cells with RFC 4180's quotes"
+        raise fault(where, None, f"is not CSV ({error})", remedy) from None
+    for number, cells in enumerate(rows, start=2):
         if None in cells or None in cells.values():
-            raise fault(
-                f"line {number}",
-                None,
-                "has other columns than the header",
-                "quote cells that hold commas",
-            )
+            rule = "has other columns than the header"
+            raise fault(f"line {number}", None, rule, "quote cells that hold commas")
         row: dict[str, Any] = {}
         for column, cell in cells.items():
             if cell != "":
@@ -110,13 +99,12 @@ def to_csv(measurements: Iterable[Measurement]) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
-    cells = {}
+    cells: dict[str, str] = {}
     for key, value in row.items():
-        inner = (
-            value.items() if key in OPEN_PARTS and isinstance(value, Mapping) else [(None, value)]
-        )
-        for name, item in inner:
-            cells[key if name is None else f"{key}.{name}"] = _cell(item)
+        if key in OPEN_PARTS and isinstance(value, Mapping):
+            cells |= {f"{key}.{name}": _cell(item) for name, item in value.items()}
+        else:
+            cells[key] = _cell(value)
     return cells
 
 

@@ -18,8 +18,7 @@ from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
-from planner.api.storage.common import is_id
-from planner.api.storage.paging import every
+from planner.api.storage.common import every, is_id
 from planner.api.storage.records import MeasurementFilter
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
@@ -79,19 +78,10 @@ def read_file(
     place = Path(path).expanduser()
     binary = path != "-" and (place.is_dir() or "tfevents" in place.name)
     if format == "tensorboard" and not binary:
-        raise fault(
-            "--format",
-            format,
-            f"{path} is no folder and no event file",
-            "give the folder of events.out.tfevents.*",
-        )
-    text = (
-        None
-        if binary
-        else read_text(
-            path, "FILE", "give the path of rows, of a TorchTitan log, or of a TensorBoard folder"
-        )
-    )
+        rule = f"{path} is no folder and no event file"
+        raise fault("--format", format, rule, "give the folder of events.out.tfevents.*")
+    remedy = "give the path of rows, of a TorchTitan log, or of a TensorBoard folder"
+    text = None if binary else read_text(path, "FILE", remedy)
     chosen = format or guess_format(place, text)
     if chosen == "tensorboard":
         return [_from_events(wiring, place, job)]
@@ -166,43 +156,29 @@ def of_rows(
     if faults:
         raise SpecError(faults)
     if not found:
-        raise fault(
-            "rows",
-            None,
-            "hold no measurement",
-            "write one JSON object a line, with model, cluster, training, layout, measured",
-        )
+        remedy = "write one JSON object a line, with model, cluster, training, layout, measured"
+        raise fault("rows", None, "hold no measurement", remedy)
     return found
 
 
 def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measurement:
     if not isinstance(row, Mapping):
-        raise fault(
-            "row", row, "is no JSON object", "write model, cluster, training, layout and measured"
-        )
+        remedy = "write model, cluster, training, layout and measured"
+        raise fault("row", row, "is no JSON object", remedy)
     check_plain(dict(row), where or "row")
-    measured = row.get("measured")
-    at = measured.get("created_at") if isinstance(measured, Mapping) else None
-    asked = row.get("id")
+    asked, measured, at = row.get("id"), row.get("measured"), None
+    written = {**row}
+    if isinstance(measured, Mapping):
+        written["measured"] = {key: measured[key] for key in measured if key not in STORED}
     usable = isinstance(asked, str) and 0 < len(asked) <= ID_LENGTH and is_id(asked)
-    written = _written(row)
     content = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     name = str(asked) if usable else f"measurement-{content[:24]}"
-    created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
     if isinstance(measured, Mapping):
-        own = {key: one for key, one in written["measured"].items() if key != "created_at"}
-        written = {**written, "measured": own}
+        at = written["measured"].pop("created_at", None)
+    created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
     return read_measurement(
         written, measurement_id=name, created_at=created_at, allow_files=allow_files
     )
-
-
-def _written(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row without what `shown_row` adds."""
-    measured = row.get("measured")
-    if not isinstance(measured, Mapping):
-        return row
-    return {**row, "measured": {key: measured[key] for key in measured if key not in STORED}}
 
 
 def _moment(text: str) -> str:
@@ -211,12 +187,8 @@ def _moment(text: str) -> str:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise fault(
-            "measured.created_at",
-            text,
-            "is no moment with a time zone",
-            "write for example 2026-11-21T12:00:00+00:00",
-        )
+        remedy = "write for example 2026-11-21T12:00:00+00:00"
+        raise fault("measured.created_at", text, "is no moment with a time zone", remedy)
     return text
 
 

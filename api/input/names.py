@@ -1,6 +1,7 @@
 """Ids cut short: any beginning that only one object has, with or without its kind before it."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from planner.api.storage.common import ids_starting, is_id
 from planner.api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
@@ -37,22 +38,14 @@ def _only(wiring: Wiring, text: str, kind: str, field: str, tables: "Sequence[Ro
     if not typed or not is_id(typed) or len(typed) > LONGEST:
         return text
     engine = wiring.store.engine
-    beginnings = [typed] if typed.startswith(f"{kind}-") else [f"{kind}-{typed}"]
-    found = sorted(
-        {
-            name
-            for start in beginnings
-            for table in tables
-            for name in ids_starting(engine, table, start, SHOWN + 1)
-        },
-        reverse=True,
-    )
+    start = typed if typed.startswith(f"{kind}-") else f"{kind}-{typed}"
+    names = (ids_starting(engine, table, start, SHOWN + 1) for table in tables)
+    found = sorted(set(chain.from_iterable(names)), reverse=True)
     if typed in found or len(found) == 1:
         return typed if typed in found else found[0]
     if not found:
         return text
-    shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
-    number = (
-        counted(len(found), kind) if len(found) <= SHOWN else f"more than {counted(SHOWN, kind)}"
-    )
+    more = len(found) > SHOWN
+    shown = ", ".join(found[:SHOWN]) + (", ..." if more else "")
+    number = f"more than {counted(SHOWN, kind)}" if more else counted(len(found), kind)
     raise fault(field, text, f"is the beginning of {number}: {shown}", "give more of it")

@@ -105,11 +105,10 @@ def read_yaml(text: str, field: str, shown: str | None = None, within: str = "")
     shown: what an error names as faulty, such as the file's name; else the beginning of the text.
     within: see `check_plain`.
     """
-    loader = _loader()
     shown = shown if shown is not None else _glimpse(text)
     try:
-        _check_nesting(text, loader, field, shown)
-        value = yaml.load(text, Loader=loader)
+        _check_nesting(text, field, shown)
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise fault(
             field, shown, f"is not valid YAML ({_yaml_problem(error)})", "correct the file"
@@ -122,41 +121,33 @@ def read_yaml(text: str, field: str, shown: str | None = None, within: str = "")
     return value
 
 
-def _loader() -> type[yaml.SafeLoader]:
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(base):  # type: ignore[misc]
-        """YAML's plain types without dates, and no key twice."""
 
-        yaml_implicit_resolvers = {  # noqa: RUF012  (YAML's own form)
-            first: [
-                (tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"
-            ]
-            for first, found in base.yaml_implicit_resolvers.items()
-        }
+class _Loader(_YamlLoader):  # type: ignore[misc]
+    """YAML's plain types without dates, and no key twice."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key in (
-                key
-                for key, _ in node.value
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
-            ):
+    yaml_implicit_resolvers = {  # noqa: RUF012  (YAML's own form)
+        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+        for first, found in _YamlLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"key {key.value!r} is given twice", key.start_mark
                     )
                 seen.add(key.value)
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-            return mapping
-
-    return Loader
+        return super().construct_mapping(node, deep)
 
 
-def _check_nesting(text: str, loader: Any, field: str, shown: str) -> None:
+def _check_nesting(text: str, field: str, shown: str) -> None:
     """Libyaml's composer recurses in C and dies on deep nesting; its events do not."""
     depth = 0
-    for event in yaml.parse(text, Loader=loader):
+    for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
@@ -189,28 +180,19 @@ def check_plain(value: object, field: str, within: str = "") -> None:
         if depth > MAX_DEPTH:
             raise _too_deep(field, None)
         if seen > MAX_VALUES:
-            raise fault(
-                field,
-                None,
-                f"holds more than {MAX_VALUES:,} values",
-                "send fewer jobs at once, or remove YAML aliases",
-            )
+            rule = f"holds more than {MAX_VALUES:,} values"
+            raise fault(field, None, rule, "send fewer jobs at once, or remove YAML aliases")
         if isinstance(item, float) and not math.isfinite(item):
             raise fault(where, str(item), "is not a finite number", "give a finite number")
         if type(item) is int and item.bit_length() > MAX_BITS:
             rule = f"is a whole number of {item.bit_length():,} bits"
             raise fault(where, None, rule, f"give one of at most {MAX_BITS}")
         if isinstance(item, str) and not _is_unicode(item):
-            raise fault(
-                where,
-                _spelled(item),
-                "is not valid Unicode",
-                "remove the lone surrogate characters",
-            )
+            remedy = "remove the lone surrogate characters"
+            raise fault(where, _spelled(item), "is not valid Unicode", remedy)
         if isinstance(item, str) and (place := CONTROL.search(item)):
-            raise fault(
-                where, _spelled(item), f"holds the control character {place[0]!a}", "remove it"
-            )
+            rule = f"holds the control character {place[0]!a}"
+            raise fault(where, _spelled(item), rule, "remove it")
         if isinstance(item, Mapping):
             stack.extend(
                 (key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str)
@@ -219,12 +201,8 @@ def check_plain(value: object, field: str, within: str = "") -> None:
         elif isinstance(item, list):
             stack.extend((child, f"{inside}{index}", depth + 1) for index, child in enumerate(item))
         elif item is not None and not isinstance(item, bool | int | float | str):
-            raise fault(
-                where,
-                repr(item)[:40],
-                "is not a plain value",
-                "use text, numbers, true or false, lists and mappings",
-            )
+            remedy = "use text, numbers, true or false, lists and mappings"
+            raise fault(where, repr(item)[:40], "is not a plain value", remedy)
 
 
 def _spelled(text: str) -> str:

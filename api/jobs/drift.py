@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from planner.api.calibration.update import update_about
-from planner.api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
+from planner.api.jobs.failures import MOST_OUT, SLOW, BadHost, keep_out
 from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import DriftFinding, HistoryRow
@@ -40,7 +40,11 @@ def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Documen
         wiring.drift.replace(run.parent_id, list(history.findings(drift, run)))
         update_about(wiring, {(row.trainer, row.gpu) for row in history.rows.values()})
     document = history.document(drift, spec)
-    new = [_in_short(one) for one in document["changes"] if one["new"]]
+    new = []
+    for one in document["changes"]:
+        if one["new"]:  # of several layouts the headline says how many
+            head, _, _ = one["statement"].partition(" [")
+            new.append(one["statement"] if len(one["layouts"]) == 1 else head)
     if document["creeps"]:
         new.append(f"{counted(len(document['creeps']), 'layout')} slower than before")
     known = {one["host"] for one in report["quarantined"]}
@@ -124,6 +128,7 @@ class _History:
                 parts: list[HistoryRow | None] = [None]
                 if changed != watched:
                     parts = [self._first([layout], change.since) for layout in sorted(changed)]
+                found = f"the sweep {run.request['name']} found step times {_by(change)}"
                 for part in parts:
                     yield DriftFinding(
                         trainer=trainer,
@@ -133,8 +138,7 @@ class _History:
                         job_hash=None if part is None else part.job_hash,
                         layout_hash=None if part is None else part.layout_hash,
                         since=first.created_at,
-                        statement=f"the sweep {run.request['name']} found step times "
-                        f"{_by(change)} since then",
+                        statement=f"{found} since then",
                     )
 
     def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHost]:
@@ -163,6 +167,8 @@ class _History:
     def document(self, drift: Drift, spec: SweepSpec) -> Document:
         """JSON-safe form of what was found; newest changes first."""
         changes = [self._change(change) for change in reversed(drift.changes)]
+        young = {"layouts": len(self.young), "most": max(self.young, default=0)}
+        young["needed"] = FEWEST_RUNS
         return {
             "runs_per_false_alarm": spec.drift.runs_per_false_alarm,
             "nights": len(self.nights.runs),
@@ -176,11 +182,7 @@ class _History:
                 {"layout": self._label(one.layout), "change": one.change} for one in drift.outliers
             ],
             "creeps": [self._creep(one) for one in drift.creeps],
-            "too_few_nights": {
-                "layouts": len(self.young),
-                "most": max(self.young, default=0),
-                "needed": FEWEST_RUNS,
-            },
+            "too_few_nights": young,
         }
 
     def _creep(self, creep: Creep) -> Document:
@@ -238,12 +240,6 @@ def _by(change: StepChange) -> str:
     low, high = sorted((abs(change.low), abs(change.high)))
     way = "slower" if change.change > 0 else "faster"
     return f"{abs(change.change):.1%} {way} ({low:.1%} to {high:.1%})"
-
-
-def _in_short(change: Document) -> str:
-    """The statement of a change for a headline: of several layouts it says how many."""
-    statement: str = change["statement"]
-    return statement if len(change["layouts"]) == 1 else statement.partition(" [")[0]
 
 
 def _statement(change: StepChange, labels: Sequence[str], since: datetime, last_good: str) -> str:

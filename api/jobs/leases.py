@@ -73,7 +73,7 @@ class Claimed(Generic[Record, End]):
         self.columns["progress"] = message
 
     def reporter(self, layout: str, observer: Observer) -> Callable[[str], None]:
-        """Reports how far the probe of a layout is, also to readers in this process."""
+        """A callback that reports how far the probe of a layout is, also to the observer."""
 
         def report(message: str) -> None:
             line = f"{layout}: {message}"
@@ -155,11 +155,6 @@ def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> li
     return list(found.values())
 
 
-def is_abandoned(queue: SqlQueue[Record, Any, Any], record: Record) -> bool:
-    """Whether a running job is abandoned: its lease expired or its owner crashed."""
-    return has_crashed(record.owner) or queue.has_expired(record)
-
-
 def take_over(
     queue: SqlQueue[Record, Any, Any], record: Record, *, counts: bool = False
 ) -> Record | None:
@@ -169,6 +164,12 @@ def take_over(
     """
     crashed = has_crashed(record.owner)
     return queue.take_over(record, new_lease(), crashed=crashed, counts=counts)
+
+
+def take_abandoned(queue: SqlQueue[Record, Any, Any], wanted: Any) -> Record | None:
+    """The newest abandoned job that the filter wants, now ours for another attempt."""
+    taken = (take_over(queue, one, counts=True) for one in queue.list(wanted).items)
+    return next((one for one in taken if one is not None), None)
 
 
 def lost_workers(attempts: int, last: str | None) -> str:

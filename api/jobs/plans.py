@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from planner.api.storage.common import told
+from planner.api.storage.common import cursor_of, told
 from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
-from planner.api.storage.paging import cursor_of
 from planner.api.storage.records import Page, PlanLine
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError, SpecError, fault
@@ -30,14 +29,11 @@ def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]
 
 
 def _page(wiring: Wiring, stored: Page[PlanLine], cursor: str | None, limit: int) -> Page[PlanLine]:
-    studies = [
-        wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN
-    ]
+    wanted = [TaskFilter(kind="study", state=state) for state in OPEN]
+    studies = [wiring.tasks.list(one, cursor, limit) for one in wanted]
     ids = {item.id for item in stored.items}
-    lines = [
-        *stored.items,
-        *(_line_of(task) for page in studies for task in page.items if task.id not in ids),
-    ]
+    fresh = (task for page in studies for task in page.items if task.id not in ids)
+    lines = [*stored.items, *map(_line_of, fresh)]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
     last = lines[:limit][-1] if more else None
@@ -68,18 +64,11 @@ def subject_of(study: TaskRecord) -> tuple[str, str, int]:
         job = read_job(study.request, allow_files=False)
     except SpecError:
         model, cluster = study.request.get("model"), study.request.get("cluster")
-        of_model, of_cluster = (
-            each if isinstance(each, Mapping) else {"name": each, "gpu": each}
-            for each in (model, cluster)
-        )
-        sizes = of_cluster.get("num_gpus")
-        numbers = [
-            size
-            for size in (sizes if isinstance(sizes, list) else [sizes])
-            if isinstance(size, int)
-        ]
-        name, gpu = _name_typed(of_model.get("name")), _name_typed(of_cluster.get("gpu"))
-        return name, gpu, max(numbers, default=0)
+        machine = cluster if isinstance(cluster, Mapping) else {"gpu": cluster}
+        sizes = machine.get("num_gpus")
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        numbers = [size for size in sizes if isinstance(size, int)]
+        return _name_typed(model), _name_typed(machine.get("gpu")), max(numbers, default=0)
     return job.model.name, job.cluster.gpu.name, job.cluster.num_gpus
 
 

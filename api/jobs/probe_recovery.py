@@ -76,9 +76,8 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     if result is not None and whole and result.outcome.status in ("ok", OOM):
         failed = None if result.outcome.status == "ok" else result
         answer = ProbeAnswer(results=(result,), measurements=(result.measurement(),), failed=failed)
-        return claimed.finish(
-            end_of(answer, wiring.clock.now(), stopped=False, asked_by=ours.asked_by)
-        )
+        end = end_of(answer, wiring.clock.now(), stopped=False, asked_by=ours.asked_by)
+        return claimed.finish(end)
     interrupted = FailureKind.INTERRUPTED.value
     if ours.cancel_requested:
         message = "cancelled after its owner had crashed"

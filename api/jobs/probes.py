@@ -11,17 +11,16 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
 from planner.api.errors import lines_of
+from planner.api.identity import asker
 from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
+from planner.api.storage.common import every
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
-from planner.api.storage.paging import every
-from planner.api.storage.probes import most_gpu_seconds
-from planner.api.storage.quotas import check_quota
-from planner.api.storage.room import Room
+from planner.api.storage.room import Room, check_quota
+from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import PlannerError, ProbeError, SpecError, fault
@@ -70,9 +69,8 @@ class RequestedProbe:
     @property
     def subject(self) -> str:
         if self.request.kernels:
-            return (
-                f"{len(self.request.kernels)} {'kernels' if self.num_gpus == 1 else 'collectives'}"
-            )
+            kinds = "kernels" if self.num_gpus == 1 else "collectives"
+            return f"{len(self.request.kernels)} {kinds}"
         assert self.job.layout is not None, "a request's job has a layout"
         return self.job.layout.short()
 
@@ -232,21 +230,18 @@ def run_probe(
     with claimed:
         try:
             watched = replace(watch, progress=progress, folder=folder)
-            request, job = (
-                ProbeRequest.of_record(record.request)
-                if requested is None
-                else (requested.request, requested.job)
-            )
+            if requested is None:
+                request, job = ProbeRequest.of_record(record.request)
+            else:
+                request, job = requested.request, requested.job
             if record.request.get(PROXY_GPUS):
-                raise ProbeError(
-                    "proxy runs are made no more; probe the layout itself, or emulate it"
-                )
+                gone = "proxy runs are made no more; probe the layout itself, or emulate it"
+                raise ProbeError(gone)
             used = pool or wiring.pool(request.pool)
             campaign = Campaign.of(request, job, record.id, used.capacity(job.cluster))
             answer = campaign.run(used, watched)
-            end = end_of(
-                answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
-            )
+            now, stopped = wiring.clock.now(), watch.stop.is_set()
+            end = end_of(answer, now, stopped=stopped, asked_by=record.asked_by)
         except PlannerError as error:
             lacks = error.__cause__
             if release_when_stopped and isinstance(lacks, OSError) and lacks.errno in SHORT_OF:
@@ -279,15 +274,9 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
     results = tuple(result.model_dump(mode="json") for result in answer.results)
     failed = answer.failed
     if failed is None:
-        return ProbeEnd(
-            state="done",
-            results=results,
-            measurements=measurements,
-            message="; ".join(
-                [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
-            )
-            or None,
-        )
+        notes = [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
+        message = "; ".join(notes) or None
+        return ProbeEnd(state="done", results=results, measurements=measurements, message=message)
     outcome = failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.jobs.plans import subject_of
 from planner.api.storage.common import record_of
 from planner.api.storage.job_records import (
@@ -15,8 +15,8 @@ from planner.api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.probes import most_gpu_seconds
-from planner.api.storage.quotas import check_quota
+from planner.api.storage.room import check_quota
+from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.storage.transactions import one_transaction, writing
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
@@ -27,16 +27,12 @@ MOST = 200  # newest of each state
 def jobs_in(wiring: Wiring, *, failed: bool) -> list[QueuedJob]:
     """The newest jobs that are open, or that have failed, newest first."""
     states: tuple[JobState, ...] = ("failed",) if failed else OPEN
-    found = [
-        line_of(record)
-        for state in states
-        for page in (
-            wiring.probes.list(ProbeFilter(state=state), None, MOST),
-            wiring.tasks.list(TaskFilter(state=state), None, MOST),
-        )
-        for record in page.items
-    ]
-    return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
+    found: list[ProbeRecord | TaskRecord] = []
+    for state in states:
+        found += wiring.probes.list(ProbeFilter(state=state), None, MOST).items
+        found += wiring.tasks.list(TaskFilter(state=state), None, MOST).items
+    found.sort(key=lambda job: (job.created_at, job.id), reverse=True)
+    return [line_of(record) for record in found]
 
 
 def retry(wiring: Wiring, job_id: str) -> QueuedJob:

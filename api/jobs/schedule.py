@@ -40,10 +40,9 @@ def next_due(schedule: str | None, after: datetime, time_zone: str = "UTC") -> d
         # within an hour that comes twice it also names the first pass, which is over
         found = next(at for each in times if (at := each.astimezone(UTC)) > after)
     except (CronSimError, StopIteration, OverflowError):
+        rule = "is no cron schedule that ever comes due"
         remedy = 'write minute, hour, day, month and weekday, for example "0 2 * * *"'
-        raise fault(
-            "sweep.schedule", schedule, "is no cron schedule that ever comes due", remedy
-        ) from None
+        raise fault("sweep.schedule", schedule, rule, remedy) from None
     return found
 
 

@@ -65,10 +65,8 @@ def _enqueue(
     claimed: Claimed[TaskRecord, TaskEnd],
     room: Room | None,
 ) -> ProbeRecord:
-    (record,) = enqueue(
-        wiring, [requested], max_attempts=1, ours=True, parent=claimed.record, room=room
-    )
-    return record
+    task = claimed.record
+    return enqueue(wiring, [requested], max_attempts=1, ours=True, parent=task, room=room)[0]
 
 
 class HeldDevices:
@@ -124,10 +122,7 @@ class HeldDevices:
 
 @dataclass(kw_only=True)
 class SideBySide:
-    """The probes of a claimed task that run now.
-
-    pool: opened once for all of them.
-    """
+    """The probes of a claimed task that run now. pool: opened once for all of them."""
 
     wiring: Wiring
     pool: Pool
@@ -170,12 +165,8 @@ class SideBySide:
         stop = threading.Event()
         self.running[record.id], self._stops[record.id] = requested, stop
         watch = Watch(stop=stop, progress=say, avoid=avoid, rather_not=rather_not)
-        threading.Thread(
-            target=self._run,
-            args=(record, requested, watch),
-            name=f"probe {record.id}",
-            daemon=True,
-        ).start()
+        name, args = f"probe {record.id}", (record, requested, watch)
+        threading.Thread(target=self._run, args=args, name=name, daemon=True).start()
         return record
 
     @property

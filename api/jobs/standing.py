@@ -1,7 +1,7 @@
 """How far a run of a sweep is: what the terminal, the page and the events show of it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,14 +32,11 @@ class Standing:
     max_probes: int
     gpu_seconds: float
     max_gpu_seconds: float
-    quarantined: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "quarantined": list(self.quarantined)}
+    quarantined: Sequence[str] = ()
 
 
 def standing_line(body: Mapping[str, Any]) -> str:
-    """`Standing.as_dict` in a line."""
+    """A standing in a line."""
     quarantined = body["quarantined"]
     out = f", {counted(len(quarantined), 'host')} out" if quarantined else ""
     done = f"{body['layouts']} of {counted(body['num_layouts'], 'layout')}"
@@ -64,7 +61,7 @@ class SweepProgress:
 
     def report(self, message: str, *, passing: bool = False) -> None:
         """To all who follow. passing: only how far it is; nothing ended."""
-        self.claimed.columns["standing"] = standing = self.standing().as_dict()
+        self.claimed.columns["standing"] = standing = asdict(self.standing())
         if message:
             self.claimed.report(message)
         event = "standing" if passing else "sweep"

@@ -4,13 +4,12 @@ A study whose process crashed goes on with what it has measured.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
 
-from planner.api.asker import asker
 from planner.api.calibration.update import calibration_for_study
-from planner.api.identity import hash_of_job
+from planner.api.identity import asker, hash_of_job
 from planner.api.input.jobs import parse_job
-from planner.api.jobs.leases import Observer, is_abandoned, new_lease, take_over
+from planner.api.jobs.leases import Observer, new_lease, take_abandoned
 from planner.api.jobs.plans import study_of
 from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
@@ -24,9 +23,9 @@ from planner.api.storage.job_records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.api.storage.probes import gpu_seconds_of
-from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import PlanLabels
+from planner.api.storage.room import check_quota
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.intake.jobs import read_job
@@ -78,29 +77,20 @@ def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> No
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
     pool = pool_of(wiring, job.probe.pool, allow_files=allow_files, field="probe.pool")
     if not pool.capacity(job.cluster).num_devices:
-        remedy = (
-            "probe from a machine that has one, through slurm, or try the loop with cluster.gpu: "
-            "cpu"
-        )
-        raise fault("probe.pool", job.probe.pool, f"has no {job.cluster.gpu.name}", remedy)
+        remedy = "probe from a machine that has one, through slurm, or try the loop with "
+        rule = f"has no {job.cluster.gpu.name}"
+        raise fault("probe.pool", job.probe.pool, rule, f"{remedy}cluster.gpu: cpu")
     pool.check(Need.of(job, job.probe.trainer), wait=wait)
 
 
 def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
-    """Claims the newest abandoned study of the same job."""
-
-    def studies(state: Literal["running", "queued"]) -> list[TaskRecord]:
-        wanted = TaskFilter(kind="study", state=state, job_hash=job_hash)
-        return wiring.tasks.list(wanted).items
-
-    for task in studies("running"):
-        if is_abandoned(wiring.tasks, task):
-            ours = take_over(wiring.tasks, task, counts=True)
-            if ours is not None:
-                return ours
-    for task in studies("queued"):
-        return wiring.tasks.claim(new_lease(), job_id=task.id)
-    return None
+    """Claims the newest study of the same job that is abandoned, or waits."""
+    running = TaskFilter(kind="study", state="running", job_hash=job_hash)
+    ours = take_abandoned(wiring.tasks, running)
+    queued = wiring.tasks.list(replace(running, state="queued"), limit=1).items
+    if ours is not None or not queued:
+        return ours
+    return wiring.tasks.claim(new_lease(), job_id=queued[0].id)
 
 
 def run_study(
@@ -189,13 +179,8 @@ def end_plan(wiring: Wiring, plan_id: str) -> tuple[JobState, list[str], str]:
     if study is not None:
         study = wiring.tasks.cancel(plan_id, who.name)
     ended = [wiring.probes.cancel(record.id, who.name) for record in probes]
-    cancelled = [
-        *(["its study"] if was_open else []),
-        *([counted(len(ended), "probe")] if ended else []),
-    ]
-    message = (
-        f"cancelled: {' and '.join(cancelled)}"
-        if cancelled
-        else "nothing was running for it: nothing was cancelled, and what is stored stays"
-    )
+    message = "nothing was running for it: nothing was cancelled, and what is stored stays"
+    if was_open or ended:
+        parts = ("its study" * was_open, counted(len(ended), "probe") if ended else "")
+        message = f"cancelled: {' and '.join(filter(None, parts))}"
     return "done" if study is None else study.state, [record.id for record in ended], message

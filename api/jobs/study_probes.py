@@ -12,8 +12,8 @@ from planner.api.jobs.plans import job_with_layout, job_without_layout
 from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
 from planner.api.jobs.side_by_side import enqueue_in_room
 from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
-from planner.api.storage.probes import gpu_seconds_of
 from planner.api.storage.records import Subject
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelTiming
 from planner.errors import PlannerError
@@ -22,7 +22,7 @@ from planner.probes.launch import Watch
 from planner.probes.preflight import Need
 from planner.probes.protocol import FailureKind, device_of
 from planner.probes.trainers import trainer_of
-from planner.specs.job import Job
+from planner.specs.job import Job, ProbeSpec
 from planner.specs.layout import Layout
 from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
 from planner.study.ask_tell import Event, Result
@@ -79,18 +79,20 @@ class StudyProbes:
             self.update_calibration()
         return measurement
 
+    @property
+    def spec(self) -> ProbeSpec:
+        assert self.job.probe is not None, "a study has probes to spend"
+        return self.job.probe
+
     def _requested(self, question: Proposal) -> RequestedProbe | Measurement:
         """The probe of a question; of one that this pool cannot run a measurement that says so."""
-        assert self.job.probe is not None, "a study has probes to spend"
         if question.micro is not None:
             return self._requested_kernels(question)
         assert question.layout is not None, "a layout is asked for, or kernels"
         request = {
             "job": job_with_layout(self.job.request, question.layout, question.layout.num_gpus),
             "emulate": question.fidelity == "emulated",
-            "pool": self.job.probe.pool,
-            "trainer": self.job.probe.trainer,
-            "steps": self.job.probe.steps,
+            **self.spec.model_dump(include={"pool", "trainer", "steps"}),
         }
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
         capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
@@ -110,12 +112,11 @@ class StudyProbes:
         )
 
     def _requested_kernels(self, question: Proposal) -> RequestedProbe:
-        assert self.job.probe is not None, "a study has probes to spend"
         assert question.micro is not None, "kernels are asked for"
         request = {
             "job": job_without_layout(self.job.request),
             "kernels": [shape.as_dict() for shape in question.micro.kernels],
-            "pool": self.job.probe.pool,
+            "pool": self.spec.pool,
             "time_limit_seconds": max(1.0, min(KERNEL_SECONDS, question.gpu_seconds_limit)),
         }
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
@@ -160,13 +161,13 @@ class StudyProbes:
         The pool is asked again whether anything can run. A missing package is the layout's own (a
         precision's, say) only where another layout has run.
         """
-        failure, probe = measurement.measured.failure, self.job.probe
+        failure = measurement.measured.failure
         if failure is None:
             self.succeeded.add(measurement.id)
-        if failure not in {*OF_THE_MACHINE, FailureKind.CRASH} or probe is None:
+        if failure not in {*OF_THE_MACHINE, FailureKind.CRASH}:
             return measurement
         try:
-            self.wiring.pool(probe.pool).check(Need.of(self.job, probe.trainer))
+            self.wiring.pool(self.spec.pool).check(Need.of(self.job, self.spec.trainer))
         except PlannerError as error:
             return _failing(measurement, failure=BROKEN, message="; ".join(lines_of(error)))
         if failure == FailureKind.IMPORT and not self.succeeded:
@@ -192,19 +193,15 @@ class StudyProbes:
 
     def refusal(self, layout: Layout) -> str | None:
         """Why the probe program cannot run this layout; None where it can."""
-        assert self.job.probe is not None, "a study has probes to spend"
         device = device_of(self.job.cluster)
-        return trainer_of(self.job.probe.trainer).refusal(self.job, layout, device)
+        return trainer_of(self.spec.trainer).refusal(self.job, layout, device)
 
     # ---- what was measured before ---------------------------------------------------------------
 
     def timed_before(self) -> list[KernelTiming]:
         """Kernels timed on this GPU before, by whatever study, oldest first."""
-        return [
-            timing
-            for probe in kernel_probes(self.wiring, self.job.cluster.gpu.name)
-            for timing in timings_of(probe)
-        ]
+        probes = kernel_probes(self.wiring, self.job.cluster.gpu.name)
+        return [timing for probe in probes for timing in timings_of(probe)]
 
     def measured_before(self) -> Iterator[Measurement]:
         """Runs of the same question from before, on this kind of machine; not what is stale."""
@@ -217,15 +214,12 @@ class StudyProbes:
             question = question_hash(self.job, num_gpus)
             found, stale = self.wiring.measurements.matching(question, subject)
             if stale is not None:
-                self.observer.on_message(
-                    f"{counted(stale.runs, 'run')} of this job from before {stale.since[:10]} "
-                    f"{'are' if stale.runs > 1 else 'is'} left out as stale: {stale.statement}"
-                )
-            yield from (
-                one
-                for one in found
-                if one.measured.status in ("ok", "oom") and one.measured.rung != "imitated"
-            )
+                runs = f"{counted(stale.runs, 'run')} of this job from before {stale.since[:10]}"
+                left = f"{'are' if stale.runs > 1 else 'is'} left out as stale"
+                self.observer.on_message(f"{runs} {left}: {stale.statement}")
+            for one in found:
+                if one.measured.status in ("ok", "oom") and one.measured.rung != "imitated":
+                    yield one
 
     def done_before(self) -> tuple[Sequence[Measurement], AskedBefore, float]:
         """Probes of this study from before it was resumed: they count against its budget.
@@ -276,12 +270,11 @@ def _failing(measurement: Measurement, **changed: str) -> Measurement:
 
 def _question_of(record: ProbeRecord, events: Sequence[TaskEvent]) -> Mapping[str, Any] | None:
     """Last event before the probe in which the study asked for this layout."""
-    asked = [
-        event.body
-        for event in events
-        if event.body["event"] == "asked" and event.created_at <= record.created_at
-    ]
-    return next((body for body in reversed(asked) if body["layout"] == record.layout), None)
+    for event in reversed(events):
+        about = (event.body["event"], event.body["layout"])
+        if about == ("asked", record.layout) and event.created_at <= record.created_at:
+            return event.body
+    return None
 
 
 def _rung_of(request: ProbeRequest) -> Rung:

@@ -1,11 +1,13 @@
-"""Which layouts a run of a sweep measures of each job, and why."""
+"""The layouts that a run of a sweep measures of each job, why, and within which budget."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from planner.api.errors import lines_of
 from planner.api.jobs.plans import job_with_layout
 from planner.api.jobs.probes import RequestedProbe
+from planner.api.jobs.schedule import is_within
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
@@ -59,12 +61,10 @@ def wanted_of(
             for entry in plan.ranked[:CANDIDATES]
         ]
     least_sure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[: measure.informative]
+    best = enumerate(ranked[: measure.top_k], start=1)
     for layout, seconds, why in (
         *((layout, seconds, "anchor") for layout, seconds in _anchors(spec, job)),
-        *(
-            (layout, seconds, f"rank {rank}")
-            for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)
-        ),
+        *((layout, seconds, f"rank {rank}") for rank, (layout, seconds, _) in best),
         *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in least_sure),
     ):
         if layout not in seen:
@@ -80,13 +80,9 @@ def wanted_of(
 
 def _anchors(spec: SweepSpec, job: Job) -> Iterator[tuple[Layout, float | None]]:
     """The baseline layouts, with what the model predicts of them."""
+    field, size = "sweep.measure.anchors", job.cluster.num_gpus
     layouts = [
-        resolve_layout(
-            values,
-            trainer=job.training.trainer,
-            num_gpus=job.cluster.num_gpus,
-            field="sweep.measure.anchors",
-        )
+        resolve_layout(values, trainer=job.training.trainer, num_gpus=size, field=field)
         for values in spec.measure.anchors
     ]
     seconds = dict[Layout, float]()
@@ -121,3 +117,38 @@ def _requested(spec: SweepSpec, job: Job, layout: Layout, run_id: str) -> Reques
     except PlannerError as error:
         return "; ".join(lines_of(error))
     return RequestedProbe(request=parsed, job=own_job, plan_id=run_id)
+
+
+@dataclass(slots=True)
+class SpentByRun:
+    """Use of a run so far. most_at_once: probes that ran side by side."""
+
+    probes: int = 0
+    gpu_seconds: float = 0.0
+    most_at_once: int = 0
+    retried: int = 0
+
+    def limited(
+        self,
+        wanted: RequestedProbe,
+        spec: SweepSpec,
+        running: Iterable[RequestedProbe],
+        now: Callable[[], datetime],
+    ) -> RequestedProbe | str:
+        """The probe with the time that the budget leaves it; why there is none.
+
+        The last of a budget has what is left. Beside others a probe starts only where its whole
+        time limit is covered, so that the run never spends more than its budget.
+        """
+        budget, limit = spec.budget, wanted.request.time_limit_seconds
+        hours, zone = budget.hours, spec.time_zone
+        if hours is not None and not is_within(hours, now(), zone):
+            return f"outside the hours of the budget, {hours} {zone}"
+        promised = [one.request.time_limit_seconds * one.devices for one in running]
+        left = budget.max_gpu_seconds - self.gpu_seconds - sum(promised)
+        spent = self.probes >= budget.max_probes or left <= 0
+        if spent or (promised and left < limit * wanted.devices):
+            return "the budget is spent"
+        limit = min(limit, max(1.0, left / wanted.devices))
+        own = wanted.request.model_copy(update={"time_limit_seconds": limit})
+        return replace(wanted, request=own)

@@ -7,11 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from planner.api.errors import StoredError
-from planner.api.jobs.bad_hosts import BadHost
-from planner.api.jobs.retries import hosts_of, step_of
+from planner.api.jobs.failures import BadHost, hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
-from planner.api.jobs.sweep_budget import SpentByRun
-from planner.api.jobs.sweep_layouts import Wanted
+from planner.api.jobs.sweep_layouts import SpentByRun, Wanted
 from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
@@ -93,11 +91,8 @@ def line_of(
 def _measured(wiring: Wiring, run: TaskRecord, measurement: Measurement) -> Line:
     seconds = measurement.measured.step_seconds
     before = wiring.measurements.newest_before(measurement, run.asked_by or "")
-    change = (
-        seconds / before.measured.step_seconds - 1.0
-        if seconds and before and before.measured.step_seconds
-        else None
-    )
+    then = before.measured.step_seconds if before else None
+    change = seconds / then - 1.0 if seconds and then else None
     return {
         "status": measurement.measured.status,
         "step_seconds": seconds,
@@ -112,7 +107,7 @@ def _measured(wiring: Wiring, run: TaskRecord, measurement: Measurement) -> Line
 
 def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:
     """Software that differs: name -> [before, after]."""
-    names = sorted(set(before.software) | set(after.software))
+    names = sorted({*before.software, *after.software})
     pairs = {name: [before.software.get(name), after.software.get(name)] for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -159,17 +154,14 @@ def report_of(
 def _job(
     one: JobOfRun, index: int, newest: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    name = {
-        "model": one.job.model.name,
-        "gpu": one.job.cluster.gpu.name,
-        "num_gpus": one.job.cluster.num_gpus,
-    }
+    cluster = one.job.cluster
+    name = {"model": one.job.model.name, "gpu": cluster.gpu.name, "num_gpus": cluster.num_gpus}
     if one.error is not None:
         nothing: Line = {"layouts": [], "winner": None, "new_winner": False}
         return {**name, "failure": one.failure, "error": one.error, **nothing}
     lines = [item.line for item in one.items if item.line is not None]
     times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
-    winner = min(times, key=times.__getitem__) if times else None
+    winner = min(times, key=times.__getitem__, default=None)
     before, seconds_before = _winner_in(newest, index)
     new = bool(
         before and winner and before != winner and times[winner] < times.get(before, seconds_before)
@@ -181,23 +173,17 @@ def _job(
 def _jobs_before(wiring: Wiring, run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:
     """The jobs of the reports of earlier runs of this sweep, newest first."""
     wanted = TaskFilter(kind="sweep", parent_id=run.parent_id, state="done")
-    return [
-        (other.result or {}).get("jobs", [])
-        for other in wiring.tasks.list(wanted).items
-        if other.id != run.id
-    ]
+    others = (one for one in wiring.tasks.list(wanted).items if one.id != run.id)
+    return [(other.result or {}).get("jobs", []) for other in others]
 
 
 def _winner_in(runs: Sequence[Sequence[Mapping[str, Any]]], index: int) -> tuple[str | None, float]:
     """(winner of this job in the newest run that had one, its step time)."""
     for jobs in runs:
         if index < len(jobs) and jobs[index]["winner"]:
-            winner = str(jobs[index]["winner"])
-            return winner, next(
-                float(line["step_seconds"])
-                for line in jobs[index]["layouts"]
-                if line["layout"] == winner
-            )
+            winner, lines = str(jobs[index]["winner"]), jobs[index]["layouts"]
+            (line,) = (line for line in lines if line["layout"] == winner)
+            return winner, float(line["step_seconds"])
     return None, float("inf")
 
 

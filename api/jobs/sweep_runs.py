@@ -2,27 +2,33 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from planner.api.calibration.read import learned
 from planner.api.calibration.update import update_about
 from planner.api.errors import lines_of
-from planner.api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from planner.api.jobs.drift import with_drift
+from planner.api.jobs.failures import (
+    MOST_OUT,
+    BadHost,
+    HostWatch,
+    hosts_of,
+    keep_out,
+    next_try,
+    step_of,
+)
 from planner.api.jobs.leases import Claimed, Observer, new_lease
 from planner.api.jobs.probe_recovery import at_work, recover
 from planner.api.jobs.probes import probes_of, run_all
-from planner.api.jobs.retries import hosts_of, next_try, step_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
 from planner.api.jobs.standing import Standing, SweepProgress
-from planner.api.jobs.sweep_budget import SpentByRun
-from planner.api.jobs.sweep_layouts import wanted_of
+from planner.api.jobs.sweep_layouts import SpentByRun, wanted_of
 from planner.api.jobs.sweep_report import Item, JobOfRun, line_of, report_of
 from planner.api.jobs.sweeps import check_sweep
 from planner.api.render.sweep import sweep_line
 from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
-from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
@@ -105,7 +111,7 @@ class SweepRun:
         finally:
             self._bench.end()
             update_about(self.wiring, self._measured)
-        self.claimed.store(standing=self._standing().as_dict(), **NO_ROOM_WANTED)
+        self.claimed.store(standing=asdict(self._standing()), **NO_ROOM_WANTED)
         return report_of(self.wiring, self.claimed.record, self._jobs, self.spent, self._bad)
 
     # ---- what there is to do --------------------------------------------------------------------
@@ -307,7 +313,7 @@ class SweepRun:
             max_probes=budget.max_probes,
             gpu_seconds=round(self.spent.gpu_seconds, 1),
             max_gpu_seconds=budget.max_gpu_seconds,
-            quarantined=tuple(one.host for one in self._bad),
+            quarantined=[one.host for one in self._bad],
         )
 
 

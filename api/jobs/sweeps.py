@@ -9,18 +9,17 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from planner.api.asker import Asker, asker
 from planner.api.errors import QuotaError, UnreadableError
-from planner.api.jobs.leases import is_abandoned, new_lease, take_over
+from planner.api.identity import Asker, asker
+from planner.api.jobs.leases import new_lease, take_abandoned
 from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
-from planner.api.storage.common import readable, told
+from planner.api.storage.common import every, readable, told
 from planner.api.storage.job_records import TaskFilter, TaskRecord
-from planner.api.storage.paging import every
-from planner.api.storage.quotas import check_quota
 from planner.api.storage.records import SweepRecord, SweepState
+from planner.api.storage.room import check_quota
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
@@ -65,32 +64,27 @@ def add_sweep(
         next_due_at=due,
         asked_by=who.name,
     )
-    if who.quota is not None and spec.budget.max_gpu_seconds > who.quota.gpu_seconds_per_day:
-        raise QuotaError(
-            "gpu_seconds_per_day",
-            0.0,
-            spec.budget.max_gpu_seconds,
-            who.quota.gpu_seconds_per_day,
-            retry_after_seconds=DAY,
-        )
+    quota, more = who.quota, spec.budget.max_gpu_seconds
+    if quota is not None and more > (most := quota.gpu_seconds_per_day):
+        raise QuotaError("gpu_seconds_per_day", 0.0, more, most, retry_after_seconds=DAY)
     wiring.sweeps.add(record)
     return record
 
 
 def check_sweep(wiring: Wiring, spec: SweepSpec) -> None:
     """Raises what is wrong where the sweep's pool can run none of its jobs."""
-    pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
+    pool, failures, needs = wiring.pool(spec.pool), list[PlannerError](), dict[str, Need]()
     for values in spec.jobs:
         need = Need.of(read_job(values, allow_files=False), spec.trainer)
-        gpu = need.job.cluster.gpu.name
-        if gpu not in failures:
-            failures[gpu] = None
-            try:
-                pool.check(need)
-            except PlannerError as error:
-                failures[gpu] = error
-    if all(failures.values()):
-        raise next(error for error in failures.values() if error is not None)
+        needs.setdefault(need.job.cluster.gpu.name, need)
+    for need in needs.values():
+        try:
+            pool.check(need)
+        except PlannerError as error:
+            failures.append(error)
+        else:
+            return
+    raise failures[0]
 
 
 def change_sweep(wiring: Wiring, sweep_id: str, state: SweepState) -> SweepRecord:
@@ -178,11 +172,9 @@ def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     now = wiring.sweeps.now()
     if ours:
         running = TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
-        for left in wiring.tasks.list(running).items:
-            if is_abandoned(wiring.tasks, left):
-                taken = take_over(wiring.tasks, left, counts=True)
-                if taken is not None:
-                    return taken
+        left = take_abandoned(wiring.tasks, running)
+        if left is not None:
+            return left
     task = replace(_task(wiring, sweep, now), asked_by=who.name)
 
     def check(session: Session) -> None:

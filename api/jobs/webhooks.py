@@ -1,7 +1,7 @@
-"""Webhooks: a signed POST reports the end of a sweep's run, and is repeated until it is taken.
+"""Webhooks: post the report of an ended run of a sweep, signed, until the receiver accepts it.
 
-Only hosts that the operator lists are called, so that nobody can make this service call the hosts
-of its own network. Redirects are not followed. The signature is that of Standard Webhooks
+Only hosts on the operator's list are called, so that nobody can make this service call hosts of
+its own network. Redirects are not followed. Signatures follow Standard Webhooks
 (https://www.standardwebhooks.com): HMAC-SHA256 of "id.timestamp.body".
 """
 
@@ -56,7 +56,7 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 
 
 def deliver_due(wiring: Wiring, stop: threading.Event | None = None) -> int:
-    """Calls every webhook that is due, until `stop`; returns how many took it."""
+    """Calls every webhook that is due, until `stop`; returns how many accepted the report."""
     taken = 0
     while not (stop and stop.is_set()):
         task = wiring.tasks.take_notification(TAKEN_SECONDS)
@@ -67,7 +67,7 @@ def deliver_due(wiring: Wiring, stop: threading.Event | None = None) -> int:
 
 
 def deliver(wiring: Wiring, task: TaskRecord) -> bool:
-    """Calls the webhook of an ended run once; where that fails it is tried again later."""
+    """Calls the webhook of an ended run once, and schedules another try where that fails."""
     why = _posted(wiring, task)
     if why is None:
         wiring.tasks.notify_again(task, None)
@@ -85,7 +85,7 @@ def deliver(wiring: Wiring, task: TaskRecord) -> bool:
 
 
 def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
-    """Why the webhook did not take the report; None where it did."""
+    """Reason why the webhook did not accept the report; None where it did."""
     url = task.request.get("webhook")
     if not isinstance(url, str):
         return None  # the sweep has none; nobody is to be told
@@ -107,9 +107,9 @@ def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
 
 
 def _refused(url: str, body: bytes, headers: Mapping[str, str]) -> str | None:
-    """Why the receiver did not take it; None where it did. Only the status is read.
+    """Reason why the receiver refused the report; None where it did not. Only the status is read.
 
-    Ends within TIMEOUT_SECONDS, however the receiver spreads what it sends.
+    Ends within TIMEOUT_SECONDS, however slowly the receiver answers.
     """
     import anyio
     import httpx
@@ -133,7 +133,7 @@ def _refused(url: str, body: bytes, headers: Mapping[str, str]) -> str | None:
 
 
 def body_of(task: TaskRecord) -> Mapping[str, Any]:
-    """The body that a webhook is sent."""
+    """The body of the POST."""
     return {
         "type": "sweep.run.ended",
         **told(task, "id", "state", "message", "due_at", "finished_at"),

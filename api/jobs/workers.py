@@ -115,7 +115,6 @@ class Workers(ABC, Generic[Record, End]):
         """Where they claim. Raises StoreError while the database is down or not migrated."""
 
     def _claim_next(self) -> Record | None:
-        """Claims the next job."""
         return self.queue.claim(new_lease())
 
     @abstractmethod
@@ -250,7 +249,6 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         )
 
     def _prune_audit(self) -> None:
-        """Prunes the audit trail now and then."""
         now = time.monotonic()
         if now - self._pruned_at >= PRUNE_SECONDS:
             self._pruned_at = now

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from planner.api.render.figures import NONE, percent
 from planner.api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
 from planner.calibration.report import AfterOwnRuns, Figures, Report
-from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE, AgainstRule
+from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE
 from planner.units import counted
 
 COLUMNS = (
@@ -73,7 +74,12 @@ def headlines(report: Report) -> list[str]:
         )
     lines.append(_ranking(report.headline))
     if report.headline.against_rule:
-        lines.append(_beside_rule(report.headline.against_rule[0]))
+        rule = report.headline.against_rule[0]
+        lines.append(
+            f"{counted(rule.sweeps, 'sweep')} of at least {FEWEST_AGAINST_RULE} layouts: regret of "
+            f"number one {rule.number_one:.1%}, of the rule of thumb {rule.rule_of_thumb:.1%} "
+            "(fewest TP, PP and CP ranks, least recomputation, largest microbatch that fits)."
+        )
     return lines
 
 
@@ -100,14 +106,8 @@ def _after(one: AfterOwnRuns) -> str:
 
 
 def _ranking(figures: Figures) -> str:
-    regrets = (
-        ", ".join(
-            f"at {first} {value:.1%}"
-            for first, value in figures.regret.items()
-            if value is not None
-        )
-        or "-"
-    )
+    known = {first: value for first, value in figures.regret.items() if value is not None}
+    regrets = ", ".join(f"at {first} {value:.1%}" for first, value in known.items()) or NONE
     spearman = "-" if figures.spearman is None else f"{figures.spearman:.2f}"
     return (
         f"{counted(figures.num_sweeps, 'sweep')} of at least {FEWEST} layouts: regret {regrets}; "
@@ -115,22 +115,12 @@ def _ranking(figures: Figures) -> str:
     )
 
 
-def _beside_rule(overall: AgainstRule) -> str:
-    return (
-        f"{counted(overall.sweeps, 'sweep')} of at least {FEWEST_AGAINST_RULE} layouts: regret of "
-        f"number one {overall.number_one:.1%}, of the rule of thumb {overall.rule_of_thumb:.1%} "
-        "(fewest TP, PP and CP ranks, least recomputation, largest microbatch that fits)."
-    )
-
-
 def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
     """Cells of the table, name first; None between sections."""
-    seen = _by_name(report.in_sample)
-    yield _cells(
-        report.headline.overall,
-        report.headline.overall.name,
-        report.in_sample.overall if report.in_sample else None,
-    )
+    overall, inside = report.headline.overall, report.in_sample
+    groups = inside.groups.values() if inside else ()
+    seen = {summary.name: summary for members in groups for summary in members}
+    yield _cells(overall, overall.name, inside.overall if inside else None)
     for key, summaries in report.headline.groups.items():
         yield None
         for index, summary in enumerate(summaries):
@@ -138,30 +128,21 @@ def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
             yield _cells(summary, f"{key if index == 0 else '':10}{name}", seen.get(summary.name))
 
 
-def _by_name(figures: Figures | None) -> dict[str, Summary]:
-    return (
-        {}
-        if figures is None
-        else {summary.name: summary for members in figures.groups.values() for summary in members}
-    )
-
-
 def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]:
-    time = summary.time
-    spread = ("-",) * 2 if time is None else (f"{time.bias:+.1%}", f"{time.p90:.1%}")
-    units = summary.units
+    time, units = summary.time, summary.units
     return (
         name,
         str(summary.rows),
-        "-" if units is None else str(units.units),
-        "-" if units is None else f"{units.mape:.1%}",
+        NONE if units is None else str(units.units),
+        NONE if units is None else f"{units.mape:.1%}",
         _mape(time),
         _mape(seen.time if seen else None),
-        *spread,
+        NONE if time is None else f"{time.bias:+.1%}",
+        NONE if time is None else f"{time.p90:.1%}",
         _mape(summary.baseline),
         _mape(summary.allocated),
         _mape(summary.reserved),
-        "-" if units is None else f"{units.coverage:.0%}",
+        NONE if units is None else f"{units.coverage:.0%}",
         str(summary.out_of_memory_missed),
         str(summary.refused),
     )
@@ -193,4 +174,4 @@ def _number(value: float | None, otherwise: str) -> str:
 
 
 def _mape(errors: Errors | None) -> str:
-    return "-" if errors is None else f"{errors.mape:.1%}"
+    return percent(None if errors is None else errors.mape)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
+from planner.api.render.figures import percent
 from planner.calibration.accuracy import UnitErrors, by_label, summarise
 from planner.calibration.outcome import Compared
 from planner.calibration.report import MODELS, Report, complete
@@ -89,12 +90,12 @@ def _classes(report: Report) -> list[str]:
                 str(one.units.units),
                 f"{one.time.mape:.1%}",
                 f"{one.units.mape:.1%}",
-                _share(stated.mape if stated else None),
+                percent(stated.mape if stated else None),
                 f"{one.coverage or 0.0:.0%}",
                 f"{one.half_width:.0%}",
                 f"{one.interval_score:.2f}",
-                _share(after.get(name)),
-                _share(one.units.offset_known),
+                percent(after.get(name)),
+                percent(one.units.offset_known),
             )
         )
     return _table(names, cells)
@@ -143,14 +144,10 @@ def _kinds(report: Report) -> list[str]:
                 str(summary.rows),
                 f"{summary.units.mape:.1%}",
                 f"{summary.units.coverage:.0%}",
-                *map(_share, own),
+                *map(percent, own),
             )
         )
     return _table((*names, *(f"after {counted(count, 'own run')}" for count in after)), cells)
-
-
-def _share(error: float | None) -> str:
-    return "-" if error is None else f"{error:.1%}"
 
 
 def _row(row: Compared) -> tuple[str, ...]:

@@ -24,18 +24,16 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
         return []
     source = versus.source
     trainer = (plan.job.get("training") or {}).get("trainer", "torchtitan")
-    where = (
-        ""
-        if source is None
-        else f": {source['name']} ({LABELS.get(source['format'], source['format'])})"
-    )
+    title = "What you run today"
+    if source is not None:
+        title += f": {source['name']} ({LABELS.get(source['format'], source['format'])})"
     sections: list[RenderableType] = [
         "",
-        heading(f"What you run today{where}"),
+        heading(title),
         indented(Text(layout_line(versus.layout, trainer))),
+        indented(figures(versus, plan.ranked[0], width)),
+        *(indented(Text(line, style="bold")) for line in verdict(versus)),
     ]
-    sections.append(indented(figures(versus, plan.ranked[0], width)))
-    sections += [indented(Text(line, style="bold")) for line in verdict(versus)]
     notes = [*(violation_line(one) for one in versus.violations), *versus.notes]
     if notes:
         sections.append(indented(bullets(notes, "!", "yellow")))
@@ -56,12 +54,10 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
         step = seconds(one.step_seconds)
         rows.append((f"{name}, predicted", speed, step, memory, percent(one.mfu)))
     if versus.measured is not None:
-        reserved = versus.measured.get("peak_reserved_bytes")
-        speed = rate(versus.measured.get("tokens_per_second_per_gpu"))
-        step = seconds(versus.measured.get("step_seconds"))
-        rows.append(
-            ("today, measured", speed, step, f"{size(reserved)}*" if reserved else NONE, "")
-        )
+        found = versus.measured.get
+        speed, step = rate(found("tokens_per_second_per_gpu")), seconds(found("step_seconds"))
+        memory = f"{size(found('peak_reserved_bytes'))}*" if found("peak_reserved_bytes") else NONE
+        rows.append(("today, measured", speed, step, memory, ""))
     for name, *cells in rows:
         numbers = (Text(cell, justify="right") for cell in cells[: len(names) - 1])
         table.add_row(Text(name, style="dim"), *numbers)
@@ -70,44 +66,27 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
 
 def verdict(versus: VersusCurrent) -> list[str]:
     """One or two sentences: how many times as fast number 1 is, or why today's cannot run."""
-    name = (
-        "it" if versus.source is None or versus.source["format"].endswith("-log") else "your file"
-    )
+    is_file = versus.source is not None and not versus.source["format"].endswith("-log")
+    name, found = "your file" if is_file else "it", versus.measured or {}
     estimate, lines = versus.estimate, []
-    if (
-        versus.measured is not None
-        and estimate.step_seconds
-        and versus.measured.get("step_seconds")
-    ):
-        ratio = estimate.step_seconds / versus.measured["step_seconds"]
-        measured = rate(versus.measured["tokens_per_second_per_gpu"])
+    if estimate.step_seconds and found.get("step_seconds"):
+        ratio = estimate.step_seconds / found["step_seconds"]
+        measured = rate(found["tokens_per_second_per_gpu"])
         lines.append(f"Measured at {measured} tokens/s/GPU; predicted / measured step {ratio:.2f}.")
-    if (
-        versus.measured is not None
-        and versus.measured.get("peak_reserved_bytes")
-        and estimate.peak_reserved_bytes
-    ):
-        lines.append(
-            f"* reserved by the allocator; predicted {size(estimate.peak_reserved_bytes)}."
-        )
+    if estimate.peak_reserved_bytes and found.get("peak_reserved_bytes"):
+        predicted = size(estimate.peak_reserved_bytes)
+        lines.append(f"* reserved by the allocator; predicted {predicted}.")
     if not estimate.valid or (versus.violations and versus.times_as_fast is None):
         return [*lines, f"Its trainer would refuse {name}."]
     if versus.violations:
         lines.append(f"Its trainer would refuse {name}.")
+    missing, runs_out = size(versus.missing_bytes), f"{name.capitalize()} would run out of memory"
     if versus.missing_bytes is not None and versus.measured is None:
-        lines.append(
-            f"{name.capitalize()} would run out of memory by {size(versus.missing_bytes)}."
-        )
+        lines.append(f"{runs_out} by {missing}.")
     elif versus.missing_bytes is not None:
-        lines.append(
-            f"By our count it is short of memory by {size(versus.missing_bytes)}; its log says "
-            "that it ran."
-        )
+        lines.append(f"By our count it is short of memory by {missing}; its log says that it ran.")
     elif estimate.fits is False:
-        lines.append(
-            f"{name.capitalize()} would run out of memory with probability "
-            f"{percent(estimate.oom_probability)}."
-        )
+        lines.append(f"{runs_out} with probability {percent(estimate.oom_probability)}.")
     return [*lines, *_advice(versus)]
 
 
@@ -118,16 +97,12 @@ def _advice(versus: VersusCurrent) -> list[str]:
     if not versus.changed:
         return ["It is number 1: keep it." if versus.keep else "It is the layout of number 1."]
     if versus.keep:
-        told = (
-            f"within what the model can tell apart ({versus.gain_sd:.1%})"
-            if versus.gain_sd is not None
-            else "too close to tell"
-        )
+        told = "too close to tell"
+        if versus.gain_sd is not None:
+            told = f"within what the model can tell apart ({versus.gain_sd:.1%})"
         return [f"Keep it: number 1 is {times_as_fast(times)}, {told}."]
-    return [
-        f"Number 1 is {times_as_fast(times)}; {counted(changed, 'field')} "
-        f"change{'s' * (changed == 1)}."
-    ]
+    fields = f"{counted(changed, 'field')} change{'s' * (changed == 1)}"
+    return [f"Number 1 is {times_as_fast(times)}; {fields}."]
 
 
 def changes(versus: VersusCurrent) -> Table:
@@ -140,11 +115,8 @@ def changes(versus: VersusCurrent) -> Table:
 def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return in_runs(value)
-    return (
-        {True: "on", False: "off", None: "its own"}.get(value, str(value))
-        if isinstance(value, bool | None)
-        else str(value)
-    )
+    words = {True: "on", False: "off", None: "its own"}
+    return words[value] if isinstance(value, bool | None) else str(value)
 
 
 def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType]:
@@ -152,15 +124,10 @@ def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType
         return []
     ours = sorted(name for name in versus.files if name.endswith(".py"))
     also = f", with {', '.join(ours)} beside it" if ours else ""
+    line = f"The difference of your file is at the end{also}."
     if saved is not None:
-        return [
-            indented(
-                Text(
-                    f"The new files and their difference are in {saved}/current{also}", style="dim"
-                )
-            )
-        ]
-    return [indented(Text(f"The difference of your file is at the end{also}.", style="dim"))]
+        line = f"The new files and their difference are in {saved}/current{also}"
+    return [indented(Text(line, style="dim"))]
 
 
 def difference_lines(plan: Plan) -> str:

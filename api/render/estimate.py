@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.api.render.bars import legend, memory_parts, stacked_bar, time_parts
-from planner.api.render.communication import communication_section
 from planner.api.render.figures import (
     interval_of,
     parameters,
@@ -19,6 +18,7 @@ from planner.api.render.figures import (
     seconds,
     size,
 )
+from planner.api.render.simulations import communication_section
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job
@@ -59,18 +59,14 @@ def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[Ren
     """The memory bar of the worst pipeline rank against what may be used."""
     if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
         return []
-    where = (
-        f", pipeline rank {estimate.memory.worst_stage} of {len(estimate.memory.stages)}"
-        if len(estimate.memory.stages) > 1
-        else ""
-    )
+    title, stages = "Memory of the fullest GPU", len(estimate.memory.stages)
+    if stages > 1:
+        title += f", pipeline rank {estimate.memory.worst_stage} of {stages}"
+    usable = f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)} usable"
     parts = memory_parts(estimate)
     bar = stacked_bar(parts, estimate.usable_bytes, width - INDENT, letters=letters)
     return [
-        heading(
-            f"Memory of the fullest GPU{where}: {size(estimate.device_bytes)} of "
-            f"{size(estimate.usable_bytes)} usable"
-        ),
+        heading(f"{title}: {usable}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
     ]
@@ -110,13 +106,10 @@ def key_figures(
     """
     interval = estimate.interval
     peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
+    used = f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}"
     rows = (
         *_speed_rows(estimate, step_seconds),
-        (
-            "memory",
-            f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
-            f"reserved {size(estimate.peak_reserved_bytes)} ({peak})",
-        ),
+        ("memory", used, f"reserved {size(estimate.peak_reserved_bytes)} ({peak})"),
         ("runs out of memory", risk(estimate.oom_probability), "; ".join(_risks(estimate))),
         *more_rows,
     )
@@ -149,13 +142,9 @@ def _risks(estimate: Estimate) -> Iterator[str]:
     """Lines on the risk: why it does not fit, and how all of the card compares."""
     if not estimate.fits:
         yield "too risky: more than 5%"
-    if estimate.device_bytes and estimate.reclaimable_bytes:
-        given = estimate.reclaimable_bytes
-        if given > TOLD * estimate.device_bytes:
-            yield (
-                f"of {size(estimate.device_bytes)} the allocator gives {size(given)} back when "
-                "memory runs short"
-            )
+    device, given = estimate.device_bytes or 0.0, estimate.reclaimable_bytes or 0.0
+    if given > TOLD * device > 0.0:
+        yield f"of {size(device)} the allocator gives {size(given)} back when memory runs short"
     whole = risk(estimate.oom_probability_full_card)
     if whole != risk(estimate.oom_probability):
         yield f"with all of the card {whole}"
@@ -163,49 +152,26 @@ def _risks(estimate: Estimate) -> Iterator[str]:
 
 def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ...]:
     """Throughput, step and utilisation: one value each, the measured one where there is one."""
-    tokens, step, interval = (
-        estimate.tokens_per_second_per_gpu,
-        estimate.step_seconds,
-        estimate.interval,
-    )
-    learned = f", {estimate.learned.statement}" if estimate.learned else ""
+    tokens, mfu, step = estimate.tokens_per_second_per_gpu, estimate.mfu, estimate.step_seconds
     if step_seconds is None or step is None:
+        interval = estimate.interval.step_seconds if estimate.interval else None
+        learned = f", {estimate.learned.statement}" if estimate.learned else ""
+        # windows and causal attention do less work than is counted, eight bits more than the peak
+        over = ", over the bf16 peak" if max(mfu or 0.0, estimate.hfu or 0.0) > 1 else ""
+        count = f"full attention, as TorchTitan counts{over}; HFU {percent(estimate.hfu)} counts "
+        count += "what runs"
         return (
             ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
-            (
-                "step",
-                seconds(step),
-                f"{interval_of(interval.step_seconds if interval else None, 'seconds')}{learned}",
-            ),
-            (
-                "MFU",
-                percent(estimate.mfu),
-                f"{_count_of_work(estimate)}; HFU {percent(estimate.hfu)} counts what runs",
-            ),
+            ("step", seconds(step), f"{interval_of(interval, 'seconds')}{learned}"),
+            ("MFU", percent(mfu), count),
         )
     faster = step / step_seconds
+    measured = rate(None if tokens is None else tokens * faster)
     return (
-        (
-            "throughput",
-            f"{rate(None if tokens is None else tokens * faster)} tokens/s/GPU",
-            f"predicted {rate(tokens)}",
-        ),
+        ("throughput", f"{measured} tokens/s/GPU", f"predicted {rate(tokens)}"),
         ("step", seconds(step_seconds), f"predicted {seconds(step)}"),
-        (
-            "MFU",
-            percent(None if estimate.mfu is None else estimate.mfu * faster),
-            f"predicted {percent(estimate.mfu)}",
-        ),
+        ("MFU", percent(None if mfu is None else mfu * faster), f"predicted {percent(mfu)}"),
     )
-
-
-def _count_of_work(estimate: Estimate) -> str:
-    """Whose count MFU follows, and why it may exceed HFU, and 100%.
-
-    Causal attention and windows do less work than is counted, eight bits more than the peak.
-    """
-    over = max(estimate.mfu or 0.0, estimate.hfu or 0.0) > 1
-    return f"full attention, as TorchTitan counts{', over the bf16 peak' if over else ''}"
 
 
 def basis_line(estimate: Estimate) -> Text:

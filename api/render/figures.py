@@ -44,18 +44,11 @@ def parameters(total: int | None, active: int | None) -> str:
 
 def rate_interval(estimate: Estimate) -> str:
     """Interval of tokens/s/GPU that follows from the step's: "1,100 to 1,300, 90%"."""
-    rate_now, step, interval = (
-        estimate.tokens_per_second_per_gpu,
-        estimate.step_seconds,
-        estimate.interval,
-    )
-    if rate_now is None or step is None or interval is None:
+    now, step, found = estimate.tokens_per_second_per_gpu, estimate.step_seconds, estimate.interval
+    if now is None or step is None or found is None:
         return ""
-    fastest, slowest = interval.step_seconds
-    return (
-        f"{rate(rate_now * step / slowest)} to {rate(rate_now * step / fastest)} with "
-        f"{interval.coverage:.0%} coverage"
-    )
+    slowest, fastest = (rate(now * step / one) for one in reversed(found.step_seconds))
+    return f"{slowest} to {fastest} with {found.coverage:.0%} coverage"
 
 
 def interval_of(pair: tuple[float, float] | None, shown: str) -> str:

@@ -4,12 +4,14 @@ What does not fit beside the others goes on a line of its own below its row (the
 columns are left out, the least telling first. Widths are in characters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import TextWrapper
+from typing import TypeVar
 
 from rich.text import Text
 
+Item = TypeVar("Item")
 GAP = 2
 INDENT = 4  # of what stands below its row
 READABLE = 26  # a column that wraps is not made narrower than this while it can have its own line
@@ -31,6 +33,10 @@ class Column:
     wraps: bool = False
     below: bool = False
     drop: int | None = None
+
+
+# of a table of items: each with the cell that it shows of an item
+Columns = Sequence[tuple[Column, Callable[[Item], str]]]
 
 
 def number(name: str, drop: int | None = None) -> Column:
@@ -70,6 +76,14 @@ def grid(
                 Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)
             ]
     return Text("\n").join(lines)
+
+
+def listed(
+    columns: Columns[Item], items: Sequence[Item], width: int, *, bold: Sequence[bool] = ()
+) -> Text:
+    """The table of these items, one row each."""
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    return grid([column for column, _ in columns], rows, width, bold=bold)
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -23,12 +23,10 @@ def launch_lines(
             indented(Text(line, no_wrap=True))
             for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)
         ]
-        blockers = [
-            f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}"
-            for b in export.get("blockers", [])
-        ]
-        if blockers:
-            lines.append(indented(bullets(blockers, "!", "yellow")))
+        blockers = export.get("blockers", [])
+        why = [f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}" for b in blockers]
+        if why:
+            lines.append(indented(bullets(why, "!", "yellow")))
         if export.get("notes"):
             lines.append(indented(bullets(list(export["notes"]))))
     return lines
@@ -43,32 +41,15 @@ def launch_commands(
     saved: str | None,
 ) -> list[str]:
     """Shell commands, each on its own line, long ones continued with backslashes."""
-    folder = (
-        f"{saved}/rank-{entry.rank:02d}"
-        if saved is not None
-        else f"{plan.id}-rank-{entry.rank:02d}"
-    )
+    folder = f"{plan.id}-" if saved is None else f"{saved}/"
+    folder += f"rank-{entry.rank:02d}"
     commands = [["cd", folder], list(export.get("command", []))]
     if saved is None:
         to = [] if trainer == FORMATS[0] else ["--format", trainer]
-        commands.insert(
-            0,
-            [
-                "planner-cli",
-                "export",
-                plan.id,
-                "--rank",
-                str(entry.rank),
-                *to,
-                "--save-dir",
-                folder,
-            ],
-        )
-    return [
-        line
-        for words in commands
-        for line in continued([shlex.quote(word) for word in words], width)
-    ]
+        ours = ["planner-cli", "export", plan.id, "--rank", str(entry.rank), *to]
+        commands.insert(0, [*ours, "--save-dir", folder])
+    quoted = ([shlex.quote(word) for word in words] for words in commands)
+    return [line for words in quoted for line in continued(words, width)]
 
 
 def continued(words: list[str], width: int) -> list[str]:

@@ -23,12 +23,13 @@ from planner.api.render.estimate import (
     time_section,
 )
 from planner.api.render.figures import parameters, percent, rate, seconds, size, too_risky
-from planner.api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, Columns, grid, listed, number
 from planner.api.render.launch import launch_lines
 from planner.api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan
+from planner.specs.plan_comparisons import SizeOption
 from planner.specs.run import RunEstimate
 from planner.trainers.registry import layout_line
 from planner.units import (
@@ -51,20 +52,19 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     winner = plan.ranked[0]
     # the bar shows the predicted step, where another one stands in the headline
     beside = " as predicted" if winner.expected_step_seconds else ""
+    figures = key_figures(
+        winner.estimate,
+        width,
+        step_seconds=winner.expected_step_seconds,
+        more_rows=list(_other_routing(plan)),
+    )
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (_line(plan, winner.layout), "bold")),
         *_resting(plan),
         *_on_paper(plan),
         *measured_line(plan),
-        indented(
-            key_figures(
-                winner.estimate,
-                width,
-                step_seconds=winner.expected_step_seconds,
-                more_rows=list(_other_routing(plan)),
-            )
-        ),
+        indented(figures),
         *current_section(plan, width, saved=saved),
         "",
         ranked_table(plan, width),
@@ -85,11 +85,8 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         if lines:
             sections += [heading(title), indented(bullets(lines)), ""]
     if plan.warnings:
-        sections += [
-            Text("Warnings", style="bold yellow"),
-            indented(bullets(plan.warnings, "!", "yellow")),
-            "",
-        ]
+        warnings = indented(bullets(plan.warnings, "!", "yellow"))
+        sections += [Text("Warnings", style="bold yellow"), warnings, ""]
     sections += [
         *launch_lines(plan, winner, width, saved),
         "",
@@ -109,13 +106,10 @@ def _resting(plan: Plan) -> list[RenderableType]:
     """Features of number 1 that nobody measured, and the best layout that does without."""
     if plan.rests_on is None:
         return []
-    other = plan.best_measured
-    beside = (
-        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), _line(plan, other.layout)))]
-        if other is not None
-        else []
-    )
-    return [indented(Text(f"{plan.rests_on}.", style="yellow")), *beside]
+    lines, other = [Text(f"{plan.rests_on}.", style="yellow")], plan.best_measured
+    if other is not None:
+        lines.append(Text.assemble((f"Number {other.rank}: ", "dim"), _line(plan, other.layout)))
+    return [indented(line) for line in lines]
 
 
 def _on_paper(plan: Plan) -> list[RenderableType]:
@@ -158,11 +152,8 @@ def question(plan: Plan) -> str:
     job = plan.job
     training: Mapping[str, Any] = job.get("training") or {}
     model, cluster = job.get("model"), job.get("cluster")
-    name = (
-        short_path(model)
-        if isinstance(model, str)
-        else (model or {}).get("name") or (model or {}).get("base") or "the model"
-    )
+    given = {"name": short_path(model)} if isinstance(model, str) else model or {}
+    name = given.get("name") or given.get("base") or "the model"
     machine = cluster if isinstance(cluster, str) else (cluster or {}).get("gpu")
     machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
     machine = gpu_aliases().get(machine.lower(), machine)  # "a100" leaves open which
@@ -200,9 +191,7 @@ MINIMISED: Mapping[str, tuple[str, Callable[[RunEstimate], str]]] = {
 def ranked_table(plan: Plan, width: int) -> Text:
     """The ranked layouts, best first; on narrow terminals fewer figures beside each."""
     sizes = {entry.num_gpus for entry in plan.ranked}
-    shown = [
-        entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
-    ]
+    shown = [one for one in plan.ranked if one.rank <= SHOWN_RANKS or one.source == "probed"]
     search = plan.job.get("search") or {}
     beside = MINIMISED.get(search.get("objective", "")) if all(one.run for one in shown) else None
     rows = []
@@ -242,62 +231,32 @@ def sources_line(plan: Plan, width: int) -> list[RenderableType]:
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     """Time, price and energy of all tokens, and what checkpoints and failures cost."""
     saves = run.checkpoint
-    lost = (
-        f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, {run.restarting_share:.2%} "
-        "restarting"
-    )
-    blocks = (
-        f"{size(saves.saved_bytes)} a save: blocks "
-        f"{seconds(saves.blocking_seconds + saves.delay_seconds)}"
-    )
-    uploads = f", uploads {seconds(saves.upload_seconds)}" if saves.upload_seconds else ""
-    staged = (
-        f", {format_bytes(saves.host_memory_bytes)} of host memory a node"
-        if saves.host_memory_bytes
-        else ""
-    )
-    apart = f"{seconds(saves.interval_seconds)} apart; {blocks}{uploads}{staged}"
+    lost = f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, "
+    lost += f"{run.restarting_share:.2%} restarting"
+    blocks = seconds(saves.blocking_seconds + saves.delay_seconds)
+    saving = f"{seconds(saves.interval_seconds)} apart; {size(saves.saved_bytes)} a save: blocks "
+    saving += blocks
+    if saves.upload_seconds:
+        saving += f", uploads {seconds(saves.upload_seconds)}"
+    if saves.host_memory_bytes:
+        saving += f", {format_bytes(saves.host_memory_bytes)} of host memory a node"
+    speed = f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}"
+    hours = f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}"
+    watts = f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU with its "
+    watts += f"share of the data centre; {mass(run.co2_grams)} CO2"
+    failures = f"about {run.expected_failures:,.1f} in the run"
     rows = (
-        (
-            "time to train",
-            seconds(run.time_to_train_seconds),
-            f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}",
-        ),
+        ("time to train", seconds(run.time_to_train_seconds), speed),
         ("goodput", f"{run.goodput:.2%}", lost),
-        (
-            "price",
-            money(run.cost),
-            f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}",
-        ),
-        (
-            "energy",
-            energy(run.energy_joules),
-            f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU "
-            "with its share of the data centre; "
-            f"{mass(run.co2_grams)} CO2",
-        ),
-        ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", apart),
-        (
-            "interruptions",
-            f"every {seconds(run.mtbf_seconds)}",
-            f"about {run.expected_failures:,.1f} in the run",
-        ),
+        ("price", money(run.cost), hours),
+        ("energy", energy(run.energy_joules), watts),
+        ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", saving),
+        ("interruptions", f"every {seconds(run.mtbf_seconds)}", failures),
     )
-    assumed = [Text(f"{'; '.join(run.assumptions)}.", style="dim")]
+    assumed = Text(f"{'; '.join(run.assumptions)}.", style="dim")
     title = f"The whole run: {format_count(run.tokens)} tokens"
     given = "" if run.total_tokens else ", an example; training.total_tokens sets yours"
-    return [
-        heading(title + given),
-        indented(figures_table(rows)),
-        *(indented(line) for line in assumed),
-    ]
-
-
-SIZES = (
-    number("GPUs"), number("tok/s"), number("time"), number("price"), number("energy", drop=1),
-    number("CO2", drop=0),
-    Column(name=""), Column(name="layout", wraps=True, below=True),
-)  # fmt: skip
+    return [heading(title + given), indented(figures_table(rows)), indented(assumed)]
 
 
 def sizes_table(plan: Plan, width: int) -> Text:
@@ -305,28 +264,19 @@ def sizes_table(plan: Plan, width: int) -> Text:
 
     A star marks the front of time against price, bold the chosen size.
     """
-    rows = [
-        (
-            f"{option.num_gpus:,}",
-            rate(option.tokens_per_second),
-            seconds(option.time_to_train_seconds),
-            money(option.cost),
-            energy(option.energy_joules),
-            mass(option.co2_grams),
-            "*" if option.on_front else "",
-            _line(plan, option.layout),
-        )
-        for option in plan.sizes
-    ]
-    table = grid(
-        SIZES,
-        rows,
-        width,
-        bold=[option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes],
+    columns: Columns[SizeOption] = (
+        (number("GPUs"), lambda one: f"{one.num_gpus:,}"),
+        (number("tok/s"), lambda one: rate(one.tokens_per_second)),
+        (number("time"), lambda one: seconds(one.time_to_train_seconds)),
+        (number("price"), lambda one: money(one.cost)),
+        (number("energy", drop=1), lambda one: energy(one.energy_joules)),
+        (number("CO2", drop=0), lambda one: mass(one.co2_grams)),
+        (Column(name=""), lambda one: "*" if one.on_front else ""),
+        (Column(name="layout", wraps=True, below=True), lambda one: _line(plan, one.layout)),
     )
-    return Text("\n").join(
-        [table, Text("* no other size is both sooner done and cheaper", style="dim")]
-    )
+    bold = [option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes]
+    note = Text("* no other size is both sooner done and cheaper", style="dim")
+    return Text("\n").join([listed(columns, plan.sizes, width, bold=bold), note])
 
 
 def money(dollars: float) -> str:
@@ -348,27 +298,22 @@ def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     sections = [("Why this one", plan.ranked[0].reasons)]
     probed = plan.probing is not None  # then the measured table decides, and says the regret
     if len(plan.ranked) > 1:
-        sections.append(
-            ("Number 2 against number 1" + (", on paper" if probed else ""), plan.headline[1:])
-        )
+        on_paper = ", on paper" if probed else ""
+        sections.append((f"Number 2 against number 1{on_paper}", plan.headline[1:]))
     if plan.regret is not None and not probed:
         sections.append(("How sure", [plan.regret.statement]))
     return sections
 
 
 def searched_line(plan: Plan) -> Text:
-    """How much was looked at."""
     s = plan.searched
-    looked = (
+    return Text(
         f"Looked at {counted(s.layouts, 'legal layout')}: {s.priced:,} priced (the others cannot "
-        f"win), {s.fitting:,} fit"
+        f"win), {s.fitting:,} fit; {s.simulated:,} simulated, the best of these and variants of "
+        "them (memory budgets, splits of layers), in "
+        f"{format_seconds(s.seconds)}.{_sampled(s.study)}",
+        style="dim",
     )
-    simulated = (
-        f"{s.simulated:,} simulated, the best of these and variants of them (memory budgets, "
-        "splits of layers)"
-    )
-    text = f"{looked}; {simulated}, in {format_seconds(s.seconds)}.{_sampled(s.study)}"
-    return Text(text, style="dim")
 
 
 def _sampled(study: Mapping[str, Any] | None) -> str:
@@ -387,9 +332,5 @@ def _sampled(study: Mapping[str, Any] | None) -> str:
 
 
 def _kept(plan: Plan) -> Text:
-    return Text.assemble(
-        ("Kept as ", "dim"),
-        plan.id,
-        ("; ask ", "dim"),
-        f"planner-cli explain {plan.id} --rank 2 --versus 1",
-    )
+    question = f"planner-cli explain {plan.id} --rank 2 --versus 1"
+    return Text.assemble(("Kept as ", "dim"), plan.id, ("; ask ", "dim"), question)

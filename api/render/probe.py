@@ -1,6 +1,7 @@
-"""Measurements of probes beside their predictions."""
+"""Measurements beside their predictions."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich import box
@@ -8,12 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.api.render.comparison import Beside
 from planner.api.render.figures import NONE, rate, seconds, size
-from planner.api.render.grid import Column, grid, number
+from planner.api.render.grid import Column, Columns, listed, number
 from planner.api.storage.common import told
 from planner.api.storage.job_records import ProbeRecord
+from planner.errors import PlannerError
+from planner.estimates import estimate_job
 from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
 QUANTITIES = (
@@ -28,6 +31,54 @@ SHOWN = (
     *("id", "state", "model", "gpu", "num_gpus", "layout"),
     *("plan_id", "plan_rank", "failure", "message"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Tokens a second a GPU of one measurement, measured and predicted by the shipped calibration.
+
+    That calibration has learned nothing from it here. None: not measured (out of memory, say), or
+    the planner refuses the layout.
+    ratio: measured over predicted: below 1 the run is slower than was predicted.
+    """
+
+    id: str
+    measured_tokens_per_second_per_gpu: float | None
+    predicted_tokens_per_second_per_gpu: float | None
+    predicted_step_seconds: float | None
+    ratio: float | None
+
+    def sentence(self) -> str:
+        """Such as "Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98", or nothing."""
+        if self.ratio is None:
+            return ""
+        return (
+            f"measured {self.measured_tokens_per_second_per_gpu:,.0f} tokens/s/GPU, predicted "
+            f"{self.predicted_tokens_per_second_per_gpu:,.0f}: ratio {self.ratio:.2f}"
+        )
+
+
+def beside(measurements: Sequence[Measurement]) -> list[Beside]:
+    return [_beside(one) for one in measurements]
+
+
+def _beside(measurement: Measurement) -> Beside:
+    job, numbers = measurement.job, measurement.measured
+    measured = numbers.tokens_per_second_per_gpu
+    if measured is None and numbers.step_seconds:
+        tokens = job.training.global_batch_size * job.training.seq_len
+        measured = tokens / numbers.step_seconds / job.cluster.num_gpus
+    predicted = predicted_seconds = None
+    with suppress(PlannerError):  # no layout was stored, or nothing is known of the GPU any more
+        estimate = estimate_job(job)
+        predicted, predicted_seconds = estimate.tokens_per_second_per_gpu, estimate.step_seconds
+    return Beside(
+        id=measurement.id,
+        measured_tokens_per_second_per_gpu=measured,
+        predicted_tokens_per_second_per_gpu=predicted,
+        predicted_step_seconds=predicted_seconds,
+        ratio=measured / predicted if measured and predicted else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +106,8 @@ def probes_view(probed: Sequence[Probed], *, full: bool) -> RenderableType:
 def _view(one: Probed, *, full: bool) -> list[RenderableType]:
     record = one.record
     place = f"rank {record.plan_rank} of {record.plan_id}: " if record.plan_rank is not None else ""
-    parts: list[RenderableType] = [
-        Text(
-            f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}",
-            style="bold",
-        )
-    ]
+    title = f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}"
+    parts: list[RenderableType] = [Text(title, style="bold")]
     if one.measurement is not None and one.measurement.measured.status == "ok":
         parts += [_table(one.measurement, one.estimate), Text(_about(one.measurement))]
     elif record.failure is not None:
@@ -97,10 +144,8 @@ def _about(measurement: Measurement) -> str:
         words.append(f"spread {numbers.step_seconds_sd / numbers.step_seconds:.1%}")
     extra = numbers.model_extra or {}
     if numbers.rung == "emulated" and numbers.step_seconds is not None:
-        added = extra.get("from_model") or {}
-        words.append(
-            f"of which {seconds(sum(added.values()))} communication and bubble from the cost model"
-        )
+        added = seconds(sum((extra.get("from_model") or {}).values()))
+        words.append(f"of which {added} communication and bubble from the cost model")
     if numbers.gpu_seconds:
         words.append(f"{numbers.gpu_seconds:,.0f} GPU-seconds")
     software = ", ".join(f"{name} {version}" for name, version in measurement.software.items())
@@ -115,43 +160,31 @@ def _traceback(record: ProbeRecord) -> str:
     return ""
 
 
-MEASUREMENT_COLUMNS = (
-    Column(name="id"),
-    Column(name="job", wraps=True, below=True),
-    Column(name="layout", wraps=True, below=True),
-    Column(name="rung", drop=1),
-    Column(name="status", drop=2),
-    number("step", drop=3),
-    number("tokens/s/GPU"),
-    number("predicted"),
-    number("ratio"),
-    number("reserved", drop=0),
+def _job(job: Job) -> str:
+    return f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}"
+
+
+def _layout(job: Job) -> str:
+    return job.layout.short() if job.layout is not None else NONE
+
+
+# each with what it shows of a measurement and its prediction; ratio: measured over predicted
+MEASUREMENT_COLUMNS: Columns[tuple[Measurement, Beside]] = (
+    (Column(name="id"), lambda pair: pair[0].id),
+    (Column(name="job", wraps=True, below=True), lambda pair: _job(pair[0].job)),
+    (Column(name="layout", wraps=True, below=True), lambda pair: _layout(pair[0].job)),
+    (Column(name="rung", drop=1), lambda pair: pair[0].measured.rung),
+    (Column(name="status", drop=2), lambda pair: pair[0].measured.status),
+    (number("step", drop=3), lambda pair: seconds(pair[0].measured.step_seconds)),
+    (number("tokens/s/GPU"), lambda pair: rate(pair[1].measured_tokens_per_second_per_gpu)),
+    (number("predicted"), lambda pair: rate(pair[1].predicted_tokens_per_second_per_gpu)),
+    (number("ratio"), lambda pair: NONE if pair[1].ratio is None else f"{pair[1].ratio:.2f}"),
+    (number("reserved", drop=0), lambda pair: size(pair[0].measured.peak_reserved_bytes)),
 )
 
 
 def measurements_table(
     measurements: Sequence[Measurement], beside: Sequence[Beside], width: int
 ) -> Text:
-    """One line a measurement.
-
-    beside: the prediction of each, in the same order.
-    ratio: measured over predicted.
-    """
-    rows = []
-    for one, said in zip(measurements, beside, strict=True):
-        numbers, job = one.measured, one.job
-        rows.append(
-            (
-                one.id,
-                f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}",
-                job.layout.short() if job.layout is not None else NONE,
-                numbers.rung,
-                numbers.status,
-                seconds(numbers.step_seconds),
-                rate(said.measured_tokens_per_second_per_gpu),
-                rate(said.predicted_tokens_per_second_per_gpu),
-                NONE if said.ratio is None else f"{said.ratio:.2f}",
-                size(numbers.peak_reserved_bytes),
-            )
-        )
-    return grid(MEASUREMENT_COLUMNS, rows, width)
+    """One line a measurement. beside: the prediction of each, in the same order."""
+    return listed(MEASUREMENT_COLUMNS, list(zip(measurements, beside, strict=True)), width)

@@ -1,6 +1,8 @@
 """Findings of a plan's probes beside their predictions."""
 
+import math
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from rich.console import RenderableType
@@ -36,31 +38,20 @@ def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
     yield heading("Measured")
     if measured:
         yield indented(_measured_table(plan, measured[:SHOWN_MEASURED], width - INDENT))
-    more = (
-        [f"and {len(measured) - SHOWN_MEASURED:,} more"] if len(measured) > SHOWN_MEASURED else []
-    )
-    reasons = plan.probing.get("refused", [])
+    more = len(measured) - SHOWN_MEASURED
     refused = [
         f"{counted(one['layouts'], 'layout')} cannot be run by the probe program: {one['reason']}"
-        for one in reasons
+        for one in plan.probing.get("refused", [])
     ]
-    full = [
-        f"out of memory: {_layout(trial).short()}"
-        for trial in trials
-        if trial.get("status") == "oom"
-    ]
-    failed = [
-        f"failed: {_layout(trial).short()}: {_words(trial)}"
-        for trial in trials
-        if trial["state"] == "fail"
-    ]
+    full = [one for one in trials if one.get("status") == "oom"]
+    failed = [one for one in trials if one["state"] == "fail"]
     lines = [
-        *more,
+        *([f"and {more:,} more"] if more > 0 else ()),
         *_faster_on_paper(plan),
         _sentence(plan.probing),
         *_first(refused),
-        *_first(full),
-        *_first(failed),
+        *_first([f"out of memory: {_layout(one).short()}" for one in full]),
+        *_first([f"failed: {_layout(one).short()}: {_words(one)}" for one in failed]),
     ]
     yield from (indented(Text(line)) for line in lines)
     yield ""
@@ -72,16 +63,12 @@ def _faster_on_paper(plan: Plan) -> list[str]:
     if best.source != "probed" or not best.expected_step_seconds:
         return []
     rivals = [
-        entry
+        (entry.expected_step_seconds, entry)
         for entry in plan.ranked[1:]
         if entry.measurement is None and entry.expected_step_seconds
     ]
-    if not rivals:
-        return []
-    entry = min(rivals, key=lambda entry: entry.expected_step_seconds or 0.0)
-    faster = best.expected_step_seconds / (
-        entry.expected_step_seconds or best.expected_step_seconds
-    )
+    step_seconds, entry = min(rivals, key=itemgetter(0), default=(math.inf, best))
+    faster = best.expected_step_seconds / step_seconds
     if faster <= 1.0 + LEAST_MOVED:
         return []
     return [
@@ -129,43 +116,31 @@ def measured_line(plan: Plan) -> Iterator[RenderableType]:
         title = "Measured once, and not believed alone"
         said = f"{format_seconds(step)} a step; {format_seconds(expected)} expected"
     elif step and rung in REALLY:
-        mean = found.get("mean_step_seconds") or step
-        over = (
-            f", the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})"
-            if runs > 1
-            else ", over 1 run"
-        )
-        title, said = "Measured", f"{format_seconds(step)} a step{over}"
+        mean, over = found.get("mean_step_seconds") or step, "over 1 run"
+        if runs > 1:
+            over = f"the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})"
+        title, said = "Measured", f"{format_seconds(step)} a step, {over}"
     elif step:
-        title = "Not run itself"
-        shown = (
-            f"{_with_error(step, rung, found.get('relative_error'))} a step by {STOOD_FOR[rung]}"
-        )
-        said = f"{shown}; {format_seconds(expected)} expected with all that was measured"
+        title, shown = "Not run itself", _with_error(step, rung, found.get("relative_error"))
+        said = f"{shown} a step by {STOOD_FOR[rung]}; {format_seconds(expected)} expected with all "
+        said += "that was measured"
     else:
-        title, said = (
-            "Not measured",
-            f"{format_seconds(expected)} a step expected by what was measured of others",
-        )
-    yield indented(
-        Text.assemble(
-            (f"{title}: ", "bold"), f"{said}; predicted {seconds(winner.estimate.step_seconds)}."
-        )
-    )
+        title = "Not measured"
+        said = f"{format_seconds(expected)} a step expected by what was measured of others"
+    predicted = f"{said}; predicted {seconds(winner.estimate.step_seconds)}."
+    yield indented(Text.assemble((f"{title}: ", "bold"), predicted))
 
 
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
-    ruled_out = (
-        f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory"
-        if probing["num_ruled_out"]
-        else ""
-    )
-    looks = f" and {counted(probing['looks'], 'smaller run')}" if probing.get("looks") else ""
-    spent = (
-        f"{counted(probing['probes'], 'probe')}{looks}, {probing['gpu_seconds']:.0f} GPU-seconds"
-    )
-    return f"{spent}; {regret}{ruled_out}; stopped: {probing['stopped']}"
+    if probing["num_ruled_out"]:
+        ruled_out = counted(probing["num_ruled_out"], "layout")
+        regret += f"; {ruled_out} ruled out by what ran out of memory"
+    spent = counted(probing["probes"], "probe")
+    if probing.get("looks"):
+        spent += f" and {counted(probing['looks'], 'smaller run')}"
+    used = f"{probing['gpu_seconds']:.0f} GPU-seconds"
+    return f"{spent}, {used}; {regret}; stopped: {probing['stopped']}"
 
 
 def _with_error(step_seconds: float, rung: str, error: float | None) -> str:
@@ -180,11 +155,8 @@ def _layout(trial: dict[str, Any]) -> Layout:
 
 def _first(lines: list[str]) -> list[str]:
     """The first of many lines of a kind, and how many there are besides."""
-    return (
-        lines
-        if len(lines) <= SHOWN_LINES
-        else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES:,} more"]
-    )
+    more = len(lines) - SHOWN_LINES
+    return [*lines[:SHOWN_LINES], f"and {more:,} more"] if more > 0 else lines
 
 
 def _words(trial: dict[str, Any]) -> str:

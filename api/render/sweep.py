@@ -14,9 +14,8 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"host {bad['host']} is kept out for a day: {'; '.join(bad['evidence'])}"
     yield from drift_lines(result)
     for job in result["jobs"]:
-        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (
-            f": {job['error']}" if job.get("error") else ""
-        )
+        error = f": {job['error']}" if job.get("error") else ""
+        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}{error}"
         if job["new_winner"]:
             yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
         for line in job["layouts"]:
@@ -64,26 +63,18 @@ def _software(result: Mapping[str, Any]) -> Iterator[str]:
 
 def sweep_line(line: Mapping[str, Any]) -> str:
     """One measured layout, and how it changed since the last run."""
+    head = f"{line['layout']} [{line['why']}]"
     if line["status"] != "ok":
-        return f"{line['layout']} [{line['why']}]: {line['status']}" + (
-            f", {line['message']}" if line["message"] else ""
-        )
-    predicted = (
-        ""
-        if not line["predicted_step_seconds"]
-        else f", predicted {line['predicted_step_seconds']:.4g} s"
-    )
-    change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
-    versions = "".join(f", {one}" for one in versions_changed(line))
-    return (
-        f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} "
-        f"s{predicted}{change}{versions}"
-    )
+        return f"{head}: {line['status']}" + (f", {line['message']}" if line["message"] else "")
+    parts = [f"{line['step_seconds']:.4g} s"]
+    if line["predicted_step_seconds"]:
+        parts.append(f"predicted {line['predicted_step_seconds']:.4g} s")
+    if line["change"] is not None:
+        parts.append(f"{line['change']:+.1%} since the last run")
+    return f"{head}: {', '.join([*parts, *versions_changed(line)])}"
 
 
 def versions_changed(line: Mapping[str, Any]) -> list[str]:
     """The software that changed since the last run, as "torch 2.9 -> 2.10"."""
-    return [
-        f"{name} {old} -> {new}"
-        for name, (old, new) in (line.get("versions_changed") or {}).items()
-    ]
+    changed = line.get("versions_changed") or {}
+    return [f"{name} {old} -> {new}" for name, (old, new) in changed.items()]

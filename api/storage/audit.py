@@ -6,8 +6,15 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import Store, plain_text, record_of
-from planner.api.storage.paging import check_limit, decoded, encoded, unknown_cursor
+from planner.api.storage.common import (
+    Store,
+    check_limit,
+    decoded,
+    encoded,
+    plain_text,
+    record_of,
+    unknown_cursor,
+)
 from planner.api.storage.records import AuditEvent, AuditFilter, Page
 from planner.api.storage.tables import AuditRow
 from planner.api.storage.transactions import reading, writing
@@ -26,16 +33,11 @@ def note(
     gpu_seconds: float | None = None,
     detail: str | None = None,
 ) -> None:
-    session.add(
-        AuditRow(
-            at=database_time(),
-            asked_by=None if asked_by is None else plain_text(asked_by),
-            action=action,
-            subject=plain_text(subject),
-            gpu_seconds=gpu_seconds,
-            detail=None if detail is None else plain_text(detail, DETAIL_CHARACTERS),
-        )
-    )
+    row = AuditRow(at=database_time(), action=action, subject=plain_text(subject))
+    row.asked_by = None if asked_by is None else plain_text(asked_by)
+    row.detail = None if detail is None else plain_text(detail, DETAIL_CHARACTERS)
+    row.gpu_seconds = gpu_seconds
+    session.add(row)
 
 
 class SqlAuditTrail(Store):
@@ -56,9 +58,8 @@ class SqlAuditTrail(Store):
         old = (AuditRow.id.in_(first), AuditRow.at < database_time(-days * DAY))
         while True:
             with writing(self.engine) as session:
-                gone = len(
-                    session.scalars(delete(AuditRow).where(*old).returning(AuditRow.id)).all()
-                )
+                deleted = session.scalars(delete(AuditRow).where(*old).returning(AuditRow.id))
+                gone = len(deleted.all())
             pruned += gone
             if gone < PRUNED_AT_ONCE:
                 return pruned

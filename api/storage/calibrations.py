@@ -8,9 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from planner.api.storage.common import plain_text, record_of, row_of, values_of
+from planner.api.storage.common import plain_text, read_page, record_of, row_of, values_of
 from planner.api.storage.learning import read_inputs
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
 from planner.api.storage.room import take_turns
 from planner.api.storage.tables import CalibrationRow, PlanRow
@@ -18,10 +17,7 @@ from planner.api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore:
-    """Keeps calibrations, one in use for each subject.
-
-    basis: see `SqlLearningStore`.
-    """
+    """Keeps calibrations, one in use for each subject. basis: see `SqlLearningStore`."""
 
     def __init__(self, engine: Engine, basis: str) -> None:
         self.engine = engine
@@ -75,10 +71,7 @@ class SqlCalibrationStore:
     def latest(
         self, subject: Subject, *, until: datetime | None = None
     ) -> CalibrationRecord | None:
-        """The one in use; None where there is none.
-
-        until: the one that was in use then.
-        """
+        """The one in use; None where there is none. until: the one that was in use then."""
         table = CalibrationRow.__table__.c
         query = select(*table).where(*_of(subject))
         if until is None:
@@ -114,16 +107,12 @@ class SqlCalibrationStore:
             table.superseded_at.is_(None), table.owner == plain_text(owner)
         )
         with reading(self.engine) as session:
-            return [
-                Subject(trainer=trainer, gpu=gpu, owner=owner)
-                for trainer, gpu, owner in session.execute(query)
-            ]
+            return [record_of(Subject, row) for row in session.execute(query)]
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""
-        return read_page(
-            self.engine, CalibrationRow, partial(record_of, CalibrationRecord), cursor, limit
-        )
+        record = partial(record_of, CalibrationRecord)
+        return read_page(self.engine, CalibrationRow, record, cursor, limit)
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:

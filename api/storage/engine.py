@@ -27,22 +27,16 @@ from planner.api.errors import UnavailableError
 from planner.errors import StoreError, fault, how_to_install
 
 _PASSING = (  # primary codes of SQLite
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
-)
+)  # fmt: skip
 RETRY_AFTER_SECONDS = 5.0
 MIGRATION_SECONDS = 30.0  # that a migration of SQLite waits for others
 POSTGRES = "postgresql+psycopg"
 MEMORY_NAMES = (None, "", ":memory:")
 _DRIVERS = {
-    "postgresql": POSTGRES,
-    "postgres": POSTGRES,
-    POSTGRES: POSTGRES,
-    "sqlite": "sqlite",
-    "sqlite+pysqlite": "sqlite",
+    **dict.fromkeys(("postgresql", "postgres", POSTGRES), POSTGRES),
+    **dict.fromkeys(("sqlite", "sqlite+pysqlite"), "sqlite"),
 }
 
 
@@ -59,11 +53,8 @@ class Limits:
     @property
     def pool(self) -> dict[str, Any]:
         kept = min(self.connections, 5)
-        return {
-            "pool_size": kept,
-            "max_overflow": self.connections - kept,
-            "pool_timeout": self.seconds,
-        }
+        more = {"max_overflow": self.connections - kept, "pool_timeout": self.seconds}
+        return {"pool_size": kept, **more}
 
 
 def normalise_url(text: str) -> URL:
@@ -77,12 +68,8 @@ def normalise_url(text: str) -> URL:
     except (ArgumentError, ValueError):
         raise fault("PLANNER_DATABASE_URL", "***", "is no database URL", remedy) from None
     if url.drivername not in _DRIVERS:
-        raise fault(
-            "PLANNER_DATABASE_URL",
-            url.render_as_string(),
-            f"{url.drivername} is not supported",
-            remedy,
-        )
+        rule = f"{url.drivername} is not supported"
+        raise fault("PLANNER_DATABASE_URL", url.render_as_string(), rule, remedy)
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
@@ -126,9 +113,8 @@ def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
         _bound_postgres(engine, limits)
         return engine
     except (NoSuchModuleError, ModuleNotFoundError):
-        raise StoreError(
-            f"PostgreSQL needs the psycopg driver; {how_to_install('postgres')}"
-        ) from None
+        needed = f"PostgreSQL needs the psycopg driver; {how_to_install('postgres')}"
+        raise StoreError(needed) from None
 
 
 def _json_or_text(stored: str) -> Any:

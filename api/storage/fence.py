@@ -43,20 +43,16 @@ class Fence:
         expired: whether a lease that has expired, and was not taken over, will do.
         """
         table = self.table
-        fence = [
+        ours = update(table).where(
             table.id == claimed.id,
             table.state == RUNNING,
             table.fencing_token == claimed.fencing_token,
-        ]
+        )
         if not expired:
-            fence.append(table.lease_until >= database_time())
-        written = session.execute(
-            update(table)
-            .where(*fence)
-            .values(**values)
-            .returning(table.id)
-            .execution_options(synchronize_session=False)
-        ).first()
+            ours = ours.where(table.lease_until >= database_time())
+        setting = ours.values(**values).returning(table.id)
+        setting = setting.execution_options(synchronize_session=False)
+        written = session.execute(setting).first()
         session.expire_all()
         row = self.row(session, claimed.id)
         if written is None:

@@ -91,6 +91,5 @@ def _kept(session: Session, key_hash: str, request_hash: str) -> KeptAnswer | No
             "this Idempotency-Key was used for another request; use a new key for a new request"
         )
     headers = {str(name): str(value) for name, value in (found.headers or {}).items()}
-    return KeptAnswer(
-        found.status, headers, headers.pop("content-type", "application/json"), found.body or ""
-    )
+    kind = headers.pop("content-type", "application/json")
+    return KeptAnswer(found.status, headers, kind, found.body or "")

@@ -91,13 +91,10 @@ class SqlLearningStore:
         """
         runs, made = MeasurementRow, CalibrationRow
         trainer, gpu = plain_text(trainer), plain_text(gpu)
+        unshared = (runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False))
+        used = (made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None))
         query: CompoundSelect[Any] = union(
-            select(runs.asked_by).where(
-                runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False)
-            ),
-            select(made.owner).where(
-                made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None)
-            ),
+            select(runs.asked_by).where(*unshared), select(made.owner).where(*used)
         )
         with reading(self.engine) as session:
             return sorted(name for name in session.scalars(query) if name)
@@ -134,9 +131,8 @@ def read_inputs(
             for row in session.execute(query)
         )
     kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))
-    text = "\n".join(
-        [basis, *(chosen or [""]), *sorted(run.id for run in runs), "", *sorted(kernels)]
-    )
+    ids = sorted(run.id for run in runs)
+    text = "\n".join([basis, *(chosen or [""]), *ids, "", *sorted(kernels)])
     if stale is not None:
         text += f"\n{stale.runs} stale since {stale.since}"
     return LearningInputs(

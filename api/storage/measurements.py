@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import select, tuple_, update
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.storage.audit import note
-from planner.api.storage.common import Store, all_readable, flush_new, plain_text, readable, row_of
+from planner.api.storage.common import (
+    Store,
+    all_readable,
+    flush_new,
+    plain_text,
+    read_page,
+    readable,
+    row_of,
+)
 from planner.api.storage.learning import believed_by, without_stale
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import MeasurementFilter, Page, Subject
-from planner.api.storage.tables import FIGURES, MeasurementRow, PricedRunRow, ProbeRow
+from planner.api.storage.tables import FIGURES, MeasurementRow, ProbeRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.intake.measurements import read_measurement
@@ -99,12 +106,9 @@ class SqlMeasurementStore(Store):
         with writing(self.engine) as session:
             row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
             found = (row.trainer, row.gpu)
-            for table, column in (
-                (update(ProbeRow).values(measurement_id=None), ProbeRow.measurement_id),
-                (delete(PricedRunRow), PricedRunRow.measurement_id),
-                (delete(MeasurementRow), MeasurementRow.id),
-            ):
-                session.execute(table.where(column == measurement_id))
+            probes = update(ProbeRow).where(ProbeRow.measurement_id == measurement_id)
+            session.execute(probes.values(measurement_id=None))
+            session.delete(row)  # what pricing it found goes with it
             note(session, asker().name, "measurement.deleted", measurement_id)
         return found
 

@@ -1,7 +1,7 @@
 """Brings a database to the revision that this version needs, once, however many processes ask.
 
-A database that is current is recognised with one SELECT, and an empty SQLite file gets its tables
-at once; alembic is imported only when there is something to migrate.
+A database that is current is recognised with one SELECT; alembic is imported only when there is
+something to migrate.
 """
 
 import time
@@ -10,22 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    inspect,
-    text,
-)
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError
 
 from planner.api.errors import NotReadyError
 from planner.api.storage.engine import MIGRATION_SECONDS, is_memory, shown, store_errors
-from planner.api.storage.tables import Base
 from planner.errors import StoreError
 
 if TYPE_CHECKING:
@@ -55,9 +44,6 @@ def ensure_current(engine: Engine) -> None:
     Raises NotReadyError when it is not, StoreError when it cannot be reached.
     """
     revision = current_revision(engine)
-    if revision is None and engine.dialect.name == "sqlite":
-        _create(engine)
-        revision = current_revision(engine)
     if revision == HEAD:
         return
     if engine.dialect.name != "sqlite":
@@ -69,28 +55,6 @@ def at_revision(revision: str | None) -> str:
     found, old = revision or "none", revision is None or revision < HEAD
     remedy = "run `planner-cli db upgrade`" if old else "install the newest planner"
     return f"is at revision {found}, not {HEAD}; {remedy}"
-
-
-def _create(engine: Engine) -> None:
-    """Makes the tables of an empty SQLite database at once, as all migrations together would.
-
-    A test holds both to the same tables. Nothing happens where a table is there already.
-    """
-    with store_errors(engine):
-        if not is_memory(engine.url):
-            _use_wal(engine)
-        with _locked(engine) as connection:
-            if set(inspect(connection).get_table_names()) & {VERSION_TABLE, *Base.metadata.tables}:
-                return
-            Base.metadata.create_all(connection)
-            version = Table(  # as alembic makes it
-                VERSION_TABLE,
-                MetaData(),
-                Column("version_num", String(32), nullable=False),
-                PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
-            )
-            version.create(connection)
-            connection.execute(version.insert().values(version_num=HEAD))
 
 
 def upgrade(engine: Engine, revision: str = "head") -> str | None:
@@ -123,9 +87,8 @@ def _run(engine: Engine, command: str, revision: str) -> None:
                 if command == "downgrade":
                     raise StoreError(f"database {shown(engine)} stays as it is: {error}") from None
                 raise StoreError(
-                    f"database {shown(engine)} is at revision {found}, which this version (up "
-                    f"to {HEAD}) cannot {command}: {error}; "
-                    "install the newest planner"
+                    f"database {shown(engine)} is at revision {found}, which this version (up to "
+                    f"{HEAD}) cannot {command}: {error}; install the newest planner"
                 ) from None
 
 
@@ -158,10 +121,8 @@ def _locked(engine: Engine) -> Iterator[Connection]:
     It commits at the end or leaves nothing behind.
     """
     if engine.dialect.name == "sqlite":
-        with (
-            engine.connect().execution_options(planner_writes=True) as connection,
-            connection.begin(),
-        ):
+        writer = engine.execution_options(planner_writes=True)
+        with writer.begin() as connection:
             yield connection
         return
     from planner.api.storage.postgres import unbounded

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, literal, select
 
 from planner.api.storage.tables import MeasurementRow, PlanRow, ProbeRow, SweepRow, TaskRow
 from planner.api.storage.transactions import reading
@@ -33,26 +33,18 @@ def stored_numbers(engine: Engine) -> StoredNumbers:
     )
     failed = select(ProbeRow.failure, count).where(ProbeRow.failure.is_not(None))
     used = select(func.sum(ProbeRow.gpu_seconds)).where(ProbeRow.finished_at.is_not(None))
+    probes = select(literal("probe"), ProbeRow.state, count).group_by(ProbeRow.state)
+    tasks = select(TaskRow.kind, TaskRow.state, count).group_by(TaskRow.kind, TaskRow.state)
     with reading(engine) as session:
-        probes = session.execute(select(ProbeRow.state, count).group_by(ProbeRow.state))
-        tasks = session.execute(
-            select(TaskRow.kind, TaskRow.state, count).group_by(TaskRow.kind, TaskRow.state)
-        )
+        jobs = (*session.execute(probes), *session.execute(tasks))
+        failures = session.execute(failed.group_by(ProbeRow.failure))
+        totals = {"probe_gpu_seconds": float(session.scalar(used) or 0.0)}
+        for table in (PlanRow, MeasurementRow, SweepRow):
+            number = session.scalar(select(count).select_from(table))
+            totals[table.__tablename__] = number or 0
         return StoredNumbers(
-            jobs={
-                **{("probe", state): number for state, number in probes},
-                **{(kind, state): number for kind, state, number in tasks},
-            },
-            failures={
-                str(failure): number
-                for failure, number in session.execute(failed.group_by(ProbeRow.failure))
-            },
-            totals={
-                "probe_gpu_seconds": float(session.scalar(used) or 0.0),
-                **{
-                    table.__tablename__: session.scalar(select(count).select_from(table)) or 0
-                    for table in (PlanRow, MeasurementRow, SweepRow)
-                },
-            },
+            jobs={(kind, state): number for kind, state, number in jobs},
+            failures={str(failure): number for failure, number in failures},
+            totals=totals,
             newest_measurement=session.scalar(newest.limit(1)),
         )

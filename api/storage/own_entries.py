@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
+from planner.api.identity import asker
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
 from planner.api.storage.common import Store, flush_new, plain_text, record_of
@@ -64,11 +64,10 @@ class SqlOwnEntries(Store):
     def find(self, kind: str, name: str, version: int | None = None) -> OwnEntry | None:
         """One version, or the newest; None where there is none."""
         with reading(self.engine) as session:
-            row = (
-                _newest(session, kind, name)
-                if version is None
-                else session.get(CatalogEntryRow, (kind, plain_text(name), version))
-            )
+            if version is None:
+                row = _newest(session, kind, name)
+            else:
+                row = session.get(CatalogEntryRow, (kind, plain_text(name), version))
             return None if row is None else record_of(OwnEntry, row)
 
     def list(self, kind: str) -> "list[OwnEntry]":
@@ -82,10 +81,5 @@ class SqlOwnEntries(Store):
 
 def _newest(session: Session, kind: str, name: str) -> CatalogEntryRow | None:
     table = CatalogEntryRow
-    query = (
-        select(table)
-        .where(table.kind == kind, table.name == plain_text(name))
-        .order_by(table.version.desc())
-        .limit(1)
-    )
-    return session.scalars(query).first()
+    query = select(table).where(table.kind == kind, table.name == plain_text(name))
+    return session.scalars(query.order_by(table.version.desc()).limit(1)).first()

@@ -20,7 +20,14 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, record_of, values_of
+from planner.api.storage.common import (
+    SHOWN_CHARACTERS,
+    flush_new,
+    plain_text,
+    read_page,
+    record_of,
+    values_of,
+)
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -31,7 +38,6 @@ from planner.api.storage.job_records import (
     JobRecord,
     Lease,
 )
-from planner.api.storage.paging import read_page
 from planner.api.storage.records import Page
 from planner.api.storage.tables import LeasedRow
 from planner.api.storage.transactions import reading, writing
@@ -167,9 +173,8 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
     ) -> Record | None:
         """fresh: it was queued, so it may have to wait."""
         with writing(self.engine) as session:
-            row: LeasedRow | None = session.scalars(
-                query.limit(1).with_for_update(skip_locked=True)
-            ).first()
+            first = query.limit(1).with_for_update(skip_locked=True)
+            row: LeasedRow | None = session.scalars(first).first()
             if row is None or (fresh and self._waits(session, row)):
                 return None
             _claim(row, lease, counts=counts)
@@ -297,13 +302,6 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                 session.execute(update(table).where(*ahead).values(lease_until=longest))
         return found
 
-    def has_expired(self, record: Record) -> bool:
-        """Whether a running job's lease has expired by now."""
-        table = self.fence.table
-        query = select(table.id).where(table.id == record.id, *self.fence.expired)
-        with reading(self.engine) as session:
-            return session.scalars(query).first() is not None
-
 
 def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
     row.state, row.owner, row.not_before = RUNNING, plain_text(lease.owner), None
@@ -314,10 +312,5 @@ def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
         row.started_at = database_time()
 
 
-_WAITING: dict[str, Any] = {
-    "state": QUEUED,
-    "owner": None,
-    "lease_until": None,
-    "heartbeat_at": None,
-    "progress": None,
-}
+_NONE = dict.fromkeys(("owner", "lease_until", "heartbeat_at", "progress"))
+_WAITING: dict[str, Any] = {"state": QUEUED, **_NONE}

@@ -4,7 +4,7 @@ Stores raise StoreError when the database cannot answer, NotFoundError for an un
 ConflictError for an id that exists already.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -264,11 +264,11 @@ class QuarantinedHost:
     since: datetime
     until: datetime
     found_by: str
-    evidence: tuple[str, ...]
+    evidence: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
         times = {"since": self.since.isoformat(), "until": self.until.isoformat()}
-        return {**asdict(self), **times, "evidence": list(self.evidence)}
+        return {**asdict(self), **times}
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

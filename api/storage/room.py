@@ -1,4 +1,4 @@
-"""Room in a pool, as the database sees it: which probes run there, and who waits for more.
+"""Room in a pool and quotas of a key, counted in the transaction that stores a request.
 
 A running probe with a lease occupies its devices; with the lease the room is free again. Whoever
 wants to start one asks in the transaction that stores it, in turn with all others of the pool, so
@@ -7,14 +7,19 @@ that two workers never take the same room.
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, func, select, text
+from sqlalchemy import ColumnElement, func, or_, select, text
 from sqlalchemy.orm import Session
 
+from planner.api.errors import QuotaError
+from planner.api.identity import Asker
 from planner.api.storage.clock import database_time
-from planner.api.storage.tables import ProbeRow, TaskRow
+from planner.api.storage.job_records import OPEN
+from planner.api.storage.tables import PlanRow, ProbeRow, TaskRow
 from planner.errors import PlannerError
+from planner.units import DAY
 
 RUNNING = "running"
+RETRY_DAILY_SECONDS, RETRY_QUEUE_SECONDS = 3600.0, 60.0
 
 
 class NoRoomError(PlannerError):
@@ -36,7 +41,13 @@ class Room:
     host: str | None = None
 
     def taken(self, session: Session) -> int:
-        query = select(func.coalesce(func.sum(self._occupied()), 0)).where(*self._running())
+        devices = func.sum(func.coalesce(ProbeRow.devices, ProbeRow.num_gpus))
+        query = select(devices).where(
+            ProbeRow.pool == self.pool,
+            ProbeRow.state == RUNNING,
+            ProbeRow.lease_until >= database_time(),
+            *self._of_host(ProbeRow),
+        )
         return int(session.scalar(query) or 0)
 
     def check(self, session: Session, wanted: int, *, task_id: str, priority: int) -> None:
@@ -66,22 +77,10 @@ class Room:
         if other is not None:
             raise NoRoomError(f"{other} of a higher priority waits for {self.pool}")
 
-    def _running(self) -> tuple[ColumnElement[bool], ...]:
-        return (
-            ProbeRow.pool == self.pool,
-            ProbeRow.state == RUNNING,
-            ProbeRow.lease_until >= database_time(),
-            *self._of_host(ProbeRow),
-        )
-
     def _of_host(self, table: type[ProbeRow] | type[TaskRow]) -> tuple[ColumnElement[bool], ...]:
         if self.host is None:
             return ()
         return (table.owner.startswith(f"{self.host}:", autoescape=True),)
-
-    @staticmethod
-    def _occupied() -> ColumnElement[int]:
-        return func.coalesce(ProbeRow.devices, ProbeRow.num_gpus)
 
 
 def take_turns(session: Session, name: str) -> None:
@@ -93,3 +92,51 @@ def take_turns(session: Session, name: str) -> None:
         session.execute(
             text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name}
         )
+
+
+def check_quota(
+    session: Session, asker: Asker, *, plans: int = 0, probes: int = 0, gpu_seconds: float = 0.0
+) -> None:
+    """Raises QuotaError where so much more would be too much. Others of the same key wait."""
+    quota = asker.quota
+    if quota is None:
+        return
+    take_turns(session, f"quota of {asker.name}")
+    for name, more, count, seconds in (
+        ("plans_per_day", plans, plans_today, RETRY_DAILY_SECONDS),
+        ("queued_probes", probes, queued_probes, RETRY_QUEUE_SECONDS),
+        ("gpu_seconds_per_day", gpu_seconds, gpu_seconds_today, RETRY_DAILY_SECONDS),
+    ):
+        used, limit = count(session, asker.name) if more else 0.0, getattr(quota, name)
+        if more and used + more > limit:
+            raise QuotaError(name, used, more, limit, retry_after_seconds=seconds)
+
+
+def plans_today(session: Session, name: str) -> int:
+    """Plans of the last 24 hours, and studies that make one."""
+    recent = PlanRow.created_at > database_time(-DAY)
+    made = select(func.count()).where(PlanRow.asked_by == name, recent)
+    studied = select(func.count()).where(
+        TaskRow.asked_by == name, TaskRow.kind == "study", TaskRow.state.in_(OPEN)
+    )
+    return (session.scalar(made) or 0) + (session.scalar(studied) or 0)
+
+
+def queued_probes(session: Session, name: str) -> int:
+    query = select(func.count()).where(ProbeRow.asked_by == name, ProbeRow.state == "queued")
+    return session.scalar(query) or 0
+
+
+def gpu_seconds_today(session: Session, name: str) -> float:
+    """GPU-seconds used in the last 24 hours, and all that what is open may use.
+
+    An open study or run of a sweep counts with its budget, its own probes then do not.
+    """
+    open_tasks = select(TaskRow.id).where(TaskRow.state.in_(OPEN))
+    own = or_(ProbeRow.plan_id.is_(None), ProbeRow.plan_id.not_in(open_tasks))
+    recent = or_(ProbeRow.state.in_(OPEN), ProbeRow.finished_at > database_time(-DAY))
+    probes = select(func.sum(ProbeRow.gpu_seconds)).where(ProbeRow.asked_by == name, own, recent)
+    tasks = select(func.sum(TaskRow.gpu_seconds)).where(
+        TaskRow.asked_by == name, TaskRow.state.in_(OPEN)
+    )
+    return float(session.scalar(probes) or 0.0) + float(session.scalar(tasks) or 0.0)

@@ -8,13 +8,19 @@ from datetime import datetime
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from planner.api.asker import asker
-from planner.api.identity import hash_of_job
+from planner.api.identity import asker, hash_of_job
 from planner.api.storage.audit import note
-from planner.api.storage.common import flush_new, plain_text, readable, record_of, row_of, values_of
-from planner.api.storage.paging import read_page
-from planner.api.storage.quotas import check_quota
+from planner.api.storage.common import (
+    flush_new,
+    plain_text,
+    read_page,
+    readable,
+    record_of,
+    row_of,
+    values_of,
+)
 from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
+from planner.api.storage.room import check_quota
 from planner.api.storage.tables import FIGURES, EstimateRow, PlanLayoutRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.pipeline.recently_used import RecentlyUsed
@@ -73,9 +79,8 @@ class SqlStore:
     def list_plans(self, cursor: str | None = None, limit: int = 50) -> Page[PlanLine]:
         """A line a plan, newest first."""
         columns = [name for name in PlanLine.model_fields if hasattr(PlanRow, name)]
-        return read_page(
-            self.engine, PlanRow, PlanLine.model_validate, cursor, limit, columns=columns
-        )
+        line = PlanLine.model_validate
+        return read_page(self.engine, PlanRow, line, cursor, limit, columns=columns)
 
     def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
@@ -103,13 +108,12 @@ def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:
 def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
     winner = plan.ranked[0]
     on_paper = winner.estimate.tokens_per_second_per_gpu
+    labelled = values_of(labels)
+    labelled |= {key: plain_text(one) for key, one in labelled.items() if isinstance(one, str)}
     return PlanRow(
         id=plan.id,
         created_at=datetime.fromisoformat(plan.created_at),
-        **{
-            name: plain_text(value) if isinstance(value, str) else value
-            for name, value in values_of(labels).items()
-        },
+        **labelled,
         seed=plan.seed,
         model_version=plan.model_version,
         calibration_id=plan.calibration_id,

@@ -1,23 +1,46 @@
-"""Sweeps in SQL, for SQLite and PostgreSQL alike."""
+"""Sweeps in SQL and what they find: hosts that no run uses for a while, changes of step times."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import Store, flush_new, plain_text, record_of, row_of, values_of
+from planner.api.storage.common import (
+    Store,
+    flush_new,
+    plain_text,
+    read_page,
+    record_of,
+    row_of,
+    values_of,
+)
 from planner.api.storage.job_records import OPEN, JobState, TaskRecord
-from planner.api.storage.paging import read_page
+from planner.api.storage.learning import believed_by
 from planner.api.storage.queue import Check
-from planner.api.storage.records import Page, SweepRecord, SweepState
-from planner.api.storage.tables import SweepRow, TaskRow
+from planner.api.storage.records import (
+    DriftFinding,
+    HistoryRow,
+    Page,
+    QuarantinedHost,
+    SweepRecord,
+    SweepState,
+)
+from planner.api.storage.tables import (
+    DriftRow,
+    MeasurementRow,
+    ProbeRow,
+    QuarantinedHostRow,
+    SweepRow,
+    TaskRow,
+)
 from planner.api.storage.tasks import cancel_runs, has_open_run
 from planner.api.storage.transactions import reading, writing
-from planner.errors import ConflictError
+from planner.errors import ConflictError, NotFoundError
 from planner.specs.sweep import Overlap
 
 # runs that end with a sweep that is put into a state
@@ -26,6 +49,8 @@ ENDED_WITH: dict[SweepState, tuple[JobState, ...]] = {
     "paused": ("queued",),
     "cancelled": OPEN,
 }
+LONGEST_SENTENCE = 500
+MOST_READINGS = 50_000  # newest ones of the questions of a sweep
 
 
 class SqlSweepStore(Store):
@@ -56,13 +81,10 @@ class SqlSweepStore(Store):
 
     def due(self, now: datetime) -> Sequence[SweepRecord]:
         """Active sweeps whose scheduled time has come, earliest first."""
-        query = (
-            select(SweepRow)
-            .where(SweepRow.state == "active", SweepRow.next_due_at <= now)
-            .order_by(SweepRow.next_due_at, SweepRow.id)
-        )
+        query = select(SweepRow).where(SweepRow.state == "active", SweepRow.next_due_at <= now)
         with reading(self.engine) as session:
-            return tuple(record_of(SweepRecord, row) for row in session.scalars(query))
+            rows = session.scalars(query.order_by(SweepRow.next_due_at, SweepRow.id))
+            return tuple(record_of(SweepRecord, row) for row in rows)
 
     def advance(
         self,
@@ -129,3 +151,105 @@ class SqlSweepStore(Store):
 def _row(session: Session, sweep_id: str, *, lock: bool = False) -> SweepRow:
     remedy = "`planner-cli sweep list` shows the ids"
     return row_of(session, SweepRow, sweep_id, "sweep", remedy, lock=lock)
+
+
+class SqlQuarantine(Store):
+    """The hosts that are kept out, by pool; every worker that shares a pool keeps off them."""
+
+    def add(
+        self, pool: str, host: str, *, seconds: float, found_by: str, evidence: Sequence[str]
+    ) -> None:
+        row = QuarantinedHostRow(
+            pool=plain_text(pool),
+            host=plain_text(host),
+            since=database_time(),
+            until=database_time(seconds),
+            found_by=found_by,
+            evidence=[plain_text(one, LONGEST_SENTENCE) for one in evidence],
+        )
+        with writing(self.engine) as session:
+            session.merge(row)
+            note(session, None, "host.quarantined", found_by, detail=f"{host} of {pool}")
+
+    def active(self, pool: str | None = None) -> tuple[QuarantinedHost, ...]:
+        """Hosts that are kept out now, of one pool or of all, by name."""
+        table = QuarantinedHostRow
+        query = select(table).where(table.until > database_time())
+        if pool is not None:
+            query = query.where(table.pool == plain_text(pool))
+        with reading(self.engine) as session:
+            rows = session.scalars(query.order_by(table.pool, table.host))
+            return tuple(record_of(QuarantinedHost, row) for row in rows)
+
+    def release(self, host: str, by: str | None, pool: str | None = None) -> int:
+        """Lets a host in again, in one pool or in all; returns in how many.
+
+        Raises NotFoundError.
+        """
+        table = QuarantinedHostRow
+        query = delete(table).where(table.host == plain_text(host))
+        if pool is not None:
+            query = query.where(table.pool == plain_text(pool))
+        with writing(self.engine) as session:
+            released = session.scalars(query.returning(table.pool)).all()
+            if not released:
+                none = f"no host {host[:100]!r} is kept out"
+                raise NotFoundError(f"{none}; `planner-cli sweep hosts` lists them")
+            for name in released:
+                note(session, by, "host.released", plain_text(host), detail=name)
+        return len(released)
+
+
+class SqlDriftStore(Store):
+    """Repeated measurements, and since when they are different."""
+
+    def history(self, measured: Sequence[str], pool: str, owner: str) -> Sequence[HistoryRow]:
+        """All runs of the questions that these measurements answer, on this pool, oldest first.
+
+        Only runs of layouts themselves that count for this owner.
+        """
+        table, asked = MeasurementRow, select(MeasurementRow.job_hash)
+        numbers = table.body["row"]["measured"]
+        query = (
+            select(
+                table.id, table.created_at, table.job_hash, table.layout_hash, table.software_hash,
+                table.model, table.trainer, table.gpu, table.num_gpus, table.layout,
+                table.step_seconds, table.shared, numbers["software"].label("software"),
+                numbers["hosts"].label("hosts"), ProbeRow.plan_id,
+                ProbeRow.request["trainer"].as_string().label("program"),
+            )
+            .join(ProbeRow, ProbeRow.measurement_id == table.id)
+            .where(
+                table.job_hash.in_(asked.where(table.id.in_(measured))),
+                ProbeRow.pool == plain_text(pool),
+                table.status == "ok",
+                table.rung == "probed",
+                table.step_seconds > 0,
+                *believed_by(owner),
+            )
+            .order_by(table.created_at.desc(), table.id.desc())
+            .limit(MOST_READINGS)
+        )  # fmt: skip
+        with reading(self.engine) as session:
+            return [_history(row) for row in reversed(session.execute(query).all())]
+
+    def replace(self, sweep_id: str, found: Sequence[DriftFinding]) -> None:
+        """From now on these are what the sweep has found."""
+        with writing(self.engine) as session:
+            session.execute(delete(DriftRow).where(DriftRow.sweep_id == sweep_id))
+            for one in found:
+                values = values_of(one)
+                texts = ("trainer", "gpu", "owner", "statement")
+                plain = {name: plain_text(values[name]) for name in texts}
+                session.add(DriftRow(sweep_id=sweep_id, **{**values, **plain}))
+
+
+def _history(row: Any) -> HistoryRow:
+    return record_of(
+        HistoryRow,
+        row,
+        software=row.software or {},
+        hosts=tuple(row.hosts or ()),
+        run=row.plan_id or row.id,
+        program=row.program or "",
+    )

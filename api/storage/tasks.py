@@ -1,4 +1,4 @@
-"""The queue of tasks in SQL and their events; `planner.api.storage.queue` has the leases."""
+"""The two queues in SQL, of tasks and of probes; `planner.api.storage.queue` has the leases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import plain_text, record_of
+from planner.api.storage.common import flush_new, plain_text, record_of, values_of
 from planner.api.storage.fence import Fence
 from planner.api.storage.job_records import (
     CANCELLED,
@@ -18,18 +18,23 @@ from planner.api.storage.job_records import (
     QUEUED,
     RUNNING,
     JobState,
+    ProbeEnd,
+    ProbeFilter,
+    ProbeRecord,
     TaskEnd,
     TaskEvent,
     TaskFilter,
     TaskRecord,
 )
+from planner.api.storage.measurements import measurement_row
 from planner.api.storage.queue import SqlQueue
 from planner.api.storage.room import take_turns
 from planner.api.storage.store import add_plan
-from planner.api.storage.tables import PlanRow, TaskEventRow, TaskRow
+from planner.api.storage.tables import PlanRow, ProbeRow, TaskEventRow, TaskRow
 from planner.api.storage.transactions import reading, writing
 
 KEPT_EVENTS = 10_000
+MOST_RANKS = 3  # that an emulation runs, one after the other
 
 
 class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
@@ -65,9 +70,8 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         ended = TaskRow.state.not_in(OPEN)  # else it was queued again, and ends once more
         due = select(TaskRow).where(TaskRow.notify_at <= database_time(), ended)
         with writing(self.engine) as session:
-            row = session.scalars(
-                due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
-            ).first()
+            first = due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
+            row = session.scalars(first).first()
             if row is None:
                 return None
             row.notify_at, row.notified = database_time(wait_seconds), row.notified + 1
@@ -135,13 +139,54 @@ def cancel_runs(
         "state": case((queued, CANCELLED), else_=TaskRow.state),
     }
     chosen = (TaskRow.parent_id == sweep_id, TaskRow.state.in_(states), ~TaskRow.cancel_requested)
-    ended = session.scalars(
-        update(TaskRow)
-        .where(*chosen)
-        .values(values)
-        .returning(TaskRow.id)
-        .execution_options(synchronize_session=False)
-    ).all()
+    ending = update(TaskRow).where(*chosen).values(values).returning(TaskRow.id)
+    ended = session.scalars(ending.execution_options(synchronize_session=False)).all()
     session.expire_all()
     for task_id in ended:
         note(session, by, "task.cancelled", task_id)
+
+
+def most_gpu_seconds(request: Mapping[str, Any], num_gpus: int) -> float:
+    """GPU-seconds that a probe uses at most: its time limit, on its GPUs, for all its runs."""
+    times = MOST_RANKS if request.get("emulate") else num_gpus
+    return float(request["time_limit_seconds"]) * times
+
+
+def gpu_seconds_of(record: ProbeRecord) -> float:
+    """GPU-seconds that a probe used, by its runs' own account.
+
+    Without results: from its start to its end, at most its time limit, because the end of a
+    crashed owner is noticed late.
+    """
+    if record.results or record.started_at is None or record.finished_at is None:
+        return sum(float(result["gpu_seconds"]) for result in record.results)
+    most = most_gpu_seconds(record.request, record.num_gpus)
+    gpus = 1 if record.request.get("emulate") else record.num_gpus
+    return min((record.finished_at - record.started_at).total_seconds() * gpus, most)
+
+
+class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
+    """Probes; their measurements are stored with their end."""
+
+    record_class, filter_class = ProbeRecord, ProbeFilter
+    fence = Fence(ProbeRow, "probe", "GET /probes")
+
+    def _values(self, record: ProbeRecord) -> dict[str, Any]:
+        values = values_of(record)
+        texts = {key: plain_text(values[key]) for key in ("model", "gpu", "layout", "pool")}
+        return {**values, **texts}
+
+    def _end_values(self, session: Session, claimed: ProbeRecord, end: ProbeEnd) -> dict[str, Any]:
+        session.add_all(measurement_row(measurement) for measurement in end.measurements)
+        flush_new(session, ", ".join(measurement.id for measurement in end.measurements[:3]))
+        return {
+            "results": [dict(result) for result in end.results],
+            "measurement_id": end.measurements[0].id if end.measurements else None,
+        }
+
+    def _used_gpu_seconds(self, record: ProbeRecord, end: ProbeEnd) -> float | None:
+        return gpu_seconds_of(record) if "time_limit_seconds" in record.request else None
+
+    def _record(self, row: ProbeRow) -> ProbeRecord:
+        record = super()._record(row)
+        return ProbeRecord(**{**vars(record), "results": tuple(record.results)})

@@ -8,12 +8,11 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.engine import is_memory
-from planner.api.storage.findings import SqlDriftStore
 from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from planner.api.storage.measurements import SqlMeasurementStore
-from planner.api.storage.probes import SqlProbeStore
 from planner.api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
-from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.sweeps import SqlDriftStore, SqlSweepStore
+from planner.api.storage.tasks import SqlProbeStore
 from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash

@@ -30,7 +30,7 @@ from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.settings import Settings
 from planner.api.storage.job_records import ProbeFilter, TaskEnd
-from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError

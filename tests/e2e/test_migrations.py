@@ -4,7 +4,6 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, inspect, text
@@ -89,34 +88,8 @@ def test_the_tables_are_what_the_code_says(migrated: Engine) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_a_new_file_has_the_tables_that_all_migrations_make(tmp_path: Path) -> None:
-    made, whole = (of_file(tmp_path / name) for name in ("made.db", "migrated.db"))
-    ensure_current(made)
-    upgrade(whole)
-    assert current_revision(made) == current_revision(whole) == HEAD
-    assert shapes(made) == shapes(whole)
-    assert downgrade(made, "base") is None
-
-
 def of_file(path: Path) -> Engine:
     return engine_of(f"sqlite:///{path}")
-
-
-def shapes(engine: Engine) -> dict[tuple[str, str], list[str]]:
-    """What a database says of each table, in an order that does not matter."""
-    found, parts = inspect(engine), ("columns", "indexes", "foreign_keys", "unique_constraints")
-    described: dict[tuple[str, str], Any] = {
-        (table, part): getattr(found, f"get_{part}")(table)
-        for table in found.get_table_names()
-        for part in (*parts, "pk_constraint")
-    }
-    return {
-        key: sorted(
-            str(sorted((name, str(value)) for name, value in one.items()))
-            for one in (said if isinstance(said, list) else [said])
-        )
-        for key, said in described.items()
-    }
 
 
 def test_a_file_with_another_s_tables_is_migrated(tmp_path: Path) -> None:

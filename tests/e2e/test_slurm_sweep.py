@@ -14,7 +14,7 @@ import pytest
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.settings import Settings
 from planner.api.storage.job_records import ProbeRecord
-from planner.api.storage.probes import gpu_seconds_of
+from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import wire
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import TINY, nobody_bears, node_tokens

@@ -19,7 +19,7 @@ from planner.api.jobs.sweeps import schedule_due
 from planner.api.settings import Settings, parse_quotas
 from planner.api.storage.backup import faults_in
 from planner.api.storage.job_records import ProbeEnd, ProbeRecord
-from planner.api.storage.probes import SqlProbeStore
+from planner.api.storage.tasks import SqlProbeStore
 from planner.api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY

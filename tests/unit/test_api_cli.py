@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from planner.api.cli.files import write_file, write_folder
 from planner.api.cli.flags import (
     job_of_flags,
     parse_checkpoint,
@@ -16,9 +17,7 @@ from planner.api.cli.flags import (
     parse_count,
     parse_pair,
 )
-from planner.api.cli.plotting import write_file
 from planner.api.cli.root import COMMANDS, tree
-from planner.api.cli.saving import write_folder
 from planner.api.render.plan import short_path
 from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore

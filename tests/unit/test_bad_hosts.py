@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from planner.api.jobs.bad_hosts import FALSE_ALARMS, HostWatch, at_least
+from planner.api.jobs.failures import FALSE_ALARMS, HostWatch, at_least
 from tests.conftest import tiers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.calibration.grid import gpu_of
+from planner.api.cli.calibrate import gpu_of
 from planner.errors import ProbeError, SpecError
 from planner.probes.launch import Launcher, LaunchSettings
 from planner.probes.pools.local import LocalPool, LocalSettings

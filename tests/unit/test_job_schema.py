@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from planner.api.input.pasted import read_pasted
+from planner.api.input.current import read_pasted
 from planner.api.job_schema import PARTS, job_schema
 from planner.errors import SpecError
 from planner.intake.jobs import read_job

@@ -11,8 +11,8 @@ import pytest
 from planner.api.calibration import inputs, update
 from planner.api.calibration.inputs import learned_without
 from planner.api.calibration.read import learned
-from planner.api.calibration.revert import revert
 from planner.api.calibration.update import (
+    revert,
     update_about,
     update_from_measurements,
     update_from_probes,

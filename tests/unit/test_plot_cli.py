@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.cli.plotting import check_plot, plot_plan
+from planner.api.cli.files import check_plot, plot_plan
 from planner.api.errors import codes_of
 from planner.errors import MissingPackageError, SpecError
 from planner.specs.plan import Plan

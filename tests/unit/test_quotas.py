@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from planner.api.asker import Asker, asker
 from planner.api.errors import ForbiddenError, QuotaError
+from planner.api.identity import Asker, asker
 from planner.api.settings import Quota
 from planner.api.storage.job_records import Lease, TaskEnd
-from planner.api.storage.probes import SqlProbeStore
-from planner.api.storage.quotas import check_quota
-from planner.api.storage.tasks import SqlTaskStore
+from planner.api.storage.room import check_quota
+from planner.api.storage.tasks import SqlProbeStore, SqlTaskStore
 from planner.api.storage.transactions import writing
 from tests.stand_ins.records import probe_record, task_record
 

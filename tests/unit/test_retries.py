@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
+from planner.api.jobs.failures import AGAIN, MOST_UNCOUNTED, next_try
 from planner.api.storage.job_records import ProbeRecord
 from planner.probes.launch import Watch
 from planner.probes.protocol import FailureKind

@@ -10,13 +10,11 @@ from planner.api.catalog import catalog_list
 from planner.api.cli.output import as_text
 from planner.api.collectives import ask_collective
 from planner.api.render.accuracy import accuracy_view, rows_view
-from planner.api.render.catalog import catalog_table
-from planner.api.render.collective import collective_view
-from planner.api.render.comparison import beside
 from planner.api.render.estimate import bullets, key_figures
+from planner.api.render.lists import catalog_table
 from planner.api.render.plan import ranked_table, run_section, sizes_table
-from planner.api.render.probe import measurements_table
-from planner.api.render.timeline import timeline_view
+from planner.api.render.probe import beside, measurements_table
+from planner.api.render.simulations import collective_view, timeline_view
 from planner.calibration.report import report
 from planner.calibration.shipped import shipped_comparison
 from planner.intake.jobs import read_job

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from planner.api.cli.accuracy import PUBLIC_ROWS
+from planner.api.cli.output import working
 from planner.api.cli.studying import bar, sweep_stand
-from planner.api.cli.working import working
 from planner.api.jobs.leases import Observer
 from tests.conftest import job_values
 from tests.unit.conftest import Say

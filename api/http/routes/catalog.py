@@ -9,22 +9,20 @@ from fastapi.responses import Response
 
 from planner.api.catalog import Entry, catalog_entry, catalog_list, kind_of
 from planner.api.errors import UnknownEntryError
-from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
-from planner.api.http.etags import NOT_MODIFIED
-from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
+from planner.api.http.bodies import JSON, CheckedByPlanner
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import CatalogList, EntryBody
 from planner.api.http.security import Planner, Reader
 from planner.api.own_entries import KINDS, add_entry, full_name, named_entry, own_entry, own_line
-from planner.api.storage.paging import MAX_PAGE, decoded, encoded, unknown_cursor
+from planner.api.storage.common import MAX_PAGE, decoded, encoded, unknown_cursor
 from planner.errors import Fault, UnknownNameError, fault
 
 router = APIRouter(tags=["catalog"], route_class=strict_route())
 EntryJson = Annotated[Any, CheckedByPlanner(EntryBody), Body()]
 
 
-@router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
+@router.get("/catalog/{kind}", responses=problems(404, 422))
 def get_list(
     wiring: Wired, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
 ) -> CatalogList:
@@ -38,9 +36,7 @@ def get_list(
     return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
 
-@router.get(
-    "/catalog/{kind}/{name:path}", responses=answers(dict[str, Any], 404, also=NOT_MODIFIED)
-)
+@router.get("/catalog/{kind}/{name:path}", responses=answers(dict[str, Any], 404, etag=True))
 def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too.
 
@@ -48,14 +44,13 @@ def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) 
     """
     own = named_entry(wiring, kind, name)
     entry = _found(catalog_entry, kind, name) if own is None else own_entry(own)
-    return etags.answer(request, json.dumps(entry, default=str))
+    return with_etag(request, json.dumps(entry, default=str))
 
 
 @router.post(
     "/catalog/{kind}",
     status_code=201,
-    responses=answers(dict[str, Any], 404, 409, 413, 415, 422, 503, code=201),
-    openapi_extra=REQUIRED,
+    responses=answers(dict[str, Any], 404, 409, 422, 503, code=201),
 )
 def post_entry(wiring: Wired, kind: str, key: Planner, entry: EntryJson = None) -> Response:
     """Adds a model, GPU or cluster of your own, which jobs then mean as `own/NAME`.

@@ -26,7 +26,7 @@ SPECIFICATION = {
     "description": "A Vega-Lite specification",
     "content": {JSON: {"schema": {"type": "object"}}},
 }
-ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION, **problems(401, 403, 404, 422, 503)}
+ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION, **problems(404, 422, 503)}
 
 
 @router.get("/plans/{plan_id}/charts/{kind}", responses=ANSWERS)

@@ -7,9 +7,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import Learned, among, learned_by_gpu
-from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest
-from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.requests import (
     answer_once,
     idempotency_key,
@@ -18,7 +16,7 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import answers, problems
+from planner.api.http.routes.parameters import answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
@@ -48,9 +46,9 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
     "/estimate",
     responses={
         200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}},
-        **problems(401, 403, 409, 413, 415, 422, 429, 503),
+        **problems(409, 422, 429, 503),
     },
-    openapi_extra={**REQUIRED, "requestBody": {"required": True, "content": {JSON_LINES: LINES}}},
+    openapi_extra={"requestBody": {"content": {JSON_LINES: LINES}}},
 )
 async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -> Response:
     """A job with a layout, or a list of them, priced.
@@ -105,9 +103,8 @@ async def _priced(
 ) -> Sequence[Answer]:
     """One answer an element. admitted: it may wait, however many others do."""
     wiring = wiring_of(request)
-    learnt, asked = await in_thread(
-        request, lambda: (learned_by_gpu(wiring, key.name), [meant(wiring, job) for job in jobs])
-    )
+    learnt = await in_thread(request, lambda: learned_by_gpu(wiring, key.name))
+    asked = await in_thread(request, lambda: [meant(wiring, job) for job in jobs])
     found = await in_turn(request, key, _prices, asked, learnt, admitted=admitted)
     if isinstance(found, PlannerError):
         raise found
@@ -119,7 +116,7 @@ def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:
     return Estimates(allow_files=False, calibration_of=among(learnt)).of(jobs)
 
 
-@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, also=NOT_MODIFIED))
+@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, etag=True))
 def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
-    return etags.answer(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())
+    return with_etag(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())

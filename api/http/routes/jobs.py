@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 from fastapi.responses import Response
 
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
-from planner.api.http.routes.parameters import answers, problems
+from planner.api.http.bodies import JSON, CheckedByPlanner
+from planner.api.http.routes.parameters import answers
 from planner.api.http.routing import strict_route
 from planner.api.http.schemas import TextBody
 from planner.api.http.security import Planner, Reader
-from planner.api.input.pasted import PastedJob, read_pasted
+from planner.api.input.current import PastedJob, read_pasted
 from planner.api.job_schema import job_schema
 from planner.errors import fault
 
@@ -18,13 +18,13 @@ router = APIRouter(tags=["jobs"], route_class=strict_route())
 TextJson = Annotated[Any, CheckedByPlanner(TextBody), Body()]
 
 
-@router.get("/jobs/schema", responses=problems(401, 403))
+@router.get("/jobs/schema")
 def get_schema(_: Reader) -> dict[str, Any]:
     """The JSON schema of a job, with a line of help for every field."""
     return job_schema()
 
 
-@router.post("/jobs/read", responses=answers(PastedJob, 413, 415, 422), openapi_extra=REQUIRED)
+@router.post("/jobs/read", responses=answers(PastedJob, 422))
 def read_text(key: Planner, body: TextJson = None) -> Response:
     """The job that a text means, and what it still lacks. Nothing is planned or kept.
 

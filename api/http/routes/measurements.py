@@ -7,20 +7,18 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from planner.api.calibration.own_runs import OwnAccuracy, own_accuracy
+from planner.api.calibration.listing import OwnAccuracy, own_accuracy
 from planner.api.calibration.update import update_about, update_from_measurements
-from planner.api.http import etags
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
-from planner.api.http.etags import NOT_MODIFIED
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from planner.api.http.security import Admin, Prober, Reader, require_scope
 from planner.api.input.belief import believe
 from planner.api.input.measurement_rows import shown_row, to_csv
 from planner.api.input.measurements import filter_of, of_rows, read_measurements, store_new
-from planner.api.storage.paging import MAX_PAGE
+from planner.api.storage.common import MAX_PAGE
 from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.specs.measurement import Measurement
@@ -36,7 +34,7 @@ RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
     "/measurements",
     responses={
         200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}},
-        **problems(401, 403, 422, 503),
+        **problems(422, 503),
     },
 )
 def list_measurements(
@@ -68,26 +66,26 @@ def list_measurements(
     return Response(json.dumps(body, default=str), media_type=JSON)
 
 
-@router.get("/accuracy", responses=problems(401, 403, 422, 503))
+@router.get("/accuracy", responses=problems(422, 503))
 def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
     """The newest measured runs beside what the calibration that ships predicts of them."""
     return own_accuracy(wiring, limit)
 
 
 @router.get(
-    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, also=NOT_MODIFIED)
+    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, etag=True)
 )
 def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
     found = wiring.measurements.get(measurement_id)
-    return etags.answer(request, json.dumps(shown_row(found), default=str))
+    return with_etag(request, json.dumps(shown_row(found), default=str))
 
 
 @router.post(
     "/measurements",
     status_code=201,
-    responses=answers(MeasurementsStored, 409, 413, 415, 422, 503, code=201),
-    openapi_extra={"requestBody": {"required": True, "content": {CSV: {"schema": TEXT}}}},
+    responses=answers(MeasurementsStored, 409, 422, 503, code=201),
+    openapi_extra={"requestBody": {"content": {CSV: {"schema": TEXT}}}},
 )
 async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
     """A row, a list of rows, or CSV, stored all or none; the calibration is updated after it.
@@ -125,7 +123,7 @@ async def post_measurements(request: Request, key: Prober, rows: RowsJson = None
     "/measurements/{measurement_id}",
     status_code=204,
     response_class=Response,
-    responses=problems(401, 403, 404, 503),
+    responses=problems(404, 503),
 )
 def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Deletes one, and learns again without it. A key deletes its own, an admin's any."""

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
-from planner.api.http import etags
-from planner.api.http.bodies import JSON, REQUIRED, JobJson
-from planner.api.http.etags import NOT_MODIFIED
+from planner.api.http.bodies import JSON, JobJson
 from planner.api.http.events import ANSWER, Snapshot, of_plan, stream
 from planner.api.http.lanes import PLANNING
 from planner.api.http.requests import (
@@ -21,7 +19,7 @@ from planner.api.http.requests import (
     kept_answer,
     wiring_of,
 )
-from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import Explained, PlanAccepted, PlanState
 from planner.api.http.security import Planner, Reader, require_scope
@@ -55,9 +53,8 @@ NUMBER = re.compile(r"[0-9]{1,9}")
     responses={
         200: {"model": Plan},
         202: {"model": PlanAccepted},
-        **problems(401, 403, 409, 413, 415, 422, 429, 502, 503),
+        **problems(409, 422, 429, 502, 503),
     },
-    openapi_extra=REQUIRED,
 )
 async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Response:
     """A job in, a ranked plan out. 409: nothing fits, with the nearest miss.
@@ -121,7 +118,7 @@ async def _planned(
     return question, plan
 
 
-@router.get("/plans", responses=problems(401, 403, 422, 503))
+@router.get("/plans", responses=problems(422, 503))
 def list_plans(
     wiring: Wired,
     _: Reader,
@@ -134,7 +131,7 @@ def list_plans(
     return read(wiring, cursor, limit)
 
 
-@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, also=NOT_MODIFIED))
+@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, etag=True))
 def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
@@ -148,10 +145,10 @@ def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Respon
         if task is None:
             raise
         text = json.dumps(state_of(task))
-    return etags.answer(request, text)
+    return with_etag(request, text)
 
 
-@router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))
+@router.get("/plans/{plan_id}/explain", responses=problems(404, 422, 503))
 def explain_plan(
     wiring: Wired,
     plan_id: str,
@@ -163,14 +160,13 @@ def explain_plan(
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
     lines, changed = explain(plan, rank, versus), {}
     if versus is not None:
-        pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
-        changed = {
-            name: [getattr(pair[0], name), new] for name, new in changed_fields(*pair).items()
-        }
+        old, new = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
+        changes = changed_fields(old, new).items()
+        changed = {name: [getattr(old, name), value] for name, value in changes}
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 
-@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
+@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(404, 503)})
 def get_events(
     request: Request,
     wiring: Wired,
@@ -204,7 +200,7 @@ def get_events(
     return stream(request, read)
 
 
-@router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
+@router.delete("/plans/{plan_id}", responses=problems(404, 503))
 def cancel_plan(wiring: Wired, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes.
 

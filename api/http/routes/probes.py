@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from planner.api.catalog import named
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
+from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import Wired, strict_route
@@ -42,8 +42,7 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
 @router.post(
     "/probes",
     status_code=202,
-    responses=answers(ProbesAccepted, 404, 409, 413, 415, 422, 429, 502, 503, code=202),
-    openapi_extra=REQUIRED,
+    responses=answers(ProbesAccepted, 404, 409, 422, 429, 502, 503, code=202),
 )
 async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -> Response:
     """A job with its layout, or the best layouts of a plan, to be measured.
@@ -58,9 +57,8 @@ async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -
 
 def _queued(wiring: Wiring, values: object) -> Response:
     if not isinstance(values, Mapping):
-        raise fault(
-            "body", values, "must be a mapping of keys to values", "send job, or plan and top_k"
-        )
+        rule = "must be a mapping of keys to values"
+        raise fault("body", values, rule, "send job, or plan and top_k")
     if JOB_KEYS & set(values):
         asked = probe_of_job({**options_of(values), "job": dict(values)}, allow_files=False)
     elif "plan" in values:
@@ -82,7 +80,7 @@ def _whole(value: object) -> int:
     return value
 
 
-@router.get("/probes", responses=problems(401, 403, 422, 503))
+@router.get("/probes", responses=problems(422, 503))
 def list_probes(
     wiring: Wired,
     _: Reader,
@@ -104,14 +102,14 @@ def list_probes(
     return Page[ProbeLine](items=lines, next_cursor=page.next_cursor)
 
 
-@router.get("/probes/{probe_id}", responses=problems(401, 403, 404, 422, 503))
+@router.get("/probes/{probe_id}", responses=problems(404, 422, 503))
 def get_probe(wiring: Wired, probe_id: str, _: Reader) -> ProbeDetail:
     """One probe with the results of its runs."""
     name = probe_id_of(wiring, probe_id, "probe_id")
     return ProbeDetail.model_validate(wiring.probes.get(name))
 
 
-@router.delete("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
+@router.delete("/probes/{probe_id}", responses=problems(404, 503))
 def cancel_probe(wiring: Wired, probe_id: str, _: Prober) -> ProbeDetail:
     """Cancels a queued probe; a running one ends at its next heartbeat.
 

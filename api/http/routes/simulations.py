@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from planner.api.collectives import CollectiveRequest, ask_collective
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson
+from planner.api.http.bodies import JSON, CheckedByPlanner, JobJson
 from planner.api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
 from planner.api.http.routes.parameters import problems
 from planner.api.http.routing import Wired, strict_route
@@ -20,16 +20,14 @@ from planner.specs.collective import CollectiveAnswer
 
 router = APIRouter(tags=["simulations"], route_class=strict_route())
 CollectiveJson = Annotated[Any, CheckedByPlanner(CollectiveRequest), Body()]
-ERRORS = problems(401, 403, 409, 413, 415, 422, 429, 503)
+ERRORS = problems(409, 422, 429, 503)
 TRACE_SCHEMA = {
     "type": "object",
     "properties": {"traceEvents": {"type": "array"}, "displayTimeUnit": {"type": "string"}},
 }
 
 
-@router.post(
-    "/collective", responses={200: {"model": CollectiveAnswer}, **ERRORS}, openapi_extra=REQUIRED
-)
+@router.post("/collective", responses={200: {"model": CollectiveAnswer}, **ERRORS})
 def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
     answer = ask_collective(with_own(wiring, question), allow_files=False)
@@ -45,7 +43,6 @@ def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None
         },
         **ERRORS,
     },
-    openapi_extra=REQUIRED,
 )
 async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> Response:
     """One step of a job's pipeline simulated, as a Chrome trace.

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
-from planner.api.asker import asker
-from planner.api.http.bodies import JSON, REQUIRED, CheckedByPlanner
+from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
 from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
@@ -22,6 +21,7 @@ from planner.api.http.sweep_schemas import (
     SweepDetail,
     SweepRunAccepted,
 )
+from planner.api.identity import asker
 from planner.api.input.names import sweep_id_of
 from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, sweep_detail
 from planner.api.storage.job_records import TaskFilter
@@ -33,49 +33,33 @@ router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
 SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
 
 
-@router.post(
-    "/sweeps",
-    status_code=201,
-    responses=answers(SweepDetail, 409, 413, 415, 422, 503, code=201),
-    openapi_extra=REQUIRED,
-)
+@router.post("/sweeps", status_code=201, responses=answers(SweepDetail, 409, 422, 503, code=201))
 def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     """Stores a sweep. With a `schedule` workers run it from then on.
 
     Without one POST /sweeps/{id}/run does.
     """
     sweep = add_sweep(wiring, spec, allow_files=False)
-    body = json.dumps(sweep_detail(wiring, sweep))
-    return Response(body, 201, {"location": f"/sweeps/{sweep.id}"}, media_type=JSON)
+    headers = {"location": f"/sweeps/{sweep.id}"}
+    return Response(json.dumps(sweep_detail(wiring, sweep)), 201, headers, media_type=JSON)
 
 
-@router.get(
-    "/sweeps",
-    response_model=Page[SweepDetail],
-    response_model_exclude_unset=True,
-    responses=problems(401, 403, 422, 503),
-)
-def list_sweeps(
-    wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50
-) -> dict[str, Any]:
+@router.get("/sweeps", responses=answers(Page[SweepDetail], 422, 503))
+def list_sweeps(wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50) -> Response:
     """Stored sweeps, newest first, each with its newest run."""
     page = wiring.sweeps.list(cursor, limit)
     items = [sweep_detail(wiring, sweep, runs=1) for sweep in page.items]
-    return {"items": items, "next_cursor": page.next_cursor}
+    return _shown({"items": items, "next_cursor": page.next_cursor})
 
 
-@router.get(
-    "/sweeps/{sweep_id}",
-    response_model=SweepDetail,
-    response_model_exclude_unset=True,
-    responses=problems(401, 403, 404, 422, 503),
-)
-def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> dict[str, Any]:
+@router.get("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 422, 503))
+def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """One sweep with its newest runs and their reports."""
-    return sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id")))
+    sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))
+    return _shown(sweep_detail(wiring, sweep))
 
 
-@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(401, 403, 404, 503)})
+@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(404, 503)})
 def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """Server-sent events of the newest run: `sweep` for every change, and `done` at its end.
 
@@ -92,7 +76,7 @@ def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) 
     return stream(request, read)
 
 
-@router.get("/quarantine", responses=problems(401, 403, 422, 503))
+@router.get("/quarantine", responses=problems(422, 503))
 def list_quarantine(
     wiring: Wired,
     _: Reader,
@@ -102,7 +86,7 @@ def list_quarantine(
     return [QuarantineLine(**one.as_dict()) for one in wiring.quarantine.active(pool)]
 
 
-@router.delete("/quarantine/{host}", responses=problems(401, 403, 404, 422, 503))
+@router.delete("/quarantine/{host}", responses=problems(404, 422, 503))
 def release_host(
     wiring: Wired,
     host: str,
@@ -144,17 +128,15 @@ def resume(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     return _changed(wiring, sweep_id, "active")
 
 
-def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
-    sweep = change_sweep(wiring, sweep_id, state)
-    return Response(json.dumps(sweep_detail(wiring, sweep)), media_type=JSON)
-
-
-@router.delete(
-    "/sweeps/{sweep_id}",
-    response_model=SweepDetail,
-    response_model_exclude_unset=True,
-    responses=problems(401, 403, 404, 503),
-)
-def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> dict[str, Any]:
+@router.delete("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 503))
+def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> Response:
     """Never again; what runs of it is asked to stop. Its reports stay."""
-    return sweep_detail(wiring, change_sweep(wiring, sweep_id, "cancelled"))
+    return _changed(wiring, sweep_id, "cancelled")
+
+
+def _changed(wiring: Wiring, sweep_id: str, state: SweepState) -> Response:
+    return _shown(sweep_detail(wiring, change_sweep(wiring, sweep_id, state)))
+
+
+def _shown(body: dict[str, Any]) -> Response:
+    return Response(json.dumps(body), media_type=JSON)

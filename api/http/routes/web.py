@@ -3,8 +3,7 @@
 The pages hold no data of their own: they ask the service, with the key that their user types.
 """
 
-import hashlib
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from planner.api.errors import need
-from planner.api.http.routes.parameters import problems
+from planner.api.http.routes.parameters import problems, with_etag
 from planner.api.http.routing import ThreadRoute
 from planner.charts.chart import javascript
 
@@ -26,6 +25,7 @@ STRICT = (
 WITH_STYLES = STRICT.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 SWAGGER = "fastapi_offline"  # a package that carries its files
 router = APIRouter(tags=["web"], route_class=ThreadRoute)
+_vega = cache(javascript)  # bundling takes a while
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -48,11 +48,9 @@ async def docs() -> HTMLResponse:
 )
 def vega(request: Request) -> Response:
     """Vega, Vega-Lite and Vega-Embed, which draw the charts of the page."""
-    text, tag = _vega()
-    headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(text, headers=headers, media_type="text/javascript")
+    script = with_etag(request, _vega(), "text/javascript")
+    script.headers["x-content-type-options"] = "nosniff"
+    return script
 
 
 def mount_files(app: FastAPI) -> None:
@@ -71,15 +69,4 @@ def _html(name: str, policy: str) -> HTMLResponse:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return HTMLResponse(_text(name), headers=headers)
-
-
-@lru_cache(maxsize=2)
-def _text(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
-@lru_cache(maxsize=1)
-def _vega() -> tuple[str, str]:
-    text = javascript()
-    return text, f'"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'
+    return HTMLResponse((FOLDER / name).read_text(encoding="utf-8"), headers=headers)

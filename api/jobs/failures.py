@@ -1,30 +1,28 @@
-"""Which hosts of a pool are bad, by what probes of one run showed; and keeping them out.
+"""Failures of the probes of a run: which may pass and run again, and which hosts are to blame.
 
-Two kinds of evidence. Failures: a host on which far more probes fail than on the others. Slowness:
-a host whose steps are slower than expected is suspected; layouts that it ran then run once more
-elsewhere, and where they are faster there the host is to blame, not the layout.
+A layout that ran out of memory, or that the trainer refuses, does so again: it is not retried.
+
+Two kinds of evidence speak against a host. Failures: far more probes fail on it than on the others.
+Slowness: its steps are slower than expected; layouts that it ran then run once more elsewhere, and
+where they are faster there the host is to blame, not the layout.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from planner.api.storage.job_records import ProbeRecord
 from planner.api.wiring import Wiring
 from planner.probes.protocol import FailureKind
 from planner.units import DAY
 
 # failures that a host may be to blame for
-OF_THE_HOST = frozenset(
-    {
-        FailureKind.LOST_GPU,
-        FailureKind.LOST_NODE,
-        FailureKind.FOREIGN,
-        FailureKind.HANG,
-        FailureKind.KILLED,
-    }
-)
+OF_THE_HOST = (
+    FailureKind.LOST_GPU, FailureKind.LOST_NODE, FailureKind.FOREIGN, FailureKind.HANG,
+    FailureKind.KILLED,
+)  # fmt: skip
 FALSE_ALARMS = 0.001  # of a run in which every host is as good as the others
 FEWEST_FAILURES = 3
 FEWEST_STEPS = 3  # of a host, before it is suspected
@@ -36,6 +34,7 @@ MOST_OUT = 0.5  # of the hosts that were seen; where more look bad it is not the
 SPREADS = 3.0  # standard errors of the median beyond the others'
 MAD_TO_SD = 1.4826  # of a normal distribution
 Layout = tuple[str, str]  # hash of the question, short name
+MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +63,7 @@ class _Step:
 
 @dataclass
 class HostWatch:
-    """Evidence on hosts from the probes of a run.
-
-    known: hosts that were found bad already.
-    """
+    """Evidence on hosts from the probes of a run. known: hosts that were found bad already."""
 
     known: set[str] = field(default_factory=set)
     _probes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -84,17 +80,13 @@ class HostWatch:
                 self._touched.add(host)
 
     def measured(
-        self,
-        layout: Layout,
-        hosts: frozenset[str],
-        seconds: float | None,
-        expected_seconds: float | None,
+        self, layout: Layout, hosts: frozenset[str], seconds: float | None, expected: float | None
     ) -> None:
         """A probe that ran there; out of memory is one without a step."""
         for host in hosts:
             self._probes[host] += 1
         if seconds and hosts:
-            surprise = math.log(seconds / expected_seconds) if expected_seconds else None
+            surprise = math.log(seconds / expected) if expected else None
             steps = self._steps[layout]
             steps.append(_Step(hosts, seconds, surprise))
             if len(steps) > 1:
@@ -136,13 +128,13 @@ class HostWatch:
             least = max(math.log(SUSPECT), SPREADS * 1.2533 * spread / math.sqrt(len(there)))
             if median(there) - middle < least:
                 continue
-            alone = [
+            nowhere_else = [
                 layout
                 for layout, each in self._steps.items()
                 if all(host in step.hosts for step in each)
             ]
-            if alone:
-                yield host, alone[:PAIRS]
+            if nowhere_else:
+                yield host, nowhere_else[:PAIRS]
 
     def _too_many_failures(self, host: str) -> tuple[str, ...]:
         own = {
@@ -158,10 +150,8 @@ class HostWatch:
         rate = (failed_elsewhere + 1) / (tried_elsewhere + 2)
         if at_least(failed, tried, rate) > FALSE_ALARMS / len(self._probes):
             return ()
-        return (
-            f"{failed} of {tried} probes failed on it, {failed_elsewhere} of {tried_elsewhere} "
-            "elsewhere",
-        )
+        elsewhere = f"{failed_elsewhere} of {tried_elsewhere} elsewhere"
+        return (f"{failed} of {tried} probes failed on it, {elsewhere}",)
 
     def _slower_than_elsewhere(self, host: str) -> tuple[str, ...]:
         sentences = []
@@ -170,11 +160,9 @@ class HostWatch:
             here = [step.seconds for step in steps if host in step.hosts]
             elsewhere = [step.seconds for step in steps if not step.hosts & {host, *self.known}]
             if here and elsewhere and median(here) > SLOW * median(elsewhere):
-                more = median(here) / median(elsewhere) - 1.0
-                sentences.append(
-                    f"{name}: {median(here):.4g} s a step there, {median(elsewhere):.4g} s "
-                    f"elsewhere ({more:+.0%})"
-                )
+                there, usual = median(here), median(elsewhere)
+                more = f"{usual:.4g} s elsewhere ({there / usual - 1.0:+.0%})"
+                sentences.append(f"{name}: {there:.4g} s a step there, {more}")
         return tuple(sentences) if len(sentences) >= PAIRS else ()
 
 
@@ -191,3 +179,63 @@ def at_least(failed: int, tried: int, rate: float) -> float:
         for number in range(failed, tried + 1)
     )
     return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """How a probe runs again after a failure.
+
+    elsewhere: not on the hosts where it failed, while enough others are left.
+    counts: whether it is one of the sweep's `retries`.
+    """
+
+    elsewhere: bool = False
+    counts: bool = True
+
+
+AGAIN: Mapping[str, Again] = {
+    FailureKind.PORT: Again(),
+    FailureKind.KILLED: Again(elsewhere=True),
+    FailureKind.LOST_GPU: Again(elsewhere=True),
+    FailureKind.HANG: Again(elsewhere=True),
+    FailureKind.CRASH: Again(elsewhere=True),
+    FailureKind.PREEMPTED: Again(counts=False),
+    FailureKind.FOREIGN: Again(elsewhere=True, counts=False),
+    FailureKind.LOST_NODE: Again(elsewhere=True, counts=False),
+    FailureKind.REQUEUED: Again(counts=False),
+    FailureKind.ALLOCATION_ENDED: Again(counts=False),
+    FailureKind.LAUNCH: Again(counts=False),
+}
+
+
+def next_try(attempts: Sequence[ProbeRecord], retries: int) -> frozenset[str] | None:
+    """Hosts that another attempt keeps off; None where there is none.
+
+    attempts: those so far, oldest first; the last one failed.
+    """
+    last = attempts[-1]
+    again = AGAIN.get(last.failure or "")
+    if again is None:
+        return None
+    counted = sum(counts(one) for one in attempts)
+    if counted > retries or len(attempts) - counted > MOST_UNCOUNTED:
+        return None
+    return hosts_of(last) if again.elsewhere else frozenset()
+
+
+def counts(record: ProbeRecord) -> bool:
+    again = AGAIN.get(record.failure or "")
+    return again is None or again.counts
+
+
+def step_of(record: ProbeRecord) -> float | None:
+    """The step time that a probe measured of its layout itself; None where it has none."""
+    if record.measurement_id is None or len(record.results) != 1:
+        return None
+    seconds = record.results[0].get("outcome", {}).get("step_seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
+def hosts_of(record: ProbeRecord) -> frozenset[str]:
+    """The hosts that a probe ran on, as far as its pool told."""
+    return frozenset(str(host) for result in record.results for host in result.get("hosts", ()))
