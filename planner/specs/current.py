@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from planner.specs.validation import Name
+from planner.specs.validation import Name, Value
 
 CurrentFormat = Literal[
     "torchtitan-toml",
@@ -21,7 +21,7 @@ CurrentFormat = Literal[
 MAX_TEXT = 2_000_000
 
 
-class CurrentSpec(BaseModel):
+class CurrentSpec(Value, extra="forbid"):
     """The job's `current`.
 
     name: of the file.
@@ -32,8 +32,6 @@ class CurrentSpec(BaseModel):
     measured: the measurements of that run.
     notes: what had to be assumed about it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(default="current", max_length=400)
     format: CurrentFormat | None = None

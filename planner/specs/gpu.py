@@ -8,10 +8,10 @@ NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from planner.specs.gpu_families import SILICON, VENDORS
-from planner.specs.validation import Name
+from planner.specs.validation import Name, Value
 from planner.units import (
     EXAMPLES,
     GIB,
@@ -104,10 +104,8 @@ def either(short: str, field: str) -> AliasChoices:
     return AliasChoices(short, field)
 
 
-class Frozen(BaseModel):
+class Frozen(Value, extra="forbid", validate_by_name=True):
     """Base of all cluster records: immutable; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True)
 
 
 class ScaleOut(Frozen):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
 from planner.specs.mixer_parameters import MIXER_PARAMETERS
@@ -92,8 +92,6 @@ class ModelSpec(Mixers):
     sliding_mask: per layer, whether it has a window. Llama 4's chunked attention is taken as a
         window of one chunk, an upper bound of its work.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(min_length=1)
     hidden_size: Size

@@ -5,11 +5,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from planner.errors import Fault, SpecError, fault
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+class Value(BaseModel):
+    """Base of every spec: a frozen value; with `extra="forbid"` an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 def _one_line(name: str) -> str:
