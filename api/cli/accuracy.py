@@ -15,11 +15,10 @@ from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
 from planner.api.service import growing, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
-from planner.calibration.comparison import Comparison, digest_of
+from planner.calibration.comparison import Comparison, digest_of, shipped_comparison
 from planner.calibration.drawing import chart_of
 from planner.calibration.outcome import Compared
 from planner.calibration.report import report
-from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
 from planner.estimates import Estimator

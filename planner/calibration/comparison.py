@@ -9,9 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from planner.calibration.outcome import Compared, OwnRuns, rounded
+from planner.catalog.files import text_of
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:
@@ -122,6 +124,12 @@ class Comparison:
             ("digest of the rows", self.rows_digest, rows_digest or self.rows_digest),
         )
         return [f"{name} {before}, now {after}" for name, before, after in now if before != after]
+
+
+@cache
+def shipped_comparison() -> Comparison:
+    """The accuracy report that ships."""
+    return Comparison.from_document(text_of("calibrations/accuracy.json"))
 
 
 def digest_of(text: str) -> str:

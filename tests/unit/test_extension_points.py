@@ -33,8 +33,7 @@ from planner.probes.programs import Program
 from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
 from planner.probes.trainers.reference import ReferenceTrainer
 from planner.rules.base import Rule, under
-from planner.samplers import SAMPLERS
-from planner.samplers.base import Sampler
+from planner.samplers import SAMPLERS, Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs import probe_trainers

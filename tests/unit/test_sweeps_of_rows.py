@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from planner.calibration.accuracy import Row
+from planner.calibration.comparison import shipped_comparison
 from planner.calibration.outcome import Compared
 from planner.calibration.repeats import repeats
-from planner.calibration.shipped import shipped_comparison
 from planner.calibration.sweeps import (
     FEWEST_AGAINST_RULE,
     NOISE,

@@ -17,8 +17,8 @@ from planner.api.render.estimate import bullets, key_figures
 from planner.api.render.plan import ranked_table, run_section, sizes_table
 from planner.api.render.probe import measurements_table
 from planner.api.render.timeline import timeline_view
+from planner.calibration.comparison import shipped_comparison
 from planner.calibration.report import report
-from planner.calibration.shipped import shipped_comparison
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.plan.timeline import timeline
