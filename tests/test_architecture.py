@@ -33,7 +33,7 @@ THIRD_PARTY = {
     "planner/charts": set(),  # vl_convert, rich and pandas by name, where they are used
     "planner/catalog": {"yaml", "numpy"},
     "planner/trainers": {"numpy", "packaging"},
-    "planner/samplers": {"optuna"},
+    "planner/samplers.py": {"optuna"},
     "planner/search": {"numpy", "optuna"},
     "planner/study": {"numpy", "optuna"},
     "planner/intake": {"pydantic", "tomlkit", "yaml"},
@@ -135,7 +135,7 @@ def imports(package: str) -> tuple[Import, ...]:
 def outside(package: str) -> Iterator[str]:
     """Imports of neither ours nor the standard library that the file's folder may not have."""
     for i in imports(package):
-        folder = max((one for one in THIRD_PARTY if i.path.startswith(f"{one}/")), key=len)
+        folder = max((one for one in THIRD_PARTY if i.path.startswith(one)), key=len)
         if i.top not in {*sys.stdlib_module_names, "planner", *THIRD_PARTY[folder]}:
             yield str(i)
 

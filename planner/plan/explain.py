@@ -14,7 +14,7 @@ from planner.errors import fault
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
-from planner.search.variations.neighbours import Neighbour, fastest
+from planner.search.variations.neighbours import fastest
 from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import TIME_PARTS, bottleneck
 from planner.specs.job import SearchSpec
@@ -201,15 +201,14 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
     return float(steps[row])
 
 
-def _change(neighbour: Neighbour, usable_bytes: float) -> str:
-    change = _instead(neighbour.field, neighbour.old, neighbour.new)
-    effect = times_as_fast(1.0 / neighbour.step_ratio)
-    if not neighbour.fits:
-        need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
-        close = neighbour.device_bytes <= usable_bytes
-        refusal = "that is too close to be safe" if close else "does not fit"
+def _change(step: SensitivityStep, usable_bytes: float) -> str:
+    change = _instead(step.field, step.old, step.new)
+    effect, device = times_as_fast(step.times_as_fast), step.device_bytes or 0.0
+    if not step.fits:
+        need = f"{format_bytes(device)} of {format_bytes(usable_bytes)}"
+        refusal = "that is too close to be safe" if device <= usable_bytes else "does not fit"
         return f"{change} would need {need}: {effect}, but {refusal}"
-    return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
+    return f"{change}: {effect}, {format_bytes(device)}"
 
 
 def _instead(field: str, old: object, new: object) -> str:
@@ -219,7 +218,7 @@ def _instead(field: str, old: object, new: object) -> str:
 
 
 def winner_reasons(
-    together: Together, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
+    together: Together, layout: Layout, estimate: Estimate, found: Sequence[SensitivityStep]
 ) -> list[str]:
     """Why the winner won; `together` holds its layout and the others that are told of.
 
@@ -227,10 +226,9 @@ def winner_reasons(
     alternatives.
     """
     usable = together.pricer.cluster.usable_memory_bytes
-    refused = sorted(
-        (n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio
-    )
-    tempting = {n.field: n for n in reversed(refused)}
+    refused = [n for n in found if not n.fits and n.times_as_fast > 1.0]
+    fastest_first = sorted(refused, key=lambda n: -n.times_as_fast)
+    tempting = {n.field: n for n in reversed(fastest_first)}
     closest = [
         best
         for name in dict.fromkeys(n.field for n in found)
@@ -244,15 +242,15 @@ def winner_reasons(
         *(
             _change(n, usable)
             for changes in (tempting.values(), closest)
-            for n in sorted(changes, key=lambda n: n.step_ratio)
+            for n in sorted(changes, key=lambda n: -n.times_as_fast)
         ),
     ]
 
 
-def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
+def _noticeable(step: SensitivityStep, estimate: Estimate) -> bool:
     """Whether a change moves time or memory enough to be worth a sentence."""
-    memory = abs(neighbour.device_bytes / (estimate.device_bytes or 1.0) - 1.0)
-    return abs(neighbour.step_ratio - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
+    memory = abs((step.device_bytes or 0.0) / (estimate.device_bytes or 1.0) - 1.0)
+    return abs((step.step_ratio or 1.0) - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
 
 
 def difference(
@@ -345,13 +343,10 @@ def _speed(ours: float, theirs: float) -> str:
 def step_sentence(step: SensitivityStep) -> str:
     """One step as a sentence: "tp 2 instead of 1: 0.88 times as fast, 40.0 GiB"."""
     change = _instead(step.field, step.old, step.new)
-    if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
+    if step.refused is not None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
-    effect = times_as_fast(1.0 / step.step_ratio)
-    return (
-        f"{change}: {effect}, "
-        f"{format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
-    )
+    fits = "" if step.fits else ", does not fit"
+    return f"{change}: {times_as_fast(step.times_as_fast)}, {format_bytes(step.device_bytes)}{fits}"
 
 
 def ranked_as(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:

@@ -38,14 +38,14 @@ from planner.search.infeasible.report import check_given, nothing_fits
 from planner.search.one_size import Progress, search_size
 from planner.search.size_candidates import OneSize, PlanCandidate, rate
 from planner.search.space.conflicts import refused_choices
-from planner.search.variations.neighbours import Neighbour, neighbours
+from planner.search.variations.neighbours import neighbours
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, RankedLayout, Searched
-from planner.specs.plan_comparisons import ParetoPoint, SizeOption, VersusCurrent
+from planner.specs.plan_comparisons import ParetoPoint, SensitivityStep, SizeOption, VersusCurrent
 from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
@@ -419,12 +419,12 @@ def _reasons(
     return [lines[0], following, *lines[1:]] if following else lines
 
 
-def _allowed(job: Job, neighbour: Neighbour, by_request: frozenset[str]) -> bool:
+def _allowed(job: Job, step: SensitivityStep, by_request: frozenset[str]) -> bool:
     """Whether `search.fix`, `search.allow` and the trainer leave this change open."""
-    allowed = job.search.allow.get(neighbour.field)
+    allowed = job.search.allow.get(step.field)
     if allowed is None:
-        return neighbour.field not in {*job.search.fix, *by_request}
-    return neighbour.field not in job.search.fix and neighbour.new in allowed
+        return step.field not in {*job.search.fix, *by_request}
+    return step.field not in job.search.fix and step.new in allowed
 
 
 def _headline(entries: list[RankedLayout], objective: str) -> list[str]:

@@ -22,6 +22,8 @@ from planner.search.space.enumerate import Expanded, Space
 ROUND = 5 * 2**13
 EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
 FEW = 2**13
+# what `Pricer.layout_lower_bounds` reads of a layout besides the fields of its units
+COMPUTE_FIELDS = ("dp_replicate", "dp_shard", "pp", "micro_batch_size", "precision")
 KEEP = 400
 NEAREST = 64
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
@@ -106,17 +108,13 @@ class Screening:
 def near_layouts(
     pricer: Pricer, space: Space, cells: IntColumn, cell_bounds: CellBounds, limit: float
 ) -> Expanded:
-    """Layouts of these cells that do not compute longer than the limit.
-
-    What they compute is asked before fields are expanded on which it does not depend, unless there
-    are few.
-    """
-    if not np.isfinite(limit) or space.cell_sizes[cells].sum() < FEW:
-        return space.expanded(cells)
-    branches = space.branches(cells, pricer.unit_fields)
-    overlaps = cell_bounds.idle.overlaps[cells[branches.owner]]
-    computes = pricer.layout_lower_bounds(branches.batch, overlaps)
-    return branches.expand(computes <= limit)
+    """Layouts of these cells that do not compute longer than the limit; all, where they are few."""
+    found = space.expanded(cells)
+    if not np.isfinite(limit) or len(found) < FEW:
+        return found
+    batch = found.batch((*pricer.unit_fields, *COMPUTE_FIELDS))
+    overlaps = cell_bounds.idle.overlaps[found.cells]
+    return found.take(pricer.layout_lower_bounds(batch, overlaps) <= limit)
 
 
 def idle_of(pricer: Pricer, space: Space) -> Idle:

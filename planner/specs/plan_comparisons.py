@@ -65,6 +65,10 @@ class SensitivityStep(Labelled):
     fits: bool | None = None
     refused: str | None = None
 
+    @property
+    def times_as_fast(self) -> float:
+        return 1.0 / (self.step_ratio or 1.0)
+
 
 class Regret(Value):
     """How wrong the choice of number 1 among the shown layouts can be, as estimates are uncertain.

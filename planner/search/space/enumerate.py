@@ -69,30 +69,6 @@ class Expansion:
                 columns[name] = narrow(of_class)[self.classes]
         return columns
 
-    def columns(self, cells: Column | slice, choice: IntColumn | int) -> Columns:
-        """The component's fields in the `choice`-th expansion of each of these cells."""
-        return self.at(self.starts[self.classes[cells]] + choice)
-
-    def at(self, places: IntColumn) -> Columns:
-        """The component's fields at these places of `rows`."""
-        row = self.rows[places]
-        return {name: column[row] for name, column in self.table.items()}
-
-    def parts(self, names: Sequence[str]) -> tuple[IntColumn, IntColumn, IntColumn]:
-        """How the rows of each class differ in the fields of these names.
-
-        (part of each of `rows`, among those of its class; parts of each class (C,); choices that
-        come first in each part, class after class)
-        """
-        own = [column for name, column in self.table.items() if name in names]
-        _, values = kinds_of(own, length(self.table))
-        owner = np.repeat(np.arange(len(self.counts)), self.counts)
-        codes = owner * (int(values.max(initial=0)) + 1) + values[self.rows]
-        _, first, part = np.unique(codes, return_index=True, return_inverse=True)
-        number = np.bincount(owner[first], minlength=len(self.counts))
-        part -= (np.cumsum(number) - number)[owner]
-        return part, number, first - self.starts[owner[first]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -145,10 +121,6 @@ class Space:
             places.append(np.repeat(expansion.starts[classes], sizes) + choice)
         owner = np.repeat(np.arange(len(chosen)), sizes)
         return Expanded(space=self, chosen=chosen, owner=owner, places=tuple(places))
-
-    def branches(self, cells: IntColumn, names: Sequence[str]) -> "Branches":
-        """These cells, each once for every choice of the fields of these names."""
-        return Branches.of(self, cells, names)
 
     def kinds(
         self, columns: Sequence[IntColumn], names: Sequence[str]
@@ -232,71 +204,6 @@ class Expanded:
             for name, (column, at) in found.items()
         }
         return LayoutBatch(**columns, splits=self.space.cells.splits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branches:
-    """Cells of a space with some of their free fields chosen: B branches.
-
-    A search bounds them before it expands what is left.
-    chosen: the cells. owner (B,): the place in `chosen` of each branch's cell; those of one cell
-        stand together. batch (B,): the branches, other free fields at a legal value.
-    parts: of each expansion, part of each of its rows and parts of each class (`Expansion.parts`).
-    """
-
-    space: Space
-    chosen: IntColumn
-    owner: IntColumn
-    batch: LayoutBatch
-    parts: tuple[tuple[IntColumn, IntColumn], ...]
-
-    @classmethod
-    def of(cls, space: Space, chosen: IntColumn, names: Sequence[str]) -> "Branches":
-        split = [expansion.parts(names) for expansion in space.expansions]
-        sizes = np.ones(len(chosen), dtype=np.int64)
-        for expansion, (_, number, _) in zip(space.expansions, split, strict=True):
-            sizes *= number[expansion.classes[chosen]]
-        owner = np.repeat(np.arange(len(chosen)), sizes)
-        rest = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        columns: Columns = {}
-        for expansion, (_, number, first) in zip(space.expansions, split, strict=True):
-            classes = expansion.classes[chosen[owner]]
-            choice = first[(np.cumsum(number) - number)[classes] + rest % number[classes]]
-            columns.update(expansion.columns(chosen[owner], choice))
-            rest //= number[classes]
-        kept = {
-            name: taken(column, chosen[owner])
-            for name, column in space.cells.columns()
-            if name not in columns
-        }
-        return cls(
-            space=space,
-            chosen=chosen,
-            owner=owner,
-            batch=LayoutBatch(**kept, **columns, splits=space.cells.splits),
-            parts=tuple((part, number) for part, number, _ in split),
-        )
-
-    def expand(self, near: BoolColumn) -> Expanded:
-        """Layouts of the branches that are near, in the order of `Space.expand`.
-
-        near (B,): the branches wanted.
-        """
-        space = self.space
-        with_near = np.flatnonzero(np.bincount(self.owner[near], minlength=len(self.chosen)))
-        cells = self.chosen[with_near]
-        sizes, found = space.cell_sizes[cells], space.expanded(cells)
-        count = np.bincount(self.owner, minlength=len(self.chosen))
-        branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
-        radix = np.ones(len(cells), dtype=np.int64)
-        for expansion, (part, number), place in zip(
-            space.expansions, self.parts, found.places, strict=True
-        ):
-            if number.max(initial=1) > 1:
-                branch += np.repeat(radix, sizes) * part[place]
-                radix *= number[expansion.classes[cells]]
-        of_cells = replace(found, chosen=self.chosen, owner=with_near[found.owner])
-        return of_cells.take(near[branch])
 
 
 def _counted(sizes: IntColumn) -> IntColumn:

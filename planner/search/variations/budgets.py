@@ -107,32 +107,19 @@ class Budgeted:
 
     def _round(self, cells: range) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
-        branches = self.space.branches(
-            self.cells[cells.start : cells.stop], self.pricer.unit_fields
-        )
-        near = np.ones(len(branches.batch), dtype=np.bool_)
+        found = self.space.expanded(self.cells[cells.start : cells.stop])
         if self.dial is _with_budget:  # torch.compile's partitioner reads it
-            near = np.array(branches.batch.compile)
-        rows = np.flatnonzero(near)
-        owner = cells.start + branches.owner[rows]
-        tried = self.dial(branches.batch.take(rows), self.most[owner])
-        overlaps = self.cell_bounds.idle.overlaps[self.cells[owner]]
-        near[rows] = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
-        found = branches.expand(near)
+            found = found.take(found.batch(("compile",)).compile)
         found = found.take(self.cell_bounds.has_room(found))
         owner = cells.start + found.owner
-        one = _Round(
-            cells=cells,
-            batch=self.dial(found.batch(), self.most[owner]),
-            simple=self.simple[owner],
-            seconds=np.zeros(len(owner)),
-        )
+        batch = self.dial(found.batch(), self.most[owner])
+        seconds = np.zeros(0)
         if len(owner):
-            seconds, _ = self.pricer.step_lower_bounds(one.batch, self.worth)
-            one = replace(one, seconds=seconds).take(seconds < self.worth)
-            half = self.dial(one.batch, np.full(len(one.batch), STEPS // 2))
-            one = one.take(legal_mask(half, self.pricer.rules_context, MODE))
-        return one
+            seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
+        one = _Round(cells=cells, batch=batch, simple=self.simple[owner], seconds=seconds)
+        one = one.take(one.seconds < self.worth)
+        half = self.dial(one.batch, np.full(len(one.batch), STEPS // 2))
+        return one.take(legal_mask(half, self.pricer.rules_context, MODE))
 
     def fastest(self, keep: int) -> "list[LargestBudgets]":
         """The `keep` fastest layouts, and of those with few mechanisms.
