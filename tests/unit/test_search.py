@@ -20,7 +20,7 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.rules import legal_mask, violations
 from planner.search import bounds as cell_bounds
-from planner.search import cell_queue, screen, space_search
+from planner.search import screen, space_search
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, spread_within_stack
@@ -150,7 +150,7 @@ def test_bounds_by_band_give_the_same(smallest: bool, monkeypatch: pytest.Monkey
         at_once = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         with monkeypatch.context() as patch:
             patch.setattr(cell_bounds, "BAND", 512)
-            patch.setattr(cell_queue, "BAND", 512)
+            patch.setattr(screen, "BAND", 512)
             by_band = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
         assert found == pytest.approx(expected, rel=1e-12)

@@ -18,7 +18,7 @@ from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.search import bounds, cell_queue
+from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import OOM_LIMIT, priced_and_fitting
@@ -124,7 +124,7 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
 ) -> None:
     """What they take lowers the limit of later rounds; what is near the best stays, as they do."""
     pricer, space = prepared(name)
-    for module in (bounds, cell_queue):
+    for module in (bounds, screen_module):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
     plain = searched(pricer, space, Goal(count=3))
