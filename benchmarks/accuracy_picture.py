@@ -12,8 +12,7 @@ import pathlib
 
 import numpy as np
 
-from planner.calibration.comparison import Comparison, shipped_comparison
-from planner.calibration.outcome import Compared
+from planner.calibration.comparison import Compared, Comparison, shipped_comparison
 
 PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "accuracy.svg"
 

@@ -34,6 +34,7 @@ from planner.rules.experts import overlaps_exchange
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
+    COMMUNICATION_AXES,
     OOM_LIMIT,
     Estimate,
     Interval,
@@ -43,6 +44,7 @@ from planner.specs.estimate import (
     TimeBreakdown,
     Violation,
 )
+from planner.specs.estimate_parts import MEMORY_PARTS
 from planner.specs.job import Job
 from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
@@ -304,7 +306,7 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
-        peak = dense_peak(cluster)
+        peak = cluster.gpu.dense_peak
         flops = self.prices.stage_seconds.hardware_flops
         self.hfu = flops / (self.refined.step_seconds * peak) if peak else None
         self.communication = communication(pricer, self.prices, self.refined)
@@ -480,18 +482,13 @@ class _Columns:
         ranks = slice(int(self.batch.pp[row]))
         reserved = self.prices.rank_reserved_bytes[ranks, row].tolist()
         here = {name: column[ranks, row].tolist() for name, column in self.memory_parts.items()}
+        pairs = zip(reserved, here["allocated"], strict=True)
+        here["fragmentation"] = [held - allocated for held, allocated in pairs]
         stages = [
             StageMemory(
                 peak_allocated_bytes=here["allocated"][rank],
                 peak_reserved_bytes=reserved[rank],
-                parameters_bytes=here["parameters"][rank],
-                gradients_bytes=here["gradients"][rank],
-                optimizer_bytes=here["optimizer"][rank],
-                activations_bytes=here["activations"][rank],
-                logits_bytes=here["logits"][rank],
-                communication_buffers_bytes=here["buffers"][rank],
-                workspace_bytes=here["workspace"][rank],
-                fragmentation_bytes=reserved[rank] - here["allocated"][rank],
+                **{field: here[name][rank] for name, field in MEMORY_PARTS},
             )
             for rank in range(len(reserved))
         ]
@@ -499,17 +496,13 @@ class _Columns:
 
     def _time(self, row: int) -> TimeBreakdown:
         parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
-        parts["bubble"], parts["pp"] = (
-            float(self.refined.bubble_seconds[row]),
-            float(self.refined.send_seconds[row]),
-        )
+        parts["bubble"] = float(self.refined.bubble_seconds[row])
+        parts["pp"] = float(self.refined.send_seconds[row])
         return TimeBreakdown(
             compute_seconds=parts["compute"] + parts["copies"],
             launch_seconds=parts["launches"],
             host_wait_seconds=parts["waits"],
-            exposed_communication_seconds={
-                axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")
-            },
+            exposed_communication_seconds={axis: parts[axis] for axis in COMMUNICATION_AXES},
             bubble_seconds=parts["bubble"],
             recompute_seconds=parts["recompute"],
             optimizer_seconds=parts["optimizer"],
@@ -527,12 +520,6 @@ def model_flops_utilisation(
     attention counts in full, so products in 8 or 4 bits and attention in windows may exceed 1.
     None where the GPU has no 16-bit peak.
     """
-    peak = dense_peak(cluster)
+    peak = cluster.gpu.dense_peak
     counted_flops = model.torchtitan_flops_per_token(seq_len)
     return tokens_per_second_per_gpu * counted_flops / peak if peak else None
-
-
-def dense_peak(cluster: ClusterSpec) -> float | None:
-    """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
-    peaks = cluster.gpu.peak_flops_per_second
-    return peaks.get("bf16") or peaks.get("fp16")

@@ -15,9 +15,9 @@ from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
 from planner.api.service import growing, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
-from planner.calibration.comparison import Comparison, digest_of, shipped_comparison
+from planner.calibration.comparison import Compared, Comparison, digest_of, shipped_comparison
 from planner.calibration.drawing import chart_of
-from planner.calibration.outcome import Compared
+from planner.calibration.held_out import comparison_of
 from planner.calibration.report import report
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
@@ -127,7 +127,7 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
             "--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line"
         )
     with working("fitting again without each source, model and GPU in turn", quiet=quiet):
-        return Comparison.of(measured, shipped_calibration(), digest_of(text)), len(malformed)
+        return comparison_of(measured, shipped_calibration(), digest_of(text)), len(malformed)
 
 
 def _wanted(text: str) -> tuple[str, list[str]]:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.calibration.classes import class_of, interval_score
+from planner.calibration.comparison import Compared, rounded, rounded_or_none
 from planner.calibration.mechanisms import used_by
-from planner.calibration.outcome import Compared, rounded, rounded_or_none
-from planner.calibration.repeats import SOFTWARE
-from planner.calibration.sweeps import rule_of_thumb
+from planner.calibration.sweeps import SOFTWARE, rule_of_thumb
 from planner.columns import LayoutBatch
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.trainers.registry import code_of
@@ -100,8 +99,8 @@ class Row:
             measured_reserved_bytes=self.measured_reserved_bytes,
             predicted_seconds=rounded_or_none(estimate.step_seconds),
             interval_seconds=interval and (rounded(interval[0]), rounded(interval[1])),
-            predicted_allocated_bytes=rounded_or_none(self.predicted_allocated_bytes),
-            predicted_reserved_bytes=rounded_or_none(self.predicted_reserved_bytes),
+            predicted_allocated_bytes=rounded_or_none(self.predicted("peak_allocated_bytes")),
+            predicted_reserved_bytes=rounded_or_none(self.predicted("peak_reserved_bytes")),
             peak_allocated_bytes=rounded_or_none(estimate.peak_allocated_bytes),
             peak_reserved_bytes=rounded_or_none(estimate.peak_reserved_bytes),
             baseline_seconds=rounded_or_none(self.baseline_seconds),
@@ -110,44 +109,26 @@ class Row:
             rule=self._rule(),
         )
 
-    @property
-    def predicted_allocated_bytes(self) -> float | None:
-        """Predicted peak of the rank that the run reported.
+    def predicted(self, field: str) -> float | None:
+        """A predicted peak of the rank that the run reported.
 
         It is the worst one, or the last pipeline rank if the row is of that one.
         """
         memory = self.estimate.memory
-        return (
-            memory.stages[-1].peak_allocated_bytes
-            if self.last_rank and memory
-            else self.estimate.peak_allocated_bytes
-        )
-
-    @property
-    def predicted_reserved_bytes(self) -> float | None:
-        """Predicted reserved memory of the same rank."""
-        memory = self.estimate.memory
-        return (
-            memory.stages[-1].peak_reserved_bytes
-            if self.last_rank and memory
-            else self.estimate.peak_reserved_bytes
-        )
+        of_rank = memory.stages[-1] if self.last_rank and memory else self.estimate
+        found: float | None = getattr(of_rank, field)
+        return found
 
     @property
     def baseline_seconds(self) -> float | None:
         """Step time at 40% of the dense bf16 peak, by TorchTitan's count of flops."""
-        job = self.job
-        peak = job.cluster.gpu.peak_flops_per_second.get(
-            "bf16"
-        ) or job.cluster.gpu.peak_flops_per_second.get("fp16")
+        model, cluster, training = self.job.model, self.job.cluster, self.job.training
+        peak = cluster.gpu.dense_peak
         if not peak:
             return None
-        tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
-        return (
-            tokens
-            * job.model.torchtitan_flops_per_token(job.training.seq_len)
-            / (BASELINE_MFU * peak)
-        )
+        tokens = training.global_batch_size * training.seq_len / cluster.num_gpus
+        flops = model.torchtitan_flops_per_token(training.seq_len)
+        return tokens * flops / (BASELINE_MFU * peak)
 
     def techniques(self) -> list[str]:
         """The mechanisms that the job and its layout use."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from planner.calibration.outcome import Compared
+from planner.calibration.comparison import Compared
 from planner.charts.accuracy import RunPoint, accuracy
 from planner.charts.chart import Chart
 

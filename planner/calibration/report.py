@@ -6,10 +6,8 @@ from statistics import fmean, median
 from typing import Any
 
 from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
-from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared, OwnRuns
-from planner.calibration.repeats import Repeats, repeats
-from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
+from planner.calibration.comparison import Compared, Comparison, OwnRuns
+from planner.calibration.sweeps import AgainstRule, Repeats, against_rule, repeats, sweeps
 
 REGRET_AT = (1, 3, 5)
 MODELS = ("dense", "experts")

@@ -79,16 +79,8 @@ class TimeBreakdown(Value):
         return self.launch_seconds + self.host_wait_seconds
 
     def total(self) -> float:
-        return (
-            self.compute_seconds
-            + self.host_seconds
-            + sum(self.exposed_communication_seconds.values())
-            + self.bubble_seconds
-            + self.recompute_seconds
-            + self.optimizer_seconds
-            + self.straggler_seconds
-            + self.other_seconds
-        )
+        parts = self.model_dump()
+        return float(sum(parts.pop("exposed_communication_seconds").values()) + sum(parts.values()))
 
 
 class CommunicationRow(Value):

@@ -197,11 +197,8 @@ class GpuSpec(Typed):
     def _vendor_of_the_family(cls, given: object) -> object:
         """Fills in the vendor of a known family."""
         vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
-        return (
-            {"vendor": vendor, **given}
-            if vendor is not None and isinstance(given, Mapping)
-            else given
-        )
+        known = vendor is not None and isinstance(given, Mapping)
+        return {"vendor": vendor, **given} if known else given
 
     @model_validator(mode="after")
     def _family_of_its_vendor(self) -> "GpuSpec":
@@ -217,14 +214,18 @@ class GpuSpec(Typed):
     def _peaks_hold_at_a_power(self) -> "GpuSpec":
         if not self.nominal_power_watts:
             silicon = SILICON.get(self.family)
-            peaks = self.peak_flops_per_second
-            peak = peaks.get("bf16") or peaks.get("fp16")
             nominal = self.power_limit_watts
-            if silicon is not None and peak:
+            if silicon is not None and self.dense_peak:
                 clock = self.boost_clock_hz or silicon.clock_hz
-                nominal = silicon.nominal_power_watts(peak, clock)
+                nominal = silicon.nominal_power_watts(self.dense_peak, clock)
             object.__setattr__(self, "nominal_power_watts", nominal)
         return self
+
+    @property
+    def dense_peak(self) -> float | None:
+        """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
+        peaks = self.peak_flops_per_second
+        return peaks.get("bf16") or peaks.get("fp16")
 
     def __hash__(self) -> int:
         peaks = tuple(sorted(self.peak_flops_per_second.items()))

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.accuracy import Row
-from planner.calibration.comparison import shipped_comparison
-from planner.calibration.outcome import Compared
-from planner.calibration.repeats import repeats
+from planner.calibration.comparison import Compared, shipped_comparison
 from planner.calibration.sweeps import (
     FEWEST_AGAINST_RULE,
     NOISE,
@@ -18,6 +16,7 @@ from planner.calibration.sweeps import (
     Sweep,
     against_rule,
     first_by,
+    repeats,
     rule_of_thumb,
     sweeps,
 )

@@ -23,8 +23,8 @@ from planner.calibration.drift.scores import (
     TOGETHER,
     WINDOW,
     student_quantile,
+    threshold_of,
 )
-from planner.calibration.drift.threshold import threshold_of
 
 
 def drift_of(nights: Nights, runs_per_false_alarm: float) -> Drift:
