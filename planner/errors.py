@@ -44,7 +44,7 @@ class PlannerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled as it stands: constructors take other things than the message."""
-        return _as_it_was, (type(self), self.args, self.__dict__)
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
     def as_dict(self) -> dict[str, object]:
         """The error object of the contract: type, field, value, message, remedy."""
@@ -55,14 +55,6 @@ class PlannerError(Exception):
             "message": str(self),
             "remedy": None,
         }
-
-
-def _as_it_was(
-    kind: type[PlannerError], args: tuple[object, ...], state: dict[str, object]
-) -> PlannerError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
 
 
 class SpecError(PlannerError):
@@ -139,20 +131,14 @@ class InfeasibleError(PlannerError):
         nearest_miss: object = None,
         rejected: object = None,
     ) -> None:
-        self.remedy, self.field, self.nearest_miss, self.rejected = (
-            remedy,
-            field,
-            nearest_miss,
-            rejected,
-        )
+        self.remedy, self.field = remedy, field
+        self.nearest_miss, self.rejected = nearest_miss, rejected
         super().__init__(message)
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "type": self.kind,
+            **super().as_dict(),
             "field": self.field,
-            "value": None,
-            "message": str(self),
             "remedy": self.remedy,
             "nearest_miss": self.nearest_miss,
             "rejected": self.rejected,

@@ -16,7 +16,6 @@ from planner.catalog.files import text_of
 from planner.version import MODEL_VERSION
 
 DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are equal
-TIME = ("predicted_seconds", "interval_seconds")  # what changes when a fit leaves the run out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

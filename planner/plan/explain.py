@@ -16,7 +16,7 @@ from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import fastest
 from planner.specs.estimate import Estimate
-from planner.specs.estimate_parts import TIME_PARTS, bottleneck
+from planner.specs.estimate_parts import PART_WORDS, all_time_parts, bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, changed_fields, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout
@@ -24,45 +24,14 @@ from planner.specs.plan_comparisons import Regret, SensitivityStep
 from planner.units import counted, format_bytes, format_risk, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
-WORDS: Mapping[str, str] = {
-    "tp": "tensor-parallel communication",
-    "cp": "context-parallel communication",
-    "ep": "expert dispatch and combine",
-    "pp": "pipeline sends",
-    "fsdp": "waiting for FSDP gathers and scatters",
-    "dp": "gradient all-reduce across replicas",
-    "bubble": "pipeline bubble",
-    "recompute": "recomputed activations",
-    "optimizer": "optimizer step",
-    "compute": "matrix and attention kernels",
-    "straggler": "waiting for the slowest rank",
-    "launches": "waiting for kernel launches",
-    "host waits": "host waits for the device",
-    "other": "loading, logging and synchronisation",
-}
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
 BEST = {"throughput": "fastest", "time": "fastest", "cost": "cheapest", "energy": "most frugal"}
 REGRET_DRAWS = 4000
 WITHOUT_CASTS: Mapping[str, Any] = {
-    "scale": NOTHING,
-    "cast": NOTHING,
-    "eager_scale": NOTHING,
-    "eager_cast": NOTHING,
-    "transposed": NOTHING,
-    "fused_kernels": 0.0,
-    "eager_kernels": 0.0,
-    "padding": 0.0,
+    **dict.fromkeys(("scale", "cast", "eager_scale", "eager_cast", "transposed"), NOTHING),
+    **dict.fromkeys(("fused_kernels", "eager_kernels", "padding"), 0.0),
 }
-
-
-def time_parts(estimate: Estimate) -> dict[str, float]:
-    """Seconds by cost, largest first, keyed as in WORDS; empty for a layout that was rejected."""
-    if estimate.time is None:
-        return {}
-    parts = {name: getattr(estimate.time, field) for name, field in TIME_PARTS}
-    parts |= estimate.time.exposed_communication_seconds
-    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def next_bottleneck(estimate: Estimate) -> str:
@@ -70,22 +39,19 @@ def next_bottleneck(estimate: Estimate) -> str:
 
     This is to first order: the other costs do not change. Empty if only compute takes time.
     """
-    parts = [
-        (key, seconds)
-        for key, seconds in time_parts(estimate).items()
-        if key != "compute" and seconds > 0
-    ]
+    costs = sorted(all_time_parts(estimate), key=lambda part: -part[1])
+    parts = [(name, seconds) for name, seconds in costs if name != "compute" and seconds > 0]
     step = estimate.step_seconds or 1.0
     if not parts:
         return ""
     (first, gone), rest = parts[0], parts[1:]
     left = step - gone
     faster = times_as_fast(step / left) if left > 0 else "nothing left"
-    sentence = f"without {WORDS[first]} a step would take {format_seconds(left)} ({faster})"
+    sentence = f"without {PART_WORDS[first]} a step would take {format_seconds(left)} ({faster})"
     if not rest or rest[0][1] < NOTICEABLE * left:
-        return f"{sentence}, nearly all of it {WORDS['compute']}"
+        return f"{sentence}, nearly all of it {PART_WORDS['compute']}"
     key, seconds = rest[0]
-    return f"{sentence}; the largest loss would then be {WORDS[key]}, {seconds / left:.0%}"
+    return f"{sentence}; the largest loss would then be {PART_WORDS[key]}, {seconds / left:.0%}"
 
 
 def regret(
@@ -109,11 +75,7 @@ def regret(
     root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
     truth = np.log(scores) + random @ root
     lost = truth[:, 0] - truth.min(axis=1)
-    probability, mean, share_95 = (
-        float((lost > 0).mean()),
-        float(np.expm1(lost).mean()),
-        float(np.expm1(np.quantile(lost, 0.95))),
-    )
+    probability = float((lost > 0).mean())
     sd = float(np.sqrt(covariance[0, 0]))
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
     statement = f"{1.0 - probability:.0%} sure that number 1 is the {BEST[search.objective]} shown"
@@ -124,8 +86,8 @@ def regret(
         statement += f"; if not, you lose {most:.0%} at most (95%)"
     return Regret(
         probability_other_better=probability,
-        expected_share=mean,
-        share_95=share_95,
+        expected_share=float(np.expm1(lost).mean()),
+        share_95=float(np.expm1(np.quantile(lost, 0.95))),
         time_sd=sd,
         correlation=joint,
         statement=statement,
@@ -154,21 +116,15 @@ def precision_sentences(together: Together, layout: Layout, estimate: Estimate) 
     Empty for 16-bit layouts.
     """
     recipe = together.pricer.recipes[PRECISIONS.names.index(layout.precision)]
-    return (
-        list(_precision(together, layout, recipe, estimate.step_seconds or 1.0))
-        if recipe.low
-        else []
-    )
+    step = estimate.step_seconds or 1.0
+    return list(_precision(together, layout, recipe, step)) if recipe.low else []
 
 
 def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     pricer = together.pricer
-    shares = quantised_model(pricer.model, pricer.recipes).shares
-    high = [
-        name
-        for name, share in shares.items()
-        if share[PRECISIONS.names.index(layout.precision)] == 0
-    ]
+    shares = quantised_model(pricer.model, pricer.recipes).shares.items()
+    code = PRECISIONS.names.index(layout.precision)
+    high = [name for name, share in shares if share[code] == 0]
     tail, layers = bf16_tail(recipe, pricer.model.num_hidden_layers), pricer.model.num_hidden_layers
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
@@ -274,12 +230,14 @@ def difference(
         words = [_instead(name, getattr(our_layout, name), new) for name, new in fields.items()]
         lines.append(f"differs: {', '.join(words)}")
     lines.append(_speed(ours.step_seconds, theirs.step_seconds))
-    first, second = time_parts(ours), time_parts(theirs)
-    moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
+    first, second = (dict(all_time_parts(one)) for one in (ours, theirs))
+    moved = sorted(PART_WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
     for key in moved[:3]:
         delta = second.get(key, 0.0) - first.get(key, 0.0)
         if abs(delta) > NOTICEABLE * ours.step_seconds:
-            lines.append(f"{WORDS[key]} {'+' if delta > 0 else '-'}{format_seconds(abs(delta))}")
+            lines.append(
+                f"{PART_WORDS[key]} {'+' if delta > 0 else '-'}{format_seconds(abs(delta))}"
+            )
     if ours.device_bytes is not None and theirs.device_bytes is not None:
         delta_bytes = theirs.device_bytes - ours.device_bytes
         lines.append(f"memory {'+' if delta_bytes >= 0 else '-'}{format_bytes(abs(delta_bytes))}")

@@ -1,5 +1,7 @@
 """Layouts that a search found at one cluster size, simulated and rated."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -137,6 +139,14 @@ def by_step(candidate: tuple[float, float, Layout]) -> float:
     A sum of the same numbers in another order differs in its last digits.
     """
     return float(f"{candidate[0]:.12g}")
+
+
+def rejected(sizes: Iterable[OneSize]) -> Counter[str]:
+    """Layouts left out at all sizes, by reason."""
+    total = Counter[str]()
+    for at_size in sizes:
+        total.update(at_size.rejected)
+    return total
 
 
 def rate(job: Job, at_size: OneSize, *, several: bool) -> None:

@@ -3,10 +3,9 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails
 
 from planner.errors import Fault, SpecError, fault
 
@@ -72,7 +71,7 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
         raise SpecError(faults) from None
 
 
-def _fault(spec: type[BaseModel], item: ErrorDetails, field: str) -> Fault:
+def _fault(spec: type[BaseModel], item: Any, field: str) -> Fault:
     """One of pydantic's errors in plain words."""
     parts = [str(part) for part in item["loc"]]
     path = [part for part in parts if not part.startswith(("function-", "literal["))]

@@ -20,7 +20,6 @@ from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number
 from planner.columns.bisect import bisected
 from planner.columns.table import Table
-from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
@@ -126,27 +125,17 @@ class Budgeted:
 
         Each is at its largest budget that fits.
         """
-        found, waiting = LargestBudgets.none(self.space.cells.take(slice(0, 0))), list[_Round]()
+        found = LargestBudgets.none(self.space.cells.take(slice(0, 0)))
         limits = StepLimits(every=self.worth, simple=self.worth)
         for one in self._rounds():
             limit = limits.simple if self.simple[one.cells[0] :].any() else limits.every
             if self.least[one.cells[0]] >= limit:
                 break
-            waiting.append(one.take(one.seconds < limits.of(one.simple)))
-            if sum(len(those.batch) for those in waiting) >= CHUNK:
-                found = self._with(found, waiting, limits, keep)
-                limits, waiting = limits.lowered(found.seconds, found.simple, keep), []
-        found = self._with(found, waiting, limits, keep)
+            near = one.take(one.seconds < limits.of(one.simple))
+            more = largest_budgets(self.pricer, near.batch, near.simple, limits, keep, self.dial)
+            found = LargestBudgets.joined([found, more])
+            limits = limits.lowered(found.seconds, found.simple, keep)
         return [found.first(keep), found.take(found.simple).first(keep)]
-
-    def _with(
-        self, found: "LargestBudgets", waiting: "list[_Round]", limits: "StepLimits", keep: int
-    ) -> "LargestBudgets":
-        if not sum(len(one.batch) for one in waiting):
-            return found
-        every = _Round.joined(waiting)
-        more = largest_budgets(self.pricer, every.batch, every.simple, limits, keep, self.dial)
-        return LargestBudgets.joined([found, more])
 
     def pipelined(self, limit: float) -> LayoutBatch:
         """All pipelined layouts whose lower bound is below the limit, with a budget each."""
