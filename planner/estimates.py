@@ -5,7 +5,7 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -97,7 +97,7 @@ class Estimator:
 
     def __init__(self, calibration_of: CalibrationOf = lambda _: None) -> None:
         self.calibration_of = calibration_of
-        self._pricers: dict[_Parts, Pricer] = {}
+        self._pricer = lru_cache(maxsize=MOST_PRICERS)(_pricer_of)
 
     def estimates(self, jobs: Sequence[Job]) -> list[Estimate | PlannerError]:
         """One answer a job, in order; the error of a job that cannot be priced."""
@@ -121,16 +121,6 @@ class Estimator:
                 return [error]
             return [answer for job in jobs for answer in self._of_group(parts, [job])]
 
-    def _pricer(self, parts: "_Parts") -> Pricer:
-        """The pricer of a group, the last to be forgotten."""
-        pricer = self._pricers.pop(parts, None) or Pricer.build(
-            parts.job.model, parts.job.cluster, parts.job.training, parts.calibration
-        )
-        self._pricers[parts] = pricer
-        if len(self._pricers) > MOST_PRICERS:
-            del self._pricers[next(iter(self._pricers))]
-        return pricer
-
 
 class _Parts:
     """What the jobs of one group have in common, told apart by identity, which costs no look."""
@@ -144,6 +134,11 @@ class _Parts:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
+
+
+def _pricer_of(parts: _Parts) -> Pricer:
+    job = parts.job
+    return Pricer.build(job.model, job.cluster, job.training, parts.calibration)
 
 
 def _as_asked(job: Job, estimate: Estimate) -> Estimate:

@@ -270,10 +270,19 @@ class _Kernels:
             op.moves.fused_forward + op.moves.fused_backward,
             op.moves.forward + op.moves.backward,
         )
-        sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
-        return _Run(
-            kind="memory", name="copy", dtypes=dtypes, sizes=sizes, calls=passes * moves / 2.0
-        )
+        return self._run("memory", "copy", {"bytes": num_bytes}, passes * moves / 2.0)
+
+    def _run(
+        self,
+        kind: str,
+        name: str,
+        sizes: Mapping[str, FloatColumn],
+        calls: FloatColumn,
+        dtype: str = "bf16",
+    ) -> _Run:
+        """A kernel that runs in one dtype in all layouts."""
+        dtypes = [dtype] * len(self.batch)
+        return _Run(kind=kind, name=name, dtypes=dtypes, sizes=sizes, calls=calls)
 
     def _width(self) -> FloatColumn:
         """Bytes of an element in the compute dtype, (U,)."""
@@ -310,13 +319,8 @@ class _Kernels:
             whole, whole_stride = axes.group(whole_group, batch, self._rank_order())
             for unit, count in zip(parameters, counts, strict=True):
                 held = np.where(unit > 0, count / batch.pp, 0.0)
-                yield self._collective(
-                    "all-gather",
-                    unit * compute,
-                    degree,
-                    stride,
-                    np.where(sharded, held * gathers, 0.0),
-                )
+                gathered = np.where(sharded, held * gathers, 0.0)
+                yield self._collective("all-gather", unit * compute, degree, stride, gathered)
                 yield self._collective(
                     "reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0)
                 )
@@ -333,14 +337,7 @@ class _Kernels:
         calls: FloatColumn,
     ) -> _Run:
         sizes = {"bytes": payload, "ranks": degree, "stride": stride}
-        calls = np.where(degree > 1.0, calls, 0.0)
-        return _Run(
-            kind="collective",
-            name=operation,
-            dtypes=["bf16"] * len(calls),
-            sizes=sizes,
-            calls=calls,
-        )
+        return self._run("collective", operation, sizes, np.where(degree > 1.0, calls, 0.0))
 
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
@@ -349,9 +346,7 @@ class _Kernels:
         _, stride = axes.group("pp", batch, self._rank_order())
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
-        return _Run(
-            kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, calls=calls
-        )
+        return self._run("collective", "send", sizes, calls)
 
     def optimizer(self) -> _Run:
         """The optimizer's step on the device of one rank, mean over pipeline ranks."""
@@ -360,12 +355,7 @@ class _Kernels:
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
         owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
         owned = owned * (1.0 - batch.host_share)
-        sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
         calls = np.where(batch.host_share < 1.0, 1.0, 0.0)
-        return _Run(
-            kind="optimizer",
-            name=pricer.training.optimizer,
-            dtypes=dtypes,
-            sizes=sizes,
-            calls=calls,
+        return self._run(
+            "optimizer", pricer.training.optimizer, {"parameters": owned}, calls, "float32"
         )

@@ -151,10 +151,10 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
     low = [recipe.low for recipe in pricer.recipes]
     recipes = tuple(replace(known, **changes) if known.low else known for known in pricer.recipes)
     recast = pricer.variant(key, lambda: replace(pricer, recipes=recipes)) if changes else pricer
-    steps, row = together.steps(
-        layout, key, lambda one: bool(low[PRECISIONS.names.index(one.precision)]), recast
+    prices, row = together.price(
+        layout, key, concerns=lambda one: low[PRECISIONS.names.index(one.precision)], pricer=recast
     )
-    return float(steps[row])
+    return float(prices.step_seconds[row])
 
 
 def _change(step: SensitivityStep, usable_bytes: float) -> str:

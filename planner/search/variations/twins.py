@@ -31,13 +31,10 @@ def simpler_twins(context: Context, search: SearchSpec, layouts: Sequence[Layout
 
 def _twins(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """(the field that is simpler, the twin)."""
-    changes: list[tuple[str, bool]] = []
     if layout.tp > 1 and not layout.sequence_parallel:
-        changes.append(("sequence_parallel", True))
+        yield "sequence_parallel", layout.model_copy(update={"sequence_parallel": True})
     if layout.async_tp:
-        changes.append(("async_tp", False))
-    for name, value in changes:
-        yield name, layout.model_copy(update={name: value})
+        yield "async_tp", layout.model_copy(update={"async_tp": False})
 
 
 def _open(search: SearchSpec, name: str, value: object) -> bool:
