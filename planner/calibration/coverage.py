@@ -49,12 +49,10 @@ class Use:
 class UncoveredKernel:
     """A kernel that candidates run and no measurement covers.
 
-    nearest: the closest measured shape, or None.
-    octaves: its distance; infinite if there is none.
+    octaves: distance to the closest measured shape; infinite if there is none.
     """
 
     use: Use
-    nearest: KernelShape | None
     octaves: float
 
     @property
@@ -82,12 +80,12 @@ def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
 
 def gaps(used: Iterable[Use], measured: Sequence[KernelShape]) -> tuple[UncoveredKernel, ...]:
     """Uses that are further than NEAR from everything measured, most valuable first."""
-    found = []
-    for use in used:
-        nearest, octaves = _nearest(use.shape, measured)
-        if octaves > NEAR:
-            found.append(UncoveredKernel(use=use, nearest=nearest, octaves=octaves))
-    return tuple(sorted(found, key=lambda gap: (-gap.value, gap.use.shape)))
+    found = [
+        UncoveredKernel(use=use, octaves=min(map(use.shape.octaves_to, measured), default=math.inf))
+        for use in used
+    ]
+    far = [gap for gap in found if gap.octaves > NEAR]
+    return tuple(sorted(far, key=lambda gap: (-gap.value, gap.use.shape)))
 
 
 def choose(
@@ -123,17 +121,8 @@ def probe_seconds(use: Use) -> float:
     return RUNS * use.seconds + OVERHEAD_SECONDS
 
 
-def _nearest(
-    shape: KernelShape, measured: Sequence[KernelShape]
-) -> tuple[KernelShape | None, float]:
-    nearest = min(measured, key=shape.octaves_to, default=None)
-    octaves = math.inf if nearest is None else shape.octaves_to(nearest)
-    return (nearest, octaves) if math.isfinite(octaves) else (None, math.inf)
-
-
 def _closer(gap: UncoveredKernel, measured: KernelShape) -> UncoveredKernel:
-    octaves = gap.use.shape.octaves_to(measured)
-    return replace(gap, nearest=measured, octaves=octaves) if octaves < gap.octaves else gap
+    return replace(gap, octaves=min(gap.octaves, gap.use.shape.octaves_to(measured)))
 
 
 # ---- the kernels of layouts ----------------------------------------------------------------------

@@ -196,9 +196,9 @@ class GpuSpec(Typed):
     @classmethod
     def _vendor_of_the_family(cls, given: object) -> object:
         """Fills in the vendor of a known family."""
-        vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
-        known = vendor is not None and isinstance(given, Mapping)
-        return {"vendor": vendor, **given} if known else given
+        if isinstance(given, Mapping) and (vendor := VENDORS.get(str(given.get("family")))):
+            return {"vendor": vendor, **given}
+        return given
 
     @model_validator(mode="after")
     def _family_of_its_vendor(self) -> "GpuSpec":
