@@ -188,7 +188,7 @@ def read_rows(
             if isinstance(answer, PlannerError):
                 malformed.append((number, str(answer)))
             else:
-                rows.append(Row.build(job, answer))
+                rows.append(Row(job=job, estimate=answer))
     return rows, sorted(malformed)
 
 

@@ -6,10 +6,10 @@ unanswered. The one-line baseline is 40% of the dense peak.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,33 +31,22 @@ SWEEP_DIGITS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run and its estimate.
-
-    Seconds and bytes; None if not measured or not answered.
-    last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
-    """
+    """One measured run and its estimate; the job's labels hold `measured`."""
 
     job: "Job"
     estimate: "Estimate"
-    status: str
-    measured_seconds: float | None
-    measured_allocated_bytes: float | None
-    measured_reserved_bytes: float | None
-    last_rank: bool = False
 
-    @classmethod
-    def build(cls, job: "Job", estimate: "Estimate") -> "Row":
-        """From a job whose labels hold `measured`."""
-        measured = job.labels.get("measured") or {}
-        return cls(
-            job=job,
-            estimate=estimate,
-            status=str(measured.get("status", "ok")),
-            measured_seconds=measured.get("step_seconds"),
-            measured_allocated_bytes=measured.get("peak_allocated_bytes"),
-            measured_reserved_bytes=measured.get("peak_reserved_bytes"),
-            last_rank=measured.get("memory_of") == "last-rank",
-        )
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        return self.job.labels.get("measured") or {}
+
+    @property
+    def status(self) -> str:
+        return str(self.measured.get("status", "ok"))
+
+    @property
+    def measured_seconds(self) -> float | None:
+        return self.measured.get("step_seconds")
 
     @property
     def sweep(self) -> str:
@@ -83,7 +72,7 @@ class Row:
 
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
-        estimate = self.estimate
+        estimate, measured = self.estimate, self.measured
         interval = None if estimate.interval is None else estimate.interval.step_seconds
         return Compared(
             id=str(self.job.id),
@@ -95,8 +84,8 @@ class Row:
             valid=estimate.valid,
             fits=bool(estimate.fits),
             measured_seconds=self.measured_seconds,
-            measured_allocated_bytes=self.measured_allocated_bytes,
-            measured_reserved_bytes=self.measured_reserved_bytes,
+            measured_allocated_bytes=measured.get("peak_allocated_bytes"),
+            measured_reserved_bytes=measured.get("peak_reserved_bytes"),
             predicted_seconds=rounded_or_none(estimate.step_seconds),
             interval_seconds=interval and (rounded(interval[0]), rounded(interval[1])),
             predicted_allocated_bytes=rounded_or_none(self.predicted("peak_allocated_bytes")),
@@ -112,10 +101,10 @@ class Row:
     def predicted(self, field: str) -> float | None:
         """A predicted peak of the rank that the run reported.
 
-        It is the worst one, or the last pipeline rank if the row is of that one.
+        It is the worst one, or the last pipeline rank if the row is of that one (`memory_of`).
         """
-        memory = self.estimate.memory
-        of_rank = memory.stages[-1] if self.last_rank and memory else self.estimate
+        memory, last = self.estimate.memory, self.measured.get("memory_of") == "last-rank"
+        of_rank = memory.stages[-1] if last and memory else self.estimate
         found: float | None = getattr(of_rank, field)
         return found
 

@@ -180,7 +180,6 @@ def test_the_fastest_are_sought_among_all(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
-    monkeypatch.setattr(budgets, "CHUNK", at_once)
     monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
     search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
     (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))  # not sought yet
