@@ -16,9 +16,8 @@ from planner.api.render.accuracy_document import document
 from planner.api.service import growing, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
 from planner.calibration.comparison import Compared, Comparison, digest_of, shipped_comparison
-from planner.calibration.drawing import chart_of
 from planner.calibration.held_out import comparison_of
-from planner.calibration.report import report
+from planner.calibration.report import chart_of, report
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
 from planner.estimates import Estimator

@@ -1,6 +1,6 @@
-"""The model's accuracy over measured runs, as one record to print, store and compare."""
+"""The model's accuracy over measured runs, as one record to print, store, compare and draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
 from planner.calibration.comparison import Compared, Comparison, OwnRuns
 from planner.calibration.sweeps import AgainstRule, Repeats, against_rule, repeats, sweeps
+from planner.charts.accuracy import RunPoint, accuracy
+from planner.charts.chart import Chart
 
 REGRET_AT = (1, 3, 5)
 MODELS = ("dense", "experts")
@@ -181,3 +183,24 @@ def by_platform(rows: Sequence[Compared]) -> list[Summary]:
         if summary.name in stated:
             found.append(replace(stated[summary.name], name=f"{summary.name}, complete"))
     return found
+
+
+def runs_of(rows: Iterable[Compared]) -> list[RunPoint]:
+    """A point for every row with a measured and a predicted step time."""
+    return [
+        RunPoint(
+            id=row.id,
+            layout=row.layout,
+            model=row.label("model"),
+            trainer=row.label("trainer"),
+            gpu=row.label("gpu"),
+            measured_seconds=row.measured_seconds,
+            predicted_seconds=row.predicted_seconds,
+        )
+        for row in rows
+        if row.measured_seconds and row.predicted_seconds
+    ]
+
+
+def chart_of(rows: Iterable[Compared], title: str) -> Chart:
+    return Chart(accuracy(runs_of(rows), title=title))

@@ -7,17 +7,9 @@ from pydantic import Field
 from planner.specs.validation import Name, Value
 
 CurrentFormat = Literal[
-    "torchtitan-toml",
-    "torchtitan-command",
-    "torchtitan-python",
-    "megatron-arguments",
-    "megatron-log",
-    "megatron-bridge",
-    "primus",
-    "torchtitan-log",
-    "configuration",
-    "layout",
-]
+    "torchtitan-toml", "torchtitan-command", "torchtitan-python", "megatron-arguments",
+    "megatron-log", "megatron-bridge", "primus", "torchtitan-log", "configuration", "layout",
+]  # fmt: skip
 MAX_TEXT = 2_000_000
 
 

@@ -41,20 +41,10 @@ Rung = Literal["emulated", "imitated", "probed", "published"]
 TEACHING: frozenset[Rung] = frozenset({"probed", "published"})
 MACHINE = "machine"  # a crash, or a wait, for which the machine is to blame
 # Failures that say nothing of the layout.
-BLAMELESS = frozenset(
-    {
-        MACHINE,
-        "allocation-ended",
-        "backend",
-        "foreign",
-        "launch-failure",
-        "lost-gpu",
-        "lost-node",
-        "port-in-use",
-        "preempted",
-        "requeued",
-    }
-)
+BLAMELESS = frozenset({
+    MACHINE, "allocation-ended", "backend", "foreign", "launch-failure", "lost-gpu", "lost-node",
+    "port-in-use", "preempted", "requeued",
+})  # fmt: skip
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -77,10 +77,10 @@ class Drift:
     night_sd: of a layout's log step time from night to night, median of all; None likewise.
     """
 
-    changes: tuple[StepChange, ...]
-    hosts: tuple[SlowHost, ...]
-    outliers: tuple[Outlier, ...]
-    creeps: tuple[Creep, ...]
-    series: int
-    threshold: float | None
-    night_sd: float | None
+    changes: tuple[StepChange, ...] = ()
+    hosts: tuple[SlowHost, ...] = ()
+    outliers: tuple[Outlier, ...] = ()
+    creeps: tuple[Creep, ...] = ()
+    series: int = 0
+    threshold: float | None = None
+    night_sd: float | None = None

@@ -187,15 +187,7 @@ class Replay:
         last = len(self.nights.runs) - 1
         noise = Noise.at(self.seconds, self.steps, self.starts, last) if last >= 0 else None
         if noise is None:
-            return Drift(
-                changes=(),
-                hosts=(),
-                outliers=(),
-                creeps=(),
-                series=0,
-                threshold=None,
-                night_sd=None,
-            )
+            return Drift()
         slow = [(host, *at, None) for host, at in self.slow.items()]
         sd = float(np.median(noise.layout_sd))
         series = len(self.members) + self._num_hosts()
