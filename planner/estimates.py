@@ -160,15 +160,9 @@ def _as_written(job: Job, estimate: Estimate) -> Estimate:
     if not run.refusals:
         return estimate.model_copy(update={"warnings": notes})
     faults = [*estimate.violations, *as_violations(run.refusals)]
-    return Estimate(
-        id=estimate.id,
-        valid=False,
-        violations=faults,
-        unsupported=estimate.unsupported,
-        warnings=notes,
-        model_version=estimate.model_version,
-        calibration_id=estimate.calibration_id,
-    )
+    kept = ("id", "unsupported", "model_version", "calibration_id")
+    values = {name: getattr(estimate, name) for name in kept}
+    return Estimate(**values, valid=False, violations=faults, warnings=notes)
 
 
 def as_violations(faults: Sequence[Fault]) -> list[Violation]:

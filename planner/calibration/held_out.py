@@ -74,11 +74,8 @@ class Fitted:
         The fit cannot be repeated without them.
         """
         places = [index for index, row in enumerate(rows) if is_fitted(row, calibration)]
-        if (
-            not places
-            or {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
-            != calibration.fitted
-        ):
+        known = {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
+        if not places or known != calibration.fitted:
             return None
         mine = [rows[index] for index in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
@@ -147,15 +144,12 @@ class Fitted:
             doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
             wider[fold] = self._wider(fold, ~fold)
             scale[fold] = wider[fold] * np.hypot(scale[fold], doubt)
-        classes = [class_of(row.job.model, row.job.cluster.gpu.family) for row in self.rows]
-        misses = Misses(
-            log_seconds=self.linear.measured - log_seconds,
-            scales=scale,
-            classes=[
-                name + UNMEASURED * bool(w > 1) for name, w in zip(classes, wider, strict=True)
-            ],
-            units=self.data.units,
-        )
+        classes = [
+            class_of(row.job.model, row.job.cluster.gpu.family) + UNMEASURED * bool(w > 1)
+            for row, w in zip(self.rows, wider, strict=True)
+        ]
+        missed, units = self.linear.measured - log_seconds, self.data.units
+        misses = Misses(log_seconds=missed, scales=scale, classes=classes, units=units)
         return misses, solutions
 
     def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:
@@ -178,11 +172,9 @@ class Fitted:
                 here = out & (units == unit)
                 for count, into in found.items():
                     if here.sum() > count:
-                        into.setdefault(unit, []).append(
-                            self._rest(
-                                solution, out, here, count, 1.0 if count else factor[here], chance
-                            )
-                        )
+                        by = 1.0 if count else factor[here]
+                        rest = self._rest(solution, out, here, count, by, chance)
+                        into.setdefault(unit, []).append(rest)
         return {
             count: {unit: OwnRuns.mean(parts) for unit, parts in into.items()}
             for count, into in found.items()

@@ -92,9 +92,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-safe form, without the rows."""
-        return {
-            key: value for key, value in asdict(replace(self, rows=())).items() if key != "rows"
-        }
+        found = asdict(replace(self, rows=()))
+        del found["rows"]
+        return found
 
 
 def report(found: Comparison, keep: Callable[[Compared], bool] = lambda _: True) -> Report:
@@ -135,27 +135,21 @@ def _after_own_runs(found: Comparison, rows: Sequence[Compared]) -> list[AfterOw
     results = []
     for count, units in found.own_runs.items():
         known = {unit: one for unit, one in units.items() if unit in labels["kind"]}
-        if known:
-            mean = OwnRuns.mean(list(known.values()))
-            results.append(
-                AfterOwnRuns(
-                    runs=count,
-                    units=len(known),
-                    error=mean.error,
-                    median=median(one.error for one in known.values()),
-                    coverage=mean.coverage,
-                    kinds=_mean_errors(known, labels["kind"]),
-                    classes=_mean_errors(known, labels["class"])
-                    | _mean_errors(
-                        known, {unit: _of_model(labels["kind"][unit]) for unit in known}
-                    ),
-                )
-            )
+        if not known:
+            continue
+        mean = OwnRuns.mean(list(known.values()))
+        every = {unit: f"all {labels['kind'][unit].rpartition(', ')[2]}" for unit in known}
+        found_after = AfterOwnRuns(
+            runs=count,
+            units=len(known),
+            error=mean.error,
+            median=median(one.error for one in known.values()),
+            coverage=mean.coverage,
+            kinds=_mean_errors(known, labels["kind"]),
+            classes=_mean_errors(known, labels["class"]) | _mean_errors(known, every),
+        )
+        results.append(found_after)
     return results
-
-
-def _of_model(kind: str) -> str:
-    return f"all {kind.rpartition(', ')[2]}"
 
 
 def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:

@@ -183,9 +183,8 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
             for _, runs, row in best
         ]
     )
-    beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(
-        points[None] < points[:, None], axis=2
-    )
+    there, here = points[None], points[:, None]
+    beaten = np.all(there <= here, axis=2) & np.any(there < here, axis=2)
     return [
         SizeOption(
             num_gpus=at_size.pricer.cluster.num_gpus,

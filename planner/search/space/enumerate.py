@@ -337,12 +337,12 @@ class _Builder:
         self.rules = [rule for rule in self.rules if self._may_break(rule)]
         self.expansions: list[Expansion] = []
         self.pending = self._components()
-        of_rows = [
-            name
+        self.keeps = [
+            keep
             for name, columns in self.values.items()
-            if name in CELL_FIELDS or length(columns) == 1
+            if (name in CELL_FIELDS or length(columns) == 1)
+            and (keep := self.domains.by_field[name].keep)
         ]
-        self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
 
@@ -443,9 +443,8 @@ class _Builder:
                 group for group in groups if any(reads & self.values[name].keys() for name in group)
             ]
             if len(tied) > 1:
-                groups = [group for group in groups if group not in tied] + [
-                    [name for group in tied for name in group]
-                ]
+                rest = [group for group in groups if group not in tied]
+                groups = [*rest, [name for group in tied for name in group]]
         return [self._component([name for name in free if name in group]) for group in groups]
 
     def _component(self, names: Sequence[str]) -> _Component:
@@ -479,19 +478,13 @@ class _Builder:
             legal &= keep.of(firsts)
         kept = component.first_legal(legal)
         counts = kept.sum(axis=1)
-        self._count_empty(
-            component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
-        )
+        lost = np.bincount(classes, minlength=len(firsts)) * (counts == 0)
+        self._count_empty(component, first_broken, lost)
         self.rows.columns[f"class {len(self.expansions)}"] = narrow(classes)
-        starts = np.cumsum(counts) - counts
+        starts, rows = np.cumsum(counts) - counts, np.nonzero(kept)[1]
+        table = component.table
         self.expansions.append(
-            Expansion(
-                table=component.table,
-                classes=classes,
-                starts=starts,
-                counts=counts,
-                rows=np.nonzero(kept)[1],
-            )
+            Expansion(table=table, classes=classes, starts=starts, counts=counts, rows=rows)
         )
         self._take(counts[classes] > 0)
 
@@ -501,14 +494,9 @@ class _Builder:
         lost (C,): rows lost with each class.
         first_broken (C, T): the first rule that each table row breaks.
         """
+        keys = [*(rule.key for rule in component.rules), "twin of another layout"]
         for case in np.flatnonzero(lost):
-            place = int(first_broken[case].max())
-            key = (
-                component.rules[place].key
-                if place < len(component.rules)
-                else "twin of another layout"
-            )
-            self.rejected[key] += int(lost[case])
+            self.rejected[keys[int(first_broken[case].max())]] += int(lost[case])
 
     # ---- the result ----
 
@@ -516,12 +504,8 @@ class _Builder:
         rejected = {key: count for key, count in self.rejected.most_common() if count}
         if self.impossible:
             nothing = np.zeros(0, dtype=np.int64)
-            return Space(
-                cells=self.rows.batch({}).take(nothing),
-                cell_sizes=nothing,
-                rejected=rejected,
-                expansions=(),
-            )
+            cells = self.rows.batch({}).take(nothing)
+            return Space(cells=cells, cell_sizes=nothing, rejected=rejected, expansions=())
         num_rows = self.rows.count
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
@@ -529,13 +513,9 @@ class _Builder:
             replace(e, classes=self.rows.columns.pop(f"class {index}"))
             for index, e in enumerate(self.expansions)
         )
-        columns = {
-            **{
-                name: np.broadcast_to(column, num_rows)
-                for name, column in self.rows.constants.items()
-            },
-            **self.rows.columns,
-        }
+        constants = self.rows.constants.items()
+        columns = {name: np.broadcast_to(column, num_rows) for name, column in constants}
+        columns |= self.rows.columns
         sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:
             columns.update(expansion.first())
