@@ -105,11 +105,9 @@ class UnknownNameError(SpecError):
         """also: what can be done if no known name is meant."""
         names = sorted(known)
         close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
-        remedy = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
-        )
+        remedy = f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+        if close:
+            remedy = f"did you mean {' or '.join(close)}?"
         both = remedy if not also else f"{remedy} Or {also}" if close else f"{remedy}; or {also}"
         super().__init__(Fault(field, value, f"no {what} of this name", both))
 

@@ -109,9 +109,8 @@ class Comparison:
     def as_document(self) -> str:
         """JSON with one row per line; `from_document` reads it back without loss."""
         head = {"calibration_id": self.calibration_id, "model_version": self.model_version}
-        lines = [
-            json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))
-        ]
+        places = range(len(self.rows))
+        lines = [json.dumps(self._line(place), ensure_ascii=False) for place in places]
         own = {
             str(count): {
                 unit: [rounded(one.error), rounded(one.coverage)] for unit, one in units.items()
@@ -183,21 +182,14 @@ def _time(row: Compared) -> list[float] | None:
 
 
 def _with_time(row: Compared, time: Sequence[float] | None) -> Compared:
-    return (
-        row
-        if time is None
-        else replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
-    )
+    if time is None:
+        return row
+    return replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
 
 
 def _row(line: Mapping[str, Any]) -> Compared:
     values = {key: value for key, value in line.items() if key != "left_out"}
     interval = values["interval_seconds"]
-    return Compared(
-        **{
-            **values,
-            "used": tuple(values["used"]),
-            "rule": tuple(values["rule"]),
-            "interval_seconds": interval and (interval[0], interval[1]),
-        }
-    )
+    values |= {name: tuple(values[name]) for name in ("used", "rule")}
+    values["interval_seconds"] = interval and (interval[0], interval[1])
+    return Compared(**values)

@@ -52,18 +52,14 @@ def collective(
     group = np.array([float(ranks)]), np.array([float(stride)])
     place = Placement.of(measured, *group)
     calibrated = candidates(operation, place, automatic=False)
-    closed = {
-        c.algorithm.name: c
-        for c in candidates(operation, Placement.of(ideal, *group), automatic=False)
-    }
+    on_paper = candidates(operation, Placement.of(ideal, *group), automatic=False)
+    closed = {c.algorithm.name: c for c in on_paper}
     order, seconds = choose(calibrated, size_bytes)
     shown: dict[str, CollectiveCandidate] = {}
     for index in order:
-        found = calibrated[index]
-        shown.setdefault(
-            found.algorithm.name,
-            _candidate(found, closed[found.algorithm.name], operation, size_bytes, seconds[index]),
-        )
+        found, name = calibrated[index], calibrated[index].algorithm.name
+        one = _candidate(found, closed[name], operation, size_bytes, seconds[index])
+        shown.setdefault(name, one)
     ranked = tuple(shown.values())
     if algorithm is None:
         best, basis = next(c for c in ranked if c.automatic), measured.library.basis
@@ -191,18 +187,14 @@ def _why(
     calibrated: list[Candidate],
 ) -> str:
     """The choice in plain sentences: the runner-up, the parts of the time, the group's place."""
-    line = next(
-        c.line
-        for c in calibrated
-        if (c.algorithm.name, c.protocol.name) == (best.algorithm, best.protocol)
-    )
+    names = best.algorithm, best.protocol
+    line = next(c.line for c in calibrated if (c.algorithm.name, c.protocol.name) == names)
     latency = float(line.latency_seconds[0])
     others = [c for c in ranked if c.automatic and c.algorithm != best.algorithm]
-    versus = (
-        f"{others[0].algorithm} would take {others[0].seconds / best.seconds:.2f} times as long"
-        if others
-        else "nothing else runs here"
-    )
+    versus = "nothing else runs here"
+    if others:
+        ratio = others[0].seconds / best.seconds
+        versus = f"{others[0].algorithm} would take {ratio:.2f} times as long"
     share = (
         f"{latency / best.seconds:.0%} of the time is latency, the rest "
         f"{format_bytes(best.wire_bytes_per_rank)} a rank on the wire"
