@@ -144,19 +144,18 @@ class Space:
             for name in ("pp_schedule", "virtual_stages")
         )
         codes = self.cells.pp_schedule if named is None else named.table["pp_schedule"]
+        most = self.cells.virtual_stages
+        if staged is not None and staged is not named:
+            most = self._most_stages(staged, staged.table["virtual_stages"])
         for code in np.unique(codes).tolist():
-            most = self._most_stages(staged, staged.table["virtual_stages"]) if staged else None
-            if named is not None and named is staged:
-                stages = np.where(codes == code, named.table["virtual_stages"], 0)
+            there = codes == code
+            if named is None:
+                yield code, np.where(there, most, 0)
+            elif named is staged:
+                stages = np.where(there, named.table["virtual_stages"], 0)
                 yield code, self._most_stages(named, stages)
-                continue
-            most = self.cells.virtual_stages if most is None else most
-            there = (
-                self.cells.pp_schedule == code
-                if named is None
-                else self._most_stages(named, (codes == code).astype(np.int64)) > 0
-            )
-            yield code, np.where(there, most, 0)
+            else:
+                yield code, self._most_stages(named, there.astype(np.int64)) * most
 
     def _most_stages(self, expansion: Expansion, stages: IntColumn) -> IntColumn:
         """The largest of these (T,) in any expansion of each cell, (N,)."""
