@@ -19,9 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
 from planner.probes.folder import FOUND
-from planner.specs.job import Job
+from planner.specs.job import Job, ProbeTrainerName
 from planner.specs.measurement import Measured, Measurement, Rung
-from planner.specs.probe_trainers import ProbeTrainerName
 
 
 class FailureKind(StrEnum):

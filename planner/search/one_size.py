@@ -27,6 +27,7 @@ from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
 from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
+from planner.search.variations.neighbours import simpler_twins
 from planner.search.variations.offload import (
     STATES,
     activations,
@@ -36,7 +37,6 @@ from planner.search.variations.offload import (
     least_offloaded,
 )
 from planner.search.variations.splits import SplitSearch
-from planner.search.variations.twins import simpler_twins
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout, parse_ac

@@ -67,7 +67,7 @@ class Measured(Value, extra="allow"):
     failure: class of what went wrong (`planner.probes.protocol.FailureKind`, or `MACHINE`);
         `message` has its root cause.
     hosts: names of the hosts that it ran on.
-    trainer: the program that ran (`probe_trainers`); None where nobody says.
+    trainer: the program that ran (`job.PROBE_TRAINERS`); None where nobody says.
     """
 
     status: Status = "ok"

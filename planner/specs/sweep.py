@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from planner.specs.job import MOST_GPU_SECONDS, Priority
-from planner.specs.probe_trainers import ProbeTrainerName
+from planner.specs.job import MOST_GPU_SECONDS, Priority, ProbeTrainerName
 from planner.specs.validation import Name, Value
 from planner.units import DAY
 

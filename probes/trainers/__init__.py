@@ -8,7 +8,7 @@ import sys
 from pkgutil import resolve_name
 
 from planner.probes.trainers.protocol import ProbeTrainer
-from planner.specs.probe_trainers import PROBE_TRAINERS
+from planner.specs.job import PROBE_TRAINERS
 
 WORKER = "planner.probes.worker"  # the reference program
 TRAINERS: dict[str, str | type[ProbeTrainer]] = {}

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration import student
-from planner.calibration.drift.creep import creeps
-from planner.calibration.drift.findings import Drift, SlowHost, StepChange
+from planner.calibration.drift.findings import Drift, SlowHost, StepChange, creeps
 from planner.calibration.drift.nights import BoolTable, Nights
 from planner.calibration.drift.noise import Noise
 from planner.calibration.drift.scores import (
