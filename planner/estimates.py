@@ -6,7 +6,7 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -456,16 +456,11 @@ class _Columns:
         )
 
     def _interval(self, row: int) -> Interval:
-        def pair(low: FloatColumn, high: FloatColumn) -> tuple[float, float]:
-            return float(low[row]), float(high[row])
-
-        s = self.spread
-        return Interval(
-            coverage=COVERAGE,
-            step_seconds=pair(*s.step_seconds),
-            peak_allocated_bytes=pair(*s.peak_allocated_bytes),
-            peak_reserved_bytes=pair(*s.peak_reserved_bytes),
-        )
+        names = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+        ends: dict[str, Any] = {
+            name: tuple(float(end[row]) for end in getattr(self.spread, name)) for name in names
+        }
+        return Interval(coverage=COVERAGE, **ends)
 
     def _memory(self, row: int) -> Memory:
         ranks = slice(int(self.batch.pp[row]))

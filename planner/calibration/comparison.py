@@ -56,7 +56,6 @@ class Compared:
     rule: tuple[float, ...]
 
     def label(self, key: str) -> str:
-        """Value of a grouping key, one of LABELS."""
         return self.labels[key]
 
 

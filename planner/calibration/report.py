@@ -153,7 +153,6 @@ def _after_own_runs(found: Comparison, rows: Sequence[Compared]) -> list[AfterOw
 
 
 def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:
-    """Mean error over the units of each name."""
     found: dict[str, list[float]] = {}
     for unit, one in known.items():
         found.setdefault(names[unit], []).append(one.error)

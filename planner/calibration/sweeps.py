@@ -100,7 +100,6 @@ class Sweep:
         return float(self.measured_seconds[picked].min() / self.measured_seconds.min() - 1.0)
 
     def regret_of_rule(self) -> float:
-        """Regret of the rule of thumb's pick."""
         rows = np.flatnonzero(self._candidates)
         picked = rows[first_by(self.rule[rows])]
         return float(self.measured_seconds[picked].mean() / self.measured_seconds.min() - 1.0)

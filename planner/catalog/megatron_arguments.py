@@ -95,7 +95,6 @@ class _Pair:
 
 @cache
 def pairs() -> tuple[_Pair, ...]:
-    """Loads all pairs."""
     return tuple(
         _Pair(tuple(given.split(" and ")), kind == "excludes", tuple(others.split(" or ")), *ages)
         for given, kind, others, *ages in rows_of("megatron_pairs")

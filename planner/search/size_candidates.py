@@ -129,7 +129,6 @@ class PlanCandidate(NamedTuple):
 
     @property
     def oom(self) -> float:
-        """P(out of memory)."""
         return float(self.at_size.rated.oom[self.row])
 
 

@@ -229,7 +229,6 @@ class ModelSpec(Mixers):
 
     @property
     def num_dense_layers(self) -> int:
-        """Number of layers with a dense MLP."""
         return sum(kind.feeds and not kind.moe for kind in self.layer_kinds())
 
     @property
@@ -263,7 +262,6 @@ class ModelSpec(Mixers):
         return self.use_double_wide_mlp and kind.shares_keys
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """One LayerKind per layer, first layer first."""
         return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:

@@ -72,7 +72,6 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
 
 
 def _fault(spec: type[BaseModel], item: Any, field: str) -> Fault:
-    """One of pydantic's errors in plain words."""
     parts = [str(part) for part in item["loc"]]
     path = [part for part in parts if not part.startswith(("function-", "literal["))]
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
