@@ -124,25 +124,16 @@ def _opened(job: Job) -> Iterator[FittingChange]:
 
 def _more_gpus(job: Job) -> Iterator[FittingChange]:
     """The fewest GPUs; if that needs CPU offload, also the fewest without it."""
-    count, found = _fewest(job, offloads=True)
-    if found is None:
-        return
-    on_host = found[0].cpu_offload and "cpu_offload" not in job.search.fix
-    yield _change(
-        "cluster.num_gpus",
-        count,
-        f"use {counted(count, 'GPU')} of this kind{' with CPU offload' if on_host else ''}",
-        found,
-    )
-    if on_host:
-        count, found = _fewest(job, offloads=False)
-        if found is not None:
-            yield _change(
-                "cluster.num_gpus",
-                count,
-                f"use {counted(count, 'GPU')} of this kind without CPU offload",
-                found,
-            )
+    for offloads in (True, False):
+        count, found = _fewest(job, offloads=offloads)
+        if found is None:
+            return
+        on_host = found[0].cpu_offload and "cpu_offload" not in job.search.fix
+        how = " with CPU offload" if on_host else "" if offloads else " without CPU offload"
+        sentence = f"use {counted(count, 'GPU')} of this kind{how}"
+        yield _change("cluster.num_gpus", count, sentence, found)
+        if not on_host:
+            return
 
 
 def _fewest(job: Job, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
