@@ -243,9 +243,7 @@ def _plan(
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries, job.search.objective),
         warnings=[
-            *_warnings(
-                job, ranked, estimate, entries[0], sizes, [*near, *four_bits(moved, job.search)]
-            ),
+            *_warnings(job, ranked, entries[0], sizes, [*near, *four_bits(moved, job.search)]),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
@@ -301,7 +299,6 @@ def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched
 def _warnings(
     job: Job,
     ranked: list[PlanCandidate],
-    estimate: Estimate,
     entry: RankedLayout,
     sizes: list[OneSize],
     near: list[str],
@@ -317,7 +314,7 @@ def _warnings(
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
         *_about_trainer(context),
-        *warnings_for(pricer, winner.layout, estimate),
+        *warnings_for(pricer, winner.layout, entry.estimate),
         *beyond_balance(pricer, of_size),
         *near,
         *_run_warnings(entry, sizes),

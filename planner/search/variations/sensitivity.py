@@ -3,7 +3,7 @@
 Each step shows what it does to time and memory, or the rule that forbids it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -181,10 +181,8 @@ def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change]:
     """The next smaller and the next larger of these values."""
     old = getattr(layout, name)
-    below, above = (
-        [value for value in values if value < old],
-        [value for value in values if value > old],
-    )
+    below = [value for value in values if value < old]
+    above = [value for value in values if value > old]
     for new in (*below[-1:], *above[:1]):
         yield new, _with(layout, **{name: new})
 
@@ -217,14 +215,8 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
 def _precision(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     for new in PRECISIONS:
         if new != layout.precision and new in pricer.rules.precisions:
-            yield (
-                new,
-                _with(
-                    layout,
-                    precision=new,
-                    float8_all_gather=layout.float8_all_gather and new == "float8-tensorwise",
-                ),
-            )
+            gathers = layout.float8_all_gather and new == "float8-tensorwise"
+            yield new, _with(layout, precision=new, float8_all_gather=gathers)
 
 
 def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -235,16 +227,22 @@ def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _method(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    for new in CP_METHODS if layout.cp > 1 else ():
-        if new != layout.cp_method and new in pricer.rules.cp_methods:
-            yield new, _with(layout, cp_method=new)
+    if layout.cp > 1:
+        yield from _others(layout, name, CP_METHODS, pricer.rules.cp_methods)
 
 
 def _dispatcher(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     able = pricer.rules.at(training_release(pricer.training)).moe_dispatchers
-    for new in MOE_DISPATCHERS if layout.ep > 1 else ():
-        if new != layout.moe_dispatcher and new in able:
-            yield new, _with(layout, moe_dispatcher=new)
+    if layout.ep > 1:
+        yield from _others(layout, name, MOE_DISPATCHERS, able)
+
+
+def _others(
+    layout: Layout, name: str, known: Sequence[str], able: Collection[str]
+) -> Iterator[Change]:
+    for new in known:
+        if new != getattr(layout, name) and new in able:
+            yield new, _with(layout, **{name: new})
 
 
 def _split(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -285,9 +283,7 @@ def _layers_away(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    for new in DTYPES:
-        if new != getattr(layout, name):
-            yield new, _with(layout, **{name: new})
+    yield from _others(layout, name, DTYPES, DTYPES)
 
 
 _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
