@@ -17,10 +17,10 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 107, "apart": 40, "bare": 9, "docstrings that begin with a pronoun": 153,
+    "alone": 106, "apart": 38, "bare": 9, "docstrings that begin with a pronoun": 150,
     "doubt": 18, "floor": 20, "floors": 13, "held": 91, "holder": 9, "kept": 131, "moment": 12,
-    "place": 268, "rung": 19, "said": 59, "say": 41, "site": 7, "tell": 18,
-    "those of, that of, for who, to who": 125, "told": 57, "unfit": 10, "what": 939,
+    "place": 257, "rung": 19, "said": 58, "say": 41, "site": 7, "tell": 18,
+    "those of, that of, for who, to who": 123, "told": 55, "unfit": 10, "what": 933,
 }  # fmt: skip
 
 
