@@ -12,9 +12,7 @@ import pathlib
 
 import numpy as np
 
-from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared
-from planner.calibration.shipped import shipped_comparison
+from planner.calibration.comparison import Compared, Comparison, shipped_comparison
 
 PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "accuracy.svg"
 

@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = measured_rows()
     jobs = [read_job(row) for row in rows]
-    peaks = [Row.build(job, estimate_job(job)) for job in jobs]
+    peaks = [Row(job=job, estimate=estimate_job(job)) for job in jobs]
     legal = [row for row in peaks if row.estimate.valid]
     timed = [(row.job, row.measured_seconds) for row in legal if row.measured_seconds]
     known = {

@@ -94,8 +94,8 @@ def _peaks(rows: Sequence[Row]) -> list[Peak]:
         for row in rows
         if row.job.labels.get("complete")
         for pair in (
-            (row.predicted_allocated_bytes, row.measured_allocated_bytes),
-            (row.predicted_reserved_bytes, row.measured_reserved_bytes),
+            (row.predicted("peak_allocated_bytes"), row.measured.get("peak_allocated_bytes")),
+            (row.predicted("peak_reserved_bytes"), row.measured.get("peak_reserved_bytes")),
         )
         if all(pair)
     ]

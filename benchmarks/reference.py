@@ -50,8 +50,8 @@ def extension_points() -> str:
 
 def accuracy() -> str:
     """The figures a reader wants first, from the report that ships."""
+    from planner.calibration.comparison import shipped_comparison
     from planner.calibration.report import report
-    from planner.calibration.shipped import shipped_comparison
 
     found = report(shipped_comparison())
     units, all_units = found.complete["group"].units, found.left_out["group"].units
@@ -92,7 +92,7 @@ def measured_groups() -> str:
 
 def peers() -> str:
     """Published predictions of other tools beside ours, on the same rows."""
-    from planner.calibration.shipped import shipped_comparison
+    from planner.calibration.comparison import shipped_comparison
 
     found = shipped_comparison()
     unseen = {row.id: row for row in found.left_out["group"]}

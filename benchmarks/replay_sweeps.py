@@ -36,7 +36,8 @@ def published_sweeps() -> tuple[Truth, ...]:
     raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
     jobs = [read_job(row) for row in raw]
     rows = [
-        Row.build(job, estimate) for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)
+        Row(job=job, estimate=estimate)
+        for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)
     ]
     fitted = Fitted.find(rows, shipped_calibration())
     assert fitted is not None, (
@@ -76,7 +77,7 @@ def own_sweeps(folder: pathlib.Path = MEASURED) -> tuple[Truth, ...]:
         }
         jobs = [read_job(row) for row in raw.values() if row["measured"].get("rung") != "emulated"]
         for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True):
-            row = Row.build(job, estimate)
+            row = Row(job=job, estimate=estimate)
             if estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
                 sweeps.setdefault(question_hash(job)[:NAME_DIGITS], {})[job.layout] = [row]
     return tuple(
@@ -140,8 +141,8 @@ def _deviation(row: Row) -> float:
 
 def _memory_ratio(row: Row) -> float:
     """Measured over predicted memory, if it was measured."""
-    if row.measured_reserved_bytes and row.estimate.peak_reserved_bytes:
-        return row.measured_reserved_bytes / row.estimate.peak_reserved_bytes
-    if row.measured_allocated_bytes and row.predicted_allocated_bytes:
-        return row.measured_allocated_bytes / row.predicted_allocated_bytes
+    if row.measured.get("peak_reserved_bytes") and row.estimate.peak_reserved_bytes:
+        return row.measured.get("peak_reserved_bytes") / row.estimate.peak_reserved_bytes
+    if row.measured.get("peak_allocated_bytes") and row.predicted("peak_allocated_bytes"):
+        return row.measured.get("peak_allocated_bytes") / row.predicted("peak_allocated_bytes")
     return 1.0

@@ -44,7 +44,7 @@ class PlannerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled as it stands: constructors take other things than the message."""
-        return _as_it_was, (type(self), self.args, self.__dict__)
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
     def as_dict(self) -> dict[str, object]:
         """The error object of the contract: type, field, value, message, remedy."""
@@ -55,14 +55,6 @@ class PlannerError(Exception):
             "message": str(self),
             "remedy": None,
         }
-
-
-def _as_it_was(
-    kind: type[PlannerError], args: tuple[object, ...], state: dict[str, object]
-) -> PlannerError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
 
 
 class SpecError(PlannerError):
@@ -113,11 +105,9 @@ class UnknownNameError(SpecError):
         """also: what can be done if no known name is meant."""
         names = sorted(known)
         close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
-        remedy = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
-        )
+        remedy = f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+        if close:
+            remedy = f"did you mean {' or '.join(close)}?"
         both = remedy if not also else f"{remedy} Or {also}" if close else f"{remedy}; or {also}"
         super().__init__(Fault(field, value, f"no {what} of this name", both))
 
@@ -139,20 +129,14 @@ class InfeasibleError(PlannerError):
         nearest_miss: object = None,
         rejected: object = None,
     ) -> None:
-        self.remedy, self.field, self.nearest_miss, self.rejected = (
-            remedy,
-            field,
-            nearest_miss,
-            rejected,
-        )
+        self.remedy, self.field = remedy, field
+        self.nearest_miss, self.rejected = nearest_miss, rejected
         super().__init__(message)
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "type": self.kind,
+            **super().as_dict(),
             "field": self.field,
-            "value": None,
-            "message": str(self),
             "remedy": self.remedy,
             "nearest_miss": self.nearest_miss,
             "rejected": self.rejected,

@@ -5,8 +5,8 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
-from typing import TypeVar
+from functools import cached_property, lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from planner.rules.experts import overlaps_exchange
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
+    COMMUNICATION_AXES,
     OOM_LIMIT,
     Estimate,
     Interval,
@@ -43,6 +44,7 @@ from planner.specs.estimate import (
     TimeBreakdown,
     Violation,
 )
+from planner.specs.estimate_parts import MEMORY_PARTS
 from planner.specs.job import Job
 from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
@@ -95,7 +97,7 @@ class Estimator:
 
     def __init__(self, calibration_of: CalibrationOf = lambda _: None) -> None:
         self.calibration_of = calibration_of
-        self._pricers: dict[_Parts, Pricer] = {}
+        self._pricer = lru_cache(maxsize=MOST_PRICERS)(_pricer_of)
 
     def estimates(self, jobs: Sequence[Job]) -> list[Estimate | PlannerError]:
         """One answer a job, in order; the error of a job that cannot be priced."""
@@ -119,16 +121,6 @@ class Estimator:
                 return [error]
             return [answer for job in jobs for answer in self._of_group(parts, [job])]
 
-    def _pricer(self, parts: "_Parts") -> Pricer:
-        """The pricer of a group, the last to be forgotten."""
-        pricer = self._pricers.pop(parts, None) or Pricer.build(
-            parts.job.model, parts.job.cluster, parts.job.training, parts.calibration
-        )
-        self._pricers[parts] = pricer
-        if len(self._pricers) > MOST_PRICERS:
-            del self._pricers[next(iter(self._pricers))]
-        return pricer
-
 
 class _Parts:
     """What the jobs of one group have in common, told apart by identity, which costs no look."""
@@ -142,6 +134,11 @@ class _Parts:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
+
+
+def _pricer_of(parts: _Parts) -> Pricer:
+    job = parts.job
+    return Pricer.build(job.model, job.cluster, job.training, parts.calibration)
 
 
 def _as_asked(job: Job, estimate: Estimate) -> Estimate:
@@ -163,15 +160,9 @@ def _as_written(job: Job, estimate: Estimate) -> Estimate:
     if not run.refusals:
         return estimate.model_copy(update={"warnings": notes})
     faults = [*estimate.violations, *as_violations(run.refusals)]
-    return Estimate(
-        id=estimate.id,
-        valid=False,
-        violations=faults,
-        unsupported=estimate.unsupported,
-        warnings=notes,
-        model_version=estimate.model_version,
-        calibration_id=estimate.calibration_id,
-    )
+    kept = ("id", "unsupported", "model_version", "calibration_id")
+    values = {name: getattr(estimate, name) for name in kept}
+    return Estimate(**values, valid=False, violations=faults, warnings=notes)
 
 
 def as_violations(faults: Sequence[Fault]) -> list[Violation]:
@@ -304,7 +295,7 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
-        peak = dense_peak(cluster)
+        peak = cluster.gpu.dense_peak
         flops = self.prices.stage_seconds.hardware_flops
         self.hfu = flops / (self.refined.step_seconds * peak) if peak else None
         self.communication = communication(pricer, self.prices, self.refined)
@@ -465,33 +456,23 @@ class _Columns:
         )
 
     def _interval(self, row: int) -> Interval:
-        def pair(low: FloatColumn, high: FloatColumn) -> tuple[float, float]:
-            return float(low[row]), float(high[row])
-
-        s = self.spread
-        return Interval(
-            coverage=COVERAGE,
-            step_seconds=pair(*s.step_seconds),
-            peak_allocated_bytes=pair(*s.peak_allocated_bytes),
-            peak_reserved_bytes=pair(*s.peak_reserved_bytes),
-        )
+        names = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+        ends: dict[str, Any] = {
+            name: tuple(float(end[row]) for end in getattr(self.spread, name)) for name in names
+        }
+        return Interval(coverage=COVERAGE, **ends)
 
     def _memory(self, row: int) -> Memory:
         ranks = slice(int(self.batch.pp[row]))
         reserved = self.prices.rank_reserved_bytes[ranks, row].tolist()
         here = {name: column[ranks, row].tolist() for name, column in self.memory_parts.items()}
+        pairs = zip(reserved, here["allocated"], strict=True)
+        here["fragmentation"] = [held - allocated for held, allocated in pairs]
         stages = [
             StageMemory(
                 peak_allocated_bytes=here["allocated"][rank],
                 peak_reserved_bytes=reserved[rank],
-                parameters_bytes=here["parameters"][rank],
-                gradients_bytes=here["gradients"][rank],
-                optimizer_bytes=here["optimizer"][rank],
-                activations_bytes=here["activations"][rank],
-                logits_bytes=here["logits"][rank],
-                communication_buffers_bytes=here["buffers"][rank],
-                workspace_bytes=here["workspace"][rank],
-                fragmentation_bytes=reserved[rank] - here["allocated"][rank],
+                **{field: here[name][rank] for name, field in MEMORY_PARTS},
             )
             for rank in range(len(reserved))
         ]
@@ -499,17 +480,13 @@ class _Columns:
 
     def _time(self, row: int) -> TimeBreakdown:
         parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
-        parts["bubble"], parts["pp"] = (
-            float(self.refined.bubble_seconds[row]),
-            float(self.refined.send_seconds[row]),
-        )
+        parts["bubble"] = float(self.refined.bubble_seconds[row])
+        parts["pp"] = float(self.refined.send_seconds[row])
         return TimeBreakdown(
             compute_seconds=parts["compute"] + parts["copies"],
             launch_seconds=parts["launches"],
             host_wait_seconds=parts["waits"],
-            exposed_communication_seconds={
-                axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")
-            },
+            exposed_communication_seconds={axis: parts[axis] for axis in COMMUNICATION_AXES},
             bubble_seconds=parts["bubble"],
             recompute_seconds=parts["recompute"],
             optimizer_seconds=parts["optimizer"],
@@ -527,12 +504,6 @@ def model_flops_utilisation(
     attention counts in full, so products in 8 or 4 bits and attention in windows may exceed 1.
     None where the GPU has no 16-bit peak.
     """
-    peak = dense_peak(cluster)
+    peak = cluster.gpu.dense_peak
     counted_flops = model.torchtitan_flops_per_token(seq_len)
     return tokens_per_second_per_gpu * counted_flops / peak if peak else None
-
-
-def dense_peak(cluster: ClusterSpec) -> float | None:
-    """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
-    peaks = cluster.gpu.peak_flops_per_second
-    return peaks.get("bf16") or peaks.get("fp16")

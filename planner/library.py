@@ -56,14 +56,7 @@ def recommend(
     """
     from planner.plan.recommend import recommend as planned
 
-    parts = {
-        "model": model,
-        "cluster": cluster,
-        "training": training,
-        "layout": layout,
-        "search": search,
-    }
-    asked = _job(job, parts)
+    asked = _job(job, model=model, cluster=cluster, training=training, layout=layout, search=search)
     return planned(asked, ports=Ports(clock=_Clock(), ids=_Named(asked)), progress=progress)
 
 
@@ -81,8 +74,8 @@ def estimate(
 
     Raises SpecError for a malformed request, or one without a layout.
     """
-    parts = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    return estimate_job(_job(job, parts))
+    asked = _job(job, model=model, cluster=cluster, training=training, layout=layout)
+    return estimate_job(asked)
 
 
 class EstimateList(list[Estimate]):
@@ -147,26 +140,25 @@ def estimate_many(jobs: Iterable[Job | Words]) -> EstimateList:
 
     Raises SpecError for the first malformed job.
     """
-    reader, parts = JobReader(), _SharedParts()
-    asked = [parts.of(job) if isinstance(job, Job) else _job(job, {}, reader) for job in jobs]
+    reader, known = JobReader(), dict[str, Any]()
+    asked = [
+        _with_shared_parts(job, known) if isinstance(job, Job) else _job(job, reader)
+        for job in jobs
+    ]
     return EstimateList(priced(asked), asked)
 
 
-class _SharedParts:
-    """Jobs read one by one, with equal parts made one object, by which jobs are priced together."""
+def _with_shared_parts(job: Job, known: dict[str, Any]) -> Job:
+    """The job with parts of earlier ones where they are equal: by objects jobs are priced together.
 
-    def __init__(self) -> None:
-        self.known: dict[str, object] = {}
-
-    def of(self, job: Job) -> Job:
-        """The job with the parts of an earlier one where they are equal."""
-        parts = {name: getattr(job, name) for name in ("model", "cluster", "training")}
-        return job.model_copy(
-            update={
-                name: self.known.setdefault(f"{name} {part.model_dump_json()}", part)
-                for name, part in parts.items()
-            }
-        )
+    known: those parts by their text; the job's own are added.
+    """
+    parts = {name: getattr(job, name) for name in ("model", "cluster", "training")}
+    shared = {
+        name: known.setdefault(f"{name} {part.model_dump_json()}", part)
+        for name, part in parts.items()
+    }
+    return job.model_copy(update=shared)
 
 
 def study_of(plan: Plan, values: str | None = None) -> "Study":
@@ -182,10 +174,8 @@ def study_of(plan: Plan, values: str | None = None) -> "Study":
     return made(plan, values)
 
 
-def _job(
-    job: Job | Words | None, parts: Mapping[str, object], reader: JobReader | None = None
-) -> Job:
-    """The job; reader: the one of a batch."""
+def _job(job: Job | Words | None, reader: JobReader | None = None, **parts: object) -> Job:
+    """The job, or that of these parts; reader: the one of a batch."""
     reader = reader or JobReader()
     given = {key: _as_written(value) for key, value in parts.items() if value is not None}
     if job is None:

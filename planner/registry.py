@@ -10,8 +10,7 @@ class RegistryEntry(Protocol):
     """Anything with a name of its own."""
 
     @property
-    def name(self) -> str:
-        """The name under which it is found."""
+    def name(self) -> str: ...
 
 
 Entry = TypeVar("Entry", bound=RegistryEntry)

@@ -22,9 +22,8 @@ from planner.probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, Probe
 from planner.probes.reference.recipe import extrapolated, short_steps
 from planner.probes.trainers import trainer_of
 from planner.rules import violations
-from planner.specs.job import Job
+from planner.specs.job import Job, ProbeTrainerName
 from planner.specs.measurement import Measured, Measurement
-from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.validation import build
 
 MOST_KERNELS = 1000

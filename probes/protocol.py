@@ -20,9 +20,8 @@ from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
 from planner.probes.folder import FOUND
 from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
+from planner.specs.job import Job, ProbeTrainerName
 from planner.specs.measurement import Measured, Measurement, Rung
-from planner.specs.probe_trainers import ProbeTrainerName
 
 Device = Literal["cuda", "cpu"]
 

@@ -14,11 +14,9 @@ from planner.api.render.accuracy import accuracy_view, rows_view
 from planner.api.render.accuracy_document import document
 from planner.api.service import growing, parse_for_estimate
 from planner.calibration.accuracy import LABELS, Row
-from planner.calibration.comparison import Comparison, digest_of
-from planner.calibration.drawing import chart_of
-from planner.calibration.outcome import Compared
-from planner.calibration.report import report
-from planner.calibration.shipped import shipped_comparison
+from planner.calibration.comparison import Compared, Comparison, digest_of, shipped_comparison
+from planner.calibration.held_out import comparison_of
+from planner.calibration.report import chart_of, report
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import PlannerError, fault
 from planner.estimates import Estimator
@@ -121,7 +119,7 @@ def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
         remedy = "write one measured JSON job a line"
         raise fault("--jobs", jobs, "holds no line that could be read", remedy)
     with working("fitting again without each source, model and GPU in turn", quiet=quiet):
-        return Comparison.of(measured, shipped_calibration(), digest_of(text)), len(malformed)
+        return comparison_of(measured, shipped_calibration(), digest_of(text)), len(malformed)
 
 
 def _wanted(text: str) -> tuple[str, list[str]]:
@@ -170,7 +168,7 @@ def read_rows(
             if isinstance(answer, PlannerError):
                 malformed.append((number, str(answer)))
             else:
-                rows.append(Row.build(job, answer))
+                rows.append(Row(job=job, estimate=answer))
     return rows, sorted(malformed)
 
 

@@ -12,8 +12,7 @@ from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import DriftFinding, HistoryRow
 from planner.api.wiring import Wiring
-from planner.calibration.drift.creep import NEWEST
-from planner.calibration.drift.findings import Creep, Drift, SlowHost, StepChange
+from planner.calibration.drift.findings import NEWEST, Creep, Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
 from planner.calibration.drift.replay import drift_of
 from planner.calibration.drift.scores import FEWEST_AFTER, FEWEST_BEFORE

@@ -8,7 +8,7 @@ from rich.text import Text
 from planner.api.render.figures import NONE, percent
 from planner.api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
-from planner.calibration.outcome import Compared
+from planner.calibration.comparison import Compared
 from planner.calibration.report import AfterOwnRuns, Figures, Report
 from planner.calibration.sweeps import FEWEST, FEWEST_AGAINST_RULE
 from planner.units import counted

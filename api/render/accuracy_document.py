@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from planner.api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
 from planner.api.render.figures import percent
 from planner.calibration.accuracy import UnitErrors, by_label, summarise
-from planner.calibration.outcome import Compared
+from planner.calibration.comparison import Compared
 from planner.calibration.report import MODELS, Report, complete
 from planner.calibration.sweeps import FEWEST_AGAINST_RULE, NOISE
 from planner.units import counted
@@ -29,7 +29,7 @@ RULE = (
 )
 REPEATS = (
     "Jobs with several published runs, which differ by release, dispatcher, graphs, overlap or "
-    "report (`planner.calibration.repeats`); off: from the mean of their job. Closer than this "
+    "report (`planner.calibration.sweeps`); off: from the mean of their job. Closer than this "
     "comes nobody who is not told what differs.",
 )
 GIB_PER_BYTE = 2.0**-30

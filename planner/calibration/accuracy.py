@@ -6,18 +6,17 @@ unanswered. The one-line baseline is 40% of the dense peak.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.calibration.classes import class_of, interval_score
+from planner.calibration.comparison import Compared, rounded, rounded_or_none
 from planner.calibration.mechanisms import used_by
-from planner.calibration.outcome import Compared, rounded, rounded_or_none
-from planner.calibration.repeats import SOFTWARE
-from planner.calibration.sweeps import rule_of_thumb
+from planner.calibration.sweeps import SOFTWARE, rule_of_thumb
 from planner.columns import LayoutBatch
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.trainers.registry import code_of
@@ -32,33 +31,22 @@ SWEEP_DIGITS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run and its estimate.
-
-    Seconds and bytes; None if not measured or not answered.
-    last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
-    """
+    """One measured run and its estimate; the job's labels hold `measured`."""
 
     job: "Job"
     estimate: "Estimate"
-    status: str
-    measured_seconds: float | None
-    measured_allocated_bytes: float | None
-    measured_reserved_bytes: float | None
-    last_rank: bool = False
 
-    @classmethod
-    def build(cls, job: "Job", estimate: "Estimate") -> "Row":
-        """From a job whose labels hold `measured`."""
-        measured = job.labels.get("measured") or {}
-        return cls(
-            job=job,
-            estimate=estimate,
-            status=str(measured.get("status", "ok")),
-            measured_seconds=measured.get("step_seconds"),
-            measured_allocated_bytes=measured.get("peak_allocated_bytes"),
-            measured_reserved_bytes=measured.get("peak_reserved_bytes"),
-            last_rank=measured.get("memory_of") == "last-rank",
-        )
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        return self.job.labels.get("measured") or {}
+
+    @property
+    def status(self) -> str:
+        return str(self.measured.get("status", "ok"))
+
+    @property
+    def measured_seconds(self) -> float | None:
+        return self.measured.get("step_seconds")
 
     @property
     def sweep(self) -> str:
@@ -84,7 +72,7 @@ class Row:
 
     def compared(self, *, seen: bool) -> Compared:
         """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
-        estimate = self.estimate
+        estimate, measured = self.estimate, self.measured
         interval = None if estimate.interval is None else estimate.interval.step_seconds
         return Compared(
             id=str(self.job.id),
@@ -96,12 +84,12 @@ class Row:
             valid=estimate.valid,
             fits=bool(estimate.fits),
             measured_seconds=self.measured_seconds,
-            measured_allocated_bytes=self.measured_allocated_bytes,
-            measured_reserved_bytes=self.measured_reserved_bytes,
+            measured_allocated_bytes=measured.get("peak_allocated_bytes"),
+            measured_reserved_bytes=measured.get("peak_reserved_bytes"),
             predicted_seconds=rounded_or_none(estimate.step_seconds),
             interval_seconds=interval and (rounded(interval[0]), rounded(interval[1])),
-            predicted_allocated_bytes=rounded_or_none(self.predicted_allocated_bytes),
-            predicted_reserved_bytes=rounded_or_none(self.predicted_reserved_bytes),
+            predicted_allocated_bytes=rounded_or_none(self.predicted("peak_allocated_bytes")),
+            predicted_reserved_bytes=rounded_or_none(self.predicted("peak_reserved_bytes")),
             peak_allocated_bytes=rounded_or_none(estimate.peak_allocated_bytes),
             peak_reserved_bytes=rounded_or_none(estimate.peak_reserved_bytes),
             baseline_seconds=rounded_or_none(self.baseline_seconds),
@@ -110,44 +98,26 @@ class Row:
             rule=self._rule(),
         )
 
-    @property
-    def predicted_allocated_bytes(self) -> float | None:
-        """Predicted peak of the rank that the run reported.
+    def predicted(self, field: str) -> float | None:
+        """A predicted peak of the rank that the run reported.
 
-        It is the worst one, or the last pipeline rank if the row is of that one.
+        It is the worst one, or the last pipeline rank if the row is of that one (`memory_of`).
         """
-        memory = self.estimate.memory
-        return (
-            memory.stages[-1].peak_allocated_bytes
-            if self.last_rank and memory
-            else self.estimate.peak_allocated_bytes
-        )
-
-    @property
-    def predicted_reserved_bytes(self) -> float | None:
-        """Predicted reserved memory of the same rank."""
-        memory = self.estimate.memory
-        return (
-            memory.stages[-1].peak_reserved_bytes
-            if self.last_rank and memory
-            else self.estimate.peak_reserved_bytes
-        )
+        memory, last = self.estimate.memory, self.measured.get("memory_of") == "last-rank"
+        of_rank = memory.stages[-1] if last and memory else self.estimate
+        found: float | None = getattr(of_rank, field)
+        return found
 
     @property
     def baseline_seconds(self) -> float | None:
         """Step time at 40% of the dense bf16 peak, by TorchTitan's count of flops."""
-        job = self.job
-        peak = job.cluster.gpu.peak_flops_per_second.get(
-            "bf16"
-        ) or job.cluster.gpu.peak_flops_per_second.get("fp16")
+        model, cluster, training = self.job.model, self.job.cluster, self.job.training
+        peak = cluster.gpu.dense_peak
         if not peak:
             return None
-        tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
-        return (
-            tokens
-            * job.model.torchtitan_flops_per_token(job.training.seq_len)
-            / (BASELINE_MFU * peak)
-        )
+        tokens = training.global_batch_size * training.seq_len / cluster.num_gpus
+        flops = model.torchtitan_flops_per_token(training.seq_len)
+        return tokens * flops / (BASELINE_MFU * peak)
 
     def techniques(self) -> list[str]:
         """The mechanisms that the job and its layout use."""

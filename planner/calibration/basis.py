@@ -93,11 +93,8 @@ def memory_basis(calibration: Calibration, trainer: str) -> Basis:
 
     torch allocates in the same way for all trainers.
     """
-    return (
-        "calibrated"
-        if any(name == MEMORY and trainer == one for one, _, name in calibration.seen)
-        else "interpolated"
-    )
+    measured = any(name == MEMORY and trainer == one for one, _, name in calibration.seen)
+    return "calibrated" if measured else "interpolated"
 
 
 def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:

@@ -20,11 +20,7 @@ from planner.cost.machine.knobs import Calibration
 from planner.specs.model import ModelSpec
 
 MISSED = 0.1  # share of runs outside of a 90% interval
-GENERATIONS = {
-    "hopper": "Hopper and Ampere",
-    "ampere": "Hopper and Ampere",
-    "blackwell": "Blackwell",
-}
+GENERATIONS = dict.fromkeys(("hopper", "ampere"), "Hopper and Ampere") | {"blackwell": "Blackwell"}
 TRIED = np.geomspace(0.2, 2.0, 47)
 # Ends the class of runs that use what no other run had: they have a factor of their own.
 UNMEASURED = ", beyond what was measured"

@@ -9,17 +9,82 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
-from planner.calibration.outcome import Compared, OwnRuns, rounded
+from planner.catalog.files import text_of
 from planner.version import MODEL_VERSION
 
-if TYPE_CHECKING:
-    from planner.calibration.accuracy import Row
-    from planner.cost.machine.knobs import Calibration
+DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are equal
 
-LEFT_OUT_BY = ("group", "model", "gpu")
-TIME = ("predicted_seconds", "interval_seconds")  # what changes when a fit leaves the run out
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The numbers of a measured run and its prediction, as a stored report holds them.
+
+    Seconds and bytes; None if not measured, not answered, or without an interval.
+    layout: its short text, "-" without one.
+    labels: values by the keys of `accuracy.LABELS`.
+    seen: whether the calibration was fitted to this run.
+    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that
+        the run reported.
+    sweep: name of its job; runs of the same one differ by nothing but the layout (`sweeps`).
+    question: digest of its job and layout without the software (`repeats`).
+    rule: where its layout comes by the rule of thumb (`sweeps.rule_of_thumb`).
+    """
+
+    id: str
+    layout: str
+    labels: Mapping[str, str]
+    used: tuple[str, ...]
+    seen: bool
+    status: str
+    valid: bool
+    fits: bool
+    measured_seconds: float | None
+    measured_allocated_bytes: float | None
+    measured_reserved_bytes: float | None
+    predicted_seconds: float | None
+    interval_seconds: tuple[float, float] | None
+    predicted_allocated_bytes: float | None
+    predicted_reserved_bytes: float | None
+    peak_allocated_bytes: float | None
+    peak_reserved_bytes: float | None
+    baseline_seconds: float | None
+    sweep: str
+    question: str
+    rule: tuple[float, ...]
+
+    def label(self, key: str) -> str:
+        return self.labels[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns:
+    """The rest of a unit after some runs of one's own in it.
+
+    error: mean of |predicted / measured - 1| of the step time.
+    coverage: share inside the 90% interval.
+    """
+
+    error: float
+    coverage: float
+
+    @classmethod
+    def mean(cls, parts: Sequence["OwnRuns"]) -> "OwnRuns":
+        return cls(
+            error=sum(part.error for part in parts) / len(parts),
+            coverage=sum(part.coverage for part in parts) / len(parts),
+        )
+
+
+def rounded(value: float) -> float:
+    """Rounds to DIGITS significant digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def rounded_or_none(value: float | None) -> float | None:
+    return None if value is None else rounded(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,38 +105,11 @@ class Comparison:
     left_out: Mapping[str, tuple[Compared, ...]]
     own_runs: Mapping[int, Mapping[str, OwnRuns]]
 
-    @classmethod
-    def of(
-        cls, rows: "Sequence[Row]", calibration: "Calibration", rows_digest: str
-    ) -> "Comparison":
-        """Repeats the fit without each source, model and GPU in turn.
-
-        This takes minutes for some hundred rows.
-        """
-        from planner.calibration.held_out import Fitted, is_fitted
-
-        seen = [is_fitted(row, calibration) for row in rows]
-        fitted = Fitted.find(rows, calibration) if any(seen) else None
-
-        def compared_of(found: "Sequence[Row]") -> tuple[Compared, ...]:
-            return tuple(row.compared(seen=known) for row, known in zip(found, seen, strict=True))
-
-        out = {} if fitted is None else {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
-        return cls(
-            calibration_id=calibration.id,
-            model_version=MODEL_VERSION,
-            rows_digest=rows_digest,
-            rows=compared_of(rows),
-            left_out={by: compared_of(found) for by, found in out.items()},
-            own_runs={} if fitted is None else fitted.after_own_runs(),
-        )
-
     def as_document(self) -> str:
         """JSON with one row per line; `from_document` reads it back without loss."""
         head = {"calibration_id": self.calibration_id, "model_version": self.model_version}
-        lines = [
-            json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))
-        ]
+        places = range(len(self.rows))
+        lines = [json.dumps(self._line(place), ensure_ascii=False) for place in places]
         own = {
             str(count): {
                 unit: [rounded(one.error), rounded(one.coverage)] for unit, one in units.items()
@@ -124,6 +162,12 @@ class Comparison:
         return [f"{name} {before}, now {after}" for name, before, after in now if before != after]
 
 
+@cache
+def shipped_comparison() -> Comparison:
+    """The accuracy report that ships."""
+    return Comparison.from_document(text_of("calibrations/accuracy.json"))
+
+
 def digest_of(text: str) -> str:
     """A name for the rows of a text: the beginning of its SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -137,21 +181,14 @@ def _time(row: Compared) -> list[float] | None:
 
 
 def _with_time(row: Compared, time: Sequence[float] | None) -> Compared:
-    return (
-        row
-        if time is None
-        else replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
-    )
+    if time is None:
+        return row
+    return replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
 
 
 def _row(line: Mapping[str, Any]) -> Compared:
     values = {key: value for key, value in line.items() if key != "left_out"}
     interval = values["interval_seconds"]
-    return Compared(
-        **{
-            **values,
-            "used": tuple(values["used"]),
-            "rule": tuple(values["rule"]),
-            "interval_seconds": interval and (interval[0], interval[1]),
-        }
-    )
+    values |= {name: tuple(values[name]) for name in ("used", "rule")}
+    values["interval_seconds"] = interval and (interval[0], interval[1])
+    return Compared(**values)

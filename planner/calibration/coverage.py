@@ -49,12 +49,10 @@ class Use:
 class UncoveredKernel:
     """A kernel that candidates run and no measurement covers.
 
-    nearest: the closest measured shape, or None.
-    octaves: its distance; infinite if there is none.
+    octaves: distance to the closest measured shape; infinite if there is none.
     """
 
     use: Use
-    nearest: KernelShape | None
     octaves: float
 
     @property
@@ -82,12 +80,12 @@ def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
 
 def gaps(used: Iterable[Use], measured: Sequence[KernelShape]) -> tuple[UncoveredKernel, ...]:
     """Uses that are further than NEAR from everything measured, most valuable first."""
-    found = []
-    for use in used:
-        nearest, octaves = _nearest(use.shape, measured)
-        if octaves > NEAR:
-            found.append(UncoveredKernel(use=use, nearest=nearest, octaves=octaves))
-    return tuple(sorted(found, key=lambda gap: (-gap.value, gap.use.shape)))
+    found = [
+        UncoveredKernel(use=use, octaves=min(map(use.shape.octaves_to, measured), default=math.inf))
+        for use in used
+    ]
+    far = [gap for gap in found if gap.octaves > NEAR]
+    return tuple(sorted(far, key=lambda gap: (-gap.value, gap.use.shape)))
 
 
 def choose(
@@ -123,17 +121,8 @@ def probe_seconds(use: Use) -> float:
     return RUNS * use.seconds + OVERHEAD_SECONDS
 
 
-def _nearest(
-    shape: KernelShape, measured: Sequence[KernelShape]
-) -> tuple[KernelShape | None, float]:
-    nearest = min(measured, key=shape.octaves_to, default=None)
-    octaves = math.inf if nearest is None else shape.octaves_to(nearest)
-    return (nearest, octaves) if math.isfinite(octaves) else (None, math.inf)
-
-
 def _closer(gap: UncoveredKernel, measured: KernelShape) -> UncoveredKernel:
-    octaves = gap.use.shape.octaves_to(measured)
-    return replace(gap, nearest=measured, octaves=octaves) if octaves < gap.octaves else gap
+    return replace(gap, octaves=min(gap.octaves, gap.use.shape.octaves_to(measured)))
 
 
 # ---- the kernels of layouts ----------------------------------------------------------------------
@@ -270,10 +259,19 @@ class _Kernels:
             op.moves.fused_forward + op.moves.fused_backward,
             op.moves.forward + op.moves.backward,
         )
-        sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
-        return _Run(
-            kind="memory", name="copy", dtypes=dtypes, sizes=sizes, calls=passes * moves / 2.0
-        )
+        return self._run("memory", "copy", {"bytes": num_bytes}, passes * moves / 2.0)
+
+    def _run(
+        self,
+        kind: str,
+        name: str,
+        sizes: Mapping[str, FloatColumn],
+        calls: FloatColumn,
+        dtype: str = "bf16",
+    ) -> _Run:
+        """A kernel that runs in one dtype in all layouts."""
+        dtypes = [dtype] * len(self.batch)
+        return _Run(kind=kind, name=name, dtypes=dtypes, sizes=sizes, calls=calls)
 
     def _width(self) -> FloatColumn:
         """Bytes of an element in the compute dtype, (U,)."""
@@ -310,13 +308,8 @@ class _Kernels:
             whole, whole_stride = axes.group(whole_group, batch, self._rank_order())
             for unit, count in zip(parameters, counts, strict=True):
                 held = np.where(unit > 0, count / batch.pp, 0.0)
-                yield self._collective(
-                    "all-gather",
-                    unit * compute,
-                    degree,
-                    stride,
-                    np.where(sharded, held * gathers, 0.0),
-                )
+                gathered = np.where(sharded, held * gathers, 0.0)
+                yield self._collective("all-gather", unit * compute, degree, stride, gathered)
                 yield self._collective(
                     "reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0)
                 )
@@ -333,14 +326,7 @@ class _Kernels:
         calls: FloatColumn,
     ) -> _Run:
         sizes = {"bytes": payload, "ranks": degree, "stride": stride}
-        calls = np.where(degree > 1.0, calls, 0.0)
-        return _Run(
-            kind="collective",
-            name=operation,
-            dtypes=["bf16"] * len(calls),
-            sizes=sizes,
-            calls=calls,
-        )
+        return self._run("collective", operation, sizes, np.where(degree > 1.0, calls, 0.0))
 
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
@@ -349,9 +335,7 @@ class _Kernels:
         _, stride = axes.group("pp", batch, self._rank_order())
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
-        return _Run(
-            kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, calls=calls
-        )
+        return self._run("collective", "send", sizes, calls)
 
     def optimizer(self) -> _Run:
         """The optimizer's step on the device of one rank, mean over pipeline ranks."""
@@ -360,12 +344,7 @@ class _Kernels:
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
         owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
         owned = owned * (1.0 - batch.host_share)
-        sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
         calls = np.where(batch.host_share < 1.0, 1.0, 0.0)
-        return _Run(
-            kind="optimizer",
-            name=pricer.training.optimizer,
-            dtypes=dtypes,
-            sizes=sizes,
-            calls=calls,
+        return self._run(
+            "optimizer", pricer.training.optimizer, {"parameters": owned}, calls, "float32"
         )

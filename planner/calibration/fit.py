@@ -87,22 +87,18 @@ class Data:
             )
             for rows in places.values()
         ]
-        stacks = tuple(
-            stack_name(
-                code_of(job.training),
-                job.cluster.gpu.name,
-                "" if own else str(job.labels.get("group", row)),
-            )
-            for row, job in enumerate(jobs)
-        )
+        sources = ["" if own else str(job.labels.get("group", row)) for row, job in enumerate(jobs)]
+        stacks = [
+            stack_name(code_of(job.training), job.cluster.gpu.name, source)
+            for job, source in zip(jobs, sources, strict=True)
+        ]
+        units = [
+            unit_name(stack, layout.precision, job.model)
+            for stack, layout, job in zip(stacks, layouts, jobs, strict=True)
+        ]
+        log_seconds = np.log(np.asarray(step_seconds, dtype=np.float64))
         return cls(
-            groups=tuple(groups),
-            log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)),
-            stacks=stacks,
-            units=tuple(
-                unit_name(stack, layout.precision, job.model)
-                for stack, layout, job in zip(stacks, layouts, jobs, strict=True)
-            ),
+            groups=tuple(groups), log_seconds=log_seconds, stacks=tuple(stacks), units=tuple(units)
         )
 
     @property
@@ -192,13 +188,8 @@ def _touches(knob: str, group: Runs) -> bool:
 
 def _pricer(job: Job, shifts: FloatColumn) -> Pricer:
     trainer, gpu = code_of(job.training), job.cluster.gpu
-    return Pricer.build(
-        job.model,
-        job.cluster,
-        job.training,
-        profile=profile_at(trainer, shifts),
-        kernels=kernels_at(gpu, shifts),
-    )
+    profile, kernels = profile_at(trainer, shifts), kernels_at(gpu, shifts)
+    return Pricer.build(job.model, job.cluster, job.training, profile=profile, kernels=kernels)
 
 
 def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatColumn:

@@ -12,20 +12,41 @@ from planner.calibration import student
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER
 from planner.calibration.classes import UNMEASURED, Misses, class_of
+from planner.calibration.comparison import Compared, Comparison, OwnRuns
 from planner.calibration.fit import Data, fingerprint, linearise
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
 from planner.calibration.linear_model import Linear, Scales, Solution, Unknowns
 from planner.calibration.mechanisms import used_by
-from planner.calibration.outcome import OwnRuns
 from planner.calibration.own_runs import far_alone, run_scale, stands_for
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.trainers.registry import code_of
+from planner.version import MODEL_VERSION
 
+LEFT_OUT_BY = ("group", "model", "gpu")
 OWN_RUNS = (1, 3, 4)
 MOST_CHOICES = 30  # of own runs within a unit that are tried
 SEED = 0
+
+
+def comparison_of(rows: Sequence[Row], calibration: Calibration, rows_digest: str) -> Comparison:
+    """Repeats the fit without each source, model and GPU in turn: minutes for some hundred rows."""
+    seen = [is_fitted(row, calibration) for row in rows]
+    fitted = Fitted.find(rows, calibration) if any(seen) else None
+
+    def compared(found: Sequence[Row]) -> tuple[Compared, ...]:
+        return tuple(row.compared(seen=known) for row, known in zip(found, seen, strict=True))
+
+    out = {} if fitted is None else {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
+    return Comparison(
+        calibration_id=calibration.id,
+        model_version=MODEL_VERSION,
+        rows_digest=rows_digest,
+        rows=compared(rows),
+        left_out={by: compared(found) for by, found in out.items()},
+        own_runs={} if fitted is None else fitted.after_own_runs(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +74,8 @@ class Fitted:
         The fit cannot be repeated without them.
         """
         places = [index for index, row in enumerate(rows) if is_fitted(row, calibration)]
-        if (
-            not places
-            or {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
-            != calibration.fitted
-        ):
+        known = {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
+        if not places or known != calibration.fitted:
             return None
         mine = [rows[index] for index in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
@@ -126,15 +144,12 @@ class Fitted:
             doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
             wider[fold] = self._wider(fold, ~fold)
             scale[fold] = wider[fold] * np.hypot(scale[fold], doubt)
-        classes = [class_of(row.job.model, row.job.cluster.gpu.family) for row in self.rows]
-        misses = Misses(
-            log_seconds=self.linear.measured - log_seconds,
-            scales=scale,
-            classes=[
-                name + UNMEASURED * bool(w > 1) for name, w in zip(classes, wider, strict=True)
-            ],
-            units=self.data.units,
-        )
+        classes = [
+            class_of(row.job.model, row.job.cluster.gpu.family) + UNMEASURED * bool(w > 1)
+            for row, w in zip(self.rows, wider, strict=True)
+        ]
+        missed, units = self.linear.measured - log_seconds, self.data.units
+        misses = Misses(log_seconds=missed, scales=scale, classes=classes, units=units)
         return misses, solutions
 
     def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:
@@ -157,11 +172,9 @@ class Fitted:
                 here = out & (units == unit)
                 for count, into in found.items():
                     if here.sum() > count:
-                        into.setdefault(unit, []).append(
-                            self._rest(
-                                solution, out, here, count, 1.0 if count else factor[here], chance
-                            )
-                        )
+                        by = 1.0 if count else factor[here]
+                        rest = self._rest(solution, out, here, count, by, chance)
+                        into.setdefault(unit, []).append(rest)
         return {
             count: {unit: OwnRuns.mean(parts) for unit, parts in into.items()}
             for count, into in found.items()

@@ -93,36 +93,22 @@ class KernelShape:
 
         Raises KeyError, TypeError or ValueError for an invalid shape.
         """
-        kind, name, dtype, sizes = (
-            values["kind"],
-            values.get("name", ""),
-            values.get("dtype", "bf16"),
-            values["sizes"],
-        )
+        kind, sizes = values["kind"], values["sizes"]
+        name, dtype = values.get("name", ""), values.get("dtype", "bf16")
         if kind not in SIZES:
             raise ValueError(f"kind={kind!r} is none of {', '.join(SIZES)}")
         if name not in NAMES.get(kind, ("",)):
-            raise ValueError(
-                f"name={name!r} of a {kind} is none of "
-                f"{', '.join(NAMES[kind]) if kind in NAMES else 'any: it has no names'}"
-            )
+            known = ", ".join(NAMES[kind]) if kind in NAMES else "any: it has no names"
+            raise ValueError(f"name={name!r} of a {kind} is none of {known}")
         if dtype not in (*PRECISIONS, "float32"):
             raise ValueError(f"dtype={dtype!r} is none of {', '.join(PRECISIONS)}, float32")
         if tuple(sorted(sizes)) != SIZES[kind]:
-            raise ValueError(
-                f"sizes of a {kind} are {', '.join(SIZES[kind])}, not "
-                f"{', '.join(map(str, sizes)) or 'none'}"
-            )
+            given = ", ".join(map(str, sizes)) or "none"
+            raise ValueError(f"sizes of a {kind} are {', '.join(SIZES[kind])}, not {given}")
         for key, size in sizes.items():
-            if (
-                isinstance(size, bool)
-                or not isinstance(size, int)
-                or size < (0 if key == "window" else 1)
-            ):
-                raise ValueError(
-                    f"size {key}={size!r} is no whole number of at least "
-                    f"{0 if key == 'window' else 1}"
-                )
+            least = 0 if key == "window" else 1
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                raise ValueError(f"size {key}={size!r} is no whole number of at least {least}")
         return cls(kind, name, dtype, tuple(sorted(sizes.items())))
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,13 +190,9 @@ def kernel_seconds(
     """
     device = pricer.device
     if kind in ("gemm", "grouped-gemm"):
-        special = {"bf16": device.half, "float32": SINGLE}
-        codes = np.array(
-            [
-                special[dtype] if dtype in special else PRECISIONS.names.index(dtype)
-                for dtype in dtypes
-            ]
-        )
+        code_of_dtype = {name: code for code, name in enumerate(PRECISIONS)}
+        code_of_dtype |= {"bf16": device.half, "float32": SINGLE}
+        codes = np.array([code_of_dtype[dtype] for dtype in dtypes])
         groups = sizes.get("groups", np.ones(len(codes)))
         return np.nan_to_num(device.gemm_seconds(sizes["m"], sizes["n"], sizes["k"], groups, codes))
     if kind in ("attention", "attention-backward"):
@@ -256,9 +238,8 @@ def shape_seconds(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
     out = np.zeros(len(shapes))
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, shape in enumerate(shapes):
-        alike.setdefault((shape.kind, shape.name, tuple(key for key, _ in shape.sizes)), []).append(
-            index
-        )
+        group = (shape.kind, shape.name, tuple(key for key, _ in shape.sizes))
+        alike.setdefault(group, []).append(index)
     for places in alike.values():
         first = shapes[places[0]]
         sizes = {
@@ -276,11 +257,8 @@ def alone_sd(shapes: Iterable[KernelShape]) -> float:
 
     Of the mean over kernels of one kind, which all have nearly the same error.
     """
-    return (
-        LOW_PRECISION_SD
-        if any(shape.dtype not in ("bf16", "float32") for shape in shapes)
-        else ALONE_SD
-    )
+    low = any(shape.dtype not in ("bf16", "float32") for shape in shapes)
+    return LOW_PRECISION_SD if low else ALONE_SD
 
 
 def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, float]:

@@ -113,11 +113,11 @@ class Mechanism:
 
 
 def _layout(
-    name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int = 0, words: str = ""
+    name: str, used: Mask, points: int = 0, words: str = "", *, leads: bool = True
 ) -> Mechanism:
     return Mechanism(
-        name=name, words=words or name, points=points,
-        used=lambda x, setting: np.asarray(condition(x)),
+        name=name, words=words or name, points=points, leads=leads,
+        used=lambda x, setting: np.asarray(used(x, setting)),
     )  # fmt: skip
 
 
@@ -128,23 +128,12 @@ def _job(name: str, condition: Callable[[Setting], bool], words: str = "") -> Me
     )  # fmt: skip
 
 
-def _experts(
-    name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int, words: str
-) -> Mechanism:
-    return Mechanism(
-        name=name, words=words, points=points,
-        used=lambda x, s: np.asarray(condition(x) & (s.model.num_experts > 0)),
-    )  # fmt: skip
-
-
-def _is(column: str, code: int) -> Callable[[LayoutBatch], BoolColumn]:
-    return lambda x: np.asarray(getattr(x, column) == code)
-
-
-def _code(column: str, value: str, *, axis: str = "") -> Callable[[LayoutBatch], BoolColumn]:
+def _code(column: str, value: str, *, axis: str = "") -> Mask:
     """Whether a column has this value, where the degree that it belongs to is above 1."""
-    holds = _is(column, CODES[column].index(value))
-    return (lambda x: holds(x) & (getattr(x, axis) > 1)) if axis else holds
+    code = (AC_KINDS if column == "ac_kind" else CODES[column]).index(value)
+    if not axis:
+        return lambda x, s: np.asarray(getattr(x, column) == code)
+    return lambda x, s: np.asarray((getattr(x, column) == code) & (getattr(x, axis) > 1))
 
 
 def _trained(field: str, value: str) -> Callable[[Setting], bool]:
@@ -172,7 +161,7 @@ def _attends_by(kernel: str) -> Callable[[Setting], bool]:
 
 
 def _captures(graphs: int) -> Mask:
-    return lambda x, setting: np.asarray(captured(x, _context(setting)) == graphs)
+    return lambda x, setting: captured(x, _context(setting)) == graphs
 
 
 def _domain(setting: Setting) -> int:
@@ -192,9 +181,8 @@ def _precisions() -> Iterator[Mechanism]:
         points = PRECISION_POINTS.get(name, 1)
         found = _layout(f"precision {name}", _code("precision", name), points, name)
         yield replace(found, travels=points == 0)
-    yield _layout(
-        "float8 all-gather", lambda x: x.float8_all_gather, words="weights gathered in float8"
-    )
+    gathered = "weights gathered in float8"
+    yield _layout("float8 all-gather", lambda x, s: x.float8_all_gather, words=gathered)
     for column, dtype, words in (
         ("param_dtype", "float32", "computing in 32 bits"),
         ("reduce_dtype", "bfloat16", "gradients reduced in bfloat16"),
@@ -203,133 +191,121 @@ def _precisions() -> Iterator[Mechanism]:
         yield _layout(f"{column} {dtype}", _code(column, dtype), words=words)
 
 
+def _shards(stage: int) -> Mask:
+    return lambda x, s: (x.zero_stage == stage) & (x.dp_shard * x.cp > 1)
+
+
 def _data_parallel() -> Iterator[Mechanism]:
     yield _layout(
-        "ddp",
-        lambda x: (x.dp_replicate > 1) & ((x.zero_stage == 0) | (x.dp_shard == 1)),
+        "ddp", lambda x, s: (x.dp_replicate > 1) & ((x.zero_stage == 0) | (x.dp_shard == 1)),
         words="plain DDP",
-    )
-    yield _layout(
-        "zero1",
-        lambda x: (x.zero_stage == 1) & (x.dp_shard * x.cp > 1),
-        words="a sharded optimizer (ZeRO 1)",
-    )
-    yield _layout(
-        "zero2",
-        lambda x: (x.zero_stage == 2) & (x.dp_shard * x.cp > 1),
-        words="sharded weights kept until the backward",
-    )
-    yield _layout(
-        "fsdp",
-        lambda x: (x.zero_stage == 3) & (x.dp_shard * x.cp > 1),
-        words="fully sharded weights",
-    )
-    hsdp = _layout(
-        "hsdp",
-        lambda x: (x.dp_replicate > 1) & (x.dp_shard > 1),
-        1,
-        "replicated shard groups (HSDP)",
-    )
+    )  # fmt: skip
+    yield _layout("zero1", _shards(1), words="a sharded optimizer (ZeRO 1)")
+    yield _layout("zero2", _shards(2), words="sharded weights kept until the backward")
+    yield _layout("fsdp", _shards(3), words="fully sharded weights")
     # tests/golden/source_tables.md: HSDP moves the point where FSDP's communication saturates 3 to
     # 6 times further out; beyond WIDE GPUs flat groups are the exception (TorchTitan, InternEvo)
-    yield replace(hsdp, practised=lambda s: s.cluster.num_gpus > WIDE)
+    hsdp = "replicated shard groups (HSDP)"
+    found = _layout("hsdp", lambda x, s: (x.dp_replicate > 1) & (x.dp_shard > 1), 1, hsdp)
+    yield replace(found, practised=lambda s: s.cluster.num_gpus > WIDE)
     yield _layout(
         f"sharded over {WIDE} ranks",
-        lambda x: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE),
+        lambda x, s: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE),
         2,
         f"weights gathered from more than {WIDE} ranks",
     )
 
 
 def _tensor_and_context_parallel() -> Iterator[Mechanism]:
-    yield _layout("tp", lambda x: x.tp > 1, 1, "tensor parallelism")
+    yield _layout("tp", lambda x, s: x.tp > 1, 1, "tensor parallelism")
     yield _layout(
         "tp without sp",
-        lambda x: (x.tp > 1) & ~x.sequence_parallel,
+        lambda x, s: (x.tp > 1) & ~x.sequence_parallel,
         1,
-        words="tensor parallelism without sequence parallelism",
+        "tensor parallelism without sequence parallelism",
     )
-    yield Mechanism(
-        name="tp across nodes", words="tensor parallelism across nodes", points=2,
-        used=lambda x, s: np.asarray(x.tp > _domain(s)),
-    )  # fmt: skip
-    yield _layout("async tp", lambda x: x.async_tp, 1, "async TP")
-    yield _layout("cp", lambda x: x.cp > 1, 2, "context parallelism")
+    across = "tensor parallelism across nodes"
+    yield _layout("tp across nodes", lambda x, s: x.tp > _domain(s), 2, across)
+    yield _layout("async tp", lambda x, s: x.async_tp, 1, "async TP")
+    yield _layout("cp", lambda x, s: x.cp > 1, 2, "context parallelism")
     for method in CODES["cp_method"]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
-        used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
-        cut = replace(used, leads=False)
+        used, words = _code("cp_method", method, axis="cp"), CP_WORDS[method]
+        cut = _layout(name, used, words=words, leads=False)
         usual = _above(lambda s: s.training.seq_len, GATHERED_FROM - 1)
         yield replace(cut, practised=usual) if method == "allgather" else cut
-    yield Mechanism(
-        name="short cp", points=0, leads=False,
+    yield _layout(
+        "short cp", lambda x, s: (x.cp > 1) & (x.cp * CUT > s.training.seq_len), leads=False,
         words=f"context parallelism with fewer than {CUT:,} tokens a rank",
-        used=lambda x, s: np.asarray((x.cp > 1) & (x.cp * CUT > s.training.seq_len)),
     )  # fmt: skip
     ulysses = _code("cp_method", "ulysses", axis="cp")
-    yield Mechanism(
-        name="short ulysses", points=0, leads=False,
-        words=f"Ulysses attention with fewer than {SHORT:,} tokens a rank",
-        used=lambda x, s: np.asarray(ulysses(x) & (x.cp * SHORT > s.training.seq_len)),
+    yield _layout(
+        "short ulysses", lambda x, s: ulysses(x, s) & (x.cp * SHORT > s.training.seq_len),
+        leads=False, words=f"Ulysses attention with fewer than {SHORT:,} tokens a rank",
     )  # fmt: skip
 
 
 def _pipelines() -> Iterator[Mechanism]:
-    yield _layout("pp", lambda x: x.pp > 1, 2, "a pipeline")
-    yield _layout(
-        f"pp over {LONG}", lambda x: x.pp > LONG, 2, f"a pipeline of more than {LONG} ranks"
-    )
-    yield Mechanism(  # a block priced wrongly makes its stages the slowest
-        name="pp of unlike layers", words="a pipeline through layers of several kinds", points=0,
-        used=lambda x, s: np.asarray((x.pp > 1) & (len({*s.model.mixers}) > 1)),
+    yield _layout("pp", lambda x, s: x.pp > 1, 2, "a pipeline")
+    long = f"a pipeline of more than {LONG} ranks"
+    yield _layout(f"pp over {LONG}", lambda x, s: x.pp > LONG, 2, long)
+    yield _layout(  # a block priced wrongly makes its stages the slowest
+        "pp of unlike layers", lambda x, s: (x.pp > 1) & (len({*s.model.mixers}) > 1),
+        words="a pipeline through layers of several kinds",
     )  # fmt: skip
     for name, schedule in SCHEDULES.items():
         chosen, points = _code("pp_schedule", name, axis="pp"), _schedule_points(schedule)
         yield _layout(f"schedule {name}", chosen, points, f"the schedule {name}")
-    yield Mechanism(
-        name="own split", words="a layer split of its own", points=1,
-        used=lambda x, s: np.asarray((x.pp > 1) & (
-            (x.split != TRAINER_SPLIT) | spelled_out(x, _context(s)))),
-    )  # fmt: skip
+    yield _layout(
+        "own split",
+        lambda x, s: (x.pp > 1) & ((x.split != TRAINER_SPLIT) | spelled_out(x, _context(s))),
+        1,
+        "a layer split of its own",
+    )
 
 
 def _mixtures() -> Iterator[Mechanism]:
-    yield _job("experts", lambda s: s.model.num_experts > 0, "a mixture of experts")
-    yield _experts("ep", lambda x: x.ep > 1, 0, "expert parallelism")
+    yield _job("experts", lambda s: s.model.is_moe, "a mixture of experts")
+    yield _layout("ep", lambda x, s: (x.ep > 1) & s.model.is_moe, words="expert parallelism")
     for name in CODES["moe_dispatcher"]:
-        dispatcher = _experts(
-            f"dispatcher {name}",
-            _code("moe_dispatcher", name, axis="ep"),
-            DISPATCHER_POINTS.get(name, 0),
-            f"experts dispatched by {name}",
-        )
-        yield replace(dispatcher, leads=name == "alltoall")
-    yield Mechanism(
-        name="all experts everywhere", words="all of many experts gathered on every rank", points=1,
-        used=lambda x, s: np.asarray((x.ep * x.etp == 1) & (s.model.num_experts >= MANY_EXPERTS)),
+        yield _layout(
+            f"dispatcher {name}", _dispatched(name), DISPATCHER_POINTS.get(name, 0),
+            f"experts dispatched by {name}", leads=name == "alltoall",
+        )  # fmt: skip
+    yield _layout(
+        "all experts everywhere",
+        lambda x, s: (x.ep * x.etp == 1) & (s.model.num_experts >= MANY_EXPERTS),
+        1,
+        "all of many experts gathered on every rank",
+    )
+    yield _layout(
+        "ep across nodes",
+        lambda x, s: (x.ep * x.etp > _domain(s)) & s.model.is_moe,
+        2,
+        "expert parallelism across nodes",
+    )
+    yield _layout(
+        f"ep over more than {FAR_EXPERTS} nodes",
+        lambda x, s: (x.ep * x.etp > FAR_EXPERTS * _domain(s)) & s.model.is_moe,
+        words=f"experts spread over more than {FAR_EXPERTS} nodes", leads=False,
     )  # fmt: skip
-    yield Mechanism(
-        name="ep across nodes", words="expert parallelism across nodes", points=2,
-        used=lambda x, s: np.asarray((x.ep * x.etp > _domain(s)) & (s.model.num_experts > 0)),
-    )  # fmt: skip
-    yield Mechanism(
-        name=f"ep over more than {FAR_EXPERTS} nodes", points=0, leads=False,
-        words=f"experts spread over more than {FAR_EXPERTS} nodes",
-        used=lambda x, s: np.asarray(
-            (x.ep * x.etp > FAR_EXPERTS * _domain(s)) & (s.model.num_experts > 0)),
-    )  # fmt: skip
-    yield _experts("etp", lambda x: x.etp > 1, 1, "experts cut by TP")
+    yield _layout("etp", lambda x, s: (x.etp > 1) & s.model.is_moe, 1, "experts cut by TP")
+
+
+def _dispatched(name: str) -> Mask:
+    chosen = _code("moe_dispatcher", name, axis="ep")
+    return lambda x, s: chosen(x, s) & s.model.is_moe
 
 
 def _program() -> Iterator[Mechanism]:
-    for code, kind in enumerate(AC_KINDS):
-        used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
-        yield replace(used, leads=kind != "memory-budget")
-    yield _layout("compile", lambda x: x.compile, words="compiled layers")
+    for kind in AC_KINDS:
+        used, leads = _code("ac_kind", kind), kind != "memory-budget"
+        yield _layout(f"ac {kind}", used, AC_POINTS.get(kind, 0), AC_WORDS[kind], leads=leads)
+    yield _layout("compile", lambda x, s: x.compile, words="compiled layers")
     backward, host = "the optimizer in the backward", "activations on the host"
-    yield _layout("optimizer in backward", lambda x: x.optimizer_in_backward, 1, backward)
-    yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
-    yield _layout("activation offload", lambda x: x.activation_offload_layers > 0, 2, host)
+    yield _layout("optimizer in backward", lambda x, s: x.optimizer_in_backward, 1, backward)
+    yield _layout("cpu offload", lambda x, s: x.cpu_offload, 2, "CPU offload")
+    yield _layout("activation offload", lambda x, s: x.activation_offload_layers > 0, 2, host)
 
 
 def _mixes(mixer: str) -> Callable[[Setting], bool]:
@@ -354,10 +330,8 @@ def _jobs() -> Iterator[Mechanism]:
         found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
         yield replace(found, of_gpu=True)
     for graphs in ("partial", "full"):
-        yield Mechanism(
-            name=f"cuda graphs {graphs}", words=f"{graphs} CUDA graphs", points=0,
-            used=_captures(CUDA_GRAPHS.index(graphs)),
-        )  # fmt: skip
+        used = _captures(CUDA_GRAPHS.index(graphs))
+        yield _layout(f"cuda graphs {graphs}", used, words=f"{graphs} CUDA graphs")
     yield _job(
         "chunked loss", lambda s: chunks_loss(s.training, _context(s).released), "a chunked loss"
     )

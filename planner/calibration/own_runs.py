@@ -7,7 +7,7 @@ Letters: R runs, K knobs, P unknowns.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from planner.calibration.linear_model import (
     by_key,
 )
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.machine.stacks import DENSE, EXPERTS, STACK, UNIT, kind_of
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
@@ -69,40 +69,24 @@ class PricedRun:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form of what was priced, without what only this run measured."""
-        return {
-            "trainer": self.trainer,
-            "family": self.family,
-            "stack": self.stack,
-            "unit": self.unit,
-            "fingerprint": self.fingerprint,
-            "log_seconds": self.log_seconds,
-            "knobs": [knob.name for knob in KNOBS],
-            "gradient": list(self.gradient),
-            "seen": sorted(map(list, self.seen)),
-            "program": self.program,
-            "weight": self.weight,
+        values = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("id", "layout", "step_seconds")
         }
+        return {**values, "knobs": list(PLACE), "seen": sorted(map(list, self.seen))}
 
     @classmethod
     def from_dict(
         cls, values: Any, *, run_id: str, layout: str, step_seconds: float
     ) -> "PricedRun | None":
         """Reads the mapping of `as_dict`; None if it has other knobs than today's."""
-        if values["knobs"] != [knob.name for knob in KNOBS]:
+        known = dict(values)
+        if known.pop("knobs") != list(PLACE):
             return None
-        texts = {name: str(values[name]) for name in ("trainer", "family", "stack", "unit")}
-        return cls(
-            id=run_id,
-            layout=layout,
-            fingerprint=str(values["fingerprint"]),
-            step_seconds=step_seconds,
-            log_seconds=float(values["log_seconds"]),
-            gradient=tuple(map(float, values["gradient"])),
-            seen=frozenset((one, two, three) for one, two, three in values["seen"]),
-            program=values.get("program"),
-            weight=float(values.get("weight", 1.0)),
-            **texts,
-        )
+        known["gradient"] = tuple(map(float, known["gradient"]))
+        known["seen"] = frozenset((one, two, three) for one, two, three in known["seen"])
+        return cls(**known, id=run_id, layout=layout, step_seconds=step_seconds)
 
 
 def layout_of(measurement: Measurement) -> str:
@@ -180,11 +164,8 @@ def with_unit(
     keys, shifts, covariance = believed.keys, believed.shifts, believed.covariance
     stack = (STACK, first.stack)
     if stack not in keys:
-        keys, shifts, covariance = (
-            (*keys, stack),
-            np.append(shifts, 0.0),
-            np.pad(covariance, (0, 1)),
-        )
+        keys, shifts = (*keys, stack), np.append(shifts, 0.0)
+        covariance = np.pad(covariance, (0, 1))
         covariance[-1, -1] = believed.stack_sd**2
     # the unit's own offset is that sum less the stack's
     at, covariance = keys.index(stack), np.pad(covariance, (0, 1))

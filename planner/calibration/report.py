@@ -1,15 +1,15 @@
-"""The model's accuracy over measured runs, as one record to print, store and compare."""
+"""The model's accuracy over measured runs, as one record to print, store, compare and draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from planner.calibration.accuracy import Summary, by_label, by_technique, summarise
-from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared, OwnRuns
-from planner.calibration.repeats import Repeats, repeats
-from planner.calibration.sweeps import AgainstRule, against_rule, sweeps
+from planner.calibration.comparison import Compared, Comparison, OwnRuns
+from planner.calibration.sweeps import AgainstRule, Repeats, against_rule, repeats, sweeps
+from planner.charts.accuracy import RunPoint, accuracy
+from planner.charts.chart import Chart
 
 REGRET_AT = (1, 3, 5)
 MODELS = ("dense", "experts")
@@ -92,9 +92,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-safe form, without the rows."""
-        return {
-            key: value for key, value in asdict(replace(self, rows=())).items() if key != "rows"
-        }
+        found = asdict(replace(self, rows=()))
+        del found["rows"]
+        return found
 
 
 def report(found: Comparison, keep: Callable[[Compared], bool] = lambda _: True) -> Report:
@@ -135,31 +135,24 @@ def _after_own_runs(found: Comparison, rows: Sequence[Compared]) -> list[AfterOw
     results = []
     for count, units in found.own_runs.items():
         known = {unit: one for unit, one in units.items() if unit in labels["kind"]}
-        if known:
-            mean = OwnRuns.mean(list(known.values()))
-            results.append(
-                AfterOwnRuns(
-                    runs=count,
-                    units=len(known),
-                    error=mean.error,
-                    median=median(one.error for one in known.values()),
-                    coverage=mean.coverage,
-                    kinds=_mean_errors(known, labels["kind"]),
-                    classes=_mean_errors(known, labels["class"])
-                    | _mean_errors(
-                        known, {unit: _of_model(labels["kind"][unit]) for unit in known}
-                    ),
-                )
-            )
+        if not known:
+            continue
+        mean = OwnRuns.mean(list(known.values()))
+        every = {unit: f"all {labels['kind'][unit].rpartition(', ')[2]}" for unit in known}
+        found_after = AfterOwnRuns(
+            runs=count,
+            units=len(known),
+            error=mean.error,
+            median=median(one.error for one in known.values()),
+            coverage=mean.coverage,
+            kinds=_mean_errors(known, labels["kind"]),
+            classes=_mean_errors(known, labels["class"]) | _mean_errors(known, every),
+        )
+        results.append(found_after)
     return results
 
 
-def _of_model(kind: str) -> str:
-    return f"all {kind.rpartition(', ')[2]}"
-
-
 def _mean_errors(known: Mapping[str, OwnRuns], names: Mapping[str, str]) -> dict[str, float]:
-    """Mean error over the units of each name."""
     found: dict[str, list[float]] = {}
     for unit, one in known.items():
         found.setdefault(names[unit], []).append(one.error)
@@ -183,3 +176,24 @@ def by_platform(rows: Sequence[Compared]) -> list[Summary]:
         if summary.name in stated:
             found.append(replace(stated[summary.name], name=f"{summary.name}, complete"))
     return found
+
+
+def runs_of(rows: Iterable[Compared]) -> list[RunPoint]:
+    """A point for every row with a measured and a predicted step time."""
+    return [
+        RunPoint(
+            id=row.id,
+            layout=row.layout,
+            model=row.label("model"),
+            trainer=row.label("trainer"),
+            gpu=row.label("gpu"),
+            measured_seconds=row.measured_seconds,
+            predicted_seconds=row.predicted_seconds,
+        )
+        for row in rows
+        if row.measured_seconds and row.predicted_seconds
+    ]
+
+
+def chart_of(rows: Iterable[Compared], title: str) -> Chart:
+    return Chart(accuracy(runs_of(rows), title=title))

@@ -5,6 +5,9 @@ averaged. Regret is how much slower than the best layout measured a pick is. A p
 is known before a run, among the layouts whose memory estimate fits, where any does: by predicted
 step time, or by a rule of thumb. Layouts that ran out of memory are counted elsewhere
 (`accuracy.Summary`).
+
+Repeats are runs of one job and layout, by other releases of its trainer or in other reports. A
+prediction that does not know the software cannot be closer to all of them than they are.
 Letters: L layouts, K keys of the rule.
 """
 
@@ -18,13 +21,15 @@ from planner.calibration.similarity import redone
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 
 if TYPE_CHECKING:
-    from planner.calibration.outcome import Compared
+    from planner.calibration.comparison import Compared
 
 FEWEST = 3  # layouts of a sweep
 FEWEST_AGAINST_RULE = 4
 # What a difference of regrets means nothing below: published repeats of one dense layout have a
 # standard deviation of 1.5%, and a difference of two means over some sweeps has less.
 NOISE = 0.01
+# fields of `training` and `layout` that a release decides where a published row does not
+SOFTWARE = ("trainer_version", "attention_kernel", "cuda_graphs", "overlap", "moe_dispatcher")
 
 
 def rule_of_thumb(batch: LayoutBatch) -> FloatColumn:
@@ -95,7 +100,6 @@ class Sweep:
         return float(self.measured_seconds[picked].min() / self.measured_seconds.min() - 1.0)
 
     def regret_of_rule(self) -> float:
-        """Regret of the rule of thumb's pick."""
         rows = np.flatnonzero(self._candidates)
         picked = rows[first_by(self.rule[rows])]
         return float(self.measured_seconds[picked].mean() / self.measured_seconds.min() - 1.0)
@@ -160,3 +164,35 @@ def _ranks(values: FloatColumn) -> FloatColumn:
     for value in np.unique(values):
         order[values == value] = order[values == value].mean()
     return np.asarray(order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """Jobs of one class, or of all, that were measured at least twice.
+
+    off: mean of |measured / geometric mean of its job - 1|.
+    """
+
+    name: str
+    jobs: int
+    rows: int
+    off: float
+
+    @classmethod
+    def of(cls, jobs: Sequence[Sequence["Compared"]], name: str) -> "Repeats":
+        logs = [np.log([row.measured_seconds or np.nan for row in one]) for one in jobs]
+        off = np.concatenate([np.abs(np.expm1(one - one.mean())) for one in logs])
+        return cls(name=name, jobs=len(jobs), rows=len(off), off=float(off.mean()))
+
+
+def repeats(rows: Sequence["Compared"]) -> list[Repeats]:
+    """All rows, then each class in alphabetical order; empty where no job was measured twice."""
+    jobs: dict[str, list[Compared]] = {}
+    for row in rows:
+        if row.measured_seconds:
+            jobs.setdefault(row.question, []).append(row)
+    again = [one for one in jobs.values() if len(one) > 1]
+    labels = [one[0].label("class") for one in again]
+    groups = {name: [again[n] for n, label in enumerate(labels) if label == name]
+              for name in sorted(set(labels))}  # fmt: skip
+    return [Repeats.of(alike, name) for name, alike in {"all": again, **groups}.items() if alike]

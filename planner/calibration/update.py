@@ -151,22 +151,13 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
     for job, newest in _by_machine(runs):
         pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
         shapes = list(newest)
-        known = dict(
-            zip(
-                shapes,
-                zip(
-                    shape_seconds(alone(pricer), shapes),
-                    alone_gradient(pricer, shapes),
-                    strict=True,
-                ),
-                strict=True,
-            )
-        )
-        for kind, members in by_kind(shape for shape in shapes if known[shape][0] > 0).items():
+        seconds = dict(zip(shapes, shape_seconds(alone(pricer), shapes), strict=True))
+        slopes_of = dict(zip(shapes, alone_gradient(pricer, shapes), strict=True))
+        for kind, members in by_kind(shape for shape in shapes if seconds[shape] > 0).items():
             ratios.setdefault(kind, []).extend(
-                math.log(newest[shape] / known[shape][0]) for shape in members
+                math.log(newest[shape] / seconds[shape]) for shape in members
             )
-            gradients.setdefault(kind, []).extend(known[shape][1] for shape in members)
+            gradients.setdefault(kind, []).extend(slopes_of[shape] for shape in members)
             noise[kind] = alone_sd(members)
     if not ratios:
         return calibration

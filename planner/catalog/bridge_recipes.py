@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from planner.catalog.files import rows_of
 
 ENDING = "_pretrain_config"
 YOURS = f"YOUR_RECIPE{ENDING}"  # run_recipe.py infers its mode from the ending
@@ -30,11 +31,9 @@ class PretrainRecipe:
 
 @cache
 def recipes() -> Mapping[str, PretrainRecipe]:
-    text = files("planner").joinpath("catalog/megatron_bridge_recipes.tsv").read_text("utf-8")
-    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
     return {
         name: PretrainRecipe(name, since, int(predicts), "" if model == "-" else model)
-        for name, since, predicts, model in rows
+        for name, since, predicts, model in rows_of("megatron_bridge_recipes")
     }
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+
+from planner.catalog.files import rows_of
 
 TABLES = ("0.14", "0.16", "0.18", "0.19", "0.20")  # the releases in the file, oldest first
 ALIKE = 0.8  # of difflib's ratio: a misspelt flag; judgement
@@ -54,16 +55,11 @@ class Argument:
         return True
 
 
-def _rows(name: str) -> list[list[str]]:
-    text = files("planner").joinpath(f"catalog/{name}.tsv").read_text("utf-8")
-    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-
-
 @cache
 def arguments() -> Mapping[str, tuple[Argument, ...]]:
     """Every flag of the file, with a row for each way in which releases declare it."""
     found: dict[str, tuple[Argument, ...]] = {}
-    for flag, since, until, values, kind, choices in _rows("megatron_arguments"):
+    for flag, since, until, values, kind, choices in rows_of("megatron_arguments"):
         allowed = () if choices == "-" else tuple(choices.split(","))
         row = Argument(flag, since, until, values, kind, allowed)
         found[flag] = (*found.get(flag, ()), row)
@@ -73,7 +69,7 @@ def arguments() -> Mapping[str, tuple[Argument, ...]]:
 @cache
 def unpriced_flags() -> Mapping[str, frozenset[str]]:
     """Argument, named with _, that changes time or memory -> its values that are priced."""
-    return {name: frozenset(priced.split(",")) for name, priced in _rows("megatron_unpriced")}
+    return {name: frozenset(priced.split(",")) for name, priced in rows_of("megatron_unpriced")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +95,9 @@ class _Pair:
 
 @cache
 def pairs() -> tuple[_Pair, ...]:
-    """Loads all pairs."""
     return tuple(
         _Pair(tuple(given.split(" and ")), kind == "excludes", tuple(others.split(" or ")), *ages)
-        for given, kind, others, *ages in _rows("megatron_pairs")
+        for given, kind, others, *ages in rows_of("megatron_pairs")
     )
 
 

@@ -143,17 +143,11 @@ def _axes(points: Sequence[Point], usable_bytes: float | None) -> tuple[Axis, Ax
     x_scale = _domain([*sizes, *limit] or [1.0])
     y_scale = _domain([*rates, *(rate for rate in measured if rate)] or [1.0])
 
-    def x(field: str) -> Spec:
-        axis = {"tickCount": 8}
-        return {"field": field, "type": "quantitative", "title": X_TITLE, "scale": x_scale,
-                "axis": axis}  # fmt: skip
+    def axis(title: str, scale: Spec, **drawn: object) -> Axis:
+        shown = {"type": "quantitative", "title": title, "scale": scale, "axis": drawn}
+        return lambda field: {"field": field, **shown}
 
-    def y(field: str) -> Spec:
-        axis = {"format": ",.0f", "tickCount": 7}
-        return {"field": field, "type": "quantitative", "title": Y_TITLE, "scale": y_scale,
-                "axis": axis}  # fmt: skip
-
-    return x, y
+    return axis(X_TITLE, x_scale, tickCount=8), axis(Y_TITLE, y_scale, format=",.0f", tickCount=7)
 
 
 def _limit() -> list[Spec]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.charts.chart import BLUE, ORANGE, Spec, spec_of
+from planner.charts.chart import BLUE, ORANGE, Spec, by_name, spec_of
 from planner.units import counted
 
 REAL, EXPECTED = "ran itself", "expected from smaller runs"
@@ -27,8 +27,6 @@ def progress(points: Sequence[Mapping[str, Any]], *, title: str) -> Spec:
     }  # fmt: skip
     shown = [name for name in (REAL, EXPECTED) if any(row["best"] == name for row in rows)]
     colours = {REAL: BLUE, EXPECTED: ORANGE}
-    scale = {"domain": shown, "range": [colours[name] for name in shown]}
-    told_by = {"field": "best", "type": "nominal", "title": None}
     body = {
         "datasets": {"points": rows},
         "data": {"name": "points"},
@@ -38,8 +36,9 @@ def progress(points: Sequence[Mapping[str, Any]], *, title: str) -> Spec:
             {
                 "mark": {"type": "point", "filled": True, "size": 60},
                 "encoding": {
-                    "color": {**told_by, "scale": scale},
-                    "shape": {**told_by, "scale": {"domain": shown}},
+                    "color": by_name("best", shown, [colours[name] for name in shown]),
+                    "shape": {"field": "best", "type": "nominal", "title": None,
+                              "scale": {"domain": shown}},
                     "tooltip": [
                         {"field": "layout"}, {"field": "message"}, {"field": "probes"},
                         {"field": "best_step_seconds", "title": "best step, s", "format": ".4g"},

@@ -34,13 +34,11 @@ def html_table(title: str, columns: Mapping[str, Sequence[str]], left: str, note
     """For notebooks; it brings no style but alignment, so that dark themes stay dark."""
     from html import escape  # its table of entities is large
 
-    def cell(tag: str, name: str, text: str) -> str:
+    def cell(tag: str, name: str, text: str, scope: str = "") -> str:
         side = "left" if name == left else "right"
-        return f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>'
+        return f'<{tag}{scope} style="text-align:{side}">{escape(text)}</{tag}>'
 
-    head = "".join(
-        cell('th scope="col"', name, name).replace('</th scope="col">', "</th>") for name in columns
-    )
+    head = "".join(cell("th", name, name, ' scope="col"') for name in columns)
     rows = "".join(
         "<tr>" + "".join(cell("td", name, text) for name, text in zip(columns, row, strict=True))
         + "</tr>"

@@ -119,7 +119,7 @@ def four_bits(steps: Sequence[SensitivityStep], search: SearchSpec) -> Iterator[
     if "precision" in {*search.fix, *search.allow}:
         return
     for step in steps:
-        gain = 1.0 / (step.step_ratio or 1.0)
+        gain = step.times_as_fast
         if step.field == "precision" and step.new in FOUR_BITS and gain > WORTH_A_SWITCH:
             fits = "" if step.fits else " and does not fit as it stands"
             yield (

@@ -52,36 +52,26 @@ def collective(
     group = np.array([float(ranks)]), np.array([float(stride)])
     place = Placement.of(measured, *group)
     calibrated = candidates(operation, place, automatic=False)
-    closed = {
-        c.algorithm.name: c
-        for c in candidates(operation, Placement.of(ideal, *group), automatic=False)
-    }
+    on_paper = candidates(operation, Placement.of(ideal, *group), automatic=False)
+    closed = {c.algorithm.name: c for c in on_paper}
     order, seconds = choose(calibrated, size_bytes)
     shown: dict[str, CollectiveCandidate] = {}
     for index in order:
-        found = calibrated[index]
-        shown.setdefault(
-            found.algorithm.name,
-            _candidate(found, closed[found.algorithm.name], operation, size_bytes, seconds[index]),
-        )
+        found, name = calibrated[index], calibrated[index].algorithm.name
+        one = _candidate(found, closed[name], operation, size_bytes, seconds[index])
+        shown.setdefault(name, one)
     ranked = tuple(shown.values())
     if algorithm is None:
         best, basis = next(c for c in ranked if c.automatic), measured.library.basis
-        took, protocol, why = (
-            best.seconds,
-            best.protocol,
-            _why(operation, size_bytes, cluster, place, best, ranked, calibrated),
-        )
+        took, protocol = best.seconds, best.protocol
+        why = _why(cluster, place, best, ranked, calibrated)
     else:
         best, basis = _named(algorithm, operation, ranked), IDEAL.basis
         took, protocol = best.closed_form_seconds, IDEAL.collectives[0].name
-        library = (
-            f"with the library's measured curves ({best.protocol}) it would take "
-            f"{format_seconds(best.seconds)}"
-        )
         why = (
-            f"{best.summary}; closed form on the fabric's bandwidth and latency; {library}. "
-            f"{_where(place, cluster)}"
+            f"{best.summary}; closed form on the fabric's bandwidth and latency; with the "
+            f"library's measured curves ({best.protocol}) it would take "
+            f"{format_seconds(best.seconds)}. {_where(place, cluster)}"
         )
     factor = (2.0 if operation == "all-reduce" else 1.0) * (
         1.0 if operation in (*ROOTED, "p2p") else (ranks - 1.0) / ranks
@@ -117,37 +107,23 @@ def _ranks(
     """Ranks of the group; raises SpecError with every fault at once."""
     faults = []
     if not (math.isfinite(size_bytes) and size_bytes > 0):
-        faults.append(
-            Fault("size", size_bytes, "must be positive", f"use for example {EXAMPLES['bytes']}")
-        )
+        example = f"use for example {EXAMPLES['bytes']}"
+        faults.append(Fault("size", size_bytes, "must be positive", example))
     if stride < 1:
         faults.append(Fault("stride", stride, "must be at least 1", "use 1 for neighbours"))
     default = 2 if operation == "p2p" else max(cluster.num_gpus // max(stride, 1), 1)
-    ranks = default if num_ranks is None else num_ranks
+    ranks, rule = default if num_ranks is None else num_ranks, ""
     if operation == "p2p" and ranks != 2:
-        faults.append(
-            Fault("num_ranks", num_ranks, "a p2p joins two ranks", "leave it out, or use 2")
-        )
+        rule, remedy = "a p2p joins two ranks", "leave it out, or use 2"
     elif ranks < 2:
-        faults.append(
-            Fault(
-                "num_ranks", ranks, "must be at least 2", f"use a number up to {cluster.num_gpus}"
-            )
-        )
+        rule, remedy = "must be at least 2", f"use a number up to {cluster.num_gpus}"
     elif stride >= 1 and (ranks - 1) * stride >= cluster.num_gpus:
-        rule = (
-            f"{counted(ranks, 'rank')} {stride} apart reach beyond the "
-            f"{counted(cluster.num_gpus, 'GPU')} of the cluster"
-        )
+        reach = f"{counted(ranks, 'rank')} {stride} apart reach beyond the "
+        rule = f"{reach}{counted(cluster.num_gpus, 'GPU')} of the cluster"
         fitting = (cluster.num_gpus - 1) // stride + 1
-        faults.append(
-            Fault(
-                "num_ranks",
-                ranks,
-                rule,
-                f"use at most {fitting}" if fitting > 1 else "use a smaller stride",
-            )
-        )
+        remedy = f"use at most {fitting}" if fitting > 1 else "use a smaller stride"
+    if rule:
+        faults.append(Fault("num_ranks", ranks, rule, remedy))
     if faults:
         raise SpecError(faults)
     return ranks
@@ -204,8 +180,6 @@ def _where(place: Placement, cluster: ClusterSpec) -> str:
 
 
 def _why(
-    operation: str,
-    size_bytes: float,
     cluster: ClusterSpec,
     place: Placement,
     best: CollectiveCandidate,
@@ -213,18 +187,14 @@ def _why(
     calibrated: list[Candidate],
 ) -> str:
     """The choice in plain sentences: the runner-up, the parts of the time, the group's place."""
-    line = next(
-        c.line
-        for c in calibrated
-        if (c.algorithm.name, c.protocol.name) == (best.algorithm, best.protocol)
-    )
+    names = best.algorithm, best.protocol
+    line = next(c.line for c in calibrated if (c.algorithm.name, c.protocol.name) == names)
     latency = float(line.latency_seconds[0])
     others = [c for c in ranked if c.automatic and c.algorithm != best.algorithm]
-    versus = (
-        f"{others[0].algorithm} would take {others[0].seconds / best.seconds:.2f} times as long"
-        if others
-        else "nothing else runs here"
-    )
+    versus = "nothing else runs here"
+    if others:
+        ratio = others[0].seconds / best.seconds
+        versus = f"{others[0].algorithm} would take {ratio:.2f} times as long"
     share = (
         f"{latency / best.seconds:.0%} of the time is latency, the rest "
         f"{format_bytes(best.wire_bytes_per_rank)} a rank on the wire"

@@ -98,15 +98,9 @@ def _looked_at(
     smallest = job.search.objective == "memory"
     order = np.argsort(fitting.device_bytes if smallest else fitting.step_seconds, kind="stable")
     best = list(dict.fromkeys([*ahead, *(fitting.layouts[row] for row in order)]))
-    return list(
-        dict.fromkeys(
-            [
-                *best[: max(most, len(set(ahead)))],
-                *(trial.layout for trial in at_size.sampled if trial.refused is None),
-                *at_size.screened.unfit.layouts(),
-            ]
-        )
-    )
+    best = best[: max(most, len(set(ahead)))]
+    tried = [trial.layout for trial in at_size.sampled if trial.refused is None]
+    return list(dict.fromkeys([*best, *tried, *at_size.screened.unfit.layouts()]))
 
 
 def _of_size(

@@ -14,9 +14,9 @@ from planner.errors import fault
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
-from planner.search.variations.neighbours import Neighbour, fastest
+from planner.search.variations.neighbours import fastest
 from planner.specs.estimate import Estimate
-from planner.specs.estimate_parts import TIME_PARTS, bottleneck
+from planner.specs.estimate_parts import PART_WORDS, all_time_parts, bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, changed_fields, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout
@@ -24,45 +24,14 @@ from planner.specs.plan_comparisons import Regret, SensitivityStep
 from planner.units import counted, format_bytes, format_risk, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
-WORDS: Mapping[str, str] = {
-    "tp": "tensor-parallel communication",
-    "cp": "context-parallel communication",
-    "ep": "expert dispatch and combine",
-    "pp": "pipeline sends",
-    "fsdp": "waiting for FSDP gathers and scatters",
-    "dp": "gradient all-reduce across replicas",
-    "bubble": "pipeline bubble",
-    "recompute": "recomputed activations",
-    "optimizer": "optimizer step",
-    "compute": "matrix and attention kernels",
-    "straggler": "waiting for the slowest rank",
-    "launches": "waiting for kernel launches",
-    "host waits": "host waits for the device",
-    "other": "loading, logging and synchronisation",
-}
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
 BEST = {"throughput": "fastest", "time": "fastest", "cost": "cheapest", "energy": "most frugal"}
 REGRET_DRAWS = 4000
 WITHOUT_CASTS: Mapping[str, Any] = {
-    "scale": NOTHING,
-    "cast": NOTHING,
-    "eager_scale": NOTHING,
-    "eager_cast": NOTHING,
-    "transposed": NOTHING,
-    "fused_kernels": 0.0,
-    "eager_kernels": 0.0,
-    "padding": 0.0,
+    **dict.fromkeys(("scale", "cast", "eager_scale", "eager_cast", "transposed"), NOTHING),
+    **dict.fromkeys(("fused_kernels", "eager_kernels", "padding"), 0.0),
 }
-
-
-def time_parts(estimate: Estimate) -> dict[str, float]:
-    """Seconds by cost, largest first, keyed as in WORDS; empty for a layout that was rejected."""
-    if estimate.time is None:
-        return {}
-    parts = {name: getattr(estimate.time, field) for name, field in TIME_PARTS}
-    parts |= estimate.time.exposed_communication_seconds
-    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def next_bottleneck(estimate: Estimate) -> str:
@@ -70,22 +39,19 @@ def next_bottleneck(estimate: Estimate) -> str:
 
     This is to first order: the other costs do not change. Empty if only compute takes time.
     """
-    parts = [
-        (key, seconds)
-        for key, seconds in time_parts(estimate).items()
-        if key != "compute" and seconds > 0
-    ]
+    costs = sorted(all_time_parts(estimate), key=lambda part: -part[1])
+    parts = [(name, seconds) for name, seconds in costs if name != "compute" and seconds > 0]
     step = estimate.step_seconds or 1.0
     if not parts:
         return ""
     (first, gone), rest = parts[0], parts[1:]
     left = step - gone
     faster = times_as_fast(step / left) if left > 0 else "nothing left"
-    sentence = f"without {WORDS[first]} a step would take {format_seconds(left)} ({faster})"
+    sentence = f"without {PART_WORDS[first]} a step would take {format_seconds(left)} ({faster})"
     if not rest or rest[0][1] < NOTICEABLE * left:
-        return f"{sentence}, nearly all of it {WORDS['compute']}"
+        return f"{sentence}, nearly all of it {PART_WORDS['compute']}"
     key, seconds = rest[0]
-    return f"{sentence}; the largest loss would then be {WORDS[key]}, {seconds / left:.0%}"
+    return f"{sentence}; the largest loss would then be {PART_WORDS[key]}, {seconds / left:.0%}"
 
 
 def regret(
@@ -109,11 +75,7 @@ def regret(
     root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
     truth = np.log(scores) + random @ root
     lost = truth[:, 0] - truth.min(axis=1)
-    probability, mean, share_95 = (
-        float((lost > 0).mean()),
-        float(np.expm1(lost).mean()),
-        float(np.expm1(np.quantile(lost, 0.95))),
-    )
+    probability = float((lost > 0).mean())
     sd = float(np.sqrt(covariance[0, 0]))
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
     statement = f"{1.0 - probability:.0%} sure that number 1 is the {BEST[search.objective]} shown"
@@ -124,8 +86,8 @@ def regret(
         statement += f"; if not, you lose {most:.0%} at most (95%)"
     return Regret(
         probability_other_better=probability,
-        expected_share=mean,
-        share_95=share_95,
+        expected_share=float(np.expm1(lost).mean()),
+        share_95=float(np.expm1(np.quantile(lost, 0.95))),
         time_sd=sd,
         correlation=joint,
         statement=statement,
@@ -154,21 +116,15 @@ def precision_sentences(together: Together, layout: Layout, estimate: Estimate) 
     Empty for 16-bit layouts.
     """
     recipe = together.pricer.recipes[PRECISIONS.names.index(layout.precision)]
-    return (
-        list(_precision(together, layout, recipe, estimate.step_seconds or 1.0))
-        if recipe.low
-        else []
-    )
+    step = estimate.step_seconds or 1.0
+    return list(_precision(together, layout, recipe, step)) if recipe.low else []
 
 
 def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     pricer = together.pricer
-    shares = quantised_model(pricer.model, pricer.recipes).shares
-    high = [
-        name
-        for name, share in shares.items()
-        if share[PRECISIONS.names.index(layout.precision)] == 0
-    ]
+    shares = quantised_model(pricer.model, pricer.recipes).shares.items()
+    code = PRECISIONS.names.index(layout.precision)
+    high = [name for name, share in shares if share[code] == 0]
     tail, layers = bf16_tail(recipe, pricer.model.num_hidden_layers), pricer.model.num_hidden_layers
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
@@ -195,21 +151,20 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
     low = [recipe.low for recipe in pricer.recipes]
     recipes = tuple(replace(known, **changes) if known.low else known for known in pricer.recipes)
     recast = pricer.variant(key, lambda: replace(pricer, recipes=recipes)) if changes else pricer
-    steps, row = together.steps(
-        layout, key, lambda one: bool(low[PRECISIONS.names.index(one.precision)]), recast
+    prices, row = together.price(
+        layout, key, concerns=lambda one: low[PRECISIONS.names.index(one.precision)], pricer=recast
     )
-    return float(steps[row])
+    return float(prices.step_seconds[row])
 
 
-def _change(neighbour: Neighbour, usable_bytes: float) -> str:
-    change = _instead(neighbour.field, neighbour.old, neighbour.new)
-    effect = times_as_fast(1.0 / neighbour.step_ratio)
-    if not neighbour.fits:
-        need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
-        close = neighbour.device_bytes <= usable_bytes
-        refusal = "that is too close to be safe" if close else "does not fit"
+def _change(step: SensitivityStep, usable_bytes: float) -> str:
+    change = _instead(step.field, step.old, step.new)
+    effect, device = times_as_fast(step.times_as_fast), step.device_bytes or 0.0
+    if not step.fits:
+        need = f"{format_bytes(device)} of {format_bytes(usable_bytes)}"
+        refusal = "that is too close to be safe" if device <= usable_bytes else "does not fit"
         return f"{change} would need {need}: {effect}, but {refusal}"
-    return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
+    return f"{change}: {effect}, {format_bytes(device)}"
 
 
 def _instead(field: str, old: object, new: object) -> str:
@@ -219,7 +174,7 @@ def _instead(field: str, old: object, new: object) -> str:
 
 
 def winner_reasons(
-    together: Together, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
+    together: Together, layout: Layout, estimate: Estimate, found: Sequence[SensitivityStep]
 ) -> list[str]:
     """Why the winner won; `together` holds its layout and the others that are told of.
 
@@ -227,10 +182,9 @@ def winner_reasons(
     alternatives.
     """
     usable = together.pricer.cluster.usable_memory_bytes
-    refused = sorted(
-        (n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio
-    )
-    tempting = {n.field: n for n in reversed(refused)}
+    refused = [n for n in found if not n.fits and n.times_as_fast > 1.0]
+    fastest_first = sorted(refused, key=lambda n: -n.times_as_fast)
+    tempting = {n.field: n for n in reversed(fastest_first)}
     closest = [
         best
         for name in dict.fromkeys(n.field for n in found)
@@ -244,15 +198,15 @@ def winner_reasons(
         *(
             _change(n, usable)
             for changes in (tempting.values(), closest)
-            for n in sorted(changes, key=lambda n: n.step_ratio)
+            for n in sorted(changes, key=lambda n: -n.times_as_fast)
         ),
     ]
 
 
-def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
+def _noticeable(step: SensitivityStep, estimate: Estimate) -> bool:
     """Whether a change moves time or memory enough to be worth a sentence."""
-    memory = abs(neighbour.device_bytes / (estimate.device_bytes or 1.0) - 1.0)
-    return abs(neighbour.step_ratio - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
+    memory = abs((step.device_bytes or 0.0) / (estimate.device_bytes or 1.0) - 1.0)
+    return abs((step.step_ratio or 1.0) - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
 
 
 def difference(
@@ -276,12 +230,14 @@ def difference(
         words = [_instead(name, getattr(our_layout, name), new) for name, new in fields.items()]
         lines.append(f"differs: {', '.join(words)}")
     lines.append(_speed(ours.step_seconds, theirs.step_seconds))
-    first, second = time_parts(ours), time_parts(theirs)
-    moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
+    first, second = (dict(all_time_parts(one)) for one in (ours, theirs))
+    moved = sorted(PART_WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
     for key in moved[:3]:
         delta = second.get(key, 0.0) - first.get(key, 0.0)
         if abs(delta) > NOTICEABLE * ours.step_seconds:
-            lines.append(f"{WORDS[key]} {'+' if delta > 0 else '-'}{format_seconds(abs(delta))}")
+            lines.append(
+                f"{PART_WORDS[key]} {'+' if delta > 0 else '-'}{format_seconds(abs(delta))}"
+            )
     if ours.device_bytes is not None and theirs.device_bytes is not None:
         delta_bytes = theirs.device_bytes - ours.device_bytes
         lines.append(f"memory {'+' if delta_bytes >= 0 else '-'}{format_bytes(abs(delta_bytes))}")
@@ -345,13 +301,10 @@ def _speed(ours: float, theirs: float) -> str:
 def step_sentence(step: SensitivityStep) -> str:
     """One step as a sentence: "tp 2 instead of 1: 0.88 times as fast, 40.0 GiB"."""
     change = _instead(step.field, step.old, step.new)
-    if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
+    if step.refused is not None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
-    effect = times_as_fast(1.0 / step.step_ratio)
-    return (
-        f"{change}: {effect}, "
-        f"{format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
-    )
+    fits = "" if step.fits else ", does not fit"
+    return f"{change}: {times_as_fast(step.times_as_fast)}, {format_bytes(step.device_bytes)}{fits}"
 
 
 def ranked_as(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:

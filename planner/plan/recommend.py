@@ -4,7 +4,6 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 ones -> estimate, explain, export.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,16 +35,16 @@ from planner.search.choice.ranking import (
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
 from planner.search.one_size import Progress, search_size
-from planner.search.size_candidates import OneSize, PlanCandidate, rate
+from planner.search.size_candidates import OneSize, PlanCandidate, rate, rejected
 from planner.search.space.conflicts import refused_choices
-from planner.search.variations.neighbours import Neighbour, neighbours
+from planner.search.variations.neighbours import neighbours
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, RankedLayout, Searched
-from planner.specs.plan_comparisons import ParetoPoint, SizeOption, VersusCurrent
+from planner.specs.plan_comparisons import ParetoPoint, SensitivityStep, SizeOption, VersusCurrent
 from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
@@ -129,7 +128,6 @@ def recommend(
 def _search_sizes(
     job: Job, clusters: Sequence[ClusterSpec], say: Progress, calibration: Calibration | None
 ) -> list[OneSize]:
-    """The search at each size."""
     sizes = []
     for cluster in clusters:
         sizes.append(search_size(job, cluster, say, calibration))
@@ -185,9 +183,8 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
             for _, runs, row in best
         ]
     )
-    beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(
-        points[None] < points[:, None], axis=2
-    )
+    there, here = points[None], points[:, None]
+    beaten = np.all(there <= here, axis=2) & np.any(there < here, axis=2)
     return [
         SizeOption(
             num_gpus=at_size.pricer.cluster.num_gpus,
@@ -234,24 +231,19 @@ def _plan(
         for at_size, fits in zip(with_candidates, fitting, strict=True)
         if at_size.pricer.cluster.num_gpus == num_gpus
     )
-    total = Counter[str]()
-    for at_size in sizes:
-        total.update(at_size.rejected)
     return Plan(
         id=ports.ids.new_id("plan"),
         job=job.request,
         created_at=ports.clock.now().isoformat(),
         ranked=entries,
         pareto=_pareto(job, ranked, at_winner),
-        rejected=dict(total.most_common()),
+        rejected=dict(rejected(sizes).most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries, job.search.objective),
         warnings=[
-            *_warnings(
-                job, ranked, estimate, entries[0], sizes, [*near, *four_bits(moved, job.search)]
-            ),
+            *_warnings(job, ranked, entries[0], sizes, [*near, *four_bits(moved, job.search)]),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
@@ -307,7 +299,6 @@ def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched
 def _warnings(
     job: Job,
     ranked: list[PlanCandidate],
-    estimate: Estimate,
     entry: RankedLayout,
     sizes: list[OneSize],
     near: list[str],
@@ -323,7 +314,7 @@ def _warnings(
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
         *_about_trainer(context),
-        *warnings_for(pricer, winner.layout, estimate),
+        *warnings_for(pricer, winner.layout, entry.estimate),
         *beyond_balance(pricer, of_size),
         *near,
         *_run_warnings(entry, sizes),
@@ -343,25 +334,17 @@ def _near_batch(job: Job, winner: PlanCandidate) -> list[str]:
 
 def _about_trainer(context: Context) -> list[str]:
     """A note on these GPUs' fork of the trainer; the winner's estimate has that on its release."""
-    fork = fork_needed(context)
-    return (
-        [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"]
-        if fork
-        else []
-    )
+    fork, gpu = fork_needed(context), context.cluster.gpu
+    return [f"on {gpu.name} {context.trainer.name} runs through the fork {fork}"] if fork else []
 
 
 def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
     """Why there are fewer layouts than asked for, in one sentence; empty if there are as many."""
     if found >= asked:
         return []
-    total = Counter[str]()
-    for at_size in sizes:
-        total.update(at_size.rejected)
-    fitting, legal = (
-        sum(at_size.screened.num_fitting for at_size in sizes),
-        sum(at_size.num_layouts for at_size in sizes),
-    )
+    total = rejected(sizes)
+    fitting = sum(at_size.screened.num_fitting for at_size in sizes)
+    legal = sum(at_size.num_layouts for at_size in sizes)
     few = f"{found} of the {asked} layouts asked for: {fitting:,} of {legal:,} legal ones fit"
     why = ", ".join(f"{reason} ({count:,})" for reason, count in total.most_common(MOST_REASONS))
     return [f"{few}; rejected: {why}" if why else few]
@@ -369,22 +352,17 @@ def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
 
 def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
     """Warnings of the winner's whole run, and the sizes at which nothing fits."""
+    found = [] if winner.run is None else [*winner.run.warnings]
     unfit = [f"{at_size.pricer.cluster.num_gpus:,}" for at_size in sizes if not at_size.candidates]
-    nothing = (
-        [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"]
-        if unfit
-        else []
-    )
+    if unfit:
+        found.append(f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}")
     stuck = sum(at_size.num_stuck for at_size in sizes)
-    left_out = (
-        [
+    if stuck:
+        found.append(
             f"{counted(stuck, 'pipelined layout')} left out: their ranks would wait for each other "
             "for good under this trainer's sends"
-        ]
-        if stuck
-        else []
-    )
-    return [*(winner.run.warnings if winner.run is not None else []), *nothing, *left_out]
+        )
+    return found
 
 
 def _entry(
@@ -419,12 +397,12 @@ def _reasons(
     return [lines[0], following, *lines[1:]] if following else lines
 
 
-def _allowed(job: Job, neighbour: Neighbour, by_request: frozenset[str]) -> bool:
+def _allowed(job: Job, step: SensitivityStep, by_request: frozenset[str]) -> bool:
     """Whether `search.fix`, `search.allow` and the trainer leave this change open."""
-    allowed = job.search.allow.get(neighbour.field)
+    allowed = job.search.allow.get(step.field)
     if allowed is None:
-        return neighbour.field not in {*job.search.fix, *by_request}
-    return neighbour.field not in job.search.fix and neighbour.new in allowed
+        return step.field not in {*job.search.fix, *by_request}
+    return step.field not in job.search.fix and step.new in allowed
 
 
 def _headline(entries: list[RankedLayout], objective: str) -> list[str]:

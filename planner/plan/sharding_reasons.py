@@ -7,7 +7,6 @@ step before it in that order does not fit or cannot run: a layout that splits fo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,18 +17,6 @@ from planner.specs.layout import Layout
 from planner.units import counted, format_bytes
 
 SHARDS = {1: "the optimizer states", 2: "gradients and optimizer states", 3: "all three"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Need:
-    """Bytes that the fullest rank of a layout needs.
-
-    states: weights, gradients and optimizer states.
-    device: everything.
-    """
-
-    states: float
-    device: float
 
 
 def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
@@ -45,26 +32,26 @@ def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
     def lean_replica(one: Layout) -> Layout:
         return _lean(replicated(one))
 
-    kept = _need(together, layout, replicated)
+    kept_states, kept_device = _need(together, layout, replicated)
     degrees = {"tp": layout.tp, "pp": layout.pp, "ep": replicated(layout).ep}
     parts = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
     part = f"one rank's part ({parts})" if parts else "one replica"
     states = f"the weights, gradients and optimizer states of {part} take"
     if _shards(layout):
-        lean = _need(together, layout, lean_replica)
-        if lean.device > usable:
+        _, lean_device = _need(together, layout, lean_replica)
+        if lean_device > usable:
             scale = f", with {layout.dp_replicate} replicas for scale"
             yield (
-                f"fit first: {states} {format_bytes(kept.states)}, with as few activations as "
-                f"recomputation leaves {format_bytes(lean.device)} of {room}, so DDP does not fit "
+                f"fit first: {states} {format_bytes(kept_states)}, with as few activations as "
+                f"recomputation leaves {format_bytes(lean_device)} of {room}, so DDP does not fit "
                 f"and {_sharder(pricer, layout)} shards {SHARDS[layout.zero_stage]} over "
                 f"{counted(_shard_ranks(layout), 'GPU')}"
                 f"{scale if layout.dp_replicate > 1 else ''}"
             )
     elif layout.dp_degree > 1 and not _shards(layout) and not split and layout.ep == 1:
         yield (
-            f"fit first: {states} {format_bytes(kept.states)}, with activations "
-            f"{format_bytes(kept.device)} of {room}: it fits, so DDP replicates it for scale"
+            f"fit first: {states} {format_bytes(kept_states)}, with activations "
+            f"{format_bytes(kept_device)} of {room}: it fits, so DDP replicates it for scale"
         )
     if split:
         yield from _split_reasons(together, layout)
@@ -83,7 +70,7 @@ def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
     def lean_alone(one: Layout) -> Layout:
         return _lean(_unsplit(one, least))
 
-    need, ranks = _need(together, layout, lean_alone), alone.dp_degree
+    (_, need), ranks = _need(together, layout, lean_alone), alone.dp_degree
     batch = pricer.training.global_batch_size
     inside = "inside a node" if layout.tp <= pricer.cluster.fabric[0].gpus else "across nodes"
     splits = " and ".join(
@@ -95,11 +82,11 @@ def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
         if degree > 1
     )
     beside = [f"{name.upper()} {n}" for name in ("cp", "ep") if (n := getattr(alone, name)) > 1]
-    if need.device > usable:
+    if need > usable:
         yield (
             f"fit first: sharded by {enumerated([_sharder(pricer, alone), *beside])} alone, over "
             f"{counted(_shard_ranks(alone), 'GPU')}, the smallest microbatch still takes "
-            f"{format_bytes(need.device)} of {format_bytes(usable)} usable, so the layers are "
+            f"{format_bytes(need)} of {format_bytes(usable)} usable, so the layers are "
             f"split by {splits}"
         )
     elif ranks > batch:
@@ -109,13 +96,16 @@ def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
         )
 
 
-def _need(together: Together, layout: Layout, change: Callable[[Layout], Layout]) -> _Need:
+def _need(
+    together: Together, layout: Layout, change: Callable[[Layout], Layout]
+) -> tuple[float, float]:
+    """(bytes of weights, gradients and optimizer states, of everything) on the fullest rank."""
     prices, row = together.price(layout, change.__name__, change, concerns=_is_explained)
     memory = prices.memory
     shape = memory.resident.shape
     gradients = np.max([np.broadcast_to(p.gradients, shape) for p in memory.phases()], axis=0)
     states = memory.resident + memory.optimizer + gradients
-    return _Need(states=float(states[:, row].max()), device=float(prices.device_bytes[row]))
+    return float(states[:, row].max()), float(prices.device_bytes[row])
 
 
 def _shards(layout: Layout) -> bool:

@@ -63,9 +63,8 @@ class PipelineTimeline:
     def plot(self) -> Chart:
         """Which rank does what when."""
         idle = max(self.bubble_share)
-        subtitle = (
-            f"{format_seconds(self.makespan_seconds)}, the idlest rank waits {idle:.1%} of it"
-        )
+        whole = format_seconds(self.makespan_seconds)
+        subtitle = f"{whole}, the idlest rank waits {idle:.1%} of it"
         return Chart(drawn(self.spans(), title="One step of the pipeline", subtitle=subtitle))
 
 
@@ -86,12 +85,10 @@ def timeline(job: Job) -> PipelineTimeline:
     batch = LayoutBatch.from_layouts([job.layout])
     count = int(num_microbatches(batch, job.training)[0])
     if 3 * count * job.layout.pp * job.layout.virtual_stages > MOST_ACTIONS:
-        field, rule = (
-            "training.global_batch_size",
-            f"makes {counted(count, 'microbatch')}, too many",
-        )
+        rule = f"makes {counted(count, 'microbatch')}, too many to draw"
         remedy = "use a smaller batch for the drawing; the pattern repeats"
-        raise fault(field, job.training.global_batch_size, f"{rule} to draw", remedy)
+        batch_size = job.training.global_batch_size
+        raise fault("training.global_batch_size", batch_size, rule, remedy)
     simulation = play(
         pricer, batch, pricer.price(batch, every_rank=True), np.zeros(1, dtype=np.int64)
     )

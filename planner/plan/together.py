@@ -5,7 +5,7 @@ A price of one layout takes nearly as long as one of ten, and every layout's sen
 
 from collections.abc import Callable, Hashable, Sequence
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import LayoutBatch
 from planner.cost.price import Pricer, Prices
 from planner.specs.layout import Layout
 
@@ -16,7 +16,6 @@ class Together:
     def __init__(self, pricer: Pricer, layouts: Sequence[Layout]) -> None:
         self.pricer, self.layouts = pricer, tuple(dict.fromkeys(layouts))
         self._prices: dict[Hashable, tuple[Prices, dict[Layout, int]]] = {}
-        self._steps: dict[Hashable, tuple[FloatColumn, dict[Layout, int]]] = {}
 
     def price(
         self,
@@ -25,33 +24,16 @@ class Together:
         change: Callable[[Layout], Layout] = lambda layout: layout,
         *,
         concerns: Callable[[Layout], bool] = lambda layout: True,
+        pricer: Pricer | None = None,
     ) -> tuple[Prices, int]:
         """(prices of all ranks, row) of a changed layout, which is one of `layouts`.
 
         name: of the change, which is asked of all layouts that it concerns at once.
+        pricer: another one, which the name stands for too.
         """
         if name not in self._prices:
-            batch, rows = self._those(concerns, change)
-            self._prices[name] = self.pricer.price(batch, every_rank=True), rows
+            rows = {one: row for row, one in enumerate(filter(concerns, self.layouts))}
+            batch = LayoutBatch.from_layouts([change(one) for one in rows])
+            self._prices[name] = (pricer or self.pricer).price(batch, every_rank=True), rows
         prices, rows = self._prices[name]
         return prices, rows[layout]
-
-    def steps(
-        self, layout: Layout, name: Hashable, concerns: Callable[[Layout], bool], pricer: Pricer
-    ) -> tuple[FloatColumn, int]:
-        """(step seconds, row) of a layout with another pricer.
-
-        name: of this pricer, asked about all layouts that it concerns at once.
-        """
-        if name not in self._steps:
-            batch, rows = self._those(concerns, lambda one: one)
-            self._steps[name] = pricer.step_seconds(batch), rows
-        steps, rows = self._steps[name]
-        return steps, rows[layout]
-
-    def _those(
-        self, concerns: Callable[[Layout], bool], change: Callable[[Layout], Layout]
-    ) -> tuple[LayoutBatch, dict[Layout, int]]:
-        those = [one for one in self.layouts if concerns(one)]
-        batch = LayoutBatch.from_layouts([change(one) for one in those])
-        return batch, {one: row for row, one in enumerate(those)}

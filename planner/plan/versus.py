@@ -38,45 +38,30 @@ def versus_current(
     layout = job.layout
     if layout is None:
         return None
-    own = (
-        job.cluster.with_num_gpus(layout.num_gpus)
-        if layout.num_gpus in job.cluster.num_gpus_choices
-        else job.cluster
-    )
-    cluster = pricer.cluster
-    priced = (
-        pricer
-        if own.num_gpus == cluster.num_gpus
-        else Pricer.build(job.model, own, job.training, pricer.calibration)
-    )
-    today = estimate_layouts(priced, [layout])[0]
-    times = (
-        today.step_seconds / estimate.step_seconds
-        if today.step_seconds and estimate.step_seconds
-        else None
-    )
+    own, cluster, priced = job.cluster, pricer.cluster, pricer
+    if layout.num_gpus in own.num_gpus_choices:
+        own = own.with_num_gpus(layout.num_gpus)
+    if own.num_gpus != cluster.num_gpus:
+        priced = Pricer.build(job.model, own, job.training, pricer.calibration)
+    today, times = estimate_layouts(priced, [layout])[0], None
+    if today.step_seconds and estimate.step_seconds:
+        times = today.step_seconds / estimate.step_seconds
     changed = really_changed(layout, winner, job.model.num_hidden_layers, job.training.trainer)
     sd = _gain_sd(pricer, layout, winner) if times is not None and priced is pricer else None
     current = read_again(job.request, job.model, layout.num_gpus)
     refusals = () if current is None or current.run is None else current.run.refusals
     runs = bool(today.fits) and not today.violations and not refusals
-    keep = (
-        runs
-        and times is not None
-        and (not changed or (sd is not None and not _tells_apart(times, sd)))
-    )
-    written = (
-        Rewritten()
-        if current is None or not changed
-        else _rewritten(job, cluster, layout, winner, current)
-    )
+    alike = not changed or (times and sd is not None and not _tells_apart(times, sd))
+    written = Rewritten()
+    if current is not None and changed:
+        written = _rewritten(job, cluster, layout, winner, current)
     return VersusCurrent(
         layout=layout,
         estimate=today,
         speedup=times,
         times_as_fast=times,
         gain_sd=sd,
-        keep=keep,
+        keep=bool(runs and times is not None and alike),
         changed=changed,
         reasons=difference(today, estimate, layout, winner),
         missing_bytes=_missing(today),
@@ -107,13 +92,8 @@ def _tells_apart(times: float, sd: float) -> bool:
 
 
 def _missing(estimate: Estimate) -> float | None:
-    if (
-        estimate.device_bytes is None
-        or estimate.usable_bytes is None
-        or estimate.device_bytes <= estimate.usable_bytes
-    ):
-        return None
-    return estimate.device_bytes - estimate.usable_bytes
+    missing = (estimate.device_bytes or 0.0) - (estimate.usable_bytes or 0.0)
+    return missing if missing > 0.0 else None
 
 
 def _rewritten(
@@ -135,13 +115,9 @@ def _rewritten(
         return rewrite_config(current.spec, (layout, winner), made, batch)
     if current.stated is None or current.stated.trainer not in FORMATS:
         return Rewritten()
+    stated = current.stated
     exported = export(
-        winner,
-        job.model,
-        cluster,
-        job.training,
-        to=current.stated.trainer,
-        version=current.stated.version,
+        winner, job.model, cluster, job.training, to=stated.trainer, version=stated.version
     )
     plain = canonical(winner, job.model.num_hidden_layers, job.training.trainer)
     return rewrite(current, plain, exported, job.training.global_batch_size)
@@ -150,11 +126,9 @@ def _rewritten(
 def _notes(
     layout: Layout, winner: Layout, current: Current | None, written: Rewritten
 ) -> list[str]:
-    notes = (
-        []
-        if current is None
-        else [*current.spec.notes, *(() if current.run is None else current.run.notes)]
-    )
+    notes = [] if current is None else [*current.spec.notes]
+    if current is not None and current.run is not None:
+        notes += current.run.notes
     if layout.num_gpus != winner.num_gpus:
         notes.append(f"number 1 runs on {winner.num_gpus:,} GPUs instead of {layout.num_gpus:,}")
     return [*notes, *written.notes]

@@ -7,7 +7,7 @@ runs.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
 from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
+from planner.search.variations.neighbours import simpler_twins
 from planner.search.variations.offload import (
     STATES,
     activations,
@@ -36,7 +37,6 @@ from planner.search.variations.offload import (
     least_offloaded,
 )
 from planner.search.variations.splits import SplitSearch
-from planner.search.variations.twins import simpler_twins
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout, parse_ac
@@ -81,16 +81,16 @@ def search_size(
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
-    found = on_device = _searched(job, pricer)
+    found = on_device = searched(pricer, _space(job, cluster), _goal(job))
     rejected, num_layouts = Counter(found.space.rejected), found.space.num_layouts
     screened = found.screened
     if not screened.num_fitting:
-        hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
+        ways = [partial(_space, job, cluster, offload=True)] if offloads else []
         most = largest_share(pricer.rules_context)
         if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
-            hosted += ({"offload": True, "share": most},)
-        for options in (*hosted, _Options(oversized=True)):
-            found = _searched(job, pricer, **options)
+            ways.append(partial(_space, job, cluster, offload=True, share=most))
+        for space in (*ways, partial(_space, job, cluster, oversized=True)):
+            found = searched(pricer, space(), _goal(job))
             num_layouts = max(num_layouts, found.space.num_layouts)
             screened = found.screened if len(found.screened.batch) else screened
             if screened.num_fitting:
@@ -127,21 +127,6 @@ def _may_offload(search: SpaceSearch) -> bool:
     return len(search.space.cells) <= MOST_OFFLOADED
 
 
-class _Options(TypedDict, total=False):
-    """How a second pass looks. share: of the states on the host, where the user leaves it open."""
-
-    offload: bool
-    oversized: bool
-    share: float
-
-
-def _searched(
-    job: Job, pricer: Pricer, limit_seconds: float = np.inf, **options: Unpack[_Options]
-) -> SpaceSearch:
-    space = _space(job, pricer.cluster, **options)
-    return searched(pricer, space, _goal(job, limit_seconds))
-
-
 def _goal(job: Job, limit_seconds: float = np.inf) -> Goal:
     smallest = job.search.objective == "memory"
     return Goal(
@@ -152,14 +137,21 @@ def _goal(job: Job, limit_seconds: float = np.inf) -> Goal:
     )
 
 
-def _space(job: Job, cluster: ClusterSpec, **options: Unpack[_Options]) -> Space:
+def _space(
+    job: Job,
+    cluster: ClusterSpec,
+    *,
+    offload: bool = False,
+    oversized: bool = False,
+    share: float = 1.0,
+) -> Space:
+    """share: of the states on the host, where the user leaves it open."""
     context = Context(model=job.model, cluster=cluster, training=job.training)
-    search, share = job.search, options.get("share", 1.0)
+    search = job.search
     if share < 1.0:
         fix = {**search.fix, "optimizer_offload_fraction": share}
         search = search.model_copy(update={"fix": fix})
-    offload, oversized = (options.get(name, False) for name in ("offload", "oversized"))
-    return build_space(context, search, offload=bool(offload), oversized=bool(oversized))
+    return build_space(context, search, offload=offload, oversized=oversized)
 
 
 def _offload(job: Job, at_size: OneSize) -> SpaceSearch:
@@ -168,8 +160,8 @@ def _offload(job: Job, at_size: OneSize) -> SpaceSearch:
     States that leave the device make room for less recomputation, or for a simpler layout. Returns
     the search of their space.
     """
-    limit = UNSEEN * at_size.best_seconds
-    found = _searched(job, at_size.pricer, offload=True, limit_seconds=limit)
+    pricer, limit = at_size.pricer, UNSEEN * at_size.best_seconds
+    found = searched(pricer, _space(job, pricer.cluster, offload=True), _goal(job, limit))
     _simulate(job, at_size, found, limit)
     return found
 

@@ -13,8 +13,7 @@ from planner.columns import IntColumn, LayoutBatch
 from planner.cost.lower_bounds import Idle
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.search.bounds import CellBounds
-from planner.search.cell_queue import CellQueue
+from planner.search.bounds import BAND, CellBounds
 from planner.search.shortlist import Shortlist
 from planner.search.space.enumerate import Expanded, Space
 
@@ -22,6 +21,9 @@ from planner.search.space.enumerate import Expanded, Space
 ROUND = 5 * 2**13
 EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
 FEW = 2**13
+# what `Pricer.layout_lower_bounds` reads of a layout besides the fields of its units
+COMPUTE_FIELDS = ("dp_replicate", "dp_shard", "pp", "micro_batch_size", "precision")
+WIDE = 2  # bands whose own bounds are computed at once when a limit is known
 KEEP = 400
 NEAREST = 64
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
@@ -48,6 +50,67 @@ class Goal:
     limit_seconds: float = np.inf
     everything: bool = False
     budgets: int = 0
+
+
+class CellQueue:
+    """The cells in the order of their own lower bound on what is minimised.
+
+    Own bounds are computed band by band, in the order of a looser bound.
+    by_memory: device bytes are minimised, not seconds.
+    order: the cells that are left, by their looser bound.
+    """
+
+    def __init__(self, cell_bounds: CellBounds, *, by_memory: bool) -> None:
+        if by_memory:
+            cell_bounds.know(np.arange(len(cell_bounds.cells)))
+        self.cell_bounds, self.by_memory = cell_bounds, by_memory
+        self.loose = cell_bounds.device_bytes if by_memory else cell_bounds.coarse_bound_seconds
+        self.order = np.argsort(self.loose, kind="stable")
+        self.ready, self.values = self.order[:0], np.zeros(0)
+        self.known_too_large = [self.order[:0]]
+
+    def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
+        """The next cells, about `room` layouts in all, with lower bounds up to `limit`.
+
+        Empty when no cells are left.
+        """
+        while True:
+            bound = self.loose[self.order[0]] if len(self.order) else np.inf
+            within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
+            if within:
+                enough = int(np.searchsorted(np.cumsum(sizes[self.ready[:within]]), room))
+                taken = max(1, min(within, enough))
+                cells, self.ready = self.ready[:taken], self.ready[taken:]
+                self.values = self.values[taken:]
+                return cells
+            if not bound <= limit or not len(self.order):
+                return self.order[:0]
+            self._reach(limit)
+
+    def _reach(self, limit: float) -> None:
+        """Computes one more band, below the limit if there is one; what fits joins the queue."""
+        end = WIDE * BAND if np.isfinite(limit) else BAND
+        if np.isfinite(limit):
+            end = int(np.searchsorted(self.loose[self.order[:end]], limit, side="right"))
+        rows, self.order = self.order[:end], self.order[end:]
+        if np.isfinite(limit) and not self.by_memory:
+            rows = self.cell_bounds.within(rows, limit)
+        self.cell_bounds.know(rows)
+        fits = self.cell_bounds.may_fit(rows)
+        self.known_too_large.append(rows[~fits])
+        joined = np.concatenate([self.ready, rows[fits]])
+        own = self.cell_bounds.device_bytes if self.by_memory else self.cell_bounds.seconds
+        values = own[joined]
+        order = np.lexsort((joined, values))
+        self.ready, self.values = joined[order], values[order]
+
+    def too_large(self) -> IntColumn:
+        return np.concatenate(self.known_too_large)
+
+    def smallest(self, count: int) -> IntColumn:
+        """The cells nearest to fitting, by their lower bound on memory."""
+        cells = self.too_large()
+        return cells[np.argsort(self.cell_bounds.device_bytes[cells], kind="stable")[:count]]
 
 
 class Screening:
@@ -106,17 +169,13 @@ class Screening:
 def near_layouts(
     pricer: Pricer, space: Space, cells: IntColumn, cell_bounds: CellBounds, limit: float
 ) -> Expanded:
-    """Layouts of these cells that do not compute longer than the limit.
-
-    What they compute is asked before fields are expanded on which it does not depend, unless there
-    are few.
-    """
-    if not np.isfinite(limit) or space.cell_sizes[cells].sum() < FEW:
-        return space.expanded(cells)
-    branches = space.branches(cells, pricer.unit_fields)
-    overlaps = cell_bounds.idle.overlaps[cells[branches.owner]]
-    computes = pricer.layout_lower_bounds(branches.batch, overlaps)
-    return branches.expand(computes <= limit)
+    """Layouts of these cells that do not compute longer than the limit; all, where they are few."""
+    found = space.expanded(cells)
+    if not np.isfinite(limit) or len(found) < FEW:
+        return found
+    batch = found.batch((*pricer.unit_fields, *COMPUTE_FIELDS))
+    overlaps = cell_bounds.idle.overlaps[found.cells]
+    return found.take(pricer.layout_lower_bounds(batch, overlaps) <= limit)
 
 
 def idle_of(pricer: Pricer, space: Space) -> Idle:

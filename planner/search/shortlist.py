@@ -103,11 +103,9 @@ class Shortlist:
         fits = oom <= OOM_LIMIT
         self.num_priced += len(part)
         self.num_fitting += int(fits.sum())
-        value, other = (
-            (prices.device_bytes, prices.step_seconds)
-            if self.smallest
-            else (prices.step_seconds, prices.device_bytes)
-        )
+        value, other = prices.step_seconds, prices.device_bytes
+        if self.smallest:
+            value, other = other, value
         chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
         chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
         self.parts.append(

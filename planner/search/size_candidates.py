@@ -1,5 +1,7 @@
 """Layouts that a search found at one cluster size, simulated and rated."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,7 +129,6 @@ class PlanCandidate(NamedTuple):
 
     @property
     def oom(self) -> float:
-        """P(out of memory)."""
         return float(self.at_size.rated.oom[self.row])
 
 
@@ -137,6 +138,14 @@ def by_step(candidate: tuple[float, float, Layout]) -> float:
     A sum of the same numbers in another order differs in its last digits.
     """
     return float(f"{candidate[0]:.12g}")
+
+
+def rejected(sizes: Iterable[OneSize]) -> Counter[str]:
+    """Layouts left out at all sizes, by reason."""
+    total = Counter[str]()
+    for at_size in sizes:
+        total.update(at_size.rejected)
+    return total
 
 
 def rate(job: Job, at_size: OneSize, *, several: bool) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from planner.specs.validation import Value
 
 Basis = Literal["datasheet", "calibrated", "extrapolated"]
 CollectiveOperation = Literal[
@@ -10,7 +10,7 @@ CollectiveOperation = Literal[
 ]
 
 
-class CollectiveCandidate(BaseModel):
+class CollectiveCandidate(Value):
     """One algorithm for the collective.
 
     seconds: with the library's curves.
@@ -18,8 +18,6 @@ class CollectiveCandidate(BaseModel):
     protocol: the library's fastest at this size.
     automatic: whether the library would choose the algorithm by itself.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     algorithm: str
     protocol: str
@@ -31,7 +29,7 @@ class CollectiveCandidate(BaseModel):
     summary: str
 
 
-class CollectiveAnswer(BaseModel):
+class CollectiveAnswer(Value):
     """Seconds of one collective.
 
     If the user names an algorithm, the answer is its closed form (protocol "closed form", basis
@@ -42,8 +40,6 @@ class CollectiveAnswer(BaseModel):
         the number of ranks.
     candidates: fastest first.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     operation: CollectiveOperation
     size_bytes: float

@@ -2,26 +2,18 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from planner.specs.validation import Name
+from planner.specs.validation import Name, Value
 
 CurrentFormat = Literal[
-    "torchtitan-toml",
-    "torchtitan-command",
-    "torchtitan-python",
-    "megatron-arguments",
-    "megatron-log",
-    "megatron-bridge",
-    "primus",
-    "torchtitan-log",
-    "configuration",
-    "layout",
-]
+    "torchtitan-toml", "torchtitan-command", "torchtitan-python", "megatron-arguments",
+    "megatron-log", "megatron-bridge", "primus", "torchtitan-log", "configuration", "layout",
+]  # fmt: skip
 MAX_TEXT = 2_000_000
 
 
-class CurrentSpec(BaseModel):
+class CurrentSpec(Value, extra="forbid"):
     """The job's `current`.
 
     name: of the file.
@@ -32,8 +24,6 @@ class CurrentSpec(BaseModel):
     measured: the measurements of that run.
     notes: what had to be assumed about it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(default="current", max_length=400)
     format: CurrentFormat | None = None

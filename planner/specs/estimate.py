@@ -4,17 +4,15 @@ import math
 from statistics import NormalDist
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from planner.specs.validation import Value
 
 Basis = Literal["datasheet", "calibrated", "interpolated", "extrapolated", "measured"]
 OOM_LIMIT = 0.05  # the largest P(out of memory) of a layout that fits
 COMMUNICATION_AXES = ("tp", "cp", "ep", "pp", "fsdp", "dp")
 
 
-class Violation(BaseModel):
+class Violation(Value):
     """A rule of the trainer, model or cluster that this layout breaks."""
-
-    model_config = ConfigDict(frozen=True)
 
     field: str
     value: Any
@@ -22,10 +20,8 @@ class Violation(BaseModel):
     remedy: str
 
 
-class Interval(BaseModel):
+class Interval(Value):
     """Central, equal-tailed intervals [low, high] for the median step of one run."""
-
-    model_config = ConfigDict(frozen=True)
 
     coverage: float
     step_seconds: tuple[float, float]
@@ -33,13 +29,11 @@ class Interval(BaseModel):
     peak_reserved_bytes: tuple[float, float]
 
 
-class StageMemory(BaseModel):
+class StageMemory(Value):
     """Peak memory of one pipeline stage's rank, and its parts in the phase that peaks.
 
     The parts sum to peak_allocated + fragmentation.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     peak_allocated_bytes: float
     peak_reserved_bytes: float
@@ -53,16 +47,14 @@ class StageMemory(BaseModel):
     fragmentation_bytes: float
 
 
-class Memory(BaseModel):
+class Memory(Value):
     """Memory of every pipeline rank; worst_stage indexes `stages`."""
-
-    model_config = ConfigDict(frozen=True)
 
     worst_stage: int
     stages: list[StageMemory]
 
 
-class TimeBreakdown(BaseModel):
+class TimeBreakdown(Value):
     """Seconds of the rank on the critical path; sums to step_seconds.
 
     straggler_seconds: waits for the slowest rank.
@@ -70,8 +62,6 @@ class TimeBreakdown(BaseModel):
     host_wait_seconds: it idles because the host waited for it, and refills its queue.
     They have a default for estimates stored before they were parts.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     compute_seconds: float
     launch_seconds: float = 0.0
@@ -89,19 +79,11 @@ class TimeBreakdown(BaseModel):
         return self.launch_seconds + self.host_wait_seconds
 
     def total(self) -> float:
-        return (
-            self.compute_seconds
-            + self.host_seconds
-            + sum(self.exposed_communication_seconds.values())
-            + self.bubble_seconds
-            + self.recompute_seconds
-            + self.optimizer_seconds
-            + self.straggler_seconds
-            + self.other_seconds
-        )
+        parts = self.model_dump()
+        return float(sum(parts.pop("exposed_communication_seconds").values()) + sum(parts.values()))
 
 
-class CommunicationRow(BaseModel):
+class CommunicationRow(Value):
     """One kind of collective of a step, of the rank on the critical path.
 
     dimension: of parallelism. fsdp gathers and scatters shards, dp reduces over replicas.
@@ -117,8 +99,6 @@ class CommunicationRow(BaseModel):
         over PCIe, are among it.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     dimension: Literal["tp", "cp", "ep", "pp", "fsdp", "dp", "embedding"]
     operation: Literal[
         "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "send"
@@ -133,7 +113,7 @@ class CommunicationRow(BaseModel):
     exposed_seconds: float
 
 
-class LearnedFactor(BaseModel):
+class LearnedFactor(Value):
     """What one's own runs of this stack taught.
 
     runs: own runs in this number format, dense or with experts as asked.
@@ -144,8 +124,6 @@ class LearnedFactor(BaseModel):
         stale_since: when, ISO 8601.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     runs: int
     runs_alike: int
     factor: float
@@ -154,7 +132,7 @@ class LearnedFactor(BaseModel):
     stale_since: str | None = None
 
 
-class Estimate(BaseModel):
+class Estimate(Value):
     """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
     oom_probability, fits: that what the allocator cannot give back, device_bytes less
@@ -175,8 +153,6 @@ class Estimate(BaseModel):
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
         optimizer); the numbers then say what the hardware could do.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str | int | None = None
     valid: bool

@@ -17,7 +17,8 @@ TIME_PARTS = (
 )  # fmt: skip
 
 
-LOSSES = {
+PART_WORDS = {
+    "compute": "matrix and attention kernels",
     "recompute": "recomputing activations",
     "bubble": "the pipeline bubble",
     "optimizer": "the optimizer step",
@@ -45,13 +46,17 @@ def memory_parts(estimate: Estimate) -> list[tuple[str, float]]:
 
 
 def time_parts(estimate: Estimate) -> list[tuple[str, float]]:
+    """(name, seconds) of what is noticeable of one step on the critical path."""
+    return _noticeable(all_time_parts(estimate), estimate.step_seconds or 1.0)
+
+
+def all_time_parts(estimate: Estimate) -> list[tuple[str, float]]:
     """(name, seconds) of one step on the critical path; they sum to step_seconds."""
     if estimate.time is None:
         return []
     sizes = [(name, float(getattr(estimate.time, field))) for name, field in TIME_PARTS]
     exposed = estimate.time.exposed_communication_seconds.items()
-    ordered = [*sizes[:2], *((f"{axis} comm", size) for axis, size in exposed), *sizes[2:]]
-    return _noticeable(ordered, estimate.step_seconds or 1.0)
+    return [*sizes[:2], *((f"{axis} comm", size) for axis, size in exposed), *sizes[2:]]
 
 
 def bottleneck(estimate: Estimate) -> str:
@@ -68,10 +73,10 @@ def bottleneck(estimate: Estimate) -> str:
     if compute >= lost:
         bound = "compute-bound" if compute > step / 2 else "compute is the largest part"
         return (
-            f"{bound} ({compute / step:.0%}); the largest loss is {LOSSES[worst]}, "
+            f"{bound} ({compute / step:.0%}); the largest loss is {PART_WORDS[worst]}, "
             f"{_share(lost / step)}"
         )
-    return f"bound by {LOSSES[worst]} ({lost / step:.0%}); compute is {compute / step:.0%}"
+    return f"bound by {PART_WORDS[worst]} ({lost / step:.0%}); compute is {compute / step:.0%}"
 
 
 def _share(value: float) -> str:

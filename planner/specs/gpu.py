@@ -8,10 +8,10 @@ NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, AliasGenerator, BeforeValidator, Field, model_validator
 
 from planner.specs.gpu_families import SILICON, VENDORS
-from planner.specs.validation import Name
+from planner.specs.validation import Name, Value
 from planner.units import (
     EXAMPLES,
     GIB,
@@ -104,23 +104,30 @@ def either(short: str, field: str) -> AliasChoices:
     return AliasChoices(short, field)
 
 
-class Frozen(BaseModel):
+class Frozen(Value, extra="forbid", validate_by_name=True):
     """Base of all cluster records: immutable; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True)
+
+def _without_units(name: str) -> AliasChoices:
+    short = name
+    for unit in ("_bytes_per_second", "_per_second", "_bytes", "_seconds", "_watts"):
+        short = short.replace(unit, "")
+    return either(short, name)
 
 
-class ScaleOut(Frozen):
+class Typed(Frozen, alias_generator=AliasGenerator(validation_alias=_without_units)):
+    """Base of what a person types of a GPU: names without their units are names too."""
+
+
+class ScaleOut(Typed):
     """The network between nodes that this GPU is usually sold with.
 
     bandwidth_bytes_per_second: per GPU, one direction.
     latency_seconds: of one step between two GPUs.
     """
 
-    bandwidth_bytes_per_second: BytesPerSecond = Field(
-        validation_alias=either("bandwidth", "bandwidth_bytes_per_second")
-    )
-    latency_seconds: Seconds = Field(validation_alias=either("latency", "latency_seconds"))
+    bandwidth_bytes_per_second: BytesPerSecond
+    latency_seconds: Seconds
     topology: Topology = "switch"
     source: str = ""
 
@@ -140,7 +147,7 @@ class ScaleUp(ScaleOut):
     peer_memory: bool | None = None
 
 
-class GpuSpec(Frozen):
+class GpuSpec(Typed):
     """One accelerator as a rank sees it (of an MI250X: one of its two dies).
 
     peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not
@@ -166,34 +173,20 @@ class GpuSpec(Frozen):
     aliases: tuple[str, ...] = ()
     vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
     family: str = "custom"
-    memory_bytes: MemoryBytes = Field(validation_alias=either("memory", "memory_bytes"))
-    memory_bandwidth_bytes_per_second: BytesPerSecond = Field(
-        validation_alias=either("memory_bandwidth", "memory_bandwidth_bytes_per_second")
-    )
-    peak_flops_per_second: Mapping[str, FlopsPerSecond] = Field(
-        validation_alias=either("peak_flops", "peak_flops_per_second")
-    )
-    power_limit_watts: Watts = Field(validation_alias=either("power_limit", "power_limit_watts"))
-    nominal_power_watts: Watts = Field(
-        default=0.0, validation_alias=either("nominal_power", "nominal_power_watts")
-    )
+    memory_bytes: MemoryBytes
+    memory_bandwidth_bytes_per_second: BytesPerSecond
+    peak_flops_per_second: Mapping[str, FlopsPerSecond]
+    power_limit_watts: Watts
+    nominal_power_watts: Watts = 0.0
     num_sms: Count
     gpus_per_host: Count = 8
     boost_clock_hz: PositiveNumber | None = None
     scale_up: ScaleUp
     scale_out: ScaleOut
-    pcie_bandwidth_bytes_per_second: BytesPerSecond = Field(
-        default=32 * GIGA,
-        validation_alias=either("pcie_bandwidth", "pcie_bandwidth_bytes_per_second"),
-    )
-    host_memory_bytes_per_gpu: MemoryBytes = Field(
-        default=float(128 * GIB),
-        validation_alias=either("host_memory_per_gpu", "host_memory_bytes_per_gpu"),
-    )
+    pcie_bandwidth_bytes_per_second: BytesPerSecond = 32 * GIGA
+    host_memory_bytes_per_gpu: MemoryBytes = float(128 * GIB)
     nvls: bool = False
-    context_bytes: ReservedBytes = Field(
-        default=0.5 * GIB, validation_alias=either("context", "context_bytes")
-    )
+    context_bytes: ReservedBytes = 0.5 * GIB
     mtbf_gpu_hours: PositiveNumber = 50_000.0
     price_per_gpu_hour: NonNegativeNumber = 2.0
     sources: Mapping[str, str] = Field(default_factory=dict)
@@ -203,12 +196,9 @@ class GpuSpec(Frozen):
     @classmethod
     def _vendor_of_the_family(cls, given: object) -> object:
         """Fills in the vendor of a known family."""
-        vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
-        return (
-            {"vendor": vendor, **given}
-            if vendor is not None and isinstance(given, Mapping)
-            else given
-        )
+        if isinstance(given, Mapping) and (vendor := VENDORS.get(str(given.get("family")))):
+            return {"vendor": vendor, **given}
+        return given
 
     @model_validator(mode="after")
     def _family_of_its_vendor(self) -> "GpuSpec":
@@ -224,14 +214,18 @@ class GpuSpec(Frozen):
     def _peaks_hold_at_a_power(self) -> "GpuSpec":
         if not self.nominal_power_watts:
             silicon = SILICON.get(self.family)
-            peaks = self.peak_flops_per_second
-            peak = peaks.get("bf16") or peaks.get("fp16")
             nominal = self.power_limit_watts
-            if silicon is not None and peak:
+            if silicon is not None and self.dense_peak:
                 clock = self.boost_clock_hz or silicon.clock_hz
-                nominal = silicon.nominal_power_watts(peak, clock)
+                nominal = silicon.nominal_power_watts(self.dense_peak, clock)
             object.__setattr__(self, "nominal_power_watts", nominal)
         return self
+
+    @property
+    def dense_peak(self) -> float | None:
+        """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
+        peaks = self.peak_flops_per_second
+        return peaks.get("bf16") or peaks.get("fp16")
 
     def __hash__(self) -> int:
         peaks = tuple(sorted(self.peak_flops_per_second.items()))

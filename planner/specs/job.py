@@ -5,16 +5,15 @@ The CLI's --job file, a line of a .jsonl batch and the body of POST /plan are th
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from planner.samplers import SAMPLERS
 from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
-from planner.specs.validation import enum_of, registered
+from planner.specs.validation import Value, enum_of, registered
 
 # of several that wait, the highest goes first
 Priority = Annotated[int, Field(strict=True, ge=-100, le=100)]
@@ -27,7 +26,7 @@ NO_SAMPLER = f"is no sampler; use one of {', '.join(SAMPLERS)}"
 SamplerName = Annotated[str, registered(SAMPLERS, lambda name: NO_SAMPLER), enum_of(SAMPLERS)]
 
 
-class SearchSpec(BaseModel):
+class SearchSpec(Value, extra="forbid"):
     """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised.
 
     top_k: how many layouts to rank.
@@ -40,8 +39,6 @@ class SearchSpec(BaseModel):
     prefer: which layout comes first: the `simplest` of those that cannot be told from the best, or
         the `fastest` on paper.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     fix: dict[str, Any] = Field(default_factory=dict)
@@ -60,11 +57,25 @@ class SearchSpec(BaseModel):
         return self.prefer == "simplest" and self.objective != "memory"
 
 
+PROBE_TRAINERS = ["reference", "torchtitan"]  # the programs that a probe can run
+
+
+def _known_program(name: str) -> str:
+    """The name itself. Raises ValueError "rule; remedy" for an unregistered program."""
+    if name not in PROBE_TRAINERS:
+        known = " or ".join(map(repr, PROBE_TRAINERS))
+        raise ValueError(f"is not one of the known values; use {known}")
+    return name
+
+
+ProbeTrainerName = Annotated[
+    str, AfterValidator(_known_program), WithJsonSchema({"type": "string", "enum": PROBE_TRAINERS})
+]
 # Judgement: an H200 took 32 s to start and compile, 20 s are timed, and a study looks closer first.
 SECONDS_A_PROBE = 150.0
 
 
-class ProbeSpec(BaseModel):
+class ProbeSpec(Value, extra="forbid"):
     """The contract's `probe`: the budget for measuring, and where.
 
     max_probes: runs of whole layouts.
@@ -76,8 +87,6 @@ class ProbeSpec(BaseModel):
     priority: of several studies and sweeps that wait for a worker or for room in a pool, the
         highest goes first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
     max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] | None = None
@@ -94,7 +103,7 @@ class ProbeSpec(BaseModel):
         return min(wanted, MOST_GPU_SECONDS)
 
 
-class Job(BaseModel):
+class Job(Value, extra="forbid"):
     """A parsed job.
 
     layout: the one to price (`estimate`) or the current one (`plan`), already fully set.
@@ -104,8 +113,6 @@ class Job(BaseModel):
         their names. A stored plan must be answerable when those files have changed or vanished.
     labels: keys that travel along and do not affect the model.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     id: str | int | None
     model: ModelSpec

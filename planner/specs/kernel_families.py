@@ -35,18 +35,13 @@ def unknown_family(gpu: GpuSpec) -> str:
     if is_known_family(gpu.family):
         return ""
     unset = gpu.family == type(gpu).model_fields["family"].default
-    named = (
-        f"no family is given for GPU {gpu.name}"
-        if unset
-        else f"family {gpu.family!r} of GPU {gpu.name} is unknown"
-    )
-    vendor = (
-        ""
-        if "vendor" in gpu.model_fields_set
-        else f", taken for one of {gpu.vendor}'s as no vendor is given"
-    )
+    named = f"family {gpu.family!r} of GPU {gpu.name} is unknown"
+    if unset:
+        named = f"no family is given for GPU {gpu.name}"
+    if "vendor" not in gpu.model_fields_set:
+        named += f", taken for one of {gpu.vendor}'s as no vendor is given"
     return (
-        f"{named}{vendor}: priced with the kernel curves of {kernel_family(gpu)} and generic "
+        f"{named}: priced with the kernel curves of {kernel_family(gpu)} and generic "
         "communication curves, intervals widened; "
         f"known families: {', '.join(KNOWN_FAMILIES)}; `planner-cli calibrate` times its kernels"
     )

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES
-from planner.specs.validation import build, closest, enum_of, registered
+from planner.specs.validation import Value, build, closest, enum_of, registered
 
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
@@ -94,7 +94,7 @@ def format_ac(kind: str, number: float) -> str:
     return kind
 
 
-class Layout(BaseModel):
+class Layout(Value, extra="forbid"):
     """A fully set layout.
 
     dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
@@ -135,8 +135,6 @@ class Layout(BaseModel):
 
     The last two and moe_dispatcher have defaults for layouts stored before they were fields.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dp_replicate: Degree
     dp_shard: Degree

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from planner.specs.job import Job
 from planner.specs.mixers import OF_WINDOWED_MLA
 from planner.specs.network import NETWORK_FIELDS
+from planner.specs.validation import Value
 
 # Fields that came later: at their default they do not change a hash, so that what was stored before
 # is still found.
@@ -40,24 +41,14 @@ Rung = Literal["emulated", "imitated", "probed", "published"]
 TEACHING: frozenset[Rung] = frozenset({"probed", "published"})
 MACHINE = "machine"  # a crash, or a wait, for which the machine is to blame
 # Failures that say nothing of the layout.
-BLAMELESS = frozenset(
-    {
-        MACHINE,
-        "allocation-ended",
-        "backend",
-        "foreign",
-        "launch-failure",
-        "lost-gpu",
-        "lost-node",
-        "port-in-use",
-        "preempted",
-        "requeued",
-    }
-)
+BLAMELESS = frozenset({
+    MACHINE, "allocation-ended", "backend", "foreign", "launch-failure", "lost-gpu", "lost-node",
+    "port-in-use", "preempted", "requeued",
+})  # fmt: skip
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Measured(BaseModel):
+class Measured(Value, extra="allow"):
     """The numbers of one run; None where it did not report them.
 
     Keys are those of a row's `measured`; unknown keys of a row are retained.
@@ -76,10 +67,8 @@ class Measured(BaseModel):
     failure: class of what went wrong (`planner.probes.protocol.FailureKind`, or `MACHINE`);
         `message` has its root cause.
     hosts: names of the hosts that it ran on.
-    trainer: the program that ran (`probe_trainers`); None where nobody says.
+    trainer: the program that ran (`job.PROBE_TRAINERS`); None where nobody says.
     """
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     status: Status = "ok"
     rung: Rung = "published"
@@ -165,7 +154,7 @@ def _hash(value: object) -> str:
     ).hexdigest()
 
 
-class Measurement(BaseModel):
+class Measurement(Value):
     """A job with the layout that ran, and its result.
 
     software: versions and device that the result holds for (torch, cuda, nccl, driver, gpu_name,
@@ -176,8 +165,6 @@ class Measurement(BaseModel):
     refused: why its numbers are not believed; it is kept and shown, and counts for nothing.
     confirmed: who vouches for numbers that are far from their prediction.
     """
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     id: str
     created_at: str

@@ -7,11 +7,8 @@ from planner.specs.mixers import Mixers
 
 def _gated_delta(model: Mixers, hidden: int) -> int:
     """Projections in and out, convolution, two scalars a head for the decay, and the gated norm."""
-    keys, values, heads = (
-        model.linear_key_width,
-        model.linear_value_width,
-        model.linear_num_value_heads,
-    )
+    keys, values = model.linear_key_width, model.linear_value_width
+    heads = model.linear_num_value_heads
     into = hidden * (2 * keys + 2 * values + 2 * heads)
     mixed = model.linear_conv_kernel_dim * (2 * keys + values) + 2 * heads
     return into + mixed + model.linear_value_head_dim + values * hidden
@@ -19,11 +16,8 @@ def _gated_delta(model: Mixers, hidden: int) -> int:
 
 def _kimi_delta(model: Mixers, hidden: int) -> int:
     """A gated DeltaNet whose decay, one a channel, and gate are products of low rank."""
-    width, heads, rank = (
-        model.linear_value_width,
-        model.linear_num_value_heads,
-        model.linear_value_head_dim,
-    )
+    width, heads = model.linear_value_width, model.linear_num_value_heads
+    rank = model.linear_value_head_dim
     gates = 2 * hidden * width if model.linear_full_gates else 2 * rank * (hidden + width)
     into = hidden * (3 * width + heads) + gates
     mixed = model.linear_conv_kernel_dim * 3 * width + width + heads

@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
 from planner.specs.mixer_parameters import MIXER_PARAMETERS
@@ -92,8 +92,6 @@ class ModelSpec(Mixers):
     sliding_mask: per layer, whether it has a window. Llama 4's chunked attention is taken as a
         window of one chunk, an upper bound of its work.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(min_length=1)
     hidden_size: Size
@@ -231,7 +229,6 @@ class ModelSpec(Mixers):
 
     @property
     def num_dense_layers(self) -> int:
-        """Number of layers with a dense MLP."""
         return sum(kind.feeds and not kind.moe for kind in self.layer_kinds())
 
     @property
@@ -265,7 +262,6 @@ class ModelSpec(Mixers):
         return self.use_double_wide_mlp and kind.shares_keys
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """One LayerKind per layer, first layer first."""
         return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:

@@ -8,14 +8,16 @@ setting for.
 import math
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import Field, StrictBool, StrictInt
+
+from planner.specs.validation import Value
 
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[StrictInt, Field(ge=0)]
 
 
-class RopeScaling(BaseModel):
+class RopeScaling(Value, extra="forbid"):
     """How rotary frequencies are changed to reach further than training: a config's `rope_scaling`.
 
     rope_type: linear, dynamic, yarn, llama3, longrope, or any other word of the config.
@@ -26,8 +28,6 @@ class RopeScaling(BaseModel):
     short_factor, long_factor: longrope only, one per pair of rotated widths.
     Source: transformers, modeling_rope_utils.py.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rope_type: str
     factor: Number | None = None
@@ -44,7 +44,7 @@ class RopeScaling(BaseModel):
     long_factor: tuple[Number, ...] = ()
 
 
-class Network(BaseModel):
+class Network(Value, extra="forbid"):
     """Fields of a config.json that change what a network computes, not its parameters or its speed.
 
     Names are Hugging Face's where several families share one. None means unknown.
@@ -92,8 +92,6 @@ class Network(BaseModel):
     unread_keys: keys of the config.json that we do not know, so that an export can name them.
     left_out: parts of a multimodal config besides the language model; only the latter is priced.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rope_theta: Number | None = None
     rope_local_base_freq: Number | None = None

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import Field, computed_field
 
 from planner.charts import bars, table
 from planner.charts.chart import Chart
 from planner.charts.pareto import Point, pareto
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import OOM_LIMIT, Estimate
 from planner.specs.estimate_parts import memory_parts, time_parts
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan_comparisons import (
@@ -24,6 +24,7 @@ from planner.specs.plan_comparisons import (
     VersusCurrent,
 )
 from planner.specs.run import RunEstimate
+from planner.specs.validation import Value
 from planner.units import format_bytes, format_seconds
 
 PlotKind = Literal["pareto", "memory", "time"]
@@ -36,15 +37,13 @@ SOURCES: Mapping[Source, str] = MappingProxyType({
 })  # fmt: skip
 
 
-class ShownFigures(BaseModel):
+class ShownFigures(Value):
     """Figures of a layout on every screen: of measurements and model together where probes ran.
 
     step_interval: of the prediction; null where the step is no prediction.
     predicted_step_seconds: where the step is no prediction, else null.
     cost, time_to_train_seconds: of the whole run, with the same step.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
@@ -71,10 +70,7 @@ class RankedLayout(Labelled):
     unmeasured: the mechanisms that it uses and no run behind the calibration used, in words.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     rank: int
-    layout: Layout
     num_gpus: int
     estimate: Estimate
     measurement: dict[str, Any] | None = None
@@ -136,7 +132,7 @@ class RankedLayout(Labelled):
         )
 
 
-class ConsideredLayout(BaseModel):
+class ConsideredLayout(Value):
     """A layout that the search priced or refused, for whoever looks at the study of a plan.
 
     changed: the fields in which it differs from number 1.
@@ -146,8 +142,6 @@ class ConsideredLayout(BaseModel):
     sampled_by: the sampler that tried it, beyond enumeration.
     refused: the rule that forbids it; it has no numbers then.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     changed: dict[str, FieldValue]
     num_gpus: int
@@ -165,7 +159,7 @@ class ConsideredLayout(BaseModel):
     refused: str | None = None
 
 
-class Searched(BaseModel):
+class Searched(Value):
     """How many layouts the search evaluated.
 
     simulated: the best that fit, and variants of them (memory budgets, layer splits) that were not
@@ -174,8 +168,6 @@ class Searched(BaseModel):
         trials and, of them, pruned; gain, by how much its best is faster than the enumerated best;
         or reason, why there were no trials.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     layouts: int
     valid: int
@@ -186,7 +178,7 @@ class Searched(BaseModel):
     study: dict[str, Any] | None = None
 
 
-class Plan(BaseModel):
+class Plan(Value):
     """A ranked answer; the same job, seed, calibration and model version give the same plan.
 
     Only id, times and dates differ.
@@ -199,8 +191,6 @@ class Plan(BaseModel):
         uses (without the experts it is not sent to). None in plans that were stored before these
         fields.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     job: dict[str, Any]
@@ -326,7 +316,6 @@ class Plan(BaseModel):
         return table.html_table(*self._shown())
 
 
-OOM_LIMIT = 0.05  # what fits, in the contract
 MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
 COLUMNS = (
     "fits", "oom_probability", "step_seconds", "tokens_per_second_per_gpu", "mfu", "hfu",

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import computed_field
 
 from planner.specs.estimate import Estimate, Violation
 from planner.specs.layout import FieldValue, Layout
+from planner.specs.validation import Value
 
 
-class Labelled(BaseModel):
+class Labelled(Value):
     """Something about a layout, which has its label beside it for who only shows it."""
 
     layout: Layout
@@ -23,9 +24,6 @@ class Labelled(BaseModel):
 class ParetoPoint(Labelled):
     """A layout that no other beats in both throughput and memory headroom."""
 
-    model_config = ConfigDict(frozen=True)
-
-    layout: Layout
     tokens_per_second_per_gpu: float
     headroom_bytes: float
     step_seconds: float
@@ -40,10 +38,7 @@ class SizeOption(Labelled):
     on_front: no other size is both faster and cheaper.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     num_gpus: int
-    layout: Layout
     tokens_per_second: float
     step_seconds: float
     time_to_train_seconds: float
@@ -61,20 +56,21 @@ class SensitivityStep(Labelled):
     refused: the rule that forbids it, with its remedy; it has no price then.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     field: str
     old: FieldValue
     new: FieldValue
-    layout: Layout
     step_seconds: float | None = None
     step_ratio: float | None = None
     device_bytes: float | None = None
     fits: bool | None = None
     refused: str | None = None
 
+    @property
+    def times_as_fast(self) -> float:
+        return 1.0 / (self.step_ratio or 1.0)
 
-class Regret(BaseModel):
+
+class Regret(Value):
     """How wrong the choice of number 1 among the shown layouts can be, as estimates are uncertain.
 
     Shares are of what the objective minimises (step time, cost, ...).
@@ -83,8 +79,6 @@ class Regret(BaseModel):
     share_95: loss exceeded in 5 of 100 cases.
     correlation: of the deviations of numbers 1 and 2 under the calibration's posterior.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     probability_other_better: float
     expected_share: float
@@ -97,12 +91,9 @@ class Regret(BaseModel):
 class FittingChange(Labelled):
     """One change to the request that makes `layout` fit: field, new value, and a sentence."""
 
-    model_config = ConfigDict(frozen=True)
-
     field: str
     value: FieldValue
     sentence: str
-    layout: Layout
     device_bytes: float
 
 
@@ -112,9 +103,6 @@ class NearestMiss(Labelled):
     Each change suffices by itself.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    layout: Layout
     device_bytes: float
     usable_bytes: float
     missing_bytes: float
@@ -140,9 +128,6 @@ class VersusCurrent(Labelled):
     notes: what was read but is not priced, or what the files cannot express.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    layout: Layout
     estimate: Estimate
     speedup: float | None
     changed: dict[str, tuple[FieldValue, FieldValue]]
@@ -171,10 +156,7 @@ class FastestOnPaper(Labelled):
     unmeasured: those of them that no run behind the calibration used.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     rank: int | None
-    layout: Layout
     num_gpus: int
     step_seconds: float
     tokens_per_second_per_gpu: float
@@ -192,10 +174,7 @@ class BestMeasured(Labelled):
     times_as_long: its objective over number 1's, both as predicted.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     rank: int
-    layout: Layout
     num_gpus: int
     step_seconds: float
     times_as_long: float

@@ -5,12 +5,12 @@ SI units, in the names; money in USD.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from planner.specs.validation import Value
 
 CheckpointMode = Literal["sync", "async", "async-pinned"]
 
 
-class CheckpointCost(BaseModel):
+class CheckpointCost(Value):
     """What one save costs, and how often it happens.
 
     given: whether the job stated mode and interval; else the mode is async and the interval the
@@ -23,8 +23,6 @@ class CheckpointCost(BaseModel):
     host_memory_bytes: staged copies (and offloaded states) on one node, to be compared with
         host_memory_usable_bytes.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     mode: CheckpointMode
     given: bool
@@ -41,7 +39,7 @@ class CheckpointCost(BaseModel):
     fits_host_memory: bool
 
 
-class RunEstimate(BaseModel):
+class RunEstimate(Value):
     """The run of `tokens` tokens.
 
     tokens: the job's total_tokens, or 1e12 where it states none (total_tokens is null then).
@@ -51,8 +49,6 @@ class RunEstimate(BaseModel):
     cost: USD.
     mtbf_seconds: mean time between interruptions of this job.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     checkpoint: CheckpointCost
     mtbf_seconds: float

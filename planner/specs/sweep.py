@@ -5,11 +5,10 @@ It makes calibration stay true and shows when a release is slower.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from planner.specs.job import MOST_GPU_SECONDS, Priority
-from planner.specs.probe_trainers import ProbeTrainerName
-from planner.specs.validation import Name
+from planner.specs.job import MOST_GPU_SECONDS, Priority, ProbeTrainerName
+from planner.specs.validation import Name, Value
 from planner.units import DAY
 
 MOST_JOBS = 200
@@ -17,7 +16,7 @@ Overlap = Literal["skip", "queue", "replace"]
 Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
-class Measure(BaseModel):
+class Measure(Value, extra="forbid"):
     """What to measure of each job.
 
     top_k: the best layouts of the plan.
@@ -25,14 +24,12 @@ class Measure(BaseModel):
     informative: how many others to add, the most uncertain first.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     top_k: Count = 1
     anchors: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
     informative: Count = 0
 
 
-class SweepBudget(BaseModel):
+class SweepBudget(Value, extra="forbid"):
     """What one run of the sweep may spend, over all its jobs.
 
     max_probes: runs of layouts, those tried again too.
@@ -41,26 +38,22 @@ class SweepBudget(BaseModel):
     hours: of the day, in the sweep's time zone, in which probes may start, as "22:00-06:00".
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     max_probes: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 20
     max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] = 3600.0
     hours: str | None = None
 
 
-class DriftWatch(BaseModel):
+class DriftWatch(Value, extra="forbid"):
     """How sure a change of step times must be.
 
     runs_per_false_alarm: runs of the sweep, in the mean, until one is reported though there is
         none, over all its layouts; 365 is once in a year of nights.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     runs_per_false_alarm: Annotated[float, Field(ge=10, le=1e6, allow_inf_nan=False)] = 365.0
 
 
-class SweepSpec(BaseModel):
+class SweepSpec(Value, extra="forbid"):
     """A sweep as a person writes it.
 
     name: how lists and reports call it.
@@ -88,8 +81,6 @@ class SweepSpec(BaseModel):
     webhook: URL to which the report of every run is posted; its host must be one of the operator's
         PLANNER_WEBHOOK_HOSTS.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[Name, Field(min_length=1, max_length=100)]
     jobs: list[dict[str, Any]] = Field(default_factory=list)

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from planner.specs.model import ModelSpec
+from planner.specs.validation import Value
 from planner.units import parse_count, parse_tokens
 
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
@@ -27,7 +28,7 @@ MAX_BATCH = 2**31
 PositiveCount = Annotated[int, Field(strict=True, gt=0)]
 
 
-class Overlap(BaseModel):
+class Overlap(Value, extra="forbid"):
     """Which communication may run under compute; False means that the run switched it off.
 
     dp: gathers and reductions of parameters and gradients.
@@ -38,8 +39,6 @@ class Overlap(BaseModel):
         recipe does with the same dispatcher, wherever the layout allows it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     dp: Annotated[bool, Field(strict=True)] = True
     tp: Annotated[bool, Field(strict=True)] = True
     pp: Annotated[bool, Field(strict=True)] = True
@@ -49,7 +48,7 @@ class Overlap(BaseModel):
 NO_OVERLAP = Overlap(dp=False, tp=False, pp=False, ep=False)
 
 
-class Checkpointing(BaseModel):
+class Checkpointing(Value, extra="forbid"):
     """Distributed checkpoints: one save every `interval_steps` steps.
 
     interval_steps: steps from one save to the next.
@@ -57,13 +56,11 @@ class Checkpointing(BaseModel):
         the next forward and backward.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     interval_steps: PositiveCount
     mode: Literal["sync", "async", "async-pinned"] = "async"
 
 
-class TrainingSpec(BaseModel):
+class TrainingSpec(Value, extra="forbid"):
     """The contract's `training` mapping.
 
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
@@ -100,8 +97,6 @@ class TrainingSpec(BaseModel):
     expandable_segments: torch's allocator setting; None: as the trainer sets it.
     overlap: communication that the run has switched off.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seq_len: Annotated[int, BeforeValidator(parse_tokens), Field(strict=True, gt=0, le=MAX_SEQ_LEN)]
     global_batch_size: Annotated[int, Field(strict=True, gt=0, le=MAX_BATCH)]

@@ -3,13 +3,19 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from planner.errors import Fault, SpecError, fault
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+class Value(BaseModel):
+    """Base of every spec: a frozen value; with `extra="forbid"` an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 def _one_line(name: str) -> str:
@@ -61,55 +67,31 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
     try:
         return spec.model_validate(dict(values))
     except ValidationError as error:
-        raise SpecError(_faults(spec, error, field)) from None
+        faults = [_fault(spec, item, field) for item in error.errors(include_url=False)]
+        raise SpecError(faults) from None
 
 
-def _faults(spec: type[BaseModel], error: ValidationError, field: str) -> list[Fault]:
-    faults = []
-    for item in error.errors(include_url=False):
-        path = ".".join(
-            [
-                field,
-                *(
-                    str(part)
-                    for part in item["loc"]
-                    if not str(part).startswith(("function-", "literal["))
-                ),
-            ]
-        ).strip(".")
-        kind, context = item["type"], item.get("ctx", {})
-        if kind == "extra_forbidden":
-            leaf = str(item["loc"][-1])
-            known = spec.model_fields if len(item["loc"]) == 1 else ()
-            faults.append(
-                Fault(
-                    path,
-                    item["input"],
-                    "unknown key",
-                    closest(leaf, known) if known else "remove it",
-                )
-            )
-        elif kind == "missing":
-            faults.append(Fault(path, None, "is required", f"add {path.rsplit('.', 1)[-1]}"))
-        elif kind == "literal_error":
-            faults.append(
-                Fault(
-                    path,
-                    item["input"],
-                    "is not one of the known values",
-                    f"use {context.get('expected', '')}",
-                )
-            )
-        elif kind == "value_error":
-            rule, _, remedy = str(context.get("error", item["msg"])).partition("; ")
-            faults.append(Fault(path, item["input"], rule, remedy or "correct the value"))
-        else:
-            rule, remedy = _plain_words(kind, context) or (
-                item["msg"][:1].lower() + item["msg"][1:],
-                "give a value of another kind",
-            )
-            faults.append(Fault(path, item["input"], rule, remedy))
-    return faults
+def _fault(spec: type[BaseModel], item: Any, field: str) -> Fault:
+    parts = [str(part) for part in item["loc"]]
+    path = [part for part in parts if not part.startswith(("function-", "literal["))]
+    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    if kind == "extra_forbidden":
+        known = spec.model_fields if len(parts) == 1 else ()
+        rule, remedy = "unknown key", closest(parts[-1], known) if known else "remove it"
+    elif kind == "missing":
+        value, rule, remedy = None, "is required", f"add {(path or [field])[-1]}"
+    elif kind == "literal_error":
+        rule, remedy = "is not one of the known values", f"use {context.get('expected', '')}"
+    elif kind == "value_error":
+        rule, _, remedy = str(context.get("error", item["msg"])).partition("; ")
+        remedy = remedy or "correct the value"
+    elif kind in _WORDS:
+        limits = {k: f"{one:g}" if isinstance(one, float) else one for k, one in context.items()}
+        rule, remedy = (words.format(**limits) for words in _WORDS[kind])
+    else:
+        rule = item["msg"][:1].lower() + item["msg"][1:]
+        remedy = "give a value of another kind"
+    return Fault(".".join([field, *path]).strip("."), value, rule, remedy)
 
 
 # Pydantic's kind of error -> what the value must be, and what would pass. {name} stands for the
@@ -139,12 +121,3 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "string_too_long": ("is longer than {max_length} characters", "shorten it"),
     "string_too_short": ("must not be empty", "give at least {min_length} characters"),
 }
-
-
-def _plain_words(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:
-    """(rule, remedy) for one of pydantic's kinds of errors; None where we have no text for it."""
-    words = _WORDS.get(kind)
-    limits = {
-        name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()
-    }
-    return None if words is None else (words[0].format(**limits), words[1].format(**limits))

@@ -16,8 +16,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
-from planner.samplers import SAMPLERS
-from planner.samplers.base import STARTUP_TRIALS
+from planner.samplers import SAMPLERS, STARTUP_TRIALS
 from planner.search.choice import pareto
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, FLAGS, SHARES, Layout, format_ac

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from planner.probes.evidence import Evidence
 from planner.probes.protocol import Environment, Failed, Outcome, ProbeTask
-from planner.specs.job import Job
+from planner.specs.job import PROBE_TRAINERS, Job
 from planner.specs.layout import Layout
-from planner.specs.probe_trainers import PROBE_TRAINERS
 
 WORKER = "planner.probes.worker"  # the reference program
 

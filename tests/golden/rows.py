@@ -23,7 +23,7 @@ def published() -> dict[str, dict[str, Any]]:
 @cache
 def row(row_id: str) -> Row:
     job = read_job(published()[row_id])
-    return Row.build(job, estimate_job(job))
+    return Row(job=job, estimate=estimate_job(job))
 
 
 def ids(*groups: str) -> list[str]:

@@ -16,8 +16,8 @@ import pytest
 from planner.api.cli.accuracy import read_rows
 from planner.calibration.accuracy import Row, Summary, summarise
 from planner.calibration.classes import class_of, interval_score
+from planner.calibration.comparison import OwnRuns
 from planner.calibration.held_out import Fitted
-from planner.calibration.outcome import OwnRuns
 from planner.calibration.report import complete
 from planner.calibration.sweeps import against_rule, sweeps
 from planner.cost.machine.shipped import shipped_calibration

@@ -25,7 +25,7 @@ from planner.columns import BoolColumn, LayoutBatch, schedule_is
 from planner.cost.price import Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
-from planner.estimates import dense_peak, estimate_job, estimate_layouts
+from planner.estimates import estimate_job, estimate_layouts
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster
 from planner.intake.models import read_model
@@ -308,7 +308,7 @@ def sound(job: Priced, p: Prices) -> BoolColumn:
 
 def does_more_than_the_peak(job: Priced) -> BoolColumn:
     """Whether products and attention in 16 bits beat the datasheet."""
-    peak, halves = dense_peak(job.context.cluster), [PRECISIONS.names.index(n) for n in HALVES]
+    peak, halves = job.context.cluster.gpu.dense_peak, [PRECISIONS.names.index(n) for n in HALVES]
     if peak is None:
         return np.zeros(len(job.legal_batch), dtype=np.bool_)
     flops, seconds = job.prices.stage_seconds.hardware_flops, job.prices.step_seconds

@@ -16,10 +16,9 @@ import pytest
 from planner.api.cli import accuracy
 from planner.api.cli.accuracy import PUBLIC_ROWS, command, read_rows
 from planner.api.render.accuracy_document import document
-from planner.calibration.comparison import Comparison, digest_of
+from planner.calibration.comparison import Comparison, digest_of, shipped_comparison
 from planner.calibration.own_runs import SCATTER, stands_for
 from planner.calibration.report import report
-from planner.calibration.shipped import shipped_comparison
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import kind_of
 from planner.errors import SpecError

@@ -229,26 +229,22 @@ def same_layouts(first: LayoutBatch, second: LayoutBatch) -> bool:
     return all(np.array_equal(one, other) for (_, one), (_, other) in pairs)
 
 
-def test_branches_expand_to_the_layouts_of_their_cells_in_order(priced: Priced) -> None:
+def test_some_of_the_expanded_are_those_rows_of_all(priced: Priced) -> None:
     pricer, space = priced
     chosen = np.random.default_rng(3).permutation(len(space.cells))[:200]
-    branches = space.branches(chosen, pricer.unit_fields)
-    found = branches.expand(np.ones(len(branches.batch), dtype=np.bool_))
-    assert same_layouts(found.batch(), space.expand(chosen))
+    found = space.expanded(chosen)
     assert np.array_equal(found.owner, np.repeat(np.arange(len(chosen)), space.cell_sizes[chosen]))
     few = np.arange(len(found)) % 3 == 0
     assert same_layouts(found.take(few).batch(), space.expand(chosen).take(few))
     assert np.array_equal(found.take(few).cells, chosen[found.owner[few]])
-    for place in range(0, len(branches.batch), 7):
-        alone = np.arange(len(branches.batch)) == place
-        some = branches.expand(alone)
-        assert len(some)
-        assert (some.owner == branches.owner[place]).all()
-        for field in pricer.unit_fields:
-            assert (getattr(some.batch(), field) == getattr(branches.batch, field)[place]).all()
+    some, every = found.batch(pricer.unit_fields), found.batch()
+    for field in pricer.unit_fields:
+        assert np.array_equal(getattr(some, field), getattr(every, field))
 
 
-def test_what_branches_leave_out_is_slow(priced: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_of_near_cells_is_slow(
+    priced: Priced, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(screen_module, "FEW", 0)
     pricer, space = priced
     chosen = np.arange(len(space.cells))

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from planner.api.render.bars import LETTERS
 from planner.api.render.charts import study_chart, sweep_chart, sweep_points
-from planner.calibration.drawing import chart_of, runs_of
-from planner.calibration.shipped import shipped_comparison
+from planner.calibration.comparison import shipped_comparison
+from planner.calibration.report import chart_of, runs_of
 from planner.charts import bars
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.charts.chart import Chart

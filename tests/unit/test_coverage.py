@@ -99,10 +99,10 @@ def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
     near, far, known = (KernelShape.of("gemm", m=m, n=4096, k=4096) for m in (4096, 65536, 4200))
     used = [Use(shape=one, seconds=1e-3, share=0.1) for one in (near, far)]
     (found,) = gaps(used, [known])
-    assert (found.use.shape, found.nearest) == (far, known)
+    assert (found.use.shape, found.octaves) == (far, far.octaves_to(known))
     assert found.octaves > NEAR
     blank = gaps(used[:1], [])[0]
-    assert (blank.nearest, blank.value) == (None, pytest.approx(0.1))
+    assert (blank.octaves, blank.value) == (math.inf, pytest.approx(0.1))
 
 
 def test_choice_stays_in_budget_and_copies_do_not_crowd_out_the_rest() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.calibration.drift.creep import creeps
-from planner.calibration.drift.findings import Drift
+from planner.calibration.drift.findings import Drift, creeps
 from planner.calibration.drift.nights import Nights, Reading
 from planner.calibration.drift.replay import drift_of
-from planner.calibration.drift.threshold import threshold_of
+from planner.calibration.drift.scores import threshold_of
 from planner.columns import FloatColumn
 from tests.conftest import ROOT
 

@@ -30,11 +30,10 @@ from planner.probes.protocol import Environment, MeasuredRun, ProbeResult, Probe
 from planner.probes.trainers import Program
 from planner.probes.trainers.reference import ReferenceTrainer
 from planner.rules.base import Rule, under
-from planner.samplers import SAMPLERS
-from planner.samplers.base import Sampler
+from planner.samplers import SAMPLERS, Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
-from planner.specs import probe_trainers
+from planner.specs import job as job_specs
 from planner.specs.cluster import ClusterSpec
 from planner.study.ask_tell import run
 from planner.study.ledger import Budget, StudySettings
@@ -138,8 +137,8 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with pytest.raises(SpecError, match="use 'reference' or 'torchtitan'"):
         read_job(asked)
     monkeypatch.setattr(trainers, "TRAINERS", dict(trainers.TRAINERS))
-    monkeypatch.setattr(probe_trainers, "PROBE_TRAINERS", [*probe_trainers.PROBE_TRAINERS])
-    monkeypatch.setattr(trainers, "PROBE_TRAINERS", probe_trainers.PROBE_TRAINERS)
+    monkeypatch.setattr(job_specs, "PROBE_TRAINERS", [*job_specs.PROBE_TRAINERS])
+    monkeypatch.setattr(trainers, "PROBE_TRAINERS", job_specs.PROBE_TRAINERS)
     trainers.register("stopwatch", Stopwatch)
     assert read_job(asked).probe is not None
     local = LocalSettings(leases=tmp_path / "leases", machine=str(tmp_path), cpu_slots=2)

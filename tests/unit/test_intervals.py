@@ -196,7 +196,7 @@ def run(
         model=SimpleNamespace(is_moe=experts), training=SimpleNamespace(trainer="megatron"),
     )  # fmt: skip
     unsaid = {"peak_reserved_bytes": None, "memory": None}
-    return Row.build(job, SimpleNamespace(peak_allocated_bytes=predicted, **unsaid))  # type: ignore[arg-type]
+    return Row(job=job, estimate=SimpleNamespace(peak_allocated_bytes=predicted, **unsaid))  # type: ignore[arg-type]
 
 
 def of_one_peak(runs: list[Row]) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from planner.intake.jobs import read_job
-from planner.search.infeasible.suggested_fixes import Request, _sizes_between, fitting_changes
+from planner.search.infeasible.suggested_fixes import _sizes_between, fitting_changes
 from planner.search.one_size import search_size
 from planner.specs.job import Job
 from tests.conftest import job_values, one_fast
@@ -27,17 +27,18 @@ def value_that_fits(job: Job, field: str) -> int:
     return value
 
 
-def fits(request: Request) -> bool:
-    return bool(search_size(request.job, request.cluster, lambda _: None).candidates)
+def fits(job: Job, num_gpus: int | None = None) -> bool:
+    cluster = job.cluster.with_num_gpus(num_gpus or job.cluster.num_gpus)
+    return bool(search_size(job, cluster, lambda _: None).candidates)
 
 
 @pytest.mark.parametrize("name", one_fast(*JOBS))
 def test_the_fewest_gpus_are_the_fewest(name: str) -> None:
     job = read_job(JOBS[name])
-    request, count = Request(job=job, cluster=job.cluster), value_that_fits(job, "cluster.num_gpus")
-    assert fits(request.on(job.cluster.with_num_gpus(count)))
+    count = value_that_fits(job, "cluster.num_gpus")
+    assert fits(job, count)
     for smaller in _sizes_between(job.cluster, count):
-        assert not fits(request.on(job.cluster.with_num_gpus(smaller))), smaller
+        assert not fits(job, smaller), smaller
 
 
 def test_sizes_are_whole_nodes() -> None:
@@ -48,13 +49,12 @@ def test_sizes_are_whole_nodes() -> None:
 def test_a_shorter_sequence_is_the_longest_that_fits() -> None:
     fix = {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16", "pp": 1}
     job = read_job(job_values("llama3.1-8b", HOPPER, 8, 2**17, 8, search={"fix": fix}))
-    request = Request(job=job, cluster=job.cluster)
-    assert not fits(request)
+    assert not fits(job)
     length = value_that_fits(job, "training.seq_len")
 
-    def at(seq_len: int) -> Request:
+    def at(seq_len: int) -> Job:
         training = job.training.model_copy(update={"seq_len": seq_len})
-        return request.with_training(training)
+        return job.model_copy(update={"training": training})
 
     assert fits(at(length))
     half = next(2**n for n in range(17, 0, -1) if 2**n <= length)

@@ -14,9 +14,7 @@ import pytest
 from scipy import stats
 
 from planner.errors import SpecError
-from planner.samplers import SAMPLERS
-from planner.samplers.gp import GP
-from planner.samplers.tpe import TPE
+from planner.samplers import GP, SAMPLERS, TPE
 from planner.search.fit import OOM_LIMIT
 from planner.study import samplers
 from planner.study.candidates import Candidates

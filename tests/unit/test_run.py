@@ -351,6 +351,6 @@ def test_next_bottleneck_is_the_second_largest_cost() -> None:
     sentence = next_bottleneck(_estimate())
     assert sentence.startswith("without tensor-parallel communication a step would take 7 s")
     assert "(1.29 times as fast)" in sentence
-    assert sentence.endswith("the largest loss would then be pipeline bubble, 14%")
+    assert sentence.endswith("the largest loss would then be the pipeline bubble, 14%")
     sentence = next_bottleneck(_estimate(fsdp=1.5))
-    assert sentence.endswith("waiting for FSDP gathers and scatters, 18%")
+    assert sentence.endswith("be FSDP gathers and scatters, 18%")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.search import cell_queue
-from planner.search.cell_queue import CellQueue
+from planner.search import screen
+from planner.search.screen import CellQueue
 from planner.search.shortlist import ENOUGH, Shortlist, _front_and_best, _worth_keeping
 
 
@@ -77,7 +77,7 @@ def test_cells_are_taken_by_their_own_bound_and_those_too_large_are_left_out() -
 
 def test_bands_are_priced_up_to_the_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their looser bounds of 1 to 4 s; a cell is taken once no unknown one can be before it."""
-    monkeypatch.setattr(cell_queue, "BAND", 1)
+    monkeypatch.setattr(screen, "BAND", 1)
     cells = queue([2.0, 4.0, 6.0, 8.0], [10.0] * 4, limit=30.0)
     assert taken(cells, limit=3.5) == [0]
     assert [*cells.order] == [3]  # nobody looked at it
@@ -87,7 +87,7 @@ def test_bands_are_priced_up_to_the_limit_and_no_further(monkeypatch: pytest.Mon
 def test_cells_come_in_the_order_of_their_bounds_however_many_are_sorted_at_once(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cell_queue, "BAND", 7)
+    monkeypatch.setattr(screen, "BAND", 7)
     seconds = np.random.default_rng(5).integers(1, 60, 200).astype(float)  # many are equal
     cells = queue(seconds.tolist(), [10.0] * 200, limit=30.0)
     cells.loose = seconds  # as tight as they may be

@@ -13,13 +13,14 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
+from planner.cost.pipeline.stages import layers_of_stages
 from planner.cost.price import Pricer
 from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.rules import legal_mask, violations
 from planner.search import bounds as cell_bounds
-from planner.search import cell_queue, screen, space_search
+from planner.search import screen, space_search
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, spread_within_stack
@@ -28,7 +29,7 @@ from planner.search.screen import Goal
 from planner.search.shortlist import ENOUGH
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import with_budget
-from planner.search.variations.splits import shifted
+from planner.search.variations.sensitivity import steps_in
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 from tests.conftest import fixed_ports, job_values, one_fast, slow
@@ -149,7 +150,7 @@ def test_bounds_by_band_give_the_same(smallest: bool, monkeypatch: pytest.Monkey
         at_once = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         with monkeypatch.context() as patch:
             patch.setattr(cell_bounds, "BAND", 512)
-            patch.setattr(cell_queue, "BAND", 512)
+            patch.setattr(screen, "BAND", 512)
             by_band = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
         assert found == pytest.approx(expected, rel=1e-12)
@@ -319,17 +320,17 @@ def test_versus_a_current_layout_that_cannot_run() -> None:
     assert "cannot run" in current.reasons[0]
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
-def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None:
+def test_splits_with_a_layer_off_an_end_keep_the_number_of_layers() -> None:
     pricer, _ = priced_space(read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 64)))
     for pp in (2, 4, 8):
         layout = resolve_layout({"pp": pp}, trainer="torchtitan", num_gpus=8)
-        plain, moved = shifted(pricer, layout, 0, 0), shifted(pricer, layout, first, last)
-        assert sum(moved) == sum(plain) == 32
-        assert len(moved) == pp
-        assert moved[0] == plain[0] - first
+        plain = layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules)
+        first, last = (split for split, _ in steps_in(pricer, layout, "layers_per_stage"))
+        for split in (first, last):
+            assert (sum(split), len(split)) == (32, pp)
+        assert first[0] == plain[0] - 1
         if pp > 2:
-            assert moved[-1] == plain[-1] - last
+            assert last[-1] == plain[-1] - 1
 
 
 @pytest.mark.slow

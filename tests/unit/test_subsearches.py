@@ -18,7 +18,7 @@ from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.search import bounds, cell_queue
+from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import OOM_LIMIT, priced_and_fitting
@@ -124,7 +124,7 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
 ) -> None:
     """What they take lowers the limit of later rounds; what is near the best stays, as they do."""
     pricer, space = prepared(name)
-    for module in (bounds, cell_queue):
+    for module in (bounds, screen_module):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
     plain = searched(pricer, space, Goal(count=3))
@@ -180,7 +180,6 @@ def test_the_fastest_are_sought_among_all(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
-    monkeypatch.setattr(budgets, "CHUNK", at_once)
     monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
     search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
     (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))  # not sought yet

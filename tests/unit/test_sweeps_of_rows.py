@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.accuracy import Row
-from planner.calibration.outcome import Compared
-from planner.calibration.repeats import repeats
-from planner.calibration.shipped import shipped_comparison
+from planner.calibration.comparison import Compared, shipped_comparison
 from planner.calibration.sweeps import (
     FEWEST_AGAINST_RULE,
     NOISE,
@@ -18,6 +16,7 @@ from planner.calibration.sweeps import (
     Sweep,
     against_rule,
     first_by,
+    repeats,
     rule_of_thumb,
     sweeps,
 )
@@ -150,7 +149,7 @@ def test_the_same_job_again_is_as_far_off_as_its_runs_are_apart() -> None:
 def test_software_is_no_part_of_the_question() -> None:
     def asked(layout: dict[str, Any], **software: str) -> str:
         job = job_of(layout=layout, trainer="megatron", **software)
-        return Row.build(job, estimate_job(job)).question
+        return Row(job=job, estimate=estimate_job(job)).question
 
     one = asked({"dp_shard": 8})
     assert asked({"dp_shard": 8}, trainer_version="0.16", cuda_graphs="none") == one
@@ -158,4 +157,4 @@ def test_software_is_no_part_of_the_question() -> None:
     longer = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 16, layout={"dp_shard": 8})
     longer["training"]["trainer"] = "megatron"
     job = read_job(longer)
-    assert Row.build(job, estimate_job(job)).question != one
+    assert Row(job=job, estimate=estimate_job(job)).question != one

@@ -15,8 +15,8 @@ from planner.api.render.lists import catalog_table
 from planner.api.render.plan import ranked_table, run_section, sizes_table
 from planner.api.render.probe import beside, measurements_table
 from planner.api.render.simulations import collective_view, timeline_view
+from planner.calibration.comparison import shipped_comparison
 from planner.calibration.report import report
-from planner.calibration.shipped import shipped_comparison
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.plan.timeline import timeline

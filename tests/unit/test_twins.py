@@ -3,7 +3,7 @@
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.rules import Context
-from planner.search.variations.twins import simpler_twins
+from planner.search.variations.neighbours import simpler_twins
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
 from tests.conftest import fixed_ports, job_values

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration import student
-from planner.calibration.drift.creep import creeps
-from planner.calibration.drift.findings import Drift, SlowHost, StepChange
+from planner.calibration.drift.findings import Drift, SlowHost, StepChange, creeps
 from planner.calibration.drift.nights import BoolTable, Nights
 from planner.calibration.drift.noise import Noise
 from planner.calibration.drift.scores import (
@@ -23,8 +22,8 @@ from planner.calibration.drift.scores import (
     TOGETHER,
     WINDOW,
     student_quantile,
+    threshold_of,
 )
-from planner.calibration.drift.threshold import threshold_of
 
 
 def drift_of(nights: Nights, runs_per_false_alarm: float) -> Drift:
@@ -187,15 +186,7 @@ class Replay:
         last = len(self.nights.runs) - 1
         noise = Noise.at(self.seconds, self.steps, self.starts, last) if last >= 0 else None
         if noise is None:
-            return Drift(
-                changes=(),
-                hosts=(),
-                outliers=(),
-                creeps=(),
-                series=0,
-                threshold=None,
-                night_sd=None,
-            )
+            return Drift()
         slow = [(host, *at, None) for host, at in self.slow.items()]
         sd = float(np.median(noise.layout_sd))
         series = len(self.members) + self._num_hosts()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog.calibrations import calibration_text
+from planner.catalog.files import text_of
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration, StaleRuns
 
@@ -22,7 +22,7 @@ DEFAULTS = Calibration.prior()  # of what documents of earlier versions do not h
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
     """The posterior after the published runs."""
-    return from_document(json.loads(calibration_text("shipped")))
+    return from_document(json.loads(text_of("calibrations/shipped.json")))
 
 
 def from_document(document: Mapping[str, Any]) -> Calibration:

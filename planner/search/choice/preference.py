@@ -30,6 +30,7 @@ Letters: N candidates, K of them near the best.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -178,10 +179,7 @@ def prefer(
     expected (N,): see `eligible`; infinite for those that may not come first.
     spread: of their times (`spread_within_stack`).
     """
-
-    def simplest(among: FloatColumn) -> int:
-        return _simplest(layouts, weighed, among, global_batch_size, spread)
-
+    simplest = partial(_simplest, layouts, weighed, global_batch_size, spread)
     first, proven = simplest(expected), weighed.proven & np.isfinite(expected)
     if proven[first] or not proven.any():
         return first
@@ -195,9 +193,9 @@ def prefer(
 def _simplest(
     layouts: LayoutBatch,
     weighed: Weighed,
-    expected: FloatColumn,
     global_batch_size: int,
     spread: TimeSpread,
+    expected: FloatColumn,
 ) -> int:
     """Row of the simplest of those that cannot be told from the best (rules 3 and 4)."""
     near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))

@@ -11,7 +11,7 @@ from planner.errors import InfeasibleError, SpecError
 from planner.rules import Context
 from planner.search.infeasible.suggested_fixes import fitting_changes
 from planner.search.one_size import Progress
-from planner.search.size_candidates import OneSize
+from planner.search.size_candidates import OneSize, rejected
 from planner.search.space.conflicts import binding_rule, impossible_values
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -37,12 +37,10 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
     It names the rule that leaves nothing legal, or the nearest miss and the smallest changes that
     would make it fit.
     """
-    rejected = Counter[str]()
-    for at_size in sizes:
-        rejected.update(at_size.rejected)
+    counts = rejected(sizes)
     priced = [at_size for at_size in sizes if len(at_size.screened.batch)]
     if not priced:
-        return _nothing_legal(job, sizes[-1], rejected)
+        return _nothing_legal(job, sizes[-1], counts)
     at_size = min(
         priced,
         key=lambda s: float(s.screened.device_bytes.min() / s.pricer.cluster.usable_memory_bytes),
@@ -69,24 +67,20 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
         f"the smallest needs {need} of {room}{close}"
     )
     return InfeasibleError(
-        message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected)
+        message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(counts)
     )
 
 
-def _nothing_legal(job: Job, at_size: OneSize, rejected: Counter[str]) -> InfeasibleError:
+def _nothing_legal(job: Job, at_size: OneSize, counts: Counter[str]) -> InfeasibleError:
     context = Context(model=job.model, cluster=at_size.pricer.cluster, training=job.training)
     binding = binding_rule(context, job.search, at_size.rejected)
     if binding is None:
-        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.most_common(3))
-        return InfeasibleError(
-            f"no legal layout: {reasons}",
-            remedy="loosen search.fix and search.allow",
-            rejected=dict(rejected),
-        )
-    field = f"layout.{binding.field}"
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in counts.most_common(3))
+        remedy = "loosen search.fix and search.allow"
+        return InfeasibleError(f"no legal layout: {reasons}", remedy=remedy, rejected=dict(counts))
     return InfeasibleError(
         f"no legal layout: {binding.rule}",
         remedy=binding.remedy,
-        field=field,
-        rejected=dict(rejected),
+        field=f"layout.{binding.field}",
+        rejected=dict(counts),
     )

@@ -4,7 +4,6 @@ Each change is checked by a search.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +19,7 @@ from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan_comparisons import FittingChange
-from planner.specs.training import TrainingSpec, mean_state_bytes
+from planner.specs.training import mean_state_bytes
 from planner.units import counted, format_bytes
 
 ROUND = 4096
@@ -28,35 +27,6 @@ ROUND = 4096
 MOST_PRICED = 100_000
 SHORTEST_SEQUENCE = 256
 PARTS_BETWEEN = 8  # lengths between two halvings that are checked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A job's parts that a change may touch."""
-
-    job: Job
-    cluster: ClusterSpec
-
-    def pricer(self) -> Pricer:
-        return Pricer.build(self.job.model, self.cluster, self.job.training)
-
-    def on(self, cluster: ClusterSpec) -> "Request":
-        return replace(self, cluster=cluster)
-
-    def with_training(self, training: TrainingSpec) -> "Request":
-        """The same job with other training settings."""
-        return replace(self, job=self.job.model_copy(update={"training": training}))
-
-    def without(self, *fields: str) -> "Request":
-        """The same job with these fields of `search.fix` or `search.allow` left open."""
-        search = self.job.search
-        kept = {
-            part: {key: value for key, value in getattr(search, part).items() if key not in fields}
-            for part in ("fix", "allow")
-        }
-        return replace(
-            self, job=self.job.model_copy(update={"search": search.model_copy(update=kept)})
-        )
 
 
 def fitting_changes(
@@ -67,24 +37,30 @@ def fitting_changes(
     They are a fixed field left open, the fewest GPUs, the smallest GPU, and a shorter sequence.
     """
     say("nothing fits: looking for the smallest change that would")
-    request = Request(job=job, cluster=cluster)
-    return [*_opened(request), *_more_gpus(request), *_larger_gpu(request), *_shorter(request)]
+    job = job.model_copy(update={"cluster": cluster})
+    return [*_opened(job), *_more_gpus(job), *_larger_gpu(job), *_shorter(job)]
 
 
-def first_fitting(request: Request, *, offloads: bool = True) -> tuple[Layout, float] | None:
+def _without(job: Job, *fields: str) -> Job:
+    """The same job with these fields of `search.fix` or `search.allow` left open."""
+    left = {
+        part: {name: one for name, one in getattr(job.search, part).items() if name not in fields}
+        for part in ("fix", "allow")
+    }
+    return job.model_copy(update={"search": job.search.model_copy(update=left)})
+
+
+def first_fitting(job: Job, *, offloads: bool = True) -> tuple[Layout, float] | None:
     """A layout that fits, with its device bytes.
 
     Layouts nearest to fitting by their proven lower bound are priced first.
     offloads: whether CPU offload counts if nothing fits without it.
     """
-    pricer = request.pricer()
-    context = Context(
-        model=request.job.model, cluster=request.cluster, training=request.job.training
-    )
-    for offload in (
-        (False, True) if offloads and "cpu_offload" not in request.job.search.fix else (False,)
-    ):
-        found = _first(pricer, build_space(context, request.job.search, offload=offload))
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    open_offload = offloads and "cpu_offload" not in job.search.fix
+    for offload in (False, True) if open_offload else (False,):
+        found = _first(pricer, build_space(context, job.search, offload=offload))
         if found is not None:
             return found
     return None
@@ -118,14 +94,14 @@ def _change(
     )
 
 
-def _opened(request: Request) -> Iterator[FittingChange]:
+def _opened(job: Job) -> Iterator[FittingChange]:
     """Each narrowed field left open by itself; if that never suffices, all of them."""
-    search = request.job.search
+    search = job.search
     fields = [*search.fix, *search.allow]
     single = [
         (field, found)
         for field in fields
-        if (found := first_fitting(request.without(field))) is not None
+        if (found := first_fitting(_without(job, field))) is not None
     ]
     for field, found in single:
         value = getattr(found[0], field)
@@ -136,7 +112,7 @@ def _opened(request: Request) -> Iterator[FittingChange]:
             found,
         )
     if not single and len(fields) > 1:
-        found_open = first_fitting(request.without(*fields))
+        found_open = first_fitting(_without(job, *fields))
         if found_open is not None:
             yield _change(
                 "search.fix",
@@ -146,53 +122,44 @@ def _opened(request: Request) -> Iterator[FittingChange]:
             )
 
 
-def _more_gpus(request: Request) -> Iterator[FittingChange]:
+def _more_gpus(job: Job) -> Iterator[FittingChange]:
     """The fewest GPUs; if that needs CPU offload, also the fewest without it."""
-    count, found = _fewest(request, offloads=True)
-    if found is None:
-        return
-    on_host = found[0].cpu_offload and "cpu_offload" not in request.job.search.fix
-    yield _change(
-        "cluster.num_gpus",
-        count,
-        f"use {counted(count, 'GPU')} of this kind{' with CPU offload' if on_host else ''}",
-        found,
-    )
-    if on_host:
-        count, found = _fewest(request, offloads=False)
-        if found is not None:
-            yield _change(
-                "cluster.num_gpus",
-                count,
-                f"use {counted(count, 'GPU')} of this kind without CPU offload",
-                found,
-            )
+    for offloads in (True, False):
+        count, found = _fewest(job, offloads=offloads)
+        if found is None:
+            return
+        on_host = found[0].cpu_offload and "cpu_offload" not in job.search.fix
+        how = " with CPU offload" if on_host else "" if offloads else " without CPU offload"
+        sentence = f"use {counted(count, 'GPU')} of this kind{how}"
+        yield _change("cluster.num_gpus", count, sentence, found)
+        if not on_host:
+            return
 
 
-def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
+def _fewest(job: Job, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
     """The smallest size on which something fits.
 
     Doubles until something fits, then checks every size below that in turn: more GPUs that divide
     fewer things may fit less. Where there are more than MOST_SIZES, it halves them first.
     """
-    count = request.cluster.num_gpus
+    count = job.cluster.num_gpus
     found = None
     while found is None and count * 2 <= MAX_GPUS:
         count *= 2
-        found = _at_size(request, count, offloads)
+        found = _at_size(job, count, offloads)
     if found is None:
         return count, None
-    sizes = _sizes_between(request.cluster, count)
+    sizes = _sizes_between(job.cluster, count)
     while len(sizes) > MOST_SIZES:
         middle = len(sizes) // 2
-        fewer = _at_size(request, sizes[middle], offloads)
+        fewer = _at_size(job, sizes[middle], offloads)
         if fewer is None:
             sizes = sizes[middle + 1 :]
         else:
             count, found, sizes = sizes[middle], fewer, sizes[:middle]
     for smaller in sizes:
-        if offloads or smaller >= _least_gpus(request):
-            fewer = _at_size(request, smaller, offloads)
+        if offloads or smaller >= _least_gpus(job):
+            fewer = _at_size(job, smaller, offloads)
             if fewer is not None:
                 return smaller, fewer
     return count, found
@@ -209,30 +176,31 @@ def _sizes_between(cluster: ClusterSpec, high: int) -> list[int]:
     return sorted({size for size in inside if size < min(high, per_node)} | set(nodes))
 
 
-def _least_gpus(request: Request) -> int:
+def _least_gpus(job: Job) -> int:
     """GPUs below which master weights and optimizer states alone exceed all devices together.
 
     Without offload every rank holds its shard of both, 1 / num_gpus at the least.
     """
-    training = request.job.training
-    model = request.job.model
+    training = job.training
+    model = job.model
     least = model.total_parameters() * mean_state_bytes(training.optimizer, model) / 2.0
-    return int(least // request.cluster.usable_memory_bytes)
+    return int(least // job.cluster.usable_memory_bytes)
 
 
-def _at_size(request: Request, count: int, offloads: bool) -> tuple[Layout, float] | None:
+def _at_size(job: Job, count: int, offloads: bool) -> tuple[Layout, float] | None:
     try:
-        return first_fitting(request.on(request.cluster.with_num_gpus(count)), offloads=offloads)
+        cluster = job.cluster.with_num_gpus(count)
+        return first_fitting(job.model_copy(update={"cluster": cluster}), offloads=offloads)
     except SpecError:
         return None
 
 
-def _larger_gpu(request: Request) -> Iterator[FittingChange]:
+def _larger_gpu(job: Job) -> Iterator[FittingChange]:
     """The GPU of the catalogue with the least memory on which it fits, of the same vendor.
 
     One that computes in bf16 is not replaced by an older one that does not.
     """
-    cluster = request.cluster
+    cluster = job.cluster
     halves = {"bf16"} & set(cluster.gpu.peak_flops_per_second)
     kinds = [
         gpu
@@ -243,9 +211,8 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
     ]
     for gpu in sorted(kinds, key=lambda gpu: gpu.memory_bytes):
         try:
-            found = first_fitting(
-                request.on(resolve(cluster.request, gpu, cluster.num_gpus, "cluster"))
-            )
+            other = resolve(cluster.request, gpu, cluster.num_gpus, "cluster")
+            found = first_fitting(job.model_copy(update={"cluster": other}))
         except SpecError:
             continue
         if found is not None:
@@ -254,31 +221,31 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
             return
 
 
-def _shorter(request: Request) -> Iterator[FittingChange]:
+def _shorter(job: Job) -> Iterator[FittingChange]:
     """The longest sequence at which it fits.
 
     It is halved until something fits. Every eighth of the way back is then checked, longest first.
     """
-    asked = request.job.training.seq_len
+    asked = job.training.seq_len
     halves = [asked]
     while halves[-1] % 2 == 0 and halves[-1] // 2 >= SHORTEST_SEQUENCE:
         halves.append(halves[-1] // 2)
-    if len(halves) == 1 or _at_length(request, halves[-1]) is None:
+    if len(halves) == 1 or _at_length(job, halves[-1]) is None:
         return
     longer, half, found = next(
         (longer, half, found)
         for longer, half in pairwise(halves)
-        if (found := _at_length(request, half)) is not None
+        if (found := _at_length(job, half)) is not None
     )
     length, step = half, max(1, half // PARTS_BETWEEN)
     for between in range(longer - step, half, -step):
-        better = _at_length(request, between)
+        better = _at_length(job, between)
         if better is not None:
             length, found = between, better
             break
     yield _change("training.seq_len", length, f"shorten seq_len to {length:,}", found)
 
 
-def _at_length(request: Request, seq_len: int) -> tuple[Layout, float] | None:
-    training = request.job.training.model_copy(update={"seq_len": seq_len})
-    return first_fitting(request.with_training(training))
+def _at_length(job: Job, seq_len: int) -> tuple[Layout, float] | None:
+    training = job.training.model_copy(update={"seq_len": seq_len})
+    return first_fitting(job.model_copy(update={"training": training}))

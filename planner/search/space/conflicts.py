@@ -51,9 +51,8 @@ def refused_choices(context: Context, search: SearchSpec) -> list[str]:
     for name, values in search.allow.items():
         for value in values if len(values) > 1 else ():
             faults = impossible_values(context, SearchSpec(allow={name: [value]}))
-            sentences += (
-                [f"search.allow.{name} {value} is left out: {faults[0].rule}"] if faults else []
-            )
+            if faults:
+                sentences.append(f"search.allow.{name} {value} is left out: {faults[0].rule}")
     return sentences
 
 
@@ -77,9 +76,8 @@ def binding_rule(
     without = {best}
     for _ in range(MOST_RELAXED):
         if space.num_layouts:
-            broken = violations(
-                space.cells.row(0), context.model, context.cluster, context.training
-            )
+            row = space.cells.row(0)
+            broken = violations(row, context.model, context.cluster, context.training)
             return broken[0] if broken else None
         without |= set(space.rejected) & {rule.key for rule in rules_for(context)}
         space = enumerate_space(context, domains, without=frozenset(without))
@@ -139,30 +137,18 @@ class _Asked:
 
     def uneven_product(self) -> list[Fault]:
         """Degrees of which no combination divides num_gpus."""
-        gpus, names = (
-            self.context.cluster.num_gpus,
-            [name for name in DEGREES if name in self.given],
-        )
-        degrees = {
-            name: [int(value) for value in self.domains.columns(name)[name]] for name in names
-        }
+        gpus = self.context.cluster.num_gpus
+        names = [name for name in DEGREES if name in self.given]
+        degrees = {name: self.domains.columns(name)[name].tolist() for name in names}
         if not names or any(gpus % prod(chosen) == 0 for chosen in product(*degrees.values())):
             return []
         first = {name: values[0] for name, values in degrees.items()}
         largest = max(first, key=lambda name: first[name])
         written = " x ".join(f"{name} {value}" for name, value in first.items())
-        rule = (
-            f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide "
-            f"{counted(gpus, 'GPU')}"
-        )
-        return [
-            Fault(
-                self._path(largest),
-                first[largest],
-                rule,
-                f"choose degrees whose product divides {gpus}",
-            )
-        ]
+        written += f" = {prod(first.values())}" if len(first) > 1 else ""
+        rule = f"{written} does not divide {counted(gpus, 'GPU')}"
+        remedy = f"choose degrees whose product divides {gpus}"
+        return [Fault(self._path(largest), first[largest], rule, remedy)]
 
     def _first_refused(self, rules: Sequence[Rule], names: Sequence[str]) -> Layout | None:
         """The first combination of these fields' values, if the rules exclude every one.
@@ -192,11 +178,8 @@ class _Asked:
 
     def _fault(self, rule: Rule, layout: Layout) -> Fault:
         read = {self.home[column] for column in rule.reads}
-        field = (
-            rule.field
-            if rule.field in self.given
-            else next(name for name in self.given if name in read)
-        )
+        given = rule.field in self.given
+        field = rule.field if given else next(name for name in self.given if name in read)
         words = rule.words(layout, self.context)
         return Fault(self._path(field), getattr(layout, field), *words)
 

@@ -1,4 +1,4 @@
-"""Which values of each field a search tries, per trainer, with the reason.
+"""Which values of each field a search tries, per trainer.
 
 `search.fix` and `search.allow` override them.
 Legality is not decided here (`planner.rules` does that): a domain leaves out what is legal but
@@ -62,9 +62,7 @@ class Domain:
     given: the user chose the values, so neither applies.
     """
 
-    name: str
     values: Values
-    reason: str
     keep: Keep | None = None
     first_legal: bool = False
     given: bool = False
@@ -130,45 +128,6 @@ def _recomputations(c: Context) -> Values:
     return tuple(value for value, ac in parsed.items() if ac[0] in able and helps(*ac))
 
 
-def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
-    gpus, model = tuple(divisors(c.cluster.num_gpus)), c.model
-    defaults = layout_defaults(c.training.trainer, c.training.trainer_version)
-    own = "the trainer's own; other dtypes train another model"
-    return {
-        **{
-            axis: (gpus, "every way to factor num_gpus")
-            for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")
-        },
-        "sequence_parallel": (
-            (True, False),
-            "off only pays where latency outweighs the repeated norms",
-        ),
-        "ep": (tuple(divisors(max(1, model.num_experts))), "every divisor of the experts"),
-        "etp": (
-            gpus if model.is_moe else (1,),
-            "every divisor; rules know who takes 1 and tp alone",
-        ),
-        "micro_batch_size": (
-            tuple(divisors(c.training.global_batch_size)),
-            "every divisor of the local batch",
-        ),
-        "ac": (
-            _recomputations(c),
-            "the modes a user sets by name, and modules that cost little to repeat; others are a "
-            "later stage's",
-        ),
-        "precision": (
-            _precisions(c),
-            "all recipes of trainer and GPU; fp16 needs loss scaling and fp4 a recipe of its "
-            "own, so by allow",
-        ),
-        **{
-            name: ((defaults[name],), own)
-            for name in ("param_dtype", "reduce_dtype", "master_dtype")
-        },
-    }
-
-
 def _schedules(c: Context) -> Values:
     """A fork's schedules are tried only for a version that names the fork."""
     named = c.release.named
@@ -184,43 +143,44 @@ def _between_indexers(c: Context) -> Values:
     return tuple(dict.fromkeys(split for split in splits if split is not None))
 
 
-def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
+def _tried(c: Context, offload: bool) -> dict[str, Values]:
+    gpus, model = tuple(divisors(c.cluster.num_gpus)), c.model
+    defaults = layout_defaults(c.training.trainer, c.training.trainer_version)
     return {
-        "pp_schedule": (
-            _schedules(c),
-            "all of the trainer's; zero bubble where the version is its fork's",
+        # every way to factor num_gpus
+        **dict.fromkeys(("tp", "cp", "pp", "dp_replicate", "dp_shard"), gpus),
+        # off only pays where latency outweighs the repeated norms
+        "sequence_parallel": (True, False),
+        "ep": tuple(divisors(max(1, model.num_experts))),
+        "etp": gpus if model.is_moe else (1,),  # rules know who takes 1 and tp alone
+        "micro_batch_size": tuple(divisors(c.training.global_batch_size)),
+        # the modes a user sets by name, and modules that cost little to repeat; others are a later
+        # stage's
+        "ac": _recomputations(c),
+        # all recipes of trainer and GPU; fp16 needs loss scaling and fp4 a recipe of its own, so by
+        # allow
+        "precision": _precisions(c),
+        # the trainer's own; other dtypes train another model
+        **{name: (defaults[name],) for name in ("param_dtype", "reduce_dtype", "master_dtype")},
+        "pp_schedule": _schedules(c),
+        # every number that splits the layers evenly, embedding and head counted or not; of the
+        # uneven ones steps of at most 25%, up to 16: a bubble 16 times smaller is gone
+        "virtual_stages": virtual_stages(c),
+        # the trainer's own split; others are a later stage's
+        "layers_per_stage": (None, *_between_indexers(c)),
+        "zero_stage": c.trainer.sharding.stages,  # reshard or not; Megatron's distributed optimizer
+        "cp_method": tuple(name for name in CP_METHODS if name in c.trainer.cp_methods),
+        "moe_dispatcher": tuple(
+            name for name in MOE_DISPATCHERS if name in c.released.moe_dispatchers
         ),
-        "virtual_stages": (
-            virtual_stages(c),
-            "every number that splits the layers evenly, embedding and head counted or not; of the "
-            "uneven ones steps of at most 25%, up to 16: a bubble 16 times smaller is gone",
-        ),
-        "layers_per_stage": (
-            (None, *_between_indexers(c)),
-            "the trainer's own split; others are a later stage's",
-        ),
-        "zero_stage": (
-            c.trainer.sharding.stages,
-            "reshard or not; Megatron's distributed optimizer",
-        ),
-        "cp_method": (
-            tuple(name for name in CP_METHODS if name in c.trainer.cp_methods),
-            "all of the trainer's",
-        ),
-        "moe_dispatcher": (
-            tuple(name for name in MOE_DISPATCHERS if name in c.released.moe_dispatchers),
-            "all of the trainer's",
-        ),
-        "compile": ((True, False), "fuses pointwise kernels: less time, less memory"),
-        "async_tp": ((False, True), "pays only where GEMMs are long enough to hide chunks"),
-        "float8_all_gather": (
-            (True, False) if c.trainer.sharding.gathers_float8 else (False,),
-            "half the bytes of FSDP's all-gather",
-        ),
-        "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
-        "cpu_offload": ((offload,), "slow: a second pass, for what beats all on the device"),
-        "optimizer_offload_fraction": ((1.0,), "the least that fits is a later stage's"),
-        "activation_offload_layers": ((0,), "the fewest that fit are a later stage's"),
+        "compile": (True, False),  # fuses pointwise kernels: less time, less memory
+        "async_tp": (False, True),  # pays only where GEMMs are long enough to hide chunks
+        # half the bytes of FSDP's all-gather
+        "float8_all_gather": (True, False) if c.trainer.sharding.gathers_float8 else (False,),
+        "optimizer_in_backward": (False, True),  # frees gradients early, costs 1 to 2% of time
+        "cpu_offload": (offload,),  # slow: a second pass, for what beats all on the device
+        "optimizer_offload_fraction": (1.0,),  # the least that fits is a later stage's
+        "activation_offload_layers": (0,),  # the fewest that fit are a later stage's
     }
 
 
@@ -238,19 +198,13 @@ def default_domains(
     oversized: also degrees whose model states by themselves exceed the device.
     """
     keeps = KEEPS if offload or oversized else {**KEEPS, STATES_FIELD: STATES}
-    table = {**_cell_domains(context), **_free_domains(context, offload)}
+    table = _tried(context, offload)
     usual = {**context.trainer.layout_defaults, **dict.fromkeys(("tp", "cp", "pp", "ep"), 1)}
     for name in context.trainer.by_request:
         if name != "cpu_offload" or not offload:
-            table[name] = ((usual[name],), "by allow: few run it with code of their own")
+            table[name] = (usual[name],)  # by allow: few run it with code of their own
     return {
-        name: Domain(
-            name=name,
-            values=table[name][0],
-            reason=table[name][1],
-            keep=keeps.get(name),
-            first_legal=name in _FIRST_LEGAL,
-        )
+        name: Domain(values=table[name], keep=keeps.get(name), first_legal=name in _FIRST_LEGAL)
         for name in (*CELL_FIELDS, *FREE_FIELDS)
     }
 
@@ -281,7 +235,7 @@ def domains_of(
     domains = default_domains(context, offload=offload, oversized=oversized or offloads)
     for name, chosen in given.items():
         domains[name] = replace(
-            domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True
+            domains[name], values=chosen, keep=None, first_legal=False, given=True
         )
     if "zero_stage" in given and context.trainer.sharding.degrees_decide:
         domains["zero_stage"] = replace(domains["zero_stage"], keep=one_form(given["zero_stage"]))

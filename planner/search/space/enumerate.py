@@ -69,30 +69,6 @@ class Expansion:
                 columns[name] = narrow(of_class)[self.classes]
         return columns
 
-    def columns(self, cells: Column | slice, choice: IntColumn | int) -> Columns:
-        """The component's fields in the `choice`-th expansion of each of these cells."""
-        return self.at(self.starts[self.classes[cells]] + choice)
-
-    def at(self, places: IntColumn) -> Columns:
-        """The component's fields at these places of `rows`."""
-        row = self.rows[places]
-        return {name: column[row] for name, column in self.table.items()}
-
-    def parts(self, names: Sequence[str]) -> tuple[IntColumn, IntColumn, IntColumn]:
-        """How the rows of each class differ in the fields of these names.
-
-        (part of each of `rows`, among those of its class; parts of each class (C,); choices that
-        come first in each part, class after class)
-        """
-        own = [column for name, column in self.table.items() if name in names]
-        _, values = kinds_of(own, length(self.table))
-        owner = np.repeat(np.arange(len(self.counts)), self.counts)
-        codes = owner * (int(values.max(initial=0)) + 1) + values[self.rows]
-        _, first, part = np.unique(codes, return_index=True, return_inverse=True)
-        number = np.bincount(owner[first], minlength=len(self.counts))
-        part -= (np.cumsum(number) - number)[owner]
-        return part, number, first - self.starts[owner[first]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -146,10 +122,6 @@ class Space:
         owner = np.repeat(np.arange(len(chosen)), sizes)
         return Expanded(space=self, chosen=chosen, owner=owner, places=tuple(places))
 
-    def branches(self, cells: IntColumn, names: Sequence[str]) -> "Branches":
-        """These cells, each once for every choice of the fields of these names."""
-        return Branches.of(self, cells, names)
-
     def kinds(
         self, columns: Sequence[IntColumn], names: Sequence[str]
     ) -> tuple[IntColumn, "Space"]:
@@ -172,19 +144,18 @@ class Space:
             for name in ("pp_schedule", "virtual_stages")
         )
         codes = self.cells.pp_schedule if named is None else named.table["pp_schedule"]
+        most = self.cells.virtual_stages
+        if staged is not None and staged is not named:
+            most = self._most_stages(staged, staged.table["virtual_stages"])
         for code in np.unique(codes).tolist():
-            most = self._most_stages(staged, staged.table["virtual_stages"]) if staged else None
-            if named is not None and named is staged:
-                stages = np.where(codes == code, named.table["virtual_stages"], 0)
+            there = codes == code
+            if named is None:
+                yield code, np.where(there, most, 0)
+            elif named is staged:
+                stages = np.where(there, named.table["virtual_stages"], 0)
                 yield code, self._most_stages(named, stages)
-                continue
-            most = self.cells.virtual_stages if most is None else most
-            there = (
-                self.cells.pp_schedule == code
-                if named is None
-                else self._most_stages(named, (codes == code).astype(np.int64)) > 0
-            )
-            yield code, np.where(there, most, 0)
+            else:
+                yield code, self._most_stages(named, there.astype(np.int64)) * most
 
     def _most_stages(self, expansion: Expansion, stages: IntColumn) -> IntColumn:
         """The largest of these (T,) in any expansion of each cell, (N,)."""
@@ -232,71 +203,6 @@ class Expanded:
             for name, (column, at) in found.items()
         }
         return LayoutBatch(**columns, splits=self.space.cells.splits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branches:
-    """Cells of a space with some of their free fields chosen: B branches.
-
-    A search bounds them before it expands what is left.
-    chosen: the cells. owner (B,): the place in `chosen` of each branch's cell; those of one cell
-        stand together. batch (B,): the branches, other free fields at a legal value.
-    parts: of each expansion, part of each of its rows and parts of each class (`Expansion.parts`).
-    """
-
-    space: Space
-    chosen: IntColumn
-    owner: IntColumn
-    batch: LayoutBatch
-    parts: tuple[tuple[IntColumn, IntColumn], ...]
-
-    @classmethod
-    def of(cls, space: Space, chosen: IntColumn, names: Sequence[str]) -> "Branches":
-        split = [expansion.parts(names) for expansion in space.expansions]
-        sizes = np.ones(len(chosen), dtype=np.int64)
-        for expansion, (_, number, _) in zip(space.expansions, split, strict=True):
-            sizes *= number[expansion.classes[chosen]]
-        owner = np.repeat(np.arange(len(chosen)), sizes)
-        rest = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        columns: Columns = {}
-        for expansion, (_, number, first) in zip(space.expansions, split, strict=True):
-            classes = expansion.classes[chosen[owner]]
-            choice = first[(np.cumsum(number) - number)[classes] + rest % number[classes]]
-            columns.update(expansion.columns(chosen[owner], choice))
-            rest //= number[classes]
-        kept = {
-            name: taken(column, chosen[owner])
-            for name, column in space.cells.columns()
-            if name not in columns
-        }
-        return cls(
-            space=space,
-            chosen=chosen,
-            owner=owner,
-            batch=LayoutBatch(**kept, **columns, splits=space.cells.splits),
-            parts=tuple((part, number) for part, number, _ in split),
-        )
-
-    def expand(self, near: BoolColumn) -> Expanded:
-        """Layouts of the branches that are near, in the order of `Space.expand`.
-
-        near (B,): the branches wanted.
-        """
-        space = self.space
-        with_near = np.flatnonzero(np.bincount(self.owner[near], minlength=len(self.chosen)))
-        cells = self.chosen[with_near]
-        sizes, found = space.cell_sizes[cells], space.expanded(cells)
-        count = np.bincount(self.owner, minlength=len(self.chosen))
-        branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
-        radix = np.ones(len(cells), dtype=np.int64)
-        for expansion, (part, number), place in zip(
-            space.expansions, self.parts, found.places, strict=True
-        ):
-            if number.max(initial=1) > 1:
-                branch += np.repeat(radix, sizes) * part[place]
-                radix *= number[expansion.classes[cells]]
-        of_cells = replace(found, chosen=self.chosen, owner=with_near[found.owner])
-        return of_cells.take(near[branch])
 
 
 def _counted(sizes: IntColumn) -> IntColumn:
@@ -430,12 +336,12 @@ class _Builder:
         self.rules = [rule for rule in self.rules if self._may_break(rule)]
         self.expansions: list[Expansion] = []
         self.pending = self._components()
-        of_rows = [
-            name
+        self.keeps = [
+            keep
             for name, columns in self.values.items()
-            if name in CELL_FIELDS or length(columns) == 1
+            if (name in CELL_FIELDS or length(columns) == 1)
+            and (keep := self.domains.by_field[name].keep)
         ]
-        self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
 
@@ -536,9 +442,8 @@ class _Builder:
                 group for group in groups if any(reads & self.values[name].keys() for name in group)
             ]
             if len(tied) > 1:
-                groups = [group for group in groups if group not in tied] + [
-                    [name for group in tied for name in group]
-                ]
+                rest = [group for group in groups if group not in tied]
+                groups = [*rest, [name for group in tied for name in group]]
         return [self._component([name for name in free if name in group]) for group in groups]
 
     def _component(self, names: Sequence[str]) -> _Component:
@@ -572,19 +477,13 @@ class _Builder:
             legal &= keep.of(firsts)
         kept = component.first_legal(legal)
         counts = kept.sum(axis=1)
-        self._count_empty(
-            component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
-        )
+        lost = np.bincount(classes, minlength=len(firsts)) * (counts == 0)
+        self._count_empty(component, first_broken, lost)
         self.rows.columns[f"class {len(self.expansions)}"] = narrow(classes)
-        starts = np.cumsum(counts) - counts
+        starts, rows = np.cumsum(counts) - counts, np.nonzero(kept)[1]
+        table = component.table
         self.expansions.append(
-            Expansion(
-                table=component.table,
-                classes=classes,
-                starts=starts,
-                counts=counts,
-                rows=np.nonzero(kept)[1],
-            )
+            Expansion(table=table, classes=classes, starts=starts, counts=counts, rows=rows)
         )
         self._take(counts[classes] > 0)
 
@@ -594,14 +493,9 @@ class _Builder:
         lost (C,): rows lost with each class.
         first_broken (C, T): the first rule that each table row breaks.
         """
+        keys = [*(rule.key for rule in component.rules), "twin of another layout"]
         for case in np.flatnonzero(lost):
-            place = int(first_broken[case].max())
-            key = (
-                component.rules[place].key
-                if place < len(component.rules)
-                else "twin of another layout"
-            )
-            self.rejected[key] += int(lost[case])
+            self.rejected[keys[int(first_broken[case].max())]] += int(lost[case])
 
     # ---- the result ----
 
@@ -609,12 +503,8 @@ class _Builder:
         rejected = {key: count for key, count in self.rejected.most_common() if count}
         if self.impossible:
             nothing = np.zeros(0, dtype=np.int64)
-            return Space(
-                cells=self.rows.batch({}).take(nothing),
-                cell_sizes=nothing,
-                rejected=rejected,
-                expansions=(),
-            )
+            cells = self.rows.batch({}).take(nothing)
+            return Space(cells=cells, cell_sizes=nothing, rejected=rejected, expansions=())
         num_rows = self.rows.count
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
@@ -622,13 +512,9 @@ class _Builder:
             replace(e, classes=self.rows.columns.pop(f"class {index}"))
             for index, e in enumerate(self.expansions)
         )
-        columns = {
-            **{
-                name: np.broadcast_to(column, num_rows)
-                for name, column in self.rows.constants.items()
-            },
-            **self.rows.columns,
-        }
+        constants = self.rows.constants.items()
+        columns = {name: np.broadcast_to(column, num_rows) for name, column in constants}
+        columns |= self.rows.columns
         sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:
             columns.update(expansion.first())

@@ -25,14 +25,12 @@ class Keep:
 
     reads: as of a rule.
     mask: True for rows to list, elementwise and broadcasting.
-    reason: why the rest is left out.
     counted: key under which what is left out counts as rejected; empty for duplicates, which
         are not reported.
     """
 
     reads: frozenset[str]
     mask: Callable[[LayoutBatch, Context], BoolColumn]
-    reason: str
     counted: str = ""
 
 
@@ -107,72 +105,70 @@ def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
 STATES = Keep(
     reads=frozenset({"tp", "cp", "pp", "dp_shard", "ep", "etp", "master_dtype", "reduce_dtype"}),
     mask=_states_fit,
-    reason="parameters, gradients and optimizer alone exceed the device",
     counted="model states exceed the device",
 )  # fmt: skip
 
 
+# Why the rest is left out stands above each. Judgement of tp: 8 where a node holds fewer.
 KEEPS: Mapping[str, Keep] = {
+    # beyond NVLink every layer's collectives cross the network on the critical path
     "tp": Keep(
-        reads=frozenset({"tp"}), mask=lambda x, c: x.tp <= max(LARGE_NODE, scale_up_gpus(c)),
-        reason="beyond NVLink every layer's collectives cross the network on the critical path; "
-            "judgement, 8 where a node holds fewer",
+        reads=frozenset({"tp"}), mask=lambda x, c: x.tp <= max(LARGE_NODE, scale_up_gpus(c))
     ),
+    # a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle
     "cp": Keep(
-        reads=frozenset({"cp"}), mask=lambda x,
-        c: (x.cp == 1) | (c.training.seq_len >= ATTENTION_TILE * x.cp),
-        reason="a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle",
+        reads=frozenset({"cp"}),
+        mask=lambda x, c: (x.cp == 1) | (c.training.seq_len >= ATTENTION_TILE * x.cp),
     ),
+    # the layers' inputs alone would exceed the device; or fewer microbatches than pipeline ranks
+    # idle half of them, and a smaller microbatch does not; or GEMMs of so many rows have long
+    # saturated and hide any gather. 1 always stays
     "micro_batch_size": Keep(
         reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "dp_replicate", "dp_shard"}),
         mask=_microbatch_pays,
-        reason="the layers' inputs alone would exceed the device; or fewer microbatches than "
-            "pipeline ranks idle half of them, and a "
-        "smaller microbatch does not; or GEMMs of so many rows have long saturated and hide "
-            "any gather. 1 always stays",
     ),
-    "pp_schedule": Keep(
-        reads=frozenset({"pp", "pp_schedule", "ac_kind"}), mask=_pays,
-        reason="ignored at pp 1; a split backward under activation checkpointing recomputes twice "
-            "and was measured 10 times slower "
-        "in torch (torchtitan issue 773: 13 against 128 tokens/s, pytorch issue 136766)",
-    ),
-    "virtual_stages": Keep(
-        reads=frozenset({"pp", "virtual_stages"}), mask=_stages_pay,
-        reason="ignored at pp 1; of trainers that only split evenly, stages that do not divide "
-            "the layers where others of the same pp do",
-    ),
+    # ignored at pp 1; a split backward under activation checkpointing recomputes twice and was
+    # measured 10 times slower in torch (torchtitan issue 773: 13 against 128 tokens/s, pytorch
+    # issue 136766)
+    "pp_schedule": Keep(reads=frozenset({"pp", "pp_schedule", "ac_kind"}), mask=_pays),
+    # ignored at pp 1; of trainers that only split evenly, stages that do not divide the layers
+    # where others of the same pp do
+    "virtual_stages": Keep(reads=frozenset({"pp", "virtual_stages"}), mask=_stages_pay),
+    # with one sharding rank every stage is stage 0, but that offload may need another; with more,
+    # sharding the optimizer costs no traffic and saves memory
     "zero_stage": Keep(
-        reads=frozenset({"zero_stage", "dp_shard", "cp", "cpu_offload"}), mask=lambda x,
-        c: np.where(x.cpu_offload & (x.zero_stage > 0), True,
-                    (sharding_degree(x, c) > 1) == (x.zero_stage > 0)),
-        reason="with one sharding rank every stage is stage 0, but that offload may need another; "
-            "with more, sharding the optimizer costs no traffic and saves memory",
+        reads=frozenset({"zero_stage", "dp_shard", "cp", "cpu_offload"}),
+        mask=lambda x, c: (
+            (x.cpu_offload & (x.zero_stage > 0))
+            | ((sharding_degree(x, c) > 1) == (x.zero_stage > 0))
+        ),
     ),
+    # ignored at cp 1
     "cp_method": Keep(
-        reads=frozenset({"cp", "cp_method"}), mask=lambda x,
-        c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
-        reason="ignored at cp 1",
+        reads=frozenset({"cp", "cp_method"}),
+        mask=lambda x, c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
     ),
+    # at ep 1 the others do what alltoall does
     "moe_dispatcher": Keep(
-        reads=frozenset({"ep", "moe_dispatcher"}), mask=lambda x,
-        c: (x.ep > 1)
-        | np.isin(x.moe_dispatcher, [MOE_DISPATCHERS.index(name) for name in WITHOUT_EP]),
-        reason="at ep 1 the others do what alltoall does",
+        reads=frozenset({"ep", "moe_dispatcher"}),
+        mask=lambda x, c: (
+            (x.ep > 1)
+            | np.isin(x.moe_dispatcher, [MOE_DISPATCHERS.index(name) for name in WITHOUT_EP])
+        ),
     ),
+    # ignored at tp 1
     "sequence_parallel": Keep(
-        reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x,
-        c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
+        reads=frozenset({"tp", "sequence_parallel"}),
+        mask=lambda x, c: (x.tp > 1) | ~x.sequence_parallel,
     ),
+    # it would step once a microbatch, and before DDP has reduced the gradients: another run
     "optimizer_in_backward": Keep(
         reads=frozenset(
             {"optimizer_in_backward", "dp_replicate", "dp_shard", "micro_batch_size", "cp"}
         ),
         mask=_steps_once,
-        reason="it would step once a microbatch, and before DDP has reduced the gradients: another "
-            "training run",
     ),
-}  # fmt: skip
+}
 
 
 def one_form(stages: Sequence[object]) -> Keep:
@@ -180,5 +176,4 @@ def one_form(stages: Sequence[object]) -> Keep:
     return Keep(
         reads=frozenset({"zero_stage", "dp_shard", "cp"}),
         mask=lambda x, c: (sharding_degree(x, c) > 1) | (x.zero_stage == stages[0]),
-        reason="with one sharding rank every stage is the same run",
     )

@@ -20,7 +20,6 @@ from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number
 from planner.columns.bisect import bisected
 from planner.columns.table import Table
-from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
@@ -107,59 +106,36 @@ class Budgeted:
 
     def _round(self, cells: range) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
-        branches = self.space.branches(
-            self.cells[cells.start : cells.stop], self.pricer.unit_fields
-        )
-        near = np.ones(len(branches.batch), dtype=np.bool_)
+        found = self.space.expanded(self.cells[cells.start : cells.stop])
         if self.dial is _with_budget:  # torch.compile's partitioner reads it
-            near = np.array(branches.batch.compile)
-        rows = np.flatnonzero(near)
-        owner = cells.start + branches.owner[rows]
-        tried = self.dial(branches.batch.take(rows), self.most[owner])
-        overlaps = self.cell_bounds.idle.overlaps[self.cells[owner]]
-        near[rows] = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
-        found = branches.expand(near)
+            found = found.take(found.batch(("compile",)).compile)
         found = found.take(self.cell_bounds.has_room(found))
         owner = cells.start + found.owner
-        one = _Round(
-            cells=cells,
-            batch=self.dial(found.batch(), self.most[owner]),
-            simple=self.simple[owner],
-            seconds=np.zeros(len(owner)),
-        )
+        batch = self.dial(found.batch(), self.most[owner])
+        seconds = np.zeros(0)
         if len(owner):
-            seconds, _ = self.pricer.step_lower_bounds(one.batch, self.worth)
-            one = replace(one, seconds=seconds).take(seconds < self.worth)
-            half = self.dial(one.batch, np.full(len(one.batch), STEPS // 2))
-            one = one.take(legal_mask(half, self.pricer.rules_context, MODE))
-        return one
+            seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
+        one = _Round(cells=cells, batch=batch, simple=self.simple[owner], seconds=seconds)
+        one = one.take(one.seconds < self.worth)
+        half = self.dial(one.batch, np.full(len(one.batch), STEPS // 2))
+        return one.take(legal_mask(half, self.pricer.rules_context, MODE))
 
     def fastest(self, keep: int) -> "list[LargestBudgets]":
         """The `keep` fastest layouts, and of those with few mechanisms.
 
         Each is at its largest budget that fits.
         """
-        found, waiting = LargestBudgets.none(self.space.cells.take(slice(0, 0))), list[_Round]()
+        found = LargestBudgets.none(self.space.cells.take(slice(0, 0)))
         limits = StepLimits(every=self.worth, simple=self.worth)
         for one in self._rounds():
             limit = limits.simple if self.simple[one.cells[0] :].any() else limits.every
             if self.least[one.cells[0]] >= limit:
                 break
-            waiting.append(one.take(one.seconds < limits.of(one.simple)))
-            if sum(len(those.batch) for those in waiting) >= CHUNK:
-                found = self._with(found, waiting, limits, keep)
-                limits, waiting = limits.lowered(found.seconds, found.simple, keep), []
-        found = self._with(found, waiting, limits, keep)
+            near = one.take(one.seconds < limits.of(one.simple))
+            more = largest_budgets(self.pricer, near.batch, near.simple, limits, keep, self.dial)
+            found = LargestBudgets.joined([found, more])
+            limits = limits.lowered(found.seconds, found.simple, keep)
         return [found.first(keep), found.take(found.simple).first(keep)]
-
-    def _with(
-        self, found: "LargestBudgets", waiting: "list[_Round]", limits: "StepLimits", keep: int
-    ) -> "LargestBudgets":
-        if not sum(len(one.batch) for one in waiting):
-            return found
-        every = _Round.joined(waiting)
-        more = largest_budgets(self.pricer, every.batch, every.simple, limits, keep, self.dial)
-        return LargestBudgets.joined([found, more])
 
     def pipelined(self, limit: float) -> LayoutBatch:
         """All pipelined layouts whose lower bound is below the limit, with a budget each."""

@@ -1,18 +1,21 @@
-"""The winner's neighbours: the same layout with one choice changed, legal and priced.
+"""Layouts with one choice changed: neighbours of the winner, and simpler twins of the best.
 
-A plan's reasons quote them.
+A plan's reasons quote the neighbours. A twin does without one thing that gains little, which a
+screen by time alone leaves behind: activations that are whole on every tensor rank (no sequence
+parallelism), or an asynchronous exchange. It may come first in its place
+(`search.choice.preference`), so it has to be among the candidates.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.rules import Context, legal_mask
-from planner.search.fit import fitting
+from planner.rules import Context, violations_of
 from planner.search.space.domains import default_domains
-from planner.search.variations.sensitivity import steps_in
+from planner.search.variations.sensitivity import priced_steps, steps_in
+from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
+from planner.specs.plan_comparisons import SensitivityStep
 
 STEPPED = ("tp", "cp", "pp", "dp_replicate", "ep", "micro_batch_size", "pp_schedule")
 CHOSEN = (
@@ -21,58 +24,17 @@ CHOSEN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
-    """One change: the field, both values, and its effect.
-
-    step_ratio: its step time over the layout's own.
-    """
-
-    field: str
-    old: object
-    new: object
-    layout: Layout
-    step_ratio: float
-    device_bytes: float
-    fits: bool
-
-
-def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
+def neighbours(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
     """All legal single changes of a layout, priced with it."""
-    variants = list(_variants(pricer, layout))
-    if not variants:
-        return []
-    legal = legal_mask(
-        LayoutBatch.from_layouts([variant for *_, variant in variants]), pricer.rules_context
-    )
-    changes = [change for change, allowed in zip(variants, legal, strict=True) if allowed]
-    if not changes:
-        return []
-    batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])
-    prices = pricer.price(batch)
-    fits = fitting(pricer, prices.least_device_bytes)
-    ratio = prices.step_seconds / prices.step_seconds[0]
-    return [
-        Neighbour(
-            field=f,
-            old=old,
-            new=new,
-            layout=variant,
-            step_ratio=float(ratio[i]),
-            device_bytes=float(prices.device_bytes[i]),
-            fits=bool(fits[i]),
-        )
-        for i, (f, old, new, variant) in enumerate(changes, start=1)
-    ]
+    steps = priced_steps(pricer, layout, list(_variants(pricer, layout)))
+    return [step for step in steps if step.refused is None]
 
 
-def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, object, Layout]]:
+def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, Layout]]:
     for name in STEPPED:
         for new, variant in steps_in(pricer, layout, name):
-            yield name, getattr(layout, name), new, variant
-    domains = default_domains(
-        Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    )
+            yield name, new, variant
+    domains = default_domains(pricer.rules_context)
     for name in CHOSEN:
         old = getattr(layout, name)
         unsharded = layout.dp_shard * layout.cp == 1 and pricer.rules.sharding.degrees_decide
@@ -89,9 +51,37 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
                     update["float8_all_gather"] = False
                 if name == "cpu_offload":
                     update["optimizer_offload_fraction"] = 1.0
-                yield name, old, new, layout.model_copy(update=update)
+                yield name, new, layout.model_copy(update=update)
 
 
-def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
+def fastest(found: Sequence[SensitivityStep], name: str) -> SensitivityStep | None:
     here = [n for n in found if n.field == name and n.fits]
-    return min(here, key=lambda n: n.step_ratio) if here else None
+    return max(here, key=lambda n: n.times_as_fast, default=None)
+
+
+def simpler_twins(context: Context, search: SearchSpec, layouts: Sequence[Layout]) -> LayoutBatch:
+    """The legal twins of these layouts that are none of them, as far as the search leaves open."""
+    known = set(layouts)
+    found = dict.fromkeys(
+        twin
+        for layout in layouts
+        for name, twin in _twins(layout)
+        if twin not in known and _open(search, name, getattr(twin, name))
+    )
+    twins = list(found)
+    batch = LayoutBatch.from_layouts([*layouts[:1], *twins])
+    broken = violations_of([*layouts[:1], *twins], batch, context)
+    legal = [twin for twin, faults in zip(twins, broken[1:], strict=True) if not faults]
+    return LayoutBatch.from_layouts([*layouts[:1], *legal])
+
+
+def _twins(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """(the field that is simpler, the twin)."""
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield "sequence_parallel", layout.model_copy(update={"sequence_parallel": True})
+    if layout.async_tp:
+        yield "async_tp", layout.model_copy(update={"async_tp": False})
+
+
+def _open(search: SearchSpec, name: str, value: object) -> bool:
+    return name not in search.fix and value in search.allow.get(name, [value])

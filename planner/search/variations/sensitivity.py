@@ -3,10 +3,12 @@
 Each step shows what it does to time and memory, or the rule that forbids it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 from planner.columns import LayoutBatch
+from planner.cost.pipeline.stages import layers_of_stages
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
 from planner.rules import violations, violations_of
@@ -16,7 +18,7 @@ from planner.rules.experts import overlaps_exchange
 from planner.schedules import SCHEDULES
 from planner.search.fit import fitting
 from planner.search.space.domains import virtual_stages
-from planner.search.variations.splits import shifted
+from planner.search.variations.split_moves import moved
 from planner.specs.layout import (
     COUNTED_AC,
     CP_METHODS,
@@ -45,45 +47,42 @@ Change = tuple[object, Layout]  # the new value, and the layout with it
 
 
 def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
-    """Every single step, by field in the layout's order.
-
-    Priced steps have their step time relative to the layout's own.
-    """
+    """Every single step, by field in the layout's order, then those of training settings."""
     changes = [
         (name, new, variant)
         for name in Layout.model_fields
         for new, variant in steps_in(pricer, layout, name)
     ]
-    variants = [variant for _, _, variant in changes]
+    return [*priced_steps(pricer, layout, changes), *_of_training(pricer, layout)]
+
+
+def priced_steps(
+    pricer: Pricer, layout: Layout, changes: Sequence[tuple[str, object, Layout]]
+) -> list[SensitivityStep]:
+    """Each (field, new value, layout with it), priced, or with the rule that refuses it.
+
+    Priced steps have their step time relative to the layout's own.
+    """
+    variants = [variant for *_, variant in changes]
     broken = violations_of(variants, LayoutBatch.from_layouts(variants), pricer.rules_context)
-    legal = [index for index, those in enumerate(broken) if not those]
-    prices = pricer.price(
-        LayoutBatch.from_layouts([layout, *(changes[index][2] for index in legal)])
-    )
-    fits = fitting(pricer, prices.least_device_bytes)
-    rows = {index: row for row, index in enumerate(legal, start=1)}
-    steps = []
-    for index, (name, new, variant) in enumerate(changes):
-        step: dict[str, object] = {
-            "field": name,
-            "old": getattr(layout, name),
-            "new": new,
-            "layout": variant,
-        }
-        if index in rows:
-            row = rows[index]
+    legal = [variant for variant, faults in zip(variants, broken, strict=True) if not faults]
+    prices = pricer.price(LayoutBatch.from_layouts([layout, *legal]))
+    fits, rows, steps = fitting(pricer, prices.least_device_bytes), count(1), []
+    for (name, new, variant), faults in zip(changes, broken, strict=True):
+        step = {"field": name, "old": getattr(layout, name), "new": new, "layout": variant}
+        if faults:
+            step["refused"] = f"{faults[0].rule}; {faults[0].remedy}"
+        else:
+            row = next(rows)
             seconds = float(prices.step_seconds[row])
             step |= {
                 "step_seconds": seconds,
                 "step_ratio": seconds / float(prices.step_seconds[0]),
+                "device_bytes": float(prices.device_bytes[row]),
                 "fits": bool(fits[row]),
             }
-            step["device_bytes"] = float(prices.device_bytes[row])
-        else:
-            first = broken[index][0]
-            step["refused"] = f"{first.rule}; {first.remedy}"
         steps.append(SensitivityStep.model_validate(step))
-    return [*steps, *_of_training(pricer, layout)]
+    return steps
 
 
 def _of_training(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
@@ -171,7 +170,7 @@ def _micro_batch(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _stages(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     if layout.pp > 1 and not SCHEDULES[layout.pp_schedule].single_stage:
         counts = virtual_stages(pricer.rules_context)
-        yield from _around(layout, name, [count for count in counts if count > 1])
+        yield from _around(layout, name, [n for n in counts if n > 1])
 
 
 def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -182,10 +181,8 @@ def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change]:
     """The next smaller and the next larger of these values."""
     old = getattr(layout, name)
-    below, above = (
-        [value for value in values if value < old],
-        [value for value in values if value > old],
-    )
+    below = [value for value in values if value < old]
+    above = [value for value in values if value > old]
     for new in (*below[-1:], *above[:1]):
         yield new, _with(layout, **{name: new})
 
@@ -201,7 +198,7 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
         texts = [format_ac(kind, budget) for budget in tenths if 0.0 <= budget <= 1.0]
     elif kind in COUNTED_AC:
         counts = (number - 1, number + 1)
-        texts = [format_ac(kind, count) for count in counts if count >= COUNTED_AC[kind]]
+        texts = [format_ac(kind, n) for n in counts if n >= COUNTED_AC[kind]]
     else:
         *weaker, strongest = AC_BY_STRENGTH
         known = [
@@ -218,14 +215,8 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
 def _precision(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     for new in PRECISIONS:
         if new != layout.precision and new in pricer.rules.precisions:
-            yield (
-                new,
-                _with(
-                    layout,
-                    precision=new,
-                    float8_all_gather=layout.float8_all_gather and new == "float8-tensorwise",
-                ),
-            )
+            gathers = layout.float8_all_gather and new == "float8-tensorwise"
+            yield new, _with(layout, precision=new, float8_all_gather=gathers)
 
 
 def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -236,24 +227,32 @@ def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _method(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    for new in CP_METHODS if layout.cp > 1 else ():
-        if new != layout.cp_method and new in pricer.rules.cp_methods:
-            yield new, _with(layout, cp_method=new)
+    if layout.cp > 1:
+        yield from _others(layout, name, CP_METHODS, pricer.rules.cp_methods)
 
 
 def _dispatcher(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     able = pricer.rules.at(training_release(pricer.training)).moe_dispatchers
-    for new in MOE_DISPATCHERS if layout.ep > 1 else ():
-        if new != layout.moe_dispatcher and new in able:
-            yield new, _with(layout, moe_dispatcher=new)
+    if layout.ep > 1:
+        yield from _others(layout, name, MOE_DISPATCHERS, able)
+
+
+def _others(
+    layout: Layout, name: str, known: Sequence[str], able: Collection[str]
+) -> Iterator[Change]:
+    for new in known:
+        if new != getattr(layout, name) and new in able:
+            yield new, _with(layout, **{name: new})
 
 
 def _split(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """One layer off the first stage, and one off the last, to the stages between."""
+    """One layer off the first stage, and one off the last, to the smallest stage between."""
     if layout.pp == 1:
         return
-    for first, last in ((1, 0), (0, 1)):
-        sizes = shifted(pricer, layout, first, last)
+    own = layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules)
+    taker = min(range(1, len(own) - 1) or (1,), key=lambda stage: own[stage])
+    for giver in (0, len(own) - 1):
+        sizes = moved(own, giver, taker, 1)
         if min(sizes) >= 0 and sizes != layout.layers_per_stage:
             yield sizes, _with(layout, layers_per_stage=sizes)
 
@@ -284,9 +283,7 @@ def _layers_away(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    for new in DTYPES:
-        if new != getattr(layout, name):
-            yield new, _with(layout, **{name: new})
+    yield from _others(layout, name, DTYPES, DTYPES)
 
 
 _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {

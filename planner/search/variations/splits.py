@@ -48,7 +48,6 @@ from planner.search.variations.split_moves import (
     possible,
     sloped,
 )
-from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET
 
 CLASSES = 512  # searched at once
@@ -60,32 +59,8 @@ TAKERS = 3
 MOST_STEPS = 24
 LEAST_GAIN = 1e-6
 EVENNESS = 16
-BISECTIONS = 30
 ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
-
-
-def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
-    """The trainer's split with `first` and `last` layers moved to the inner stages.
-
-    They are moved from the outer stages, as evenly as possible.
-    """
-    sizes = np.array(
-        stages.layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules)
-    )
-    if len(sizes) < 3:
-        return tuple(
-            int(size) for size in (sizes + np.array([-first, first] if len(sizes) == 2 else [0]))
-        )
-    sizes[0] -= first
-    sizes[-1] -= last
-    inwards = first + last
-    for step in range(abs(inwards)):
-        inner = sizes[1:-1]
-        place = 1 + int(np.argmin(inner) if inwards > 0 else np.argmax(inner))
-        sizes[place] += 1 if inwards > 0 else -1
-        del step
-    return tuple(int(size) for size in sizes)
 
 
 class SplitSearch:
@@ -120,16 +95,14 @@ class SplitSearch:
             if rows.stop <= rows.start:
                 break
             self.reached = rows.stop
-            _, found = Climb(self.pricer, self.classes.take(rows), self.budgets[rows]).by_price(
-                limit
-            )
+            climb = Climb(self.pricer, self.classes.take(rows), self.budgets[rows])
+            found = climb.by_price(limit)
         return found
 
     def polished(self, layouts: LayoutBatch) -> LayoutBatch:
         """What single moves make of these layouts, each move simulated."""
         budgets = (layouts.ac_kind == MEMORY_BUDGET) & self.budgets.any()
-        _, found = Climb(self.pricer, layouts, budgets).exactly()
-        return found
+        return Climb(self.pricer, layouts, budgets).exactly()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +132,8 @@ class Climb:
     def __init__(self, pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn) -> None:
         self.pricer, self.classes, self.budgets = pricer, classes, budgets
 
-    def by_price(self, limit: float) -> tuple[IntColumn, LayoutBatch]:
-        """(classes near the limit, the best split and budget of each), by closed forms."""
+    def by_price(self, limit: float) -> LayoutBatch:
+        """Classes near the limit with the best split and budget of each, by closed forms."""
         own = replace(self.classes, split=one_number(TRAINER_SPLIT, len(self.classes)))
         owners: list[int] = []
         splits: list[Split] = []
@@ -182,8 +155,8 @@ class Climb:
         tried = self._with_largest_budgets(Tried.of(at, splits, np.zeros(len(at), dtype=np.int64)))
         return self._climbed(tried, exact=False, limit=limit)
 
-    def exactly(self) -> tuple[IntColumn, LayoutBatch]:
-        """(all classes, the best split and budget of each by the simulation, from its own on)."""
+    def exactly(self) -> LayoutBatch:
+        """All classes with the best split and budget of each by the simulation, from its own on."""
         batch, rows = self.classes, np.arange(len(self.classes))
         splits = [
             stages.layers_of_stages(batch, row, self.pricer.model, self.pricer.rules)
@@ -209,18 +182,16 @@ class Climb:
             ac_value=np.where(rows, budgeted.ac_value, batch.ac_value),
         )
 
-    def _climbed(self, tried: Tried, *, exact: bool, limit: float) -> tuple[IntColumn, LayoutBatch]:
-        """(classes, their layouts): from the best of these of each up to where no move gains.
+    def _climbed(self, tried: Tried, *, exact: bool, limit: float) -> LayoutBatch:
+        """Layouts of the classes: from the best of these of each up to where no move gains.
 
         limit: seconds; classes too far above are left out.
         """
         count = len(self.classes)
         value, idle, loads, filled = self._judged(self._at(tried), exact)
         here = _best_of_each(tried.owner, value, count)
-        splits, hundredths = (
-            [tried.splits[place] for place in tried.split[here]],
-            tried.budget[here],
-        )
+        splits = [tried.splits[place] for place in tried.split[here]]
+        hundredths = tried.budget[here]
         value, idle = value[here], idle[here]
         loads, filled = loads[:, here], filled[:, here]
         active = np.flatnonzero(value - idle < CLIMBED * limit)
@@ -243,7 +214,7 @@ class Climb:
             hundredths[active], value[active] = tried.budget[best], found[best]
             idle[active] = their_idle[best]
         kept = np.flatnonzero((value - idle < limit) & (value < UNFIT))
-        return kept, self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
+        return self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
 
     def _faster(self, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
         """Rows whose step alone is below the value (N,), and whose deciding ranks fit.
