@@ -25,7 +25,8 @@ from planner.cost.pipeline.simulate import (
     simulate_together,
 )
 from planner.export.trace import chrome_trace
-from planner.schedules import SCHEDULES, from_csv
+from planner.schedules import SCHEDULES
+from tests.orders import from_csv
 from tests.pricing import STAGE_COLUMNS, stage_costs
 
 

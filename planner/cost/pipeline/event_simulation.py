@@ -115,7 +115,7 @@ class OrderRun(NamedTuple):
 def compile_graph(graph: Graph, orders: Sequence[RankColumns]) -> list[CompiledSchedule]:
     """Each pipeline of a graph with its nodes in levels.
 
-    Raises ValueError for a graph that deadlocks (see `check_legal`).
+    Raises ValueError for a graph that deadlocks.
     """
     num_nodes = len(graph.work_N)
     level_N = np.empty(num_nodes, dtype=np.int64)

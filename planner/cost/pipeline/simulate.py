@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedule:
     """The compiled order under a transport.
 
-    Raises ValueError for an order that deadlocks or lacks an input (see `check_legal`).
+    Raises ValueError for an order that deadlocks or lacks an input.
     """
     columns = as_columns(order)
     return compile_graph(lower([columns], transport), [columns])[0]
