@@ -99,11 +99,7 @@ def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
         spread = data.draw(st.sampled_from((0.0, 0.3)))
         given_costs = uneven(pp * v, count, seed=count, spread=spread)
         asked.append(Asked(SimulatedPipeline(SCHEDULES[name], pp, v, m), given_costs))
-    together = data.draw(st.sampled_from((1, 2000, 2**20)))  # ends up to which they are replayed
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planner.cost.pipeline.event_simulation.TOGETHER", together)
-        found = simulate_together(asked)
-    for one, simulated in zip(asked, found, strict=True):
+    for one, simulated in zip(asked, simulate_together(asked), strict=True):
         alone = simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
         for field in dataclasses.fields(alone):
             found, expected = (getattr(one, field.name) for one in (simulated, alone))

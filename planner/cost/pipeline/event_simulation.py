@@ -8,9 +8,8 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,6 @@ from planner.cost.pipeline.order_parts import RankColumns, Rows
 from planner.cost.pipeline.stage_costs import Floats, StageCosts
 from planner.cost.pipeline.waves import waves
 from planner.schedules.actions import KINDS, ActionColumns, Item
-
-TOGETHER = 2**20
-"""Ends of nodes, one a candidate, up to which schedules are replayed together: 8 MB (judgement)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +100,6 @@ class CompiledSchedule:
         return tuple(item for rank in self.order for item in rank.items())
 
 
-class OrderRun(NamedTuple):
-    """A schedule to replay, with what its stages cost, and the microbatches of its order."""
-
-    schedule: CompiledSchedule
-    costs: StageCosts
-    num_microbatches: int
-
-
 def compile_graph(graph: Graph, orders: Sequence[RankColumns]) -> list[CompiledSchedule]:
     """Each pipeline of a graph with its nodes in levels.
 
@@ -162,56 +150,11 @@ def replay(
 
     memory: whether peak bytes are wanted; without, and without times, they are 0.
     """
-    run = OrderRun(schedule, costs, num_microbatches)
-    return replay_together([run], times=times, memory=memory)[0]
-
-
-def replay_together(
-    runs: Sequence[OrderRun], *, times: bool = False, memory: bool = True
-) -> list[Simulation]:
-    """The replay of each run, as `replay` makes it, in a fraction of the time."""
-    found: dict[int, Simulation] = {}
-    for places in _pieces(runs):
-        tables = [_work_table(runs[place].schedule, runs[place].costs) for place in places]
-        schedules = [runs[place].schedule for place in places]
-        durations = [
-            table[schedule.work_N] for table, schedule in zip(tables, schedules, strict=True)
-        ]
-        ends = _end_seconds(schedules, durations)
-        for place, table, duration, end in zip(places, tables, durations, ends, strict=True):
-            found[place] = _simulation(runs[place], table, duration, end, times, memory)
-    return [found[place] for place in range(len(runs))]
-
-
-def _pieces(runs: Sequence[OrderRun]) -> Iterator[list[int]]:
-    """Places of the runs, in groups that are replayed together.
-
-    Those with alike numbers of candidates, since each takes as many columns as the largest.
-    """
-    group: list[int] = []
-    nodes = 0
-    for place in sorted(range(len(runs)), key=lambda at: runs[at].costs.num_candidates):
-        more = len(runs[place].schedule.work_N)
-        if group and (nodes + more) * runs[place].costs.num_candidates > TOGETHER:
-            yield group
-            group, nodes = [], 0
-        group.append(place)
-        nodes += more
-    if group:
-        yield group
-
-
-def _simulation(
-    run: OrderRun,
-    seconds_KC: Floats,
-    duration_NC: Floats,
-    end_NC: Floats,
-    times: bool,
-    memory: bool,
-) -> Simulation:
-    schedule = run.schedule
+    seconds_KC = _work_table(schedule, costs)
+    duration_NC = seconds_KC[schedule.work_N]
+    end_NC = _end_seconds(schedule, duration_NC)
     kept_bytes, peak_RC = (
-        _kept_bytes(schedule, run.costs)
+        _kept_bytes(schedule, costs)
         if memory or times
         else ([], np.zeros((schedule.num_ranks, end_NC.shape[1])))
     )
@@ -240,7 +183,7 @@ def _simulation(
         busy_seconds_CR=(counts_RK @ seconds_KC).T,
         peak_saved_bytes_CR=peak_RC.T,
         last_forward_seconds_CR=end_NC[last_forward_R].T,
-        simulated_microbatches=run.num_microbatches,
+        simulated_microbatches=num_microbatches,
         timeline=timeline,
     )
 
@@ -268,59 +211,20 @@ def _work_table(schedule: CompiledSchedule, costs: StageCosts) -> Floats:
     return np.concatenate(table)
 
 
-def _end_seconds(
-    schedules: Sequence[CompiledSchedule], durations_NC: Sequence[Floats]
-) -> list[Floats]:
-    """End of every node, (N, C) of each schedule.
+def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
+    """End of every node, (N, C): its duration plus the latest end of what it waits for, or plus 0.
 
-    That is its duration plus the latest end of what it waits for, or plus 0. Schedules are gone
-    through side by side, level by level, since a level takes about as long however wide it is.
+    Level by level, since nodes of one level do not wait for each other.
     """
-    depth, bounds, needs_G, slot_N = _level_by_level(schedules)
-    candidates = max(duration_NC.shape[1] for duration_NC in durations_NC)
-    ends = np.zeros((len(slot_N) + 1, candidates))  # the last one is what nobody waits for
-    first, slots = 0, []
-    for duration_NC in durations_NC:
-        slots.append(slot_N[first : first + len(duration_NC)])
-        ends[slots[-1], : duration_NC.shape[1]] = duration_NC
-        first += len(duration_NC)
-    for start, end in itertools.pairwise(bounds):
-        arrived = ends.take(needs_G[depth * start : depth * end], axis=0)
-        here = ends[start:end]
-        here += np.maximum.reduce(arrived.reshape(depth, end - start, candidates), axis=0)
-    return [
-        ends[slot_N, : duration_NC.shape[1]]
-        for slot_N, duration_NC in zip(slots, durations_NC, strict=True)
-    ]
-
-
-def _level_by_level(schedules: Sequence[CompiledSchedule]) -> tuple[int, list[int], Rows, Rows]:
-    """(D, where each level starts and the last one ends, needs level by level, slots (N,)).
-
-    All for the nodes of all schedules together. The needs of a level are D lists, each with one
-    slot for every node of the level; a slot is a node's place in the order of levels.
-    """
-    depth = max(len(schedule.reach_DN) for schedule in schedules)
-    level_N = np.concatenate([np.cumsum(schedule.first_N) - 1 for schedule in schedules])
-    num_nodes = len(level_N)
-    sequence = np.argsort(level_N, kind="stable")
-    slot_N = np.empty(num_nodes + 1, dtype=np.int64)
-    slot_N[sequence], slot_N[num_nodes] = np.arange(num_nodes), num_nodes
-    needs_DN = np.full((depth, num_nodes), num_nodes)
-    first = 0
-    for schedule in schedules:
-        reach_DN = schedule.reach_DN
-        node_N = np.arange(first, first + reach_DN.shape[1])
-        needs_DN[: len(reach_DN), node_N] = np.where(reach_DN > 0, node_N - reach_DN, num_nodes)
-        first += reach_DN.shape[1]
-    size_L = np.bincount(level_N)
-    bounds = np.concatenate([[0], np.cumsum(size_L)])
-    level_N = level_N[sequence]
-    start_N, size_N = bounds[level_N], size_L[level_N]
-    needs_G = np.empty(depth * num_nodes, dtype=np.int64)
-    place_N = (depth - 1) * start_N + np.arange(num_nodes)  # in the first list of its level
-    needs_G[place_N + np.arange(depth)[:, None] * size_N] = slot_N[needs_DN[:, sequence]]
-    return depth, bounds.tolist(), needs_G, slot_N[:num_nodes]
+    num_nodes, num_candidates = duration_NC.shape
+    ends = np.concatenate([duration_NC, np.zeros((1, num_candidates))])  # nobody waits for the last
+    needs_DN = np.arange(num_nodes) - schedule.reach_DN
+    needs_DN[schedule.reach_DN == 0] = num_nodes
+    levels = [*np.flatnonzero(schedule.first_N).tolist(), num_nodes]
+    for start, end in itertools.pairwise(levels):
+        arrived = ends.take(needs_DN[:, start:end], axis=0)
+        ends[start:end] += np.maximum.reduce(arrived, axis=0)
+    return ends[:num_nodes]
 
 
 def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Floats], Floats]:

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
-    OrderRun,
     Simulation,
     Timeline,
     compile_graph,
     replay,
-    replay_together,
 )
 from planner.cost.pipeline.lowering import lower
 from planner.cost.pipeline.recently_used import RecentlyUsed
@@ -185,9 +183,10 @@ def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Si
         for count in two or (one.pipeline.num_microbatches,)
     ]
     orders = compile_together([one.pipeline.with_microbatches(count) for one, count in needed])
-    pairs = zip(needed, orders, strict=True)
-    runs = [OrderRun(order, one.costs, count) for (one, count), order in pairs]
-    played = iter(replay_together(runs, memory=memory))
+    played = (
+        replay(order, one.costs, num_microbatches=count, memory=memory)
+        for (one, count), order in zip(needed, orders, strict=True)
+    )
     answers, again = [], []
     for place, one in enumerate(asked):
         if not counts[place]:
