@@ -2,7 +2,11 @@
 
 import re
 
+from planner.cost.pipeline.event_simulation import CompiledSchedule, compile_graph
+from planner.cost.pipeline.lowering import lower
 from planner.schedules import Action, Order, OverlappedPair
+from planner.schedules.actions import as_columns
+from planner.trainers.transports import IDEAL, Transport
 
 ACTION = re.compile(r"(\d+)([FIWB])(\d+)")
 
@@ -22,3 +26,8 @@ def item_of(cell: str) -> Action | OverlappedPair:
     item = OverlappedPair(*actions) if "OVERLAP_F_B" in cell else actions[0]
     assert str(item) == cell
     return item
+
+
+def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedule:
+    columns = as_columns(order)
+    return compile_graph(lower(columns, transport), columns)

@@ -6,14 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from planner.cost.pipeline.simulate import (
-    PairSeconds,
-    Simulation,
-    StageCosts,
-    compile_order,
-    compiled,
-    replay,
-)
+from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, compiled, replay
 from planner.errors import UnknownNameError
 from planner.schedules import (
     SCHEDULES,
@@ -27,6 +20,7 @@ from planner.schedules import (
 from planner.schedules.base import Exposed
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
+from tests.orders import compile_order
 
 SIZES = list(itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 Size = tuple[int, int, int]

@@ -8,11 +8,9 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.pipeline.lowering import CROWDED, SENDS, Graph
 from planner.cost.pipeline.order_parts import RankColumns, Rows
@@ -79,8 +77,7 @@ class CompiledSchedule:
     Nodes are in the order of their levels.
     pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
     work_N: row of the table of K = 6 S + pairs rows (see `planner.cost.pipeline.lowering.Graph`).
-    reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
-    first_N: whether the node begins a level.
+    levels: of each level's n nodes what each waits for, (D, n); N for none.
     rank_N: rank of an item, at least R for a transfer.
     order, slot_A: actions of each rank, and the node of each item.
     """
@@ -90,8 +87,7 @@ class CompiledSchedule:
     num_stages: int
     pairs: tuple[tuple[int, int], ...]
     work_N: Rows
-    reach_DN: Rows
-    first_N: NDArray[np.bool_]
+    levels: list[Rows]
     rank_N: Rows
     slot_A: Rows
 
@@ -100,42 +96,27 @@ class CompiledSchedule:
         return tuple(item for rank in self.order for item in rank.items())
 
 
-def compile_graph(graph: Graph, orders: Sequence[RankColumns]) -> list[CompiledSchedule]:
-    """Each pipeline of a graph with its nodes in levels.
-
-    Raises ValueError for a graph that deadlocks.
-    """
+def compile_graph(graph: Graph, order: RankColumns) -> CompiledSchedule:
+    """A graph with its nodes in levels. Raises ValueError for one that deadlocks."""
     num_nodes = len(graph.work_N)
     level_N = np.empty(num_nodes, dtype=np.int64)
     for level, nodes in enumerate(waves(graph.needs_DN)):
         level_N[nodes] = level
-    code_N = (graph.pipeline_N * (level_N.max() + 1) + level_N) * (graph.rank_N.max() + 1)
-    code_N = (code_N + graph.rank_N) * num_nodes + np.arange(num_nodes)
-    sequence = np.sort(code_N) % num_nodes
-    slot_N = np.empty(num_nodes, dtype=np.int64)
-    slot_N[sequence] = np.arange(num_nodes)
-    needs_DN = graph.needs_DN[:, sequence]
-    reach_DN = np.where(needs_DN >= 0, np.arange(num_nodes) - slot_N[needs_DN], 0)
-    work_N, rank_N, level_N = (of_N[sequence] for of_N in (graph.work_N, graph.rank_N, level_N))
-    found, item, node = [], 0, 0
-    for pipeline, size in enumerate(np.bincount(graph.pipeline_N).tolist()):
-        items, here = int(graph.items_P[pipeline]), slice(node, node + size)
-        reach = reach_DN[:, here]
-        found.append(
-            CompiledSchedule(
-                order=tuple(orders[pipeline]),
-                num_ranks=int(graph.ranks_P[pipeline]),
-                num_stages=int(graph.stages_P[pipeline]),
-                pairs=graph.pairs_P[pipeline],
-                work_N=work_N[here].copy(),
-                reach_DN=reach[: max(1, int(reach.any(axis=1).sum()))].copy(),
-                first_N=np.diff(level_N[here], prepend=-1) > 0,
-                rank_N=rank_N[here].copy(),
-                slot_A=slot_N[item : item + items] - node,
-            )
-        )
-        item, node = item + items, node + size
-    return found
+    sequence = np.lexsort((graph.rank_N, level_N))
+    slot_N = np.empty(num_nodes + 1, dtype=np.int64)
+    slot_N[sequence], slot_N[-1] = np.arange(num_nodes), num_nodes
+    needs_DN = slot_N[graph.needs_DN[:, sequence]]
+    ends = np.cumsum(np.bincount(level_N)).tolist()
+    return CompiledSchedule(
+        order=tuple(order),
+        num_ranks=graph.num_ranks,
+        num_stages=graph.num_stages,
+        pairs=graph.pairs,
+        work_N=graph.work_N[sequence],
+        levels=[needs_DN[:, s:e].copy() for s, e in itertools.pairwise([0, *ends])],
+        rank_N=graph.rank_N[sequence],
+        slot_A=slot_N[: graph.num_items],
+    )
 
 
 def replay(
@@ -216,15 +197,12 @@ def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
 
     Level by level, since nodes of one level do not wait for each other.
     """
-    num_nodes, num_candidates = duration_NC.shape
-    ends = np.concatenate([duration_NC, np.zeros((1, num_candidates))])  # nobody waits for the last
-    needs_DN = np.arange(num_nodes) - schedule.reach_DN
-    needs_DN[schedule.reach_DN == 0] = num_nodes
-    levels = [*np.flatnonzero(schedule.first_N).tolist(), num_nodes]
-    for start, end in itertools.pairwise(levels):
-        arrived = ends.take(needs_DN[:, start:end], axis=0)
-        ends[start:end] += np.maximum.reduce(arrived, axis=0)
-    return ends[:num_nodes]
+    ends = np.concatenate([duration_NC, np.zeros((1, duration_NC.shape[1]))])  # the last: of none
+    end = 0
+    for needs in schedule.levels:
+        start, end = end, end + needs.shape[1]
+        ends[start:end] += np.maximum.reduce(ends.take(needs, axis=0))
+    return ends[:-1]
 
 
 def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Floats], Floats]:
