@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 97_447,
-    "code lines": 68_743,
+    "lines": 96_647,
+    "code lines": 68_131,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
     "p95 of function lines": 32,
     "longest function": 145,
-    "public classes": 673,
+    "public classes": 670,
     "functions that import inside": 48,
 }
-TEST_LINES = 49_430
+TEST_LINES = 49_341
 
 
 def test_the_code_weighs_no_more() -> None:

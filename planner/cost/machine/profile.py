@@ -113,12 +113,12 @@ def _products(**figures: tuple[float, float]) -> dict[str, Any]:
     }
 
 
-def _power(family: str) -> dict[str, float]:
+def _power(family: str) -> dict[str, Any]:
     silicon = SILICON[family]
     return {"timed_power": silicon.timed_power, "power_exponent": silicon.power_exponent}
 
 
-_NO_THROTTLE = {"timed_power": 1.0, "power_exponent": 0.7}
+_NO_THROTTLE: Mapping[str, Any] = {"timed_power": 1.0, "power_exponent": 0.7}
 # The published low-precision timings of micro.csv are linear layers of inference engines: they
 # quantise their input in the same measurement, and some wait for the host. What is left for the
 # product alone, which these curves are for, comes from `benchmarks/fit_kernels.py`, which fits

@@ -137,7 +137,8 @@ def settled(
     two = _replayed(pipeline, least)
     if not two:
         return played(pipeline.num_microbatches)
-    answer, gap_C = _continued(*map(played, two), pipeline.num_microbatches)
+    short, long = map(played, two)
+    answer, gap_C = _continued(short, long, pipeline.num_microbatches)
     unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
     if len(unsettled):
         few = 4 * _fewest(pipeline, least)
