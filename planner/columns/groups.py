@@ -4,8 +4,8 @@ A table is computed on U distinct rows and read by N layouts through `inverse`. 
 U = N = 1.
 """
 
-import random
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from planner.columns import Column, IntColumn, LayoutBatch
 
 # 64-bit numbers without a pattern, all odd
-_RANDOM = random.Random(20261121)
-_NUMBERS = [_RANDOM.getrandbits(64) | 1 for _ in range(64)]
+_NUMBERS = [int.from_bytes(blake2b(bytes([n]), digest_size=8).digest()) | 1 for n in range(64)]
 _MIXERS = np.array(_NUMBERS, dtype=np.uint64)
 # every column's bits are taken with 2^64 / golden ratio added: the sum of what that adds
 _OFFSETS = np.append(
