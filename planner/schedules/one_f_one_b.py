@@ -122,8 +122,7 @@ class Interleaved1F1B(Schedule):
         The second term is the wait for a microbatch to come round when fewer than p keep the loop
         busy. Exact for equal stages.
         Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by
-            counting
-        stages.
+            counting stages.
         """
         waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
         return np.asarray(waits * (f + i + w) / v, dtype=np.float64)

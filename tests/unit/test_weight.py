@@ -4,7 +4,7 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 96_646,
+    "lines": 96_638,
     "code lines": 68_130,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,

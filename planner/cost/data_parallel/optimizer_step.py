@@ -85,8 +85,7 @@ def bytes_per_parameter(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
         16-bit parameter too, where it has masters.
     Clipping: gradients are read for the norm, then read and written to scale them.
     Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
-        Megatron
-    distrib_optimizer.py.
+        Megatron distrib_optimizer.py.
     """
     master = np.where(batch.master_dtype == 0, 2.0, 4.0)
     scaled = job.training.optimizer in SCALES_WITH_MASTER
@@ -121,8 +120,7 @@ def sum_bytes(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     FSDP adds shards after its reduction, which counts for nothing; under PP it adds whole
     gradients, in the dtype of the reduction.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py
-        (accumulate_unsharded_grad_if_needed),
-    torch AccumulateGrad.
+        (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
     """
     fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
     if job.rules.fused_sums:
