@@ -114,7 +114,7 @@ def silent_shards(**given: FloatColumn) -> sharding.UnitShards:
 
 
 def shards_of(p: Pricer, batch: LayoutBatch) -> sharding.UnitShards:
-    return sharding.unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
+    return sharding.unit_shards(p, batch)
 
 
 def collective_of(

@@ -5,37 +5,20 @@ U = N = 1.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import Column, IntColumn, LayoutBatch
 
-
-def _odd_numbers(count: int) -> list[int]:
-    """64-bit numbers without a pattern, all odd; NumPy's own generators take longer to import.
-
-    Source: splitmix64 (Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators).
-    """
-    state, found, bits = 20261121, list[int](), 2**64 - 1
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & bits
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & bits
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & bits
-        found.append((mixed ^ (mixed >> 31)) | 1)
-    return found
-
-
-_NUMBERS = _odd_numbers(64)
+# 64-bit numbers without a pattern, all odd
+_NUMBERS = [int.from_bytes(blake2b(bytes([n]), digest_size=8).digest()) | 1 for n in range(64)]
 _MIXERS = np.array(_NUMBERS, dtype=np.uint64)
 # every column's bits are taken with 2^64 / golden ratio added: the sum of what that adds
 _OFFSETS = np.append(
     np.uint64(0), np.cumsum(_MIXERS * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
 )
-
-
-# Up to so many codes a row, a table of all codes is faster than sorting them.
-MOST_CODES_A_ROW = 64
 
 
 def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
@@ -76,55 +59,8 @@ def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
 
     Combinations are told apart by their hashes.
     """
-    if len(columns[0]) == 1:
-        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    codes = hashes(columns)
-    return numbered(_same_row(codes), len(codes))
-
-
-def _same_row(codes: NDArray[np.uint64]) -> IntColumn:
-    """For every hash the index of one that is equal, the same for all equal ones.
-
-    Hashes are put into a table by some of their bits; those that find another there are few and
-    are put into it again by other bits. Sorting takes four times as long.
-    """
-    bits = len(codes).bit_length() + 2
-    table = np.empty(1 << bits, dtype=np.int64)
-    same, rows = np.empty(len(codes), dtype=np.int64), np.arange(len(codes))
-    for shift in range(64 - bits, -1, -bits):
-        left = codes[rows] if len(rows) < len(codes) else codes
-        slots = ((left >> np.uint64(shift)) & np.uint64(len(table) - 1)).astype(np.int64)
-        table[slots] = rows
-        found = table[slots]
-        same[rows] = found
-        rows = rows[codes[found] != left]
-        if not len(rows):
-            return same
-    _, first, inverse = np.unique(codes[rows], return_index=True, return_inverse=True)
-    same[rows] = rows[first[inverse]]
-    return same
-
-
-def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
-    """(distinct codes in order (U,), index of every code among them, like `codes`).
-
-    codes: from 0 to `count`, which is to be of the order of their number for the sake of speed.
-    """
-    if count > MOST_CODES_A_ROW * codes.size + MOST_CODES_A_ROW:
-        found, inverse = np.unique(codes, return_inverse=True)
-        return found, inverse.reshape(codes.shape)
-    there = np.zeros(count, dtype=np.bool_)
-    there[codes] = True
-    found = np.flatnonzero(there)
-    place = np.empty(count, dtype=np.int64)
-    place[found] = np.arange(len(found))
-    return found, place.take(codes)
-
-
-def row_of_each(inverse: IntColumn, count: int) -> IntColumn:
-    rows = np.empty(count, dtype=np.int64)
-    rows[inverse] = np.arange(len(inverse))
-    return rows
+    _, first, inverse = np.unique(hashes(columns), return_index=True, return_inverse=True)
+    return first, inverse
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:

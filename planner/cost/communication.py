@@ -312,10 +312,7 @@ def _named(
 
 def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Calls]:
     """Collectives of parameters and gradients at distinct rows, by unit of a load."""
-    found = sharding.shard_calls(
-        inputs.shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
-    )
-    for call in found:
+    for call in sharding.shard_calls(job, inputs.shard_rows):
         times = np.broadcast_to(call.times, call.payload.shape)
         for index, payload in enumerate(call.payload):
             calls = _named(

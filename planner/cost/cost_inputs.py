@@ -66,9 +66,9 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     found: Savings | None = None
     if job.remembers:
         hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
-        work_at = job.known.work.at(hashes, work)
+        work_at = job.known.memo(UnitWork).at(hashes, work)
         if saves:
-            found = job.known.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
+            found = job.known.memo(Savings).at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -106,17 +106,12 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     """Shards of the units at U rows; what the job remembers is not priced again."""
 
     def price(missing: IntColumn) -> list[sharding.UnitShards]:
-        these = rows.take(missing)
-        return [
-            sharding.unit_shards(
-                these, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
-            )
-        ]
+        return [sharding.unit_shards(job, rows.take(missing))]
 
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known.shards.at(groups.hashes(columns), price)
+    return job.known.memo(sharding.UnitShards).at(groups.hashes(columns), price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

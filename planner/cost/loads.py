@@ -180,20 +180,19 @@ class _Work:
             others = held.units[:, :kinds].sum(axis=1).min(axis=0)[at_pipe] / batch.virtual_stages
             spared = np.minimum(np.floor(others), 2.0)
             beside += [batch.ac_value, spared]
-        codes, count = at_unit * (at_shard.max() + 1) + at_shard, (at_unit.max() + 1)
-        count = int(count * (at_shard.max() + 1))
+        codes = at_unit * (at_shard.max() + 1) + at_shard
         differ = [column for column in beside if (column != column[0]).any()]
         if differ:
             distinct, inverse = groups.unique_rows(differ)
-            codes, count = codes * len(distinct) + inverse, count * len(distinct)
-        found, at = groups.numbered(codes, count)
+            codes = codes * len(distinct) + inverse
+        _, first, at = np.unique(codes, return_index=True, return_inverse=True)
         return cls(
             batch=batch,
             m=m,
             at_unit=at_unit,
             at_shard=at_shard,
             spared=spared,
-            first=groups.row_of_each(at, len(found)),
+            first=first,
             at=at,
             at_pipe=at_pipe,
         )
@@ -207,7 +206,7 @@ class _Work:
         distinct, inverse = groups.unique_rows(list(units))
         codes = inverse[places].take(self.at_pipe, axis=-1)
         codes += self.at * len(distinct)
-        found, at = groups.numbered(codes, len(self.first) * len(distinct))
+        found, at = np.unique(codes, return_inverse=True)
         way, what = np.divmod(found, len(distinct))
         first = self.first.take(way)
         loads = Loads(
@@ -223,9 +222,8 @@ class _Work:
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
     counts, inverse = groups.unique_rows([work.m[work.first]])
-    size = held.rank.shape[1] * len(counts)
-    found, at = groups.numbered(at_pipe * len(counts) + inverse.take(work.at), size)
-    first = groups.row_of_each(at, len(found))
+    codes = at_pipe * len(counts) + inverse.take(work.at)
+    _, first, at = np.unique(codes, return_index=True, return_inverse=True)
     pipe, rows = at_pipe[first], batch.take(first)
     return Pipelines(
         batch=rows,

@@ -23,6 +23,7 @@ from planner.cost import chunks
 from planner.cost.cost_inputs import on_ranks, shards_at, units_at
 from planner.cost.cost_rows import distinct_rows, open_columns
 from planner.cost.data_parallel import sharding, unit_elements
+from planner.cost.data_parallel.optimizer_step import copy_bytes
 from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.quantisation import may_store_low
@@ -519,9 +520,9 @@ def _part_bytes(
     local = _of_all_units(job, dense + expert)[at_shard] / batch.pp
     kept = unit_elements.kept_shards(shard_rows, dense, expert, job.cluster.rank_order)
     shard = _of_all_units(job, kept)[at_shard] / batch.pp
-    elements = unit_elements.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
+    elements = unit_elements.quantised_elements(job, shard_rows, dense, expert)
     quantised = _of_all_units(job, elements)[at_shard] / batch.pp
-    elements = unit_elements.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
+    elements = unit_elements.gathered_elements(job, shard_rows, dense, expert)
     gathered = _of_all_units(job, elements)[at_shard] / batch.pp
     running, stored = _running_layer(job, batch, m, unit, at_unit, elements[:, at_shard])
     saved = _of_all_units(job, unit.saved_bytes)[at_unit] / batch.pp
@@ -538,7 +539,7 @@ def _part_bytes(
         shard=np.broadcast_to(shard, in_flight.shape),
         received_bytes=stored,
         gathered=gathered,
-        copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch, low), 0.0),
+        copies_bytes=quantised * np.minimum(copy_bytes(job, batch, low), 0.0),
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.saved_bytes[-1, at_unit],
         last_layer_bytes=running,

@@ -1,17 +1,16 @@
 """A job whose layout is open, with all that a price reads of it looked up once."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.columns.memo import Memo
-from planner.cost.data_parallel.optimizer_step import OptimizerStep
-from planner.cost.data_parallel.sharding import UnitShards
+from planner.columns.memo import Memo, TableT
+from planner.columns.table import Table
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.layer.trainer_kernels import fused_kernels, one_kernel_experts
-from planner.cost.layer.unit_work import Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
@@ -32,21 +31,21 @@ from planner.work.quantised import quantised_model
 class KnownJob:
     """What a job has priced already. One thread's: a price may not use it beside another.
 
-    work, savings: its units by their work and by what they save. shards: its shards.
+    memos: its rows by their kind of table.
     open_columns, unit_key: see `cost_rows`; None until somebody asked.
     most_device_bytes: see `search.fit`; likewise.
     """
 
-    work: Memo[UnitWork] = field(default_factory=lambda: Memo(UnitWork))
-    savings: Memo[Savings] = field(default_factory=lambda: Memo(Savings))
-    shards: Memo[UnitShards] = field(default_factory=lambda: Memo(UnitShards))
+    memos: dict[type[Table], Memo[Any]] = field(default_factory=dict)
     open_columns: tuple[str, ...] | None = None
     unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     most_device_bytes: float | None = None
 
+    def memo(self, kind: type[TableT]) -> Memo[TableT]:
+        return self.memos.setdefault(kind, Memo(kind))
+
     def forget(self) -> None:
-        for memo in (self.work, self.savings, self.shards):
-            memo.forget()
+        self.memos.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +72,6 @@ class PreparedJob:
     own_factor: FloatColumn
     remembers: bool = True
     known: KnownJob = field(default_factory=KnownJob, init=False, compare=False, repr=False)
-
-    @property
-    def optimizer_step(self) -> OptimizerStep:
-        return OptimizerStep(
-            model=self.model,
-            cluster=self.cluster,
-            training=self.training,
-            rules=self.rules,
-            device=self.device,
-            recipes=self.recipes,
-        )
 
     @property
     def unit_counts(self) -> FloatColumn:

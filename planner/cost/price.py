@@ -24,10 +24,9 @@ from planner.cost.machine.knobs import Calibration, kernels_at, profile_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.machine.stacks import stack_name, unit_names
-from planner.cost.memory.allocator import reserved_bytes
-from planner.cost.memory.dispatch_buffers import dispatch_buffer_bytes
 from planner.cost.memory.peak import PeakMemory, expandable_segments, rank_memory
 from planner.cost.memory.rank_bytes import rank_shapes
+from planner.cost.memory.reserved import dispatch_buffer_bytes, reserved_bytes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stage_seconds import StageSeconds

@@ -15,13 +15,12 @@ from planner.cost.network.sends import transport_of
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.pipeline.simulate import (
-    Asked,
     PairSeconds,
     SimulatedPipeline,
     Simulation,
     StageCosts,
+    settled,
     simulate,
-    simulate_together,
 )
 from planner.cost.price import Pricer, Prices, StepTimes
 from planner.schedules import SCHEDULES, Schedule
@@ -32,7 +31,7 @@ class Refined:
     """The simulated step, (N,).
 
     bubble_seconds, send_seconds: beyond the busiest rank's own work.
-    Infinite where the order cannot be simulated (see `_played`).
+    Infinite where the order cannot be simulated (see `_makespan`).
     """
 
     step_seconds: FloatColumn
@@ -79,31 +78,24 @@ def _makespans(
     send_scales: the layouts are simulated once for each factor on their sends, one after the other
         along C.
     """
-    asked = [
-        Asked(
+    return [
+        _makespan(
             _pipeline(pricer, batch, rows), _stage_costs(pricer, batch, prices, rows, send_scales)
         )
         for rows in together
     ]
-    return _played(asked)
 
 
-def _played(asked: list[Asked]) -> list[FloatColumn]:
-    """The pipeline's share of a step of each pipeline, (C,) each.
+def _makespan(pipeline: SimulatedPipeline, costs: StageCosts) -> FloatColumn:
+    """The pipeline's share of a step, (C,).
 
-    Infinite for an order whose ranks wait for each other for good under this transport: it is
-    left out, and ends nothing for the others.
+    Infinite for an order whose ranks wait for each other for good under this transport.
     """
     try:
-        simulated = simulate_together(asked, memory=False)
+        played = settled(pipeline, costs, memory=False)
     except ValueError:
-        if len(asked) == 1:
-            return [np.full(asked[0].costs.num_candidates, np.inf)]
-        return [seconds for one in asked for seconds in _played([one])]
-    return [
-        played.step_seconds_C(one.pipeline.schedule.synchronous_end)
-        for one, played in zip(asked, simulated, strict=True)
-    ]
+        return np.full(costs.num_candidates, np.inf)
+    return played.step_seconds_C(pipeline.schedule.synchronous_end)
 
 
 def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:

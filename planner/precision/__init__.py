@@ -1,7 +1,4 @@
-"""Precisions: one row each in `recipes`, one line each in this registry.
-
-The registry's order is that of the codes in columns of layouts.
-"""
+"""Precisions: one row each in `recipes`, in the order of the codes in columns of layouts."""
 
 from planner.precision.base import (
     NOTHING,
@@ -13,34 +10,7 @@ from planner.precision.base import (
     column,
     stays_16_bit,
 )
-from planner.precision.recipes import (
-    BF16,
-    BLOCKWISE,
-    DELAYED,
-    FP16,
-    MXFP4,
-    MXFP8,
-    NVFP4,
-    ROWWISE,
-    ROWWISE_GW_HP,
-    TENSORWISE,
-)
-from planner.registry import Registry
-
-PRECISIONS: Registry[Precision] = Registry(
-    BF16,
-    FP16,
-    TENSORWISE,
-    ROWWISE,
-    DELAYED,
-    BLOCKWISE,
-    MXFP8,
-    NVFP4,
-    ROWWISE_GW_HP,
-    MXFP4,
-    kind="precision",
-    field="layout.precision",
-)
+from planner.precision.recipes import PRECISIONS
 
 
 def torchao() -> tuple[Recipe, ...]:

@@ -1,4 +1,4 @@
-"""The precision recipes, one row each: add a row and its registry line in `planner.precision`.
+"""The precision recipes, one row each, and PRECISIONS, which they make.
 
 Two libraries quantise: torchao (TorchTitan, plain torch) and Transformer Engine (the Megatron
 family). Moves are bytes read and written per element of an operand, counted kernel by kernel.
@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 from planner.precision.base import NOTHING, Operands, Precision, Recipe
+from planner.registry import Registry
 
 # Bytes of scale per element: 1 per 32, fp32 per 128, 1 per 16 (besides one fp32 per tensor).
 MX, BLOCK, NV = 1.0 / 32, 4.0 / 128, 1.0 / 16
@@ -165,18 +166,7 @@ _MXFP4 = replace(
 # there (TransformerEngine issue 2255), and torchao's are built for SM100.
 _FP8 = frozenset({"hopper", "blackwell", "ada", "rtx-blackwell", "cdna", "cdna4"})
 
-BF16 = Precision(torchao=_BF16, needs=("bf16",))
-FP16 = Precision(torchao=_FP16, needs=("fp16",))
-TENSORWISE = Precision(
-    torchao=_TENSORWISE,
-    transformer_engine=_TE_TENSORWISE,
-    needs=("fp8",),
-    kernel_rows=_FP8,
-    titan_converters={"0.2": "quantize.linear.float8"},
-    titan_expert_converters={"0.2": "quantize.grouped_mm.float8"},
-    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
-)
-ROWWISE = Precision(
+_OF_ROWWISE = Precision(
     torchao=_ROWWISE,
     needs=("fp8",),
     kernel_rows=_FP8,
@@ -186,47 +176,64 @@ ROWWISE = Precision(
         "0.3": "Float8GroupedExpertsConverter",
     },
 )
-ROWWISE_GW_HP = replace(ROWWISE, torchao=_ROWWISE_GW_HP)
-DELAYED = Precision(
-    torchao=_DELAYED,
-    transformer_engine=_DELAYED,
-    needs=("fp8",),
-    kernel_rows=_FP8,
-    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "delayed"},
-)
-BLOCKWISE = Precision(
-    torchao=_BLOCKWISE,
-    transformer_engine=_TE_BLOCKWISE,
-    needs=("fp8",),
-    kernel_rows=_FP8 - {"ada"},
-    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
-)
-MXFP8 = Precision(
-    torchao=_MXFP8,
-    transformer_engine=_TE_MXFP8,
-    needs=("fp8", "fp4"),
-    kernel_rows=frozenset({"blackwell", "cdna4"}),
-    titan_converters={"0.2": "quantize.linear.mx", "0.3": "MXFP8LinearConverter"},
-    titan_expert_converters={
-        "0.2": "quantize.grouped_mm.mx",
-        "0.3": "MXFP8GroupedExpertsConverter",
-    },
-    megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
-)
-NVFP4 = Precision(
-    torchao=_NVFP4,
-    transformer_engine=_TE_NVFP4,
-    needs=("fp4",),
-    kernel_rows=frozenset({"blackwell"}),
-    vendors=frozenset({"nvidia"}),
-    titan_converters={"0.3": "NVFP4LinearConverter"},
-    megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
-)
-MXFP4 = Precision(
-    torchao=_MXFP4,
-    transformer_engine=_MXFP4,
-    needs=("fp4",),
-    kernel_rows=frozenset({"cdna4"}),
-    vendors=frozenset({"amd"}),
-    megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "mxfp4"},
+# in the order of the codes in columns of layouts
+PRECISIONS: Registry[Precision] = Registry(
+    Precision(torchao=_BF16, needs=("bf16",)),
+    Precision(torchao=_FP16, needs=("fp16",)),
+    Precision(
+        torchao=_TENSORWISE,
+        transformer_engine=_TE_TENSORWISE,
+        needs=("fp8",),
+        kernel_rows=_FP8,
+        titan_converters={"0.2": "quantize.linear.float8"},
+        titan_expert_converters={"0.2": "quantize.grouped_mm.float8"},
+        megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    ),
+    _OF_ROWWISE,
+    Precision(
+        torchao=_DELAYED,
+        transformer_engine=_DELAYED,
+        needs=("fp8",),
+        kernel_rows=_FP8,
+        megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+    ),
+    Precision(
+        torchao=_BLOCKWISE,
+        transformer_engine=_TE_BLOCKWISE,
+        needs=("fp8",),
+        kernel_rows=_FP8 - {"ada"},
+        megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
+    ),
+    Precision(
+        torchao=_MXFP8,
+        transformer_engine=_TE_MXFP8,
+        needs=("fp8", "fp4"),
+        kernel_rows=frozenset({"blackwell", "cdna4"}),
+        titan_converters={"0.2": "quantize.linear.mx", "0.3": "MXFP8LinearConverter"},
+        titan_expert_converters={
+            "0.2": "quantize.grouped_mm.mx",
+            "0.3": "MXFP8GroupedExpertsConverter",
+        },
+        megatron_settings={"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
+    ),
+    Precision(
+        torchao=_NVFP4,
+        transformer_engine=_TE_NVFP4,
+        needs=("fp4",),
+        kernel_rows=frozenset({"blackwell"}),
+        vendors=frozenset({"nvidia"}),
+        titan_converters={"0.3": "NVFP4LinearConverter"},
+        megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+    ),
+    replace(_OF_ROWWISE, torchao=_ROWWISE_GW_HP),
+    Precision(
+        torchao=_MXFP4,
+        transformer_engine=_MXFP4,
+        needs=("fp4",),
+        kernel_rows=frozenset({"cdna4"}),
+        vendors=frozenset({"amd"}),
+        megatron_settings={"fp4_format": "e2m1", "fp4_recipe": "mxfp4"},
+    ),
+    kind="precision",
+    field="layout.precision",
 )

@@ -1,31 +1,17 @@
-"""Pipeline schedules: one file each, one line each in this registry.
+"""Pipeline schedules: a class each, one line each in this registry.
 
-A schedule's file says all there is to say about it: its order, rules and closed forms, and which
+A schedule's class says all there is to say about it: its order, rules and closed forms, and which
 runtimes have it. Only the codes in columns of layouts come from the registry.
 """
 
 from planner.registry import Registry
-from planner.schedules.actions import (
-    Action,
-    Item,
-    Order,
-    OverlappedPair,
-    leaves,
-    parse_action,
-    parse_item,
-)
+from planner.schedules.actions import Action, Item, Order, OverlappedPair, leaves, to_csv
 from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.schedules.dualpipe_v import DualPipeV
-from planner.schedules.gpipe import GPipe
-from planner.schedules.interleaved_1f1b import Interleaved1F1B
-from planner.schedules.interleaved_zero_bubble import InterleavedZeroBubble
-from planner.schedules.legality import check_legal
-from planner.schedules.looped_bfs import LoopedBFS
-from planner.schedules.one_f_one_b import OneFOneB
-from planner.schedules.torch_csv import from_csv, to_csv
-from planner.schedules.zb_1p import ZB1p
-from planner.schedules.zb_2p import ZB2p
+from planner.schedules.gpipe import GPipe, LoopedBFS
+from planner.schedules.one_f_one_b import Interleaved1F1B, OneFOneB
 from planner.schedules.zbv_zero_bubble import ZBVZeroBubble
+from planner.schedules.zero_bubble import InterleavedZeroBubble, ZB1p, ZB2p
 
 SCHEDULES: Registry[Schedule] = Registry(
     GPipe(),
@@ -50,6 +36,5 @@ def schedules_of(runtime: Runtime) -> tuple[str, ...]:
 
 __all__ = [
     "SCHEDULES", "Action", "Item", "Order", "OverlappedPair", "Runtime", "Schedule",
-    "ScheduleRule", "check_legal", "from_csv", "leaves", "parse_action", "parse_item",
-    "schedules_of", "to_csv",
+    "ScheduleRule", "leaves", "schedules_of", "to_csv",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 A: actions of one rank.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,10 +16,6 @@ KINDS: tuple[Kind, ...] = ("F", "I", "W", "B")
 FORWARD, INPUT_GRAD, WEIGHT_GRAD, BACKWARD = range(4)
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-_NOTATION = re.compile(r"^(\d+)([FIWB])(\d+)$")
-_OVERLAPPED = re.compile(r"^\(([^;()]+);([^;()]+)\)OVERLAP_F_B$")
-_KINDS: dict[str, Kind] = {kind: kind for kind in KINDS}
 
 
 class Action(NamedTuple):
@@ -68,31 +63,13 @@ def leaves(order: RankOrder) -> tuple[Action, ...]:
     )
 
 
-def parse_action(text: str) -> Action:
-    """An `Action` from PyTorch's notation. Raises ValueError for anything else."""
-    match = _NOTATION.match(text.strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0"
-        )
-    return Action(int(match.group(1)), _KINDS[match.group(2)], int(match.group(3)))
+def to_csv(actions: Order) -> str:
+    """PyTorch's schedule CSV: a line per pipeline rank, actions in order ("0F0,0F1,0B0,...").
 
-
-def parse_item(text: str) -> Item:
-    """An `Action`, or an `OverlappedPair` from torch's "(4F2;3B1)OVERLAP_F_B".
-
-    Raises ValueError for anything else.
+    `_PipelineScheduleRuntime._load_csv(file, format="compute_only")` reads the file; torch adds
+    sends, receives and unshards itself.
     """
-    match = _OVERLAPPED.match(text.strip())
-    if match is None:
-        return parse_action(text)
-    forward, backward = parse_action(match.group(1)), parse_action(match.group(2))
-    if (forward.kind, backward.kind) != ("F", "B"):
-        raise ValueError(
-            f"{text!r} is no overlapped pair; write a forward, then a full backward, such as "
-            "(4F2;3B1)OVERLAP_F_B"
-        )
-    return OverlappedPair(forward, backward)
+    return "".join(f"{','.join(map(str, rank))}\n" for rank in actions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

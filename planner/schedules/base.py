@@ -40,6 +40,7 @@ class ScheduleRule:
     rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
     holds: vectorised over columns (N,) of pp, v, m.
     key: the reason under which a search counts it; "" for the schedule's name with `field`.
+    runtimes: whose condition it is.
     """
 
     field: str
@@ -47,6 +48,7 @@ class ScheduleRule:
     remedy: str
     holds: Callable[[Ints, Ints, Ints], Bools]
     key: str = ""
+    runtimes: tuple[Runtime, ...] = RUNTIMES
 
     def describe(self, pp: int, v: int, m: int) -> tuple[str, str]:
         """(rule, remedy) with this layout's numbers filled in."""
@@ -54,15 +56,15 @@ class ScheduleRule:
         return self.rule.format(**numbers), self.remedy.format(**numbers)
 
 
-@dataclass(frozen=True)
 class Schedule(ABC):
-    """A pipeline schedule. Each subclass is one file, and holds no state beyond these properties.
+    """A pipeline schedule, without any state beyond these properties.
 
     name: as in the contract.
     single_stage: one stage per rank (v = 1); otherwise two or more.
     splits_backward: emits I and W as two actions.
     runtimes: pipeline runtimes that have it. A trainer runs the schedules of its own runtime.
     search_order: the search tries schedules in this order, lowest first.
+    conditions: demands of its runtimes.
     fork: repository of the fork that adds it to a runtime; "" where the runtime itself has it.
     v_shaped: stage s and stage 2p - 1 - s share a rank, else stage s is on rank s mod p.
     synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across
@@ -75,6 +77,7 @@ class Schedule(ABC):
     splits_backward: bool
     runtimes: frozenset[Runtime]
     search_order: int
+    conditions: tuple[ScheduleRule, ...]
     fork: str = ""
     v_shaped: bool = False
     synchronous_end: bool = True
@@ -86,9 +89,9 @@ class Schedule(ABC):
         One by one, or as columns, which a long order builds many times faster.
         """
 
-    @abstractmethod
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Demands of this runtime on the schedule."""
+        return tuple(rule for rule in self.conditions if runtime in rule.runtimes)
 
     @abstractmethod
     def bubble_seconds(

@@ -79,7 +79,7 @@ def late_weight_grads(
 ) -> tuple[Floats, Floats]:
     """(what else is in flight, what waits for W) when most chunks wait for W, min(d + 1, v m).
 
-    In microbatches, right after an I (see `Schedule.moments`).
+    In microbatches, right after an I (see `Schedule.peak_candidates`).
     """
     late = np.minimum(np.asarray(delay) + 1, v * m) / v
     whole = np.clip(m - late, 0.0, in_flight - 1.0 / v)

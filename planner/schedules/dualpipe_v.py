@@ -3,8 +3,6 @@
 A V of two stages per rank, whose F and B of two microbatches pair up.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.schedules.actions import ActionColumns
@@ -13,7 +11,6 @@ from planner.schedules.base import (
     FloatLike,
     Floats,
     IntLike,
-    Runtime,
     Schedule,
     ScheduleRule,
     two_stages_per_rank,
@@ -21,7 +18,6 @@ from planner.schedules.base import (
 from planner.schedules.v_shape import VOrder
 
 
-@dataclass(frozen=True)
 class DualPipeV(Schedule):
     """DualPipe's "cut-in-half".
 
@@ -30,12 +26,22 @@ class DualPipeV(Schedule):
     Sources: DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe; Sea AI Lab.
     """
 
-    name: str = "DualPipeV"
-    single_stage: bool = False
-    splits_backward: bool = True
-    runtimes: frozenset[Runtime] = frozenset({"torch"})
-    search_order: int = 50
-    v_shaped: bool = True
+    name = "DualPipeV"
+    single_stage = False
+    splits_backward = True
+    runtimes = frozenset({"torch"})
+    search_order = 50
+    v_shaped = True
+    conditions = (
+        two_stages_per_rank(name),
+        ScheduleRule(  # torch raises ValueError with fewer
+            field="micro_batch_size",
+            rule="DualPipeV needs at least as many microbatches as stages: {m} < 2 x pp={pp}",
+            remedy="lower micro_batch_size, dp or pp until there are 2 pp microbatches, or use "
+            "ZBVZeroBubble",
+            holds=lambda pp, v, m: m >= 2 * pp,
+        ),
+    )
 
     def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """As ScheduleDualPipeV of torch, its eight steps in order."""
@@ -61,20 +67,6 @@ class DualPipeV(Schedule):
             order.add_overlap(1, 0)
         _drain(order, rank, beyond)
         return order.columns()
-
-    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """Exactly two stages per rank; at least as many microbatches as stages.
-
-        torch raises ValueError with fewer.
-        """
-        enough = ScheduleRule(
-            field="micro_batch_size",
-            rule="DualPipeV needs at least as many microbatches as stages: {m} < 2 x pp={pp}",
-            remedy="lower micro_batch_size, dp or pp until there are 2 pp microbatches, or use "
-            "ZBVZeroBubble",
-            holds=lambda pp, v, m: m >= 2 * pp,
-        )
-        return (two_stages_per_rank(self.name), enough)
 
     def bubble_seconds(
         self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike

@@ -3,8 +3,6 @@
 The last forward and the first backward of a microbatch are on one rank.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.schedules.actions import ActionColumns
@@ -13,27 +11,25 @@ from planner.schedules.base import (
     FloatLike,
     Floats,
     IntLike,
-    Runtime,
     Schedule,
-    ScheduleRule,
     two_stages_per_rank,
 )
 from planner.schedules.v_shape import VOrder
 
 
-@dataclass(frozen=True)
 class ZBVZeroBubble(Schedule):
     """ZB-V: ZB-2p's bubble with 1F1B's memory while f, i and w are alike.
 
     Source: Qi et al. 2023, section 6.
     """
 
-    name: str = "ZBVZeroBubble"
-    single_stage: bool = False
-    splits_backward: bool = True
-    runtimes: frozenset[Runtime] = frozenset({"torch"})
-    search_order: int = 30
-    v_shaped: bool = True
+    name = "ZBVZeroBubble"
+    single_stage = False
+    splits_backward = True
+    runtimes = frozenset({"torch"})
+    search_order = 30
+    v_shaped = True
+    conditions = (two_stages_per_rank(name),)  # and any number of microbatches
 
     def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """As ScheduleZBVZeroBubble of torch.
@@ -53,10 +49,6 @@ class ZBVZeroBubble(Schedule):
                 order.add_owed()
         _cool_down(order, rank, pp)
         return order.columns(m)
-
-    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """Exactly two stages per rank; torch puts no condition on the number of microbatches."""
-        return (two_stages_per_rank(self.name),)
 
     def bubble_seconds(
         self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike

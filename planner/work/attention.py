@@ -360,8 +360,7 @@ def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:
 
     Under GQA also the key and value gradients of every query head, before they are summed.
     Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d,
-        dk_expanded,
-    dv_expanded).
+        dk_expanded, dv_expanded).
     """
     summed = Tensor(name="dq_accum", dims=("tokens", "heads", "qk_dim"), width="fp32")
     rows = Tensor(name="softmax_d", dims=("tokens", "heads"), width="fp32")

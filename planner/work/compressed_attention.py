@@ -10,9 +10,7 @@ Sources: DeepSeek-V4 technical report (2026), sections 2.1 and 2.3; transformers
     csa_utils/fused_sparse_attention.py (CSASparseAttnFunc, saved tensors).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -53,12 +51,8 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
     }
 
 
-def operations(mixer: Mixer) -> Callable[[ModelSpec, Code], tuple[Op, ...]]:
+def operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From a layer's gathered input to the output projection; mixer: of this layer."""
-    return partial(_operations, mixer)
-
-
-def _operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
     source = Tensor(name="attention_in", dims=HIDDEN)
     query, _ = latents(model, code)
     own = projection("wkv", ("qk_dim",), ("hidden",), source)

@@ -6,6 +6,7 @@ parameters in `planner.specs.mixer_parameters`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from planner.columns import FloatColumn
 from planner.specs.mixers import COMPRESSED, Mixer
@@ -26,7 +27,7 @@ from planner.work.ops import Op
 from planner.work.pieces import Code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MixerWork:
     """One mixer.
 
@@ -38,39 +39,24 @@ class MixerWork:
 
     operations: Callable[[ModelSpec, Code], tuple[Op, ...]]
     sizes: Callable[[ModelSpec, FloatColumn], dict[str, FloatColumn]]
-    cut: frozenset[str]
+    cut: frozenset[str] = frozenset()
 
 
+_MAMBA2 = MixerWork(mamba2.operations, mamba2.sizes, mamba2.TP_DIMS)
 MIXERS: Mapping[Mixer, MixerWork] = {
-    "dsa": MixerWork(
-        operations=sparse_attention.operations, sizes=sparse_attention.sizes, cut=frozenset()
-    ),
-    "dsa-shared": MixerWork(
-        operations=sparse_attention.shared, sizes=sparse_attention.sizes, cut=frozenset()
-    ),
-    "msa": MixerWork(operations=block_sparse.operations, sizes=block_sparse.sizes, cut=frozenset()),
-    "gated-delta": MixerWork(
-        operations=gated_delta.operations, sizes=gated_delta.sizes, cut=gated_delta.TP_DIMS
-    ),
-    "kimi-delta": MixerWork(
-        operations=kimi_delta.operations, sizes=kimi_delta.sizes, cut=kimi_delta.TP_DIMS
-    ),
-    **dict.fromkeys(
-        ("mamba2", "attention-mamba2"),
-        MixerWork(operations=mamba2.operations, sizes=mamba2.sizes, cut=mamba2.TP_DIMS),
-    ),
-    "mamba": MixerWork(operations=mamba1.operations, sizes=mamba1.sizes, cut=mamba1.TP_DIMS),
-    "short-conv": MixerWork(
-        operations=short_conv.operations, sizes=short_conv.sizes, cut=short_conv.TP_DIMS
-    ),
-    "lightning": MixerWork(
-        operations=lightning.operations, sizes=lightning.sizes, cut=lightning.TP_DIMS
-    ),
+    "dsa": MixerWork(sparse_attention.operations, sparse_attention.sizes),
+    "dsa-shared": MixerWork(sparse_attention.shared, sparse_attention.sizes),
+    "msa": MixerWork(block_sparse.operations, block_sparse.sizes),
+    "gated-delta": MixerWork(gated_delta.operations, gated_delta.sizes, gated_delta.TP_DIMS),
+    "kimi-delta": MixerWork(kimi_delta.operations, kimi_delta.sizes, kimi_delta.TP_DIMS),
+    "mamba2": _MAMBA2,
+    "attention-mamba2": _MAMBA2,
+    "mamba": MixerWork(mamba1.operations, mamba1.sizes, mamba1.TP_DIMS),
+    "short-conv": MixerWork(short_conv.operations, short_conv.sizes, short_conv.TP_DIMS),
+    "lightning": MixerWork(lightning.operations, lightning.sizes, lightning.TP_DIMS),
     **{
         mixer: MixerWork(
-            operations=compressed_attention.operations(mixer),
-            sizes=compressed_attention.sizes,
-            cut=frozenset(),
+            partial(compressed_attention.operations, mixer), compressed_attention.sizes
         )
         for mixer in COMPRESSED
     },

@@ -9,7 +9,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.run import goodput as run
 from planner.cost.run import whole_run
-from planner.cost.run.energy_and_price import JOULES_PER_KWH, REST_OF_NODE_SHARE, bill, gpu_watts
+from planner.cost.run.whole_run import JOULES_PER_KWH, REST_OF_NODE_SHARE, bill, gpu_watts
 from planner.intake.jobs import read_job
 from planner.intake.machines import read_cluster
 from planner.specs.cluster import DEFAULT_CARBON_INTENSITY

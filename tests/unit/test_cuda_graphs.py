@@ -12,8 +12,8 @@ from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
 from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches, replays
 from planner.cost.layer.trainer_kernels import trainer_code
-from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
+from planner.cost.memory.reserved import fixed_gradients, private_bytes
 from planner.cost.price import Pricer, Prices
 from planner.cost.step_seconds import PARTS
 from planner.errors import UnsupportedError

@@ -1,9 +1,8 @@
 """Distinct rows: told apart whatever their columns hold, and each row finds its own again."""
 
 import numpy as np
-import pytest
 
-from planner.columns.groups import _same_row, hashes, numbered, row_of_each, unique_rows
+from planner.columns.groups import hashes, unique_rows
 
 
 def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
@@ -27,25 +26,3 @@ def test_few_rows_have_the_hashes_that_they_have_among_many() -> None:
     many = hashes(columns)
     few = np.concatenate([hashes([c[at : at + 100] for c in columns]) for at in (0, 100, 200)])
     assert few.tolist() == many.tolist()
-
-
-@pytest.mark.parametrize("count", [50, 10**7])
-def test_codes_are_numbered_in_order(count: int) -> None:
-    codes = np.array([7, 3, 3, 49, 7, 0])
-    found, inverse = numbered(codes, count)
-    first = row_of_each(inverse, len(found))
-    assert found.tolist() == [0, 3, 7, 49]
-    assert codes[first].tolist() == found.tolist()
-    assert inverse.tolist() == [2, 1, 1, 3, 2, 0]
-    assert numbered(codes.reshape(2, 3), count)[1].tolist() == [[2, 1, 1], [3, 2, 0]]
-
-
-@pytest.mark.parametrize("alike", [8, 40, 64])
-def test_hashes_that_share_many_bits_are_told_apart(alike: int) -> None:
-    """Hashes whose first bits are equal share their first places in the table."""
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 2**63, size=200).astype(np.uint64) >> np.uint64(min(alike, 60))
-    codes = codes[rng.integers(0, 200, size=5000)]
-    same = _same_row(codes)
-    assert (codes[same] == codes).all()
-    assert len(np.unique(same)) == len(np.unique(codes))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost.layer.exchange import DEEPEP, DISPATCHERS, kernel_seconds, reached
-from planner.cost.memory.dispatch_buffers import dispatch_buffer_bytes
+from planner.cost.memory.reserved import dispatch_buffer_bytes
 from planner.cost.price import Pricer
 from planner.intake.models import read_model
 from planner.work.axes import local_sizes

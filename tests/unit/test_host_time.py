@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.cost.data_parallel.optimizer_step import sum_bytes
 from planner.cost.layer.trainer_kernels import composite_norm
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
@@ -78,7 +79,7 @@ def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     trainer: str, layout: dict[str, Any], num_bytes: float
 ) -> None:
     pricer, batch = on_nodes(trainer, 8, **layout)
-    assert pricer.optimizer_step.sum_bytes(batch)[0] == num_bytes
+    assert sum_bytes(pricer, batch)[0] == num_bytes
     shards = shards_of(pricer, batch)
     moved = pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
     assert shards.sum_seconds[:, 0] == pytest.approx(moved)

@@ -10,7 +10,8 @@ from planner.columns import LayoutBatch, memo
 from planner.columns.groups import hashes
 from planner.cost.cost_inputs import shards_at, units_at
 from planner.cost.cost_rows import distinct_rows
-from planner.cost.layer.unit_work import unit_work
+from planner.cost.data_parallel.sharding import UnitShards
+from planner.cost.layer.unit_work import Savings, UnitWork, unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.search.space.enumerate import build_space
@@ -53,15 +54,15 @@ def same(first: object, second: object) -> bool:
 
 def test_what_is_remembered_is_what_was_priced(pricer: Pricer, rows: LayoutBatch) -> None:
     first = units_at(pricer, rows)
-    count = pricer.known.work.count
+    count = pricer.known.memo(UnitWork).count
     again = units_at(pricer, rows.take(np.arange(len(rows))[::-1]))
-    assert pricer.known.work.count == count < len(rows)
+    assert pricer.known.memo(UnitWork).count == count < len(rows)
     assert same(first, units_at(pricer, rows))
     assert np.array_equal(again.forward_seconds[:, ::-1], first.forward_seconds)
     alone = units_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.saved_bytes[:, 0], first.saved_bytes[:, 7])
     pricer.known.forget()
-    assert pricer.known.work.count == 0
+    assert pricer.known.memo(UnitWork).count == 0
     assert same(first, units_at(pricer, rows)), "what was forgotten is priced again"
 
 
@@ -74,7 +75,7 @@ def test_checkpointing_shares_the_work_of_a_unit(pricer: Pricer) -> None:
     for kind, value in [(NONE, 0.0), (FULL, 0.0), (SELECTIVE_OP, 0.0), *BUDGETS]:
         alike = replace(row, ac_kind=np.array([kind]), ac_value=np.array([value]))
         assert same(units_at(pricer, alike), units_at(fresh(), alike))
-    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
+    assert (pricer.known.memo(UnitWork).count, pricer.known.memo(Savings).count) == (1, 1)
 
 
 def test_budgets_and_modes_of_one_call_share_it_too(pricer: Pricer) -> None:
@@ -83,7 +84,7 @@ def test_budgets_and_modes_of_one_call_share_it_too(pricer: Pricer) -> None:
     whole = some_rows(pricer, 1).take(np.zeros(len(kinds), dtype=np.int64))
     rows = replace(whole, **columns)
     together = units_at(pricer, rows)
-    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
+    assert (pricer.known.memo(UnitWork).count, pricer.known.memo(Savings).count) == (1, 1)
     for place in range(len(rows)):
         alone = units_at(fresh(), rows.take(np.array([place])))
         for name in ("recompute_seconds", "saved_bytes"):
@@ -99,15 +100,15 @@ def test_too_many_are_forgotten_and_priced_again(
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16)))
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
-        assert pricer.known.work.count <= 32
+        assert pricer.known.memo(UnitWork).count <= 32
     assert same(units_at(pricer, rows), whole)
 
 
 def test_shards_are_remembered_too(pricer: Pricer, rows: LayoutBatch) -> None:
     first = shards_at(pricer, rows)
-    count = pricer.known.shards.count
+    count = pricer.known.memo(UnitShards).count
     assert same(first, shards_at(pricer, rows))
-    assert pricer.known.shards.count == count
+    assert pricer.known.memo(UnitShards).count == count
     alone = shards_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.gather_seconds[:, 0], first.gather_seconds[:, 7])
     assert alone.step_seconds[0] == first.step_seconds[7]
@@ -116,7 +117,7 @@ def test_shards_are_remembered_too(pricer: Pricer, rows: LayoutBatch) -> None:
 def test_a_changed_job_starts_without(pricer: Pricer, rows: LayoutBatch) -> None:
     units_at(pricer, rows)
     longer = replace(pricer, training=pricer.training.model_copy(update={"seq_len": 8192}))
-    assert longer.known.work.count == 0
+    assert longer.known.memo(UnitWork).count == 0
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 
@@ -160,7 +161,7 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     rows, _ = distinct_rows(pricer, replace(budgeted, **columns))
     found = units_at(pricer, rows)
     assert same(found, units_at(replace(pricer, remembers=False), rows))
-    assert 0 < pricer.known.savings.count < pricer.known.work.count
+    assert 0 < pricer.known.memo(Savings).count < pricer.known.memo(UnitWork).count
 
 
 def test_one_number_for_all_layouts_stays_one_number(rows: LayoutBatch) -> None:

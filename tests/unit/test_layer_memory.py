@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.memory.allocator import cached_bytes, reserved_bytes
 from planner.cost.memory.peak import (
     LayerNeeds,
     PeakMemory,
@@ -16,6 +15,7 @@ from planner.cost.memory.peak import (
     layer_phases,
     rank_memory,
 )
+from planner.cost.memory.reserved import cached_bytes, reserved_bytes
 from planner.cost.memory.worst_phase import (
     OnRanks,
     PhaseBytes,

@@ -1,26 +1,15 @@
 """Orders lowered and laid out in levels: columns against actions one by one, many against one."""
 
 import itertools
-from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.pipeline.event_simulation import CompiledSchedule
 from planner.cost.pipeline.lowering import Graph, lower
 from planner.cost.pipeline.order_parts import RankColumns
-from planner.cost.pipeline.simulate import (
-    KEPT,
-    Asked,
-    SimulatedPipeline,
-    compile_order,
-    compile_together,
-    simulate,
-    simulate_together,
-)
+from planner.cost.pipeline.simulate import KEPT, simulate
 from planner.cost.pipeline.torch_rounds import ACTIVE_STAGES, entries_before, rounds
 from planner.cost.pipeline.waves import waves
 from planner.schedules import SCHEDULES, Action, Schedule, leaves
@@ -58,46 +47,20 @@ def test_an_empty_rank_has_empty_columns() -> None:
     assert as_columns([(Action(0, "F", 0),)])[0].items() == (Action(0, "F", 0),)
 
 
-def parts(one: CompiledSchedule) -> list[object]:
-    names = "num_ranks num_stages pairs items work_N reach_DN first_N rank_N slot_A"
-    found = (getattr(one, name) for name in names.split())
-    return [part.tolist() if isinstance(part, np.ndarray) else part for part in found]
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=lambda t: f"{t.receive}-{t.waits}")
-def test_compiled_together_is_compiled_alone(transport: Transport) -> None:
+def test_pipelines_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     KEPT.clear()
-    alone = {}
-    for entry, shape in LEGAL:
-        with suppress(ValueError):  # this runtime cannot run that order
-            alone[entry, shape] = compile_order(entry.actions(*shape), transport)
-    pipelines = [SimulatedPipeline(entry, *shape, transport) for entry, shape in alone]
-    assert len(pipelines) > 5
-    for made, single in zip(compile_together(pipelines), alone.values(), strict=True):
-        assert parts(made) == parts(single)
+    calls: list[RankColumns] = []
 
-
-def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    KEPT.clear()
-    calls: list[int] = []
-
-    def counted(orders: Sequence[RankColumns], transport: Transport) -> Graph:
-        calls.append(len(orders))
-        return lower(orders, transport)
+    def counted(order: RankColumns, transport: Transport) -> Graph:
+        calls.append(order)
+        return lower(order, transport)
 
     monkeypatch.setattr("planner.cost.pipeline.simulate.lower", counted)
-    shapes = [("1F1B", (4, 1, 9)), ("1F1B", (8, 1, 700)), ("DualPipeV", (8, 2, 480))]
-    asked = []
-    for name, shape in shapes:
-        ones = np.ones((1, shape[0] * shape[1]))
-        pipeline = SimulatedPipeline(SCHEDULES[name], *shape)
-        asked.append(Asked(pipeline, stage_costs(ones, ones, ones, 0.1 * ones, ones)))
-    simulate_together(asked)
-    assert calls == [5]
-    simulate_together(asked[::-1])
-    for one in asked:
-        simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
-    assert calls == [5]
+    for _ in range(2):
+        for name, shape in (("1F1B", (4, 1, 9)), ("1F1B", (8, 1, 700)), ("DualPipeV", (8, 2, 480))):
+            ones = np.ones((1, shape[0] * shape[1]))
+            simulate(SCHEDULES[name], shape, stage_costs(ones, ones, ones, 0.1 * ones, ones))
+        assert len(calls) == 5
 
 
 @given(st.data())

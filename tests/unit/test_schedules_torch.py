@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.schedules import SCHEDULES, from_csv, to_csv
+from planner.schedules import SCHEDULES, to_csv
 from tests.conftest import needed, one_fast
+from tests.orders import from_csv
 
 schedules = needed("torch.distributed.pipelining.schedules")
 get_schedule_class = schedules.get_schedule_class

@@ -1,31 +1,24 @@
 """The timeline simulator: small cases by hand, memory, extrapolated long steps, the trace."""
 
-import dataclasses
 import itertools
 import json
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given as drawn
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from planner.cost.pipeline.simulate import (
     DIRECT_ACTIONS,
     KEPT,
-    Asked,
-    SimulatedPipeline,
     Simulation,
     StageCosts,
-    compile_order,
     compiled,
     replay,
     simulate,
-    simulate_together,
 )
 from planner.export.trace import chrome_trace
-from planner.schedules import SCHEDULES, from_csv
+from planner.schedules import SCHEDULES
+from tests.orders import compile_order, from_csv
 from tests.pricing import STAGE_COLUMNS, stage_costs
 
 
@@ -80,33 +73,6 @@ def test_memory_counts_what_is_saved_until_the_weights_gradient() -> None:
     kept = result.timeline.kept_bytes_AC[:, 0]
     assert kept.tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
     assert result.peak_saved_bytes_CR.tolist() == [[20.0]]
-
-
-@drawn(st.data())
-@settings(max_examples=30)
-def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
-    """Any pipelines, of any number of candidates, together as one by one, to the last digit."""
-    shapes = [
-        (name, pp, v, m)
-        for name in SCHEDULES
-        for pp, v, m in ((2, 1, 4), (4, 1, 9), (2, 2, 6), (4, 2, 16), (8, 1, 700), (4, 2, 480))
-        if SCHEDULES[name].violation(pp, v, m) is None
-    ]
-    asked = []
-    for name, pp, v, m in data.draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=5)):
-        count = data.draw(st.integers(1, 7))
-        spread = data.draw(st.sampled_from((0.0, 0.3)))
-        given_costs = uneven(pp * v, count, seed=count, spread=spread)
-        asked.append(Asked(SimulatedPipeline(SCHEDULES[name], pp, v, m), given_costs))
-    together = data.draw(st.sampled_from((1, 2000, 2**20)))  # ends up to which they are replayed
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planner.cost.pipeline.event_simulation.TOGETHER", together)
-        found = simulate_together(asked)
-    for one, simulated in zip(asked, found, strict=True):
-        alone = simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
-        for field in dataclasses.fields(alone):
-            found, expected = (getattr(one, field.name) for one in (simulated, alone))
-            np.testing.assert_array_equal(found, expected)
 
 
 def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:

@@ -8,7 +8,13 @@ import pytest
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.muon import newton_schulz_flops
-from planner.cost.data_parallel.optimizer_step import HOST_STREAM_BYTES_PER_SECOND, small_reductions
+from planner.cost.data_parallel.optimizer_step import (
+    HOST_STREAM_BYTES_PER_SECOND,
+    bytes_per_parameter,
+    small_reductions,
+    sum_bytes,
+    update_seconds,
+)
 from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
@@ -27,11 +33,6 @@ def case(
     given = ("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 4 * num_gpus)
     job = read_job(job_values(*given, layout=layout or {"dp_shard": 16}, **(training or {})))
     return priced(job)
-
-
-def on_fabric(pricer: Pricer) -> tuple[Any, ...]:
-    """What functions of sharding take beside layouts."""
-    return pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
 
 
 def sent_seconds(operation: Any, payload: np.ndarray, ranks: float, pricer: Pricer) -> float:
@@ -62,7 +63,7 @@ UNCLIPPED = {"max_grad_norm": None}
 def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
     """Gradient read; parameter and states read and written; clipping; Megatron's copies."""
     pricer, batch = case(training, **({"dp_shard": 16} | layout))
-    assert pricer.optimizer_step.bytes_per_parameter(batch)[0] == moved
+    assert bytes_per_parameter(pricer, batch)[0] == moved
 
 
 def test_optimizers_are_ordered_by_what_they_do() -> None:
@@ -82,7 +83,7 @@ def test_clipping_adds_its_passes_and_its_reductions() -> None:
 
 
 def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
-    return float(small_reductions(batch, *on_fabric(pricer))[0])
+    return float(small_reductions(pricer, batch)[0])
 
 
 def test_small_reductions_run_once_an_axis() -> None:
@@ -133,7 +134,7 @@ ADDED = [
 def test_under_a_pipeline_or_replicas_gradients_add_up(layout: Any, moved: float) -> None:
     """A fresh gradient read, the sum read and written."""
     pricer, batch = case(**({"param_dtype": "float32"} | layout))
-    assert float(pricer.optimizer_step.sum_bytes(batch)[0]) == moved
+    assert float(sum_bytes(pricer, batch)[0]) == moved
 
 
 @pytest.mark.parametrize(("layout", "dense", "expert"), [
@@ -162,10 +163,9 @@ def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
 def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     """Momenta to their owner and updates back, two bytes each; what is no matrix takes AdamW."""
     pricer, batch = case({"optimizer": "muon"})
-    found = sharding.unit_shards(batch, *on_fabric(pricer))
-    step = pricer.optimizer_step
-    exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
-    rate = step.device.linear_rate[step.device.half]
+    found = sharding.unit_shards(pricer, batch)
+    exchange = found.update_seconds - update_seconds(pricer, batch, found.shard, 0 * found.shard)
+    rate = pricer.device.linear_rate[pricer.device.half]
     exchange[0] -= found.shard[0] * newton_schulz_flops(pricer.model) / rate
     once = sent_seconds("all-to-all", 2.0 * found.shard[0], 16.0, pricer)
     assert exchange[:, 0] == pytest.approx([2.0 * once, 0.0, 0.0])
@@ -179,8 +179,8 @@ def layer_of(mode: str | None = None, **training: Any) -> tuple[float, float]:
     """(parameters, seconds of Newton-Schulz and its communication) of one layer on one rank."""
     mode_of = {"muon_tp_mode": mode} if mode else {}
     pricer, batch = case({**MUON, **mode_of, **training}, **WIDE)
-    found = sharding.unit_shards(batch, *on_fabric(pricer))
-    update = pricer.optimizer_step.seconds(batch, found.shard, 0 * found.shard)
+    found = sharding.unit_shards(pricer, batch)
+    update = update_seconds(pricer, batch, found.shard, 0 * found.shard)
     assert (found.update_seconds[1:] == update[1:]).all(), "embedding and head have AdamW"
     return float(found.shard[0, 0]), float((found.update_seconds - update)[0, 0])
 
@@ -227,13 +227,13 @@ def test_owners_beyond_the_matrices_wait_for_the_largest_one() -> None:
     """
     owners = {"num_gpus": 1024, "dp_shard": 1024, "zero_stage": 1}
     pricer, batch = case(MUON, **owners)
-    found = sharding.unit_shards(batch, *on_fabric(pricer))
+    found = sharding.unit_shards(pricer, batch)
     layers, largest = 32.0, 4096.0 * 28672.0
     assert layers * found.shard[0, 0] == pytest.approx(largest, rel=1e-3)
     assert layers * found.padding[0, 0] == pytest.approx(1024 * largest - 6.98e9, rel=1e-3)
     older, batch = case({**MUON, "trainer_version": "0.17"}, **owners)
-    assert not sharding.unit_shards(batch, *on_fabric(older)).padding.any()
-    calls = sharding.shard_calls(batch, *on_fabric(older))
+    assert not sharding.unit_shards(older, batch).padding.any()
+    calls = sharding.shard_calls(older, batch)
     assert {call.operation for call in calls if call.part == "scatter"} == {"all-reduce"}
 
 
@@ -279,7 +279,7 @@ def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() ->
 
 def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it() -> None:
     pricer, batch = case(cpu_offload=True, dp_shard=16)
-    per_parameter = pricer.optimizer_step.bytes_per_parameter(batch)[0]
+    per_parameter = bytes_per_parameter(pricer, batch)[0]
     moved = pricer.model.total_parameters() / 16 * per_parameter
     assert pricer.price(batch).parts["optimizer"][0] >= moved / HOST_STREAM_BYTES_PER_SECOND
     assert optimizer_seconds(cpu_offload=True, dp_shard=16) > 10.0 * optimizer_seconds(dp_shard=16)
@@ -289,13 +289,13 @@ def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it()
 def test_the_device_updates_what_is_not_on_the_host_at_the_same_time(share: float) -> None:
     layout = {"cpu_offload": True, "dp_shard": 16, "optimizer_offload_fraction": share}
     pricer, batch = case({"trainer": "megatron"}, **layout)
-    step, owned = pricer.optimizer_step, np.full((3, 1), 1e9)
-    moved = 1e9 * float(step.bytes_per_parameter(batch)[0])
+    owned = np.full((3, 1), 1e9)
+    moved = 1e9 * float(bytes_per_parameter(pricer, batch)[0])
     copies = share * 8e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
     host = share * moved / HOST_STREAM_BYTES_PER_SECOND
     device = (1.0 - share) * moved / pricer.device.memory_rate
     assert (host > device) == (share > 0.01)
-    seconds = step.seconds(batch, owned, 0 * owned)[1, 0]
+    seconds = update_seconds(pricer, batch, owned, 0 * owned)[1, 0]
     assert seconds == pytest.approx(copies + max(host, device))
 
 

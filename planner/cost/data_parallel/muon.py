@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.data_parallel.optimizer_step import OptimizerStep
+from planner.cost.prepared_job import PreparedJob
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.training import MuonTpMode
 from planner.work import axes, blocks
@@ -98,11 +98,7 @@ def _matrices(model: ModelSpec, kind: LayerKind, fused_gate: bool) -> tuple[_Mat
 
 
 def update_seconds(
-    batch: LayoutBatch,
-    step: OptimizerStep,
-    shard: FloatColumn,
-    collective: Collective,
-    rank_order: tuple[str, ...],
+    job: PreparedJob, batch: LayoutBatch, shard: FloatColumn, collective: Collective
 ) -> FloatColumn:
     """Seconds of Newton-Schulz iterations and of their communication, (K + 2, U).
 
@@ -112,27 +108,25 @@ def update_seconds(
     shard: parameters that a rank updates.
     """
     found = np.zeros_like(shard)
-    if step.training.optimizer != "muon":
+    if job.training.optimizer != "muon":
         return found
-    rate = step.device.linear_rate[step.device.half]
-    if not step.rules.muon.whole_owners:
-        degree, stride = axes.group("fsdp", batch, rank_order)
+    rate = job.device.linear_rate[job.device.half]
+    if not job.rules.muon.whole_owners:
+        degree, stride = axes.group("fsdp", batch, job.cluster.rank_order)
         payload = shard * EXCHANGED_BYTES
         payload[-2:] = 0.0
         degree = np.where(batch.zero_stage > 0, degree, 1.0)
-        found[:-2] = shard[:-2] * newton_schulz_flops(step.model) / rate
+        found[:-2] = shard[:-2] * newton_schulz_flops(job.model) / rate
         return found + 2.0 * collective("all-to-all", payload, degree, stride)
-    for work, owners in _owned(batch, step, rank_order, collective):
+    for work, owners in _owned(job, batch, collective):
         launched = CALLS * CALL_SECONDS * work.matrices
         seconds = np.maximum(work.flops / rate, launched) + work.seconds
-        busiest = _busiest(step, batch, work.flops, work.largest_flops, owners)
+        busiest = _busiest(job, batch, work.flops, work.largest_flops, owners)
         found[:-2] += seconds / owners * busiest
     return found
 
 
-def owner_shares(
-    batch: LayoutBatch, step: OptimizerStep, rank_order: tuple[str, ...]
-) -> tuple[FloatColumn, FloatColumn]:
+def owner_shares(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """Parameters of the busiest owner over an even share (outside routed experts, inside).
 
     (K + 2, U) each; 1 where every tensor is split. Matrices are dealt out largest first, each to
@@ -140,53 +134,50 @@ def owner_shares(
     where that is more.
     Source: Megatron-LM core 0.18 layer_wise_optimizer.py (_compute_per_buffer_param_layout).
     """
-    ones = np.ones((len(step.model.distinct_layers()) + 2, len(batch)))
-    if step.training.optimizer != "muon" or not step.rules.muon.whole_owners:
+    ones = np.ones((len(job.model.distinct_layers()) + 2, len(batch)))
+    if job.training.optimizer != "muon" or not job.rules.muon.whole_owners:
         return ones, ones
     found = [ones.copy(), ones.copy()]
-    for shares, (work, owners) in zip(found, _owned(batch, step, rank_order, None), strict=True):
-        shares[:-2] = _busiest(step, batch, work.elements, work.largest_elements, owners)
+    for shares, (work, owners) in zip(found, _owned(job, batch, None), strict=True):
+        shares[:-2] = _busiest(job, batch, work.elements, work.largest_elements, owners)
     return found[0], found[1]
 
 
 def _owned(
-    batch: LayoutBatch,
-    step: OptimizerStep,
-    rank_order: tuple[str, ...],
-    collective: Collective | None,
+    job: PreparedJob, batch: LayoutBatch, collective: Collective | None
 ) -> list[tuple[_Work, FloatColumn]]:
     """(work, ranks that share it) outside routed experts, and in them."""
     found = []
     for expert, names in enumerate((("tp", "fsdp"), ("etp", "efsdp"))):
-        cut, owners = (axes.group(name, batch, rank_order) for name in names)
-        work = _work(batch, step, bool(expert), cut, collective)
+        cut, owners = (axes.group(name, batch, job.cluster.rank_order) for name in names)
+        work = _work(job, batch, bool(expert), cut, collective)
         found.append((work, np.where(batch.zero_stage > 0, owners[0], 1.0)))
     return found
 
 
 def _busiest(
-    step: OptimizerStep,
+    job: PreparedJob,
     batch: LayoutBatch,
     amount: FloatColumn,
     largest: FloatColumn,
     owners: FloatColumn,
 ) -> FloatColumn:
     """The busiest owner's part of a stage's matrices over an even part, (U,); at least 1."""
-    counts = np.array([count for _, count in step.model.distinct_layers()], dtype=np.float64)
+    counts = np.array([count for _, count in job.model.distinct_layers()], dtype=np.float64)
     stage = np.maximum(counts @ amount / batch.pp, 1.0)
     return np.asarray(np.maximum(1.0, largest.max(axis=0) * owners / stage))
 
 
 def _work(
+    job: PreparedJob,
     batch: LayoutBatch,
-    step: OptimizerStep,
     expert: bool,
     cut: tuple[FloatColumn, FloatColumn],
     collective: Collective | None,
 ) -> _Work:
-    model, muon = step.model, step.rules.muon
-    mode = step.training.muon_tp_mode or muon.tp_mode
-    assert mode is not None, f"{step.rules.name} has owners of matrices and no mode"
+    model, muon = job.model, job.rules.muon
+    mode = job.training.muon_tp_mode or muon.tp_mode
+    assert mode is not None, f"{job.rules.name} has owners of matrices and no mode"
     ones = np.ones(len(batch))
     sizes = [
         {**weight_sizes(model, tp, etp), "experts": model.num_choices * ones}

@@ -10,12 +10,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
-from planner.cost.data_parallel import muon
-from planner.cost.data_parallel.optimizer_step import (
-    HOST_STREAM_BYTES_PER_SECOND,
-    OptimizerStep,
-    small_reductions,
-)
+from planner.cost.data_parallel import muon, optimizer_step
 from planner.cost.data_parallel.unit_elements import (
     kept_shards,
     quantised_shares,
@@ -26,8 +21,8 @@ from planner.cost.layer.quantisation import gathers_low, stored_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
+from planner.cost.prepared_job import PreparedJob
 from planner.precision import column
-from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.quantised import quantised_model
 
@@ -115,35 +110,29 @@ class ShardCall:
     times: FloatColumn | float = 1.0
 
 
-def unit_shards(
-    batch: LayoutBatch,
-    step: OptimizerStep,
-    fabric: Fabric,
-    profile: Profile,
-    rank_order: tuple[str, ...],
-) -> UnitShards:
+def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
     """Shards and data-parallel communication of every unit at the U layouts of `batch`.
 
     ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP).
     ZeRO 0 all-reduces whole gradients over all data-parallel ranks. Experts have the groups that
     remain besides EP.
     """
-    dense, expert = unit_parameters(step.model, batch)
-    seconds = _Seconds(fabric, profile)
-    quantised = quantised_shares(step.model, batch, step.recipes)
-    wires = wire_bytes(batch, quantised, step)
-    calls = shard_calls(batch, step, fabric, profile, rank_order)
+    dense, expert = unit_parameters(job.model, batch)
+    seconds = _Seconds(job.fabric, job.profile)
+    quantised = quantised_shares(job.model, batch, job.recipes)
+    wires = wire_bytes(job, batch, quantised)
+    calls = shard_calls(job, batch)
     gather, scatter, replicate = (
         in_order([call.times * call.seconds for call in calls if call.part == part])
         for part in ("gather", "scatter", "replicate")
     )
-    shares = muon.owner_shares(batch, step, rank_order)
-    shard = kept_shards(batch, dense * shares[0], expert * shares[1], rank_order)
-    pads = step.rules.muon.pads_owners
+    shares = muon.owner_shares(job, batch)
+    shard = kept_shards(batch, dense * shares[0], expert * shares[1], job.cluster.rank_order)
+    pads = job.rules.muon.pads_owners
     low = dense * quantised[0] + expert * quantised[1]
-    copies = step.copy_bytes(batch, stored_low(batch, step.recipes))
-    fsdp = axes.group("fsdp", batch, rank_order)
-    layers = dense[:-2] + expert[:-2] * batch.ep / max(step.model.num_experts, 1)
+    copies = optimizer_step.copy_bytes(job, batch, stored_low(batch, job.recipes))
+    fsdp = axes.group("fsdp", batch, job.cluster.rank_order)
+    layers = dense[:-2] + expert[:-2] * batch.ep / max(job.model.num_experts, 1)
     return UnitShards(
         local=dense + expert,
         shard=shard,
@@ -152,56 +141,51 @@ def unit_shards(
         gathered=(dense * wires[0] + expert * wires[1])
         / np.where(batch.param_dtype == 0, 2.0, 4.0),
         distinct=np.concatenate([layers, np.zeros_like(dense[-2:])]),
-        copies_bytes=low * (copies if step.rules.sharding.keeps_copies else 0.0),
-        gather_seconds=gather + _casts_of_shards(batch, (dense, quantised[0]), step, fsdp[0]),
+        copies_bytes=low * (copies if job.rules.sharding.keeps_copies else 0.0),
+        gather_seconds=gather + _casts_of_shards(job, batch, (dense, quantised[0]), fsdp[0]),
         scatter_seconds=scatter,
         replicate_seconds=replicate,
-        **_buffer_copies(batch, (dense, expert), wires, step, rank_order),
-        **_offload(batch, shard, step),
-        update_seconds=step.seconds(batch, shard, low)
-        + muon.update_seconds(batch, step, shard, seconds, rank_order),
-        sum_seconds=step.device.moved_seconds((dense + expert) * step.sum_bytes(batch)),
-        step_seconds=small_reductions(batch, step, fabric, profile, rank_order),
+        **_buffer_copies(job, batch, (dense, expert), wires),
+        **_offload(job, batch, shard),
+        update_seconds=optimizer_step.update_seconds(job, batch, shard, low)
+        + muon.update_seconds(job, batch, shard, seconds),
+        sum_seconds=job.device.moved_seconds(
+            (dense + expert) * optimizer_step.sum_bytes(job, batch)
+        ),
+        step_seconds=optimizer_step.small_reductions(job, batch),
     )
 
 
-def shard_calls(
-    batch: LayoutBatch,
-    step: OptimizerStep,
-    fabric: Fabric,
-    profile: Profile,
-    rank_order: tuple[str, ...],
-) -> list[ShardCall]:
+def shard_calls(job: PreparedJob, batch: LayoutBatch) -> list[ShardCall]:
     """The collectives that gather parameters and reduce gradients; see `unit_shards`."""
-    dense, expert = unit_parameters(step.model, batch)
-    seconds = _Seconds(fabric, profile)
-    quantised = quantised_shares(step.model, batch, step.recipes)
+    dense, expert = unit_parameters(job.model, batch)
+    seconds = _Seconds(job.fabric, job.profile)
+    quantised = quantised_shares(job.model, batch, job.recipes)
     found: list[ShardCall] = []
-    if step.rules.muon.pads_owners:
-        shares = muon.owner_shares(batch, step, rank_order)
+    if job.rules.muon.pads_owners:
+        shares = muon.owner_shares(job, batch)
         dense, expert = dense * shares[0], expert * shares[1]
     for parameters, wire, names in zip(
         (dense, expert),
-        wire_bytes(batch, quantised, step),
+        wire_bytes(job, batch, quantised),
         (("fsdp", "ddp"), ("efsdp", "eddp")),
         strict=True,
     ):
-        groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
+        groups = [axes.group(name, batch, job.cluster.rank_order) for name in (*names, "replicate")]
         gather, scatter, replicate = _sharded(batch, parameters, wire, groups, seconds)
-        if step.training.optimizer == "muon" and step.rules.muon.reduces_whole:
+        if job.training.optimizer == "muon" and job.rules.muon.reduces_whole:
             whole, degree, stride = scatter.payload, scatter.degree, scatter.stride
             scatter = seconds.call("scatter", "all-reduce", whole, degree, stride)
-        if step.rules.whole_owners:
-            gather, scatter = _by_owners(batch, parameters, wire, groups[0], (step.model, seconds))
+        if job.rules.whole_owners:
+            gather, scatter = _by_owners(job, batch, parameters, wire, groups[0], seconds)
         found += [gather, scatter, replicate]
-    shards = axes.group("fsdp", batch, rank_order)
-    return [*found, *_scales_of_shards(batch, quantised[0], step, (seconds, shards))]
+    return [*found, *_scales_of_shards(job, batch, quantised[0], seconds)]
 
 
 def _casts_of_shards(
+    job: PreparedJob,
     batch: LayoutBatch,
     dense: tuple[FloatColumn, FloatColumn],
-    step: OptimizerStep,
     degree: FloatColumn,
 ) -> FloatColumn:
     """Seconds that FSDP takes to quantise each unit's shards before it gathers them, (K + 2, U).
@@ -210,39 +194,38 @@ def _casts_of_shards(
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
     """
     parameters, quantised = dense
-    low = gathers_low(batch, step.recipes)
-    if not (step.rules.sharding.casts_shards and low.any()):
+    low = gathers_low(batch, job.recipes)
+    if not (job.rules.sharding.casts_shards and low.any()):
         return np.zeros_like(parameters)
-    own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
+    own = low & (column("gather_amax", batch.precision, job.recipes) > 0)
     shard = parameters / np.where(batch.zero_stage > 0, degree, 1.0) * quantised
     moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
-    return np.asarray(moved / step.device.memory_rate)
+    return np.asarray(moved / job.device.memory_rate)
 
 
 def _scales_of_shards(
-    batch: LayoutBatch, quantised: FloatColumn, step: OptimizerStep, group: "_Group"
+    job: PreparedJob, batch: LayoutBatch, quantised: FloatColumn, seconds: "_Seconds"
 ) -> list[ShardCall]:
     """All-reduces of the scale of each weight that is gathered quantised.
 
     There are none where the scales of all weights are made together after the optimizer's step.
     """
-    low = gathers_low(batch, step.recipes)
-    if not (step.rules.sharding.casts_shards and low.any()):
+    low = gathers_low(batch, job.recipes)
+    if not (job.rules.sharding.casts_shards and low.any()):
         return []
-    seconds, (degree, stride) = group
-    own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
-    weights = quantised_model(step.model, step.recipes).weights[:, batch.precision]
+    degree, stride = axes.group("fsdp", batch, job.cluster.rank_order)
+    own = low & (column("gather_amax", batch.precision, job.recipes) > 0)
+    weights = quantised_model(job.model, job.recipes).weights[:, batch.precision]
     counts = np.vstack([weights, np.zeros((2, len(batch)))])
     payload = np.where((quantised > 0) & own, SCALE_BYTES, 0.0)
     return [seconds.call("gather", "all-reduce", payload, degree, stride, counts)]
 
 
 def _buffer_copies(
+    job: PreparedJob,
     batch: LayoutBatch,
     parameters: tuple[FloatColumn, FloatColumn],
     wires: tuple[FloatColumn, FloatColumn],
-    step: OptimizerStep,
-    rank_order: tuple[str, ...],
 ) -> dict[str, FloatColumn]:
     """Seconds of copies between a unit's tensors and the buffers of its collectives, (K + 2, U).
 
@@ -254,33 +237,33 @@ def _buffer_copies(
     foreach_reduce); torchtitan models/llama4/infra/parallelize.py (_experts_shard_placement_fn).
     """
     gathered, reduced = np.zeros_like(parameters[0]), np.zeros_like(parameters[0])
-    if step.rules.sharding.copies_buffers:
+    if job.rules.sharding.copies_buffers:
         compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
         summed = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
         for count, wire, axis in zip(parameters, wires, ("fsdp", "efsdp"), strict=True):
-            degree, _ = axes.group(axis, batch, rank_order)
+            degree, _ = axes.group(axis, batch, job.cluster.rank_order)
             sharded = count * ((batch.zero_stage > 0) & (degree > 1))
-            again = (axis == "efsdp") & (degree * batch.ep > step.model.num_experts)
+            again = (axis == "efsdp") & (degree * batch.ep > job.model.num_experts)
             second = 2.0 * compute * again
             gathered = gathered + sharded * (2.0 * wire + second)
             reduced = reduced + sharded * (compute + summed + second)
     return {
-        "gather_copy_seconds": step.device.moved_seconds(gathered),
-        "scatter_copy_seconds": step.device.moved_seconds(reduced),
+        "gather_copy_seconds": job.device.moved_seconds(gathered),
+        "scatter_copy_seconds": job.device.moved_seconds(reduced),
     }
 
 
-def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dict[str, FloatColumn]:
+def _offload(job: PreparedJob, batch: LayoutBatch, shard: FloatColumn) -> dict[str, FloatColumn]:
     """Seconds of copies and additions where FSDP keeps shards on the host; 0 elsewhere.
 
     Each shard is copied to the device, its gradient back, and this is added to the earlier ones.
     Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py
     all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
-    hosted = batch.cpu_offload & step.rules.sharding.offloads_shards
+    hosted = batch.cpu_offload & job.rules.sharding.offloads_shards
     wide = np.where(hosted, shard * np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
-    copied = wide / step.cluster.pcie_bandwidth_bytes_per_second
-    added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
+    copied = wide / job.cluster.pcie_bandwidth_bytes_per_second
+    added = HOST_ADD_MOVES * wide / optimizer_step.HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
 
 
@@ -309,11 +292,12 @@ def _sharded(
 
 
 def _by_owners(
+    job: PreparedJob,
     batch: LayoutBatch,
     parameters: FloatColumn,
     wire: FloatColumn,
     group: tuple[FloatColumn, FloatColumn],
-    model: "_Priced",
+    seconds: "_Seconds",
 ) -> tuple[ShardCall, ShardCall]:
     """The gather and the scatter where every rank owns whole parameters.
 
@@ -322,9 +306,8 @@ def _by_owners(
     Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params, and reduce_tensor to
     a single dst_rank).
     """
-    spec, seconds = model
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
-    layers = [float(count) for _, count in spec.distinct_layers()]
+    layers = [float(count) for _, count in job.model.distinct_layers()]
     counts = np.array([*layers, 1.0, 1.0])[:, None]
     reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     out = []
@@ -377,8 +360,3 @@ class _Seconds:
             seconds=self(operation, payload, degree, stride),
             times=times,
         )
-
-
-_Priced = tuple[ModelSpec, _Seconds]
-# how to price collectives, and (degree, stride) of one group
-_Group = tuple[_Seconds, tuple[FloatColumn, FloatColumn]]

@@ -6,8 +6,8 @@ Letters as in `sharding`: U layouts that differ in its KEY, (K + 2, U).
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.data_parallel.optimizer_step import OptimizerStep
 from planner.cost.layer.quantisation import gathers_low
+from planner.cost.prepared_job import PreparedJob
 from planner.precision import Recipe, column
 from planner.specs.model import ModelSpec
 from planner.work import axes
@@ -64,36 +64,36 @@ def kept_shards(
 
 
 def wire_bytes(
-    batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], step: OptimizerStep
+    job: PreparedJob, batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn]
 ) -> tuple[FloatColumn, FloatColumn]:
     """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U) each.
 
     FSDP gathers experts, head and table in 16 bits.
     """
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    less = compute - column("wire_bytes", batch.precision, step.recipes)
-    spared = np.where(gathers_low(batch, step.recipes), less, 0.0)
+    less = compute - column("wire_bytes", batch.precision, job.recipes)
+    spared = np.where(gathers_low(batch, job.recipes), less, 0.0)
     return compute - quantised[0] * spared, compute - quantised[1] * spared * (
-        step.rules.sharding.gathers_quantised_experts
+        job.rules.sharding.gathers_quantised_experts
     )
 
 
 def gathered_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
+    job: PreparedJob, batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn
 ) -> FloatColumn:
     """Parameters of every unit on one rank, counted as elements of the compute dtype, (K + 2, U).
 
     An element that is gathered in fewer bits counts as its share of one.
     """
-    wires = wire_bytes(batch, quantised_shares(step.model, batch, step.recipes), step)
+    wires = wire_bytes(job, batch, quantised_shares(job.model, batch, job.recipes))
     return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
 
 
 def quantised_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
+    job: PreparedJob, batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn
 ) -> FloatColumn:
     """Parameters of every unit on one rank that GEMMs read quantised, (K + 2, U)."""
-    shares = quantised_shares(step.model, batch, step.recipes)
+    shares = quantised_shares(job.model, batch, job.recipes)
     return dense * shares[0] + expert * shares[1]
 
 

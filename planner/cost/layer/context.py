@@ -3,15 +3,16 @@
 Letters: U distinct layouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
-from planner.cost.network.collectives import Lines, fastest_lines, seconds_along
+from planner.cost.network.collectives import fastest_lines, seconds_along
 from planner.cost.network.topology import Fabric
 from planner.specs.training import TrainingSpec
 from planner.trainers.attention import library
@@ -21,6 +22,7 @@ from planner.work.axes import group
 from planner.work.ops import Attention, Collective, Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
+T = TypeVar("T")
 FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
 
 
@@ -31,8 +33,7 @@ class CostContext:
     graphs (U,): what is captured, index into CUDA_GRAPHS.
     overlaps_exchange (U,): see `rules.experts`.
     one_kernel (U,): experts in one kernel (`trainer_kernels.one_kernel_experts`).
-    known: products and bytes asked for already. What is handed out may not be changed.
-    nothing: see `no_costs`.
+    known: what was asked for already, by what it is of. What is handed out may not be changed.
     tp_hidden: by mechanism the share hidden of what it can hide of TP communication, (U,).
     """
 
@@ -51,15 +52,14 @@ class CostContext:
     one_kernel: BoolColumn
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
-    known: dict[tuple[object, ...], FloatColumn] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    lines: dict[tuple[str, str], Lines] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    nothing: dict[str, FloatColumn] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
+    known: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value made for this key, once."""
+        if key not in self.known:
+            self.known[key] = make()
+        found: T = self.known[key]
+        return found
 
     def quantises(self, op: Gemm) -> Quantisation:
         """The precision recipes of this GEMM: those of linear layers or of routed experts."""
@@ -76,47 +76,40 @@ class CostContext:
     def collective_seconds(self, operation: str, payload: FloatColumn, axis: str) -> FloatColumn:
         """Seconds of one collective over the groups of this axis, (U,)."""
         profile, (degree, stride) = self.device.profile, self.group(axis)
-        lines = self.lines.get((operation, axis))
-        if lines is None:
-            lines = fastest_lines(operation, degree, stride, self.fabric, profile.nvls_gain)
-            self.lines[operation, axis] = lines
+        lines = self.remembered(
+            ("lines", operation, axis),
+            lambda: fastest_lines(operation, degree, stride, self.fabric, profile.nvls_gain),
+        )
         return seconds_along(lines, payload, degree, profile.collective_seconds)
 
     def group(self, axis: str) -> tuple[FloatColumn, FloatColumn]:
         """(degree, stride) of a group of this axis, (U,) each; see `axes.group`."""
-        if ("degree", axis) not in self.known:
-            found = group(axis, self.batch, self.rank_order)
-            self.known["degree", axis], self.known["stride", axis] = found
-        return self.known["degree", axis], self.known["stride", axis]
+        return self.remembered(("group", axis), lambda: group(axis, self.batch, self.rank_order))
 
     def product(self, dims: Sequence[str]) -> FloatColumn:
         """Elements of a tensor with these dimensions, (U,)."""
-        found = self.known.get(tuple(dims))
-        if found is None:
-            found = np.ones(len(self.batch))
-            for name in dims:
-                found = found * self.sizes[name]
-            self.known[tuple(dims)] = found
+        return self.remembered(tuple(dims), lambda: self._product(dims))
+
+    def _product(self, dims: Sequence[str]) -> FloatColumn:
+        found = np.ones(len(self.batch))
+        for name in dims:
+            found = found * self.sizes[name]
         return found
 
     @property
     def no_costs(self) -> dict[str, FloatColumn]:
         """A cost of zero for every field of `OpCost`; operations share the arrays."""
-        if not self.nothing:
-            zero, zeros3 = np.zeros(len(self.batch)), np.zeros((len(AXES), len(self.batch)))
-            exposed = ("exposed_forward", "exposed_backward")
-            for column in (zero, zeros3):
-                column.flags.writeable = False
-            self.nothing.update(
-                {one.name: zeros3 if one.name in exposed else zero for one in fields(OpCost)}
-            )
-        return self.nothing
+        return self.remembered("no costs", self._no_costs)
+
+    def _no_costs(self) -> dict[str, FloatColumn]:
+        zero, zeros3 = np.zeros(len(self.batch)), np.zeros((len(AXES), len(self.batch)))
+        exposed = ("exposed_forward", "exposed_backward")
+        for column in (zero, zeros3):
+            column.flags.writeable = False
+        return {one.name: zeros3 if one.name in exposed else zero for one in fields(OpCost)}
 
     def width_bytes(self, width: str) -> FloatColumn:
-        found = self.known.get(("width", width))
-        if found is None:
-            found = self.known["width", width] = self._width_bytes(width)
-        return found
+        return self.remembered(("width", width), lambda: self._width_bytes(width))
 
     def _width_bytes(self, width: str) -> FloatColumn:
         compute = np.where(self.batch.param_dtype == 0, 2.0, 4.0)
@@ -129,11 +122,10 @@ class CostContext:
         return compute if width == "compute" else np.full_like(compute, FIXED_BYTES[width])
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:
-        key = tensor.width, tensor.dims
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self.product(tensor.dims) * self.width_bytes(tensor.width)
-        return found
+        return self.remembered(
+            (tensor.width, tensor.dims),
+            lambda: self.product(tensor.dims) * self.width_bytes(tensor.width),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,7 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
     """Cost of attention, fused (`_flash_cost`) or as two batched GEMMs.
 
     Flops: 2 T ctx heads (d_qk + d_v), with the mean context of a causal (windowed) mask. The
-        backward
-    takes 2.5 times as many in a flash kernel.
+        backward takes 2.5 times as many in a flash kernel.
     Unfused: two batched GEMMs over the full square, and the backward of each.
     Compressed entries are more keys: those before a query, or the chosen of them.
     Source: FlashAttention-2 (Dao 2023).

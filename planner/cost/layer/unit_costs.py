@@ -15,8 +15,7 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.layer.host_time import UnitSeconds, host_time
 from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.layer.unit_work import COMMUNICATION, QUANTITIES, EndBytes, Savings, UnitWork
-from planner.cost.machine.device import Device
-from planner.precision import PRECISIONS, Recipe
+from planner.precision import Recipe
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
@@ -207,9 +206,3 @@ def _under_budget(
     spared = saved_by_budget(savings.bytes, savings.again, least, room(least, every, budget))
     rest = np.maximum(work.again_needed[..., rows] - spared, 0.0)
     return np.where(budget >= 1.0, 0.0, rest)
-
-
-def lacking_precisions(device: Device) -> tuple[str, ...]:
-    return tuple(
-        name for name, rate in zip(PRECISIONS, device.linear_rate, strict=False) if np.isnan(rate)
-    )

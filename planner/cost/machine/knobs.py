@@ -210,8 +210,7 @@ class Calibration:
 
     keys (P): order of shifts (P,) and covariance (P, P).
     sensitivity (K, K): mean of g g' over the fitted runs; g is the derivative of log seconds by
-    each
-        knob.
+        each knob.
     run_sd, stack_sd, unit_sd: scales of log seconds, estimated from the runs: of a run around the
         model, of what all runs of one stack have in common, and of what those of one of its units
         have besides (`stacks`). All are scales of a Student t (`calibration.student`).

@@ -5,6 +5,7 @@ A share is of a datasheet peak. Kernels differ by GPU family, software by traine
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import SILICON
@@ -104,20 +105,27 @@ def _curve(
     )
 
 
-def _power(family: str) -> dict[str, float]:
+def _products(**figures: tuple[float, float]) -> dict[str, Any]:
+    """Share of the peak and half depth of the products of each recipe key."""
+    return {
+        "gemm": {key: share for key, (share, _) in figures.items()},
+        "gemm_half_depth": {key: depth for key, (_, depth) in figures.items()},
+    }
+
+
+def _power(family: str) -> dict[str, Any]:
     silicon = SILICON[family]
     return {"timed_power": silicon.timed_power, "power_exponent": silicon.power_exponent}
 
 
-_NO_THROTTLE = {"timed_power": 1.0, "power_exponent": 0.7}
+_NO_THROTTLE: Mapping[str, Any] = {"timed_power": 1.0, "power_exponent": 0.7}
 # The published low-precision timings of micro.csv are linear layers of inference engines: they
 # quantise their input in the same measurement, and some wait for the host. What is left for the
 # product alone, which these curves are for, comes from `benchmarks/fit_kernels.py`, which fits
 # product, input and host together and prints the figures that cite micro.csv.
 KERNELS: Mapping[str, KernelProfile] = {
     "volta": KernelProfile(
-        gemm={"gemm_bf16": 0.72},
-        gemm_half_depth={"gemm_bf16": 180},
+        **_products(gemm_bf16=(0.72, 180)),
         attention={"flash2": _curve(0.35, 0.28, 400, 0.14)},
         memory=0.80,
         **_power("volta"),
@@ -125,8 +133,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.15,
     ),
     "ampere": KernelProfile(
-        gemm={"gemm_bf16": 0.92},
-        gemm_half_depth={"gemm_bf16": 250},
+        **_products(gemm_bf16=(0.92, 250)),
         attention={
             "flash1": _curve(0.42, 0.33, 480, 0.14),
             "flash2": _curve(0.66, 0.60, 480, 0.14),
@@ -142,18 +149,12 @@ KERNELS: Mapping[str, KernelProfile] = {
         "0.85 of FlashAttention-2 (pytorch.org/blog/flexattention)",
     ),
     "hopper": KernelProfile(
-        gemm={
-            "gemm_bf16": 0.84,
-            "gemm_fp8": 0.81,
-            "gemm_fp8_rowwise": 0.75,
-            "gemm_fp8_blockwise": 0.76,
-        },
-        gemm_half_depth={
-            "gemm_bf16": 270,
-            "gemm_fp8": 600,
-            "gemm_fp8_rowwise": 500,
-            "gemm_fp8_blockwise": 500,
-        },
+        **_products(
+            gemm_bf16=(0.84, 270),
+            gemm_fp8=(0.81, 600),
+            gemm_fp8_rowwise=(0.75, 500),
+            gemm_fp8_blockwise=(0.76, 500),
+        ),
         attention={
             "flash1": _curve(0.22, 0.19, 500, 0.18),
             "flash2": _curve(0.36, 0.335, 450, 0.18),
@@ -171,22 +172,14 @@ KERNELS: Mapping[str, KernelProfile] = {
         "slower than -2 (Dao 2023, figure 7); FlexAttention: pytorch.org/blog/flexattention",
     ),
     "blackwell": KernelProfile(
-        gemm={
-            "gemm_bf16": 0.66,
-            "gemm_fp8": 0.76,
-            "gemm_fp8_rowwise": 0.62,
-            "gemm_fp8_blockwise": 0.70,
-            "gemm_mxfp8": 0.71,
-            "gemm_fp4": 0.59,
-        },
-        gemm_half_depth={
-            "gemm_bf16": 150,
-            "gemm_fp8": 600,
-            "gemm_fp8_rowwise": 600,
-            "gemm_fp8_blockwise": 600,
-            "gemm_mxfp8": 600,
-            "gemm_fp4": 1500,
-        },
+        **_products(
+            gemm_bf16=(0.66, 150),
+            gemm_fp8=(0.76, 600),
+            gemm_fp8_rowwise=(0.62, 600),
+            gemm_fp8_blockwise=(0.70, 600),
+            gemm_mxfp8=(0.71, 600),
+            gemm_fp4=(0.59, 1500),
+        ),
         attention={
             "flash1": _curve(0.13, 0.11, 700, 0.18),
             "flash2": _curve(0.21, 0.18, 700, 0.18),
@@ -206,8 +199,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.17,
     ),
     "ada": KernelProfile(
-        gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60},
-        gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600},
+        **_products(gemm_bf16=(0.80, 200), gemm_fp8=(0.70, 500), gemm_fp8_rowwise=(0.60, 600)),
         attention={
             "flash1": _curve(0.35, 0.27, 350, 0.14),
             "flash2": _curve(0.55, 0.45, 350, 0.14),
@@ -219,18 +211,12 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.15,
     ),
     "rtx-blackwell": KernelProfile(
-        gemm={
-            "gemm_bf16": 0.80,
-            "gemm_fp8": 0.70,
-            "gemm_fp8_rowwise": 0.60,
-            "gemm_fp8_blockwise": 0.60,
-        },
-        gemm_half_depth={
-            "gemm_bf16": 200,
-            "gemm_fp8": 500,
-            "gemm_fp8_rowwise": 600,
-            "gemm_fp8_blockwise": 600,
-        },
+        **_products(
+            gemm_bf16=(0.80, 200),
+            gemm_fp8=(0.70, 500),
+            gemm_fp8_rowwise=(0.60, 600),
+            gemm_fp8_blockwise=(0.60, 600),
+        ),
         attention={"flash2": _curve(0.55, 0.45, 350, 0.14), "cudnn": _curve(0.48, 0.40, 350, 0.14)},
         memory=0.85,
         **_power("rtx-blackwell"),
@@ -241,18 +227,12 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.2,
     ),
     "cdna": KernelProfile(
-        gemm={
-            "gemm_bf16": 0.49,
-            "gemm_fp8": 0.42,
-            "gemm_fp8_rowwise": 0.38,
-            "gemm_fp8_blockwise": 0.38,
-        },
-        gemm_half_depth={
-            "gemm_bf16": 500,
-            "gemm_fp8": 1000,
-            "gemm_fp8_rowwise": 1100,
-            "gemm_fp8_blockwise": 1100,
-        },
+        **_products(
+            gemm_bf16=(0.49, 500),
+            gemm_fp8=(0.42, 1000),
+            gemm_fp8_rowwise=(0.38, 1100),
+            gemm_fp8_blockwise=(0.38, 1100),
+        ),
         attention={"flash2": _curve(0.38, 0.28, 800, 0.18), "ck": _curve(0.42, 0.30, 800, 0.18)},
         memory=0.75,
         **_power("cdna3"),
@@ -261,22 +241,14 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.2,
     ),
     "cdna4": KernelProfile(
-        gemm={
-            "gemm_bf16": 0.60,
-            "gemm_fp8": 0.57,
-            "gemm_fp8_rowwise": 0.52,
-            "gemm_fp8_blockwise": 0.52,
-            "gemm_mxfp8": 0.53,
-            "gemm_fp4": 0.44,
-        },
-        gemm_half_depth={
-            "gemm_bf16": 400,
-            "gemm_fp8": 600,
-            "gemm_fp8_rowwise": 700,
-            "gemm_fp8_blockwise": 700,
-            "gemm_mxfp8": 600,
-            "gemm_fp4": 1500,
-        },
+        **_products(
+            gemm_bf16=(0.60, 400),
+            gemm_fp8=(0.57, 600),
+            gemm_fp8_rowwise=(0.52, 700),
+            gemm_fp8_blockwise=(0.52, 700),
+            gemm_mxfp8=(0.53, 600),
+            gemm_fp4=(0.44, 1500),
+        ),
         attention={"flash2": _curve(0.36, 0.26, 1200, 0.18), "ck": _curve(0.44, 0.34, 1200, 0.18)},
         memory=0.75,
         **_power("cdna4"),
@@ -287,8 +259,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.15,
     ),
     "tpu": KernelProfile(
-        gemm={"gemm_bf16": 0.80},
-        gemm_half_depth={"gemm_bf16": 250},
+        **_products(gemm_bf16=(0.80, 250)),
         attention={"flash2": _curve(0.50, 0.42, 500, 0.14)},
         memory=0.85,
         **_NO_THROTTLE,
@@ -296,8 +267,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         rates_sd=0.25,
     ),
     "cpu": KernelProfile(
-        gemm={"gemm_bf16": 0.50},
-        gemm_half_depth={"gemm_bf16": 64},
+        **_products(gemm_bf16=(0.50, 64)),
         attention={"flash2": _curve(0.25, 0.20, 64, 0.0)},
         memory=0.50,
         **_NO_THROTTLE,

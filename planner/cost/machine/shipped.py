@@ -17,6 +17,8 @@ from planner.cost.machine.knobs import KNOBS, PLACE, Calibration, StaleRuns
 
 DIGITS = 5
 DEFAULTS = Calibration.prior()  # of what documents of earlier versions do not hold
+FIRST = ("id", "run_sd", "memory_sd", "memory_sd_bytes")  # fields that stand in a document as is
+LATER = ("stack_sd", "unit_sd", "own_run_sd", "place", "own_runs", "interval_factors")
 
 
 @lru_cache(maxsize=1)
@@ -30,25 +32,18 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
     covariance = np.zeros((size, size))
     covariance[np.tril_indices(size)] = document["covariance"]
     covariance = covariance + np.tril(covariance, -1).T
+    given = {name: document[name] for name in FIRST}
+    given |= {name: document.get(name, getattr(DEFAULTS, name)) for name in LATER}
     return Calibration(
-        id=document["id"],
+        **given,
         keys=tuple((knob, scope) for knob, scope in document["keys"]),
         shifts=np.array(document["shifts"], dtype=np.float64),
         covariance=covariance,
         sensitivity=_by_knob(document),
-        run_sd=document["run_sd"],
-        stack_sd=document.get("stack_sd", DEFAULTS.stack_sd),
-        unit_sd=document.get("unit_sd", DEFAULTS.unit_sd),
-        own_run_sd=document.get("own_run_sd", DEFAULTS.own_run_sd),
-        memory_sd=document["memory_sd"],
-        memory_sd_bytes=document["memory_sd_bytes"],
         seen=frozenset((trainer, family, feature) for trainer, family, feature in document["seen"]),
         fitted=frozenset(document["fitted"]),
-        place=document.get("place", 1.0),
-        own_runs=document.get("own_runs", {}),
         stale=StaleRuns(**document["stale"]) if document.get("stale") else None,
         waiting=document.get("waiting", {}),
-        interval_factors=document.get("interval_factors", {}),
     )
 
 
@@ -69,16 +64,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
     """JSON-safe form, with the covariance as its lower triangle."""
     lower = calibration.covariance[np.tril_indices(len(calibration.keys))]
     return {
-        "id": calibration.id,
-        "run_sd": calibration.run_sd,
-        "stack_sd": calibration.stack_sd,
-        "unit_sd": calibration.unit_sd,
-        "own_run_sd": calibration.own_run_sd,
-        "place": calibration.place,
-        "own_runs": dict(calibration.own_runs),
-        "interval_factors": dict(calibration.interval_factors),
-        "memory_sd": calibration.memory_sd,
-        "memory_sd_bytes": calibration.memory_sd_bytes,
+        **{name: getattr(calibration, name) for name in (*FIRST, *LATER)},
         "keys": [list(key) for key in calibration.keys],
         "shifts": _rounded(calibration.shifts),
         "covariance": _rounded(lower),
@@ -87,7 +73,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "seen": sorted(list(triple) for triple in calibration.seen),
         "fitted": sorted(calibration.fitted),
         **({"stale": asdict(calibration.stale)} if calibration.stale else {}),
-        **({"waiting": dict(calibration.waiting)} if calibration.waiting else {}),
+        **({"waiting": calibration.waiting} if calibration.waiting else {}),
     }
 
 

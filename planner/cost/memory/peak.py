@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.trainer_kernels import fuses_cross_entropy
-from planner.cost.memory.allocator import cached_bytes
+from planner.cost.memory.reserved import cached_bytes
 from planner.cost.memory.worst_phase import (
     OnRanks,
     PhaseBytes,
@@ -97,7 +97,7 @@ class RankShapes:
     chunks_bytes: what a chunked loss holds besides logits while it runs; 0 for a whole one.
     leftover_bytes: of the logits, freed before the peak of the loss and still cached.
     working_bytes: most that a layer's forward computes and frees.
-    graph_bytes: reserved for CUDA graphs (`graph_pools`).
+    graph_bytes: reserved for CUDA graphs (`reserved.private_bytes`).
     """
 
     local: FloatColumn
@@ -146,8 +146,8 @@ class PeakMemory:
     still: parameters that never leave the device, states of the optimizer with masters where they
         are separate from parameters; of loads.
     moving: activations, logits, buffers and workspace, which come and go within a step.
-    cached: reserved besides by the caching allocator (`cost.memory.allocator`).
-    pools: reserved besides for CUDA graphs (`graph_pools`).
+    cached: reserved besides by the caching allocator (`cost.memory.reserved`).
+    pools: reserved besides for CUDA graphs.
     found: the worst phase.
     place: how columns of loads are read on ranks.
     phases: the bytes of every phase on ranks. Only readers of single parts ask for them; a search

@@ -13,7 +13,7 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.trainer_kernels import chunks_loss, fuses_cross_entropy
 from planner.cost.loads import Loads, Pipelines, at_rows, sums
-from planner.cost.memory import graph_pools, host_activations
+from planner.cost.memory import host_activations, reserved
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import filled
 from planner.rules import cuda_graphs
@@ -88,7 +88,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         shard=kept,
         vocabulary_shard=table * shard[-2] + head * shard[-1],
         padding=sums(units, at_rows(shards.padding, at_shard)),
-        fixed_shard=graph_pools.fixed_gradients(graphs, kept),
+        fixed_shard=reserved.fixed_gradients(graphs, kept),
         late_shard=np.minimum(own_head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(
             kept - table * shard[-2] - (head - own_head) * shard[-1] - 2.0 * largest_shard, 0.0
@@ -118,7 +118,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         logits_bytes=head
         * (at_rows(unit.logits_bytes, at_unit) + np.where(batch.pp > 1, leftover, 0.0)),
         leftover_bytes=head * leftover,
-        graph_bytes=graph_pools.private_bytes(graphs, last, stream),
+        graph_bytes=reserved.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, working),
         **_by_place(inputs, all_saved),
     )

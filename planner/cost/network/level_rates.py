@@ -117,8 +117,7 @@ def grid_rings(
         (e - 1) a + (e - 1) / e x rest / rate, and rest shrinks by e each phase.
     A point has two links per dimension, each with bandwidth / (2 D). A closed ring uses both
     directions. A line (of a mesh, or a part of a ring) uses one: its rate is half. s interleaved
-    groups
-    share a link: rate / s, latency x s.
+    groups share a link: rate / s, latency x s.
     On a full torus with equal sides: t = k (e - 1) a + (n - 1) / n P / bandwidth.
     Source: Sack and Gropp 2015 (collectives for multiported torus networks); Jouppi et al. 2023
     (TPU v4).

@@ -190,8 +190,8 @@ class Placement:
     units: how many units of each level the group that spreads widest touches.
     fewest: members in the emptiest unit touched, over all groups that cross the unit's boundary.
     even (U,): every unit touched holds the same number.
-    hops (L, U): steps on this level of one trip round a ring over all members. They sum to degree -
-    1. extent (L, U): units of the level inside that one unit of this level joins for the group.
+    hops (L, U): steps on this level of one trip round a ring over all members; degree - 1 in sum.
+    extent (L, U): units of the level inside that one unit of this level joins for the group.
     crossed (L, U): extent is more than one.
     """
 

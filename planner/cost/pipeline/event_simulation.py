@@ -8,21 +8,15 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.pipeline.lowering import CROWDED, SENDS, Graph
 from planner.cost.pipeline.order_parts import RankColumns, Rows
 from planner.cost.pipeline.stage_costs import Floats, StageCosts
 from planner.cost.pipeline.waves import waves
 from planner.schedules.actions import KINDS, ActionColumns, Item
-
-TOGETHER = 2**20
-"""Ends of nodes, one a candidate, up to which schedules are replayed together: 8 MB (judgement)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +77,7 @@ class CompiledSchedule:
     Nodes are in the order of their levels.
     pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
     work_N: row of the table of K = 6 S + pairs rows (see `planner.cost.pipeline.lowering.Graph`).
-    reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
-    first_N: whether the node begins a level.
+    levels: of each level's n nodes what each waits for, (D, n); N for none.
     rank_N: rank of an item, at least R for a transfer.
     order, slot_A: actions of each rank, and the node of each item.
     """
@@ -94,8 +87,7 @@ class CompiledSchedule:
     num_stages: int
     pairs: tuple[tuple[int, int], ...]
     work_N: Rows
-    reach_DN: Rows
-    first_N: NDArray[np.bool_]
+    levels: list[Rows]
     rank_N: Rows
     slot_A: Rows
 
@@ -104,50 +96,27 @@ class CompiledSchedule:
         return tuple(item for rank in self.order for item in rank.items())
 
 
-class OrderRun(NamedTuple):
-    """A schedule to replay, with what its stages cost, and the microbatches of its order."""
-
-    schedule: CompiledSchedule
-    costs: StageCosts
-    num_microbatches: int
-
-
-def compile_graph(graph: Graph, orders: Sequence[RankColumns]) -> list[CompiledSchedule]:
-    """Each pipeline of a graph with its nodes in levels.
-
-    Raises ValueError for a graph that deadlocks (see `check_legal`).
-    """
+def compile_graph(graph: Graph, order: RankColumns) -> CompiledSchedule:
+    """A graph with its nodes in levels. Raises ValueError for one that deadlocks."""
     num_nodes = len(graph.work_N)
     level_N = np.empty(num_nodes, dtype=np.int64)
     for level, nodes in enumerate(waves(graph.needs_DN)):
         level_N[nodes] = level
-    code_N = (graph.pipeline_N * (level_N.max() + 1) + level_N) * (graph.rank_N.max() + 1)
-    code_N = (code_N + graph.rank_N) * num_nodes + np.arange(num_nodes)
-    sequence = np.sort(code_N) % num_nodes
-    slot_N = np.empty(num_nodes, dtype=np.int64)
-    slot_N[sequence] = np.arange(num_nodes)
-    needs_DN = graph.needs_DN[:, sequence]
-    reach_DN = np.where(needs_DN >= 0, np.arange(num_nodes) - slot_N[needs_DN], 0)
-    work_N, rank_N, level_N = (of_N[sequence] for of_N in (graph.work_N, graph.rank_N, level_N))
-    found, item, node = [], 0, 0
-    for pipeline, size in enumerate(np.bincount(graph.pipeline_N).tolist()):
-        items, here = int(graph.items_P[pipeline]), slice(node, node + size)
-        reach = reach_DN[:, here]
-        found.append(
-            CompiledSchedule(
-                order=tuple(orders[pipeline]),
-                num_ranks=int(graph.ranks_P[pipeline]),
-                num_stages=int(graph.stages_P[pipeline]),
-                pairs=graph.pairs_P[pipeline],
-                work_N=work_N[here].copy(),
-                reach_DN=reach[: max(1, int(reach.any(axis=1).sum()))].copy(),
-                first_N=np.diff(level_N[here], prepend=-1) > 0,
-                rank_N=rank_N[here].copy(),
-                slot_A=slot_N[item : item + items] - node,
-            )
-        )
-        item, node = item + items, node + size
-    return found
+    sequence = np.lexsort((graph.rank_N, level_N))
+    slot_N = np.empty(num_nodes + 1, dtype=np.int64)
+    slot_N[sequence], slot_N[-1] = np.arange(num_nodes), num_nodes
+    needs_DN = slot_N[graph.needs_DN[:, sequence]]
+    ends = np.cumsum(np.bincount(level_N)).tolist()
+    return CompiledSchedule(
+        order=tuple(order),
+        num_ranks=graph.num_ranks,
+        num_stages=graph.num_stages,
+        pairs=graph.pairs,
+        work_N=graph.work_N[sequence],
+        levels=[needs_DN[:, s:e].copy() for s, e in itertools.pairwise([0, *ends])],
+        rank_N=graph.rank_N[sequence],
+        slot_A=slot_N[: graph.num_items],
+    )
 
 
 def replay(
@@ -162,56 +131,11 @@ def replay(
 
     memory: whether peak bytes are wanted; without, and without times, they are 0.
     """
-    run = OrderRun(schedule, costs, num_microbatches)
-    return replay_together([run], times=times, memory=memory)[0]
-
-
-def replay_together(
-    runs: Sequence[OrderRun], *, times: bool = False, memory: bool = True
-) -> list[Simulation]:
-    """The replay of each run, as `replay` makes it, in a fraction of the time."""
-    found: dict[int, Simulation] = {}
-    for places in _pieces(runs):
-        tables = [_work_table(runs[place].schedule, runs[place].costs) for place in places]
-        schedules = [runs[place].schedule for place in places]
-        durations = [
-            table[schedule.work_N] for table, schedule in zip(tables, schedules, strict=True)
-        ]
-        ends = _end_seconds(schedules, durations)
-        for place, table, duration, end in zip(places, tables, durations, ends, strict=True):
-            found[place] = _simulation(runs[place], table, duration, end, times, memory)
-    return [found[place] for place in range(len(runs))]
-
-
-def _pieces(runs: Sequence[OrderRun]) -> Iterator[list[int]]:
-    """Places of the runs, in groups that are replayed together.
-
-    Those with alike numbers of candidates, since each takes as many columns as the largest.
-    """
-    group: list[int] = []
-    nodes = 0
-    for place in sorted(range(len(runs)), key=lambda at: runs[at].costs.num_candidates):
-        more = len(runs[place].schedule.work_N)
-        if group and (nodes + more) * runs[place].costs.num_candidates > TOGETHER:
-            yield group
-            group, nodes = [], 0
-        group.append(place)
-        nodes += more
-    if group:
-        yield group
-
-
-def _simulation(
-    run: OrderRun,
-    seconds_KC: Floats,
-    duration_NC: Floats,
-    end_NC: Floats,
-    times: bool,
-    memory: bool,
-) -> Simulation:
-    schedule = run.schedule
+    seconds_KC = _work_table(schedule, costs)
+    duration_NC = seconds_KC[schedule.work_N]
+    end_NC = _end_seconds(schedule, duration_NC)
     kept_bytes, peak_RC = (
-        _kept_bytes(schedule, run.costs)
+        _kept_bytes(schedule, costs)
         if memory or times
         else ([], np.zeros((schedule.num_ranks, end_NC.shape[1])))
     )
@@ -240,7 +164,7 @@ def _simulation(
         busy_seconds_CR=(counts_RK @ seconds_KC).T,
         peak_saved_bytes_CR=peak_RC.T,
         last_forward_seconds_CR=end_NC[last_forward_R].T,
-        simulated_microbatches=run.num_microbatches,
+        simulated_microbatches=num_microbatches,
         timeline=timeline,
     )
 
@@ -268,59 +192,17 @@ def _work_table(schedule: CompiledSchedule, costs: StageCosts) -> Floats:
     return np.concatenate(table)
 
 
-def _end_seconds(
-    schedules: Sequence[CompiledSchedule], durations_NC: Sequence[Floats]
-) -> list[Floats]:
-    """End of every node, (N, C) of each schedule.
+def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
+    """End of every node, (N, C): its duration plus the latest end of what it waits for, or plus 0.
 
-    That is its duration plus the latest end of what it waits for, or plus 0. Schedules are gone
-    through side by side, level by level, since a level takes about as long however wide it is.
+    Level by level, since nodes of one level do not wait for each other.
     """
-    depth, bounds, needs_G, slot_N = _level_by_level(schedules)
-    candidates = max(duration_NC.shape[1] for duration_NC in durations_NC)
-    ends = np.zeros((len(slot_N) + 1, candidates))  # the last one is what nobody waits for
-    first, slots = 0, []
-    for duration_NC in durations_NC:
-        slots.append(slot_N[first : first + len(duration_NC)])
-        ends[slots[-1], : duration_NC.shape[1]] = duration_NC
-        first += len(duration_NC)
-    for start, end in itertools.pairwise(bounds):
-        arrived = ends.take(needs_G[depth * start : depth * end], axis=0)
-        here = ends[start:end]
-        here += np.maximum.reduce(arrived.reshape(depth, end - start, candidates), axis=0)
-    return [
-        ends[slot_N, : duration_NC.shape[1]]
-        for slot_N, duration_NC in zip(slots, durations_NC, strict=True)
-    ]
-
-
-def _level_by_level(schedules: Sequence[CompiledSchedule]) -> tuple[int, list[int], Rows, Rows]:
-    """(D, where each level starts and the last one ends, needs level by level, slots (N,)).
-
-    All for the nodes of all schedules together. The needs of a level are D lists, each with one
-    slot for every node of the level; a slot is a node's place in the order of levels.
-    """
-    depth = max(len(schedule.reach_DN) for schedule in schedules)
-    level_N = np.concatenate([np.cumsum(schedule.first_N) - 1 for schedule in schedules])
-    num_nodes = len(level_N)
-    sequence = np.argsort(level_N, kind="stable")
-    slot_N = np.empty(num_nodes + 1, dtype=np.int64)
-    slot_N[sequence], slot_N[num_nodes] = np.arange(num_nodes), num_nodes
-    needs_DN = np.full((depth, num_nodes), num_nodes)
-    first = 0
-    for schedule in schedules:
-        reach_DN = schedule.reach_DN
-        node_N = np.arange(first, first + reach_DN.shape[1])
-        needs_DN[: len(reach_DN), node_N] = np.where(reach_DN > 0, node_N - reach_DN, num_nodes)
-        first += reach_DN.shape[1]
-    size_L = np.bincount(level_N)
-    bounds = np.concatenate([[0], np.cumsum(size_L)])
-    level_N = level_N[sequence]
-    start_N, size_N = bounds[level_N], size_L[level_N]
-    needs_G = np.empty(depth * num_nodes, dtype=np.int64)
-    place_N = (depth - 1) * start_N + np.arange(num_nodes)  # in the first list of its level
-    needs_G[place_N + np.arange(depth)[:, None] * size_N] = slot_N[needs_DN[:, sequence]]
-    return depth, bounds.tolist(), needs_G, slot_N[:num_nodes]
+    ends = np.concatenate([duration_NC, np.zeros((1, duration_NC.shape[1]))])  # the last: of none
+    end = 0
+    for needs in schedule.levels:
+        start, end = end, end + needs.shape[1]
+        ends[start:end] += np.maximum.reduce(ends.take(needs, axis=0))
+    return ends[:-1]
 
 
 def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Floats], Floats]:

@@ -1,14 +1,10 @@
-"""Compute orders and a transport, lowered to one graph of what each action and transfer waits for.
+"""A compute order and a transport, lowered to a graph of what each action and transfer waits for.
 
-Several pipelines are lowered together, because a few long columns take less time than many short
-ones. They are parts of one graph without an edge between them.
-Letters: P pipelines, A items of their orders, T transfers, N = A + T nodes, G edges, D most edges
-into one node, S stages of a pipeline, R its ranks. A transfer carries an activation to the next
-stage or a gradient to the one before. Nodes are numbered items first, rank after rank, then
-transfers in the order of their receivers. Ranks are numbered through all pipelines.
+Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S
+stages, R ranks. A transfer carries an activation to the next stage or a gradient to the one before.
+Nodes are numbered items first, rank after rank, then transfers in the order of their receivers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,19 +26,16 @@ CROWDED: a transfer whose rank sends another with it.
 class Graph:
     """Nodes and what they wait for.
 
-    ranks_P, stages_P, items_P: how many each pipeline has.
-    pairs_P: (stage of the forward, stage of the backward) of each kind of overlapped pair.
-    pipeline_N: the pipeline of each node.
-    work_N: kind * S + stage, or 6 S + k for the k-th of its pipeline's pairs.
+    pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
+    work_N: kind * S + stage, or 6 S + k for the k-th of the pairs.
     needs_DN: nodes that must have ended before, -1 for none.
-    rank_N: rank of an item in its pipeline, R + sender x R + receiver of a transfer.
+    rank_N: rank of an item, R + sender x R + receiver of a transfer.
     """
 
-    ranks_P: Rows
-    stages_P: Rows
-    items_P: Rows
-    pairs_P: tuple[tuple[tuple[int, int], ...], ...]
-    pipeline_N: Rows
+    num_ranks: int
+    num_stages: int
+    num_items: int
+    pairs: tuple[tuple[int, int], ...]
     work_N: Rows
     rank_N: Rows
     needs_DN: Rows
@@ -52,12 +45,12 @@ Edges = list[tuple[Rows, Rows]]
 """(nodes, what each waits for) in pieces; a wait for -1 is none."""
 
 
-def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
-    """The graph of some pipelines' orders under a transport.
+def lower(order: RankColumns, transport: Transport) -> Graph:
+    """The graph of a pipeline's order under a transport.
 
     Raises ValueError where an action's input is computed nowhere.
     """
-    parts = OrderParts.of(orders)
+    parts, ranks = OrderParts.of(order), len(order)
     crowded_T = np.zeros(len(parts.sender_T), dtype=np.bool_)
     node_T = parts.node_T
     local = (parts.source_l >= 0) & (parts.rank_A[parts.source_l] == parts.rank_A[parts.item_l])
@@ -78,63 +71,44 @@ def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
             + _holds(parts, transport)
             + _queues(parts, transport, round_A)
         )
-    pipeline_N = np.concatenate([parts.pipeline_A, parts.pipeline_A[parts.receiver_T]])
-    work_N, pairs_P = _work(parts, crowded_T)
-    first_rank_P = starts(parts.ranks_P)
-    first_T, ranks_T = (
-        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (first_rank_P, parts.ranks_P)
-    )
-    link_T = ranks_T + (parts.from_T - first_T) * ranks_T + parts.to_T - first_T
+    work_N, pairs = _work(parts, crowded_T)
     return Graph(
-        ranks_P=parts.ranks_P,
-        stages_P=parts.stages_P,
-        items_P=np.bincount(parts.pipeline_A, minlength=len(orders)),
-        pairs_P=pairs_P,
-        pipeline_N=pipeline_N,
+        num_ranks=ranks,
+        num_stages=parts.num_stages,
+        num_items=len(parts.rank_A),
+        pairs=pairs,
         work_N=work_N,
-        rank_N=np.concatenate([parts.rank_A - first_rank_P[parts.pipeline_A], link_T]),
+        rank_N=np.concatenate([parts.rank_A, ranks + parts.from_T * ranks + parts.to_T]),
         needs_DN=_packed(edges, len(work_N)),
     )
 
 
-def _work(
-    parts: OrderParts, crowded_T: Mask
-) -> tuple[Rows, tuple[tuple[tuple[int, int], ...], ...]]:
-    stages_l = parts.stages_P[parts.pipeline_A][parts.item_l]
-    hop_T = np.where(
-        parts.kind_l[parts.leaf_T] == FORWARD,
-        parts.stage_l[parts.leaf_T] - 1,
-        parts.stage_l[parts.leaf_T],
-    )
+def _work(parts: OrderParts, crowded_T: Mask) -> tuple[Rows, tuple[tuple[int, int], ...]]:
+    """(row of work of each node, the kinds of pairs in the order in which they come)."""
+    stages, stage_l = parts.num_stages, parts.stage_l
+    hop_T = stage_l[parts.leaf_T] - (parts.kind_l[parts.leaf_T] == FORWARD)
     work_A = np.empty(len(parts.rank_A), dtype=np.int64)
-    work_A[parts.item_l] = parts.kind_l * stages_l + parts.stage_l
-    pairs: list[dict[tuple[int, int], int]] = [{} for _ in parts.ranks_P]
+    work_A[parts.item_l] = parts.kind_l * stages + stage_l
     joined = np.flatnonzero(~parts.first_l)
-    if len(joined):
-        item, most = parts.item_l[joined], int(parts.stages_P.max())
-        code = (parts.pipeline_A[item] * most + parts.stage_l[joined - 1]) * most + parts.stage_l[
-            joined
-        ]
-        kinds, first, kind = np.unique(code, return_index=True, return_inverse=True)
-        number = np.empty(len(kinds), dtype=np.int64)
-        for place in np.argsort(first).tolist():
-            rest, backward = divmod(int(kinds[place]), most)
-            pipeline, forward = divmod(rest, most)
-            number[place] = len(pairs[pipeline])
-            pairs[pipeline][forward, backward] = len(pairs[pipeline])
-        work_A[item] = 6 * stages_l[joined] + number[kind]
-    work_T = np.where(crowded_T, CROWDED, SENDS) * stages_l[parts.leaf_T] + hop_T
-    return np.concatenate([work_A, work_T]), tuple(tuple(found) for found in pairs)
+    code = stage_l[joined - 1] * stages + stage_l[joined]
+    kinds, first, kind = np.unique(code, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    work_A[parts.item_l[joined]] = 6 * stages + np.argsort(order)[kind]
+    work_T = np.where(crowded_T, CROWDED, SENDS) * stages + hop_T
+    pairs = tuple(divmod(one, stages) for one in kinds[order].tolist())
+    return np.concatenate([work_A, work_T]), pairs
 
 
 def _rounds(parts: OrderParts) -> Rows:
     """Round in which torch's lowering pass comes to each item."""
-    stage_l = parts.stage_l + starts(parts.stages_P)[parts.pipeline_A][parts.item_l]
     source_DA = np.full((1 if parts.first_l.all() else 2, len(parts.rank_A)), -1, dtype=np.int64)
     source_DA[0] = parts.source_l[parts.first_l]
     source_DA[1:, parts.item_l[~parts.first_l]] = parts.source_l[~parts.first_l]
     return rounds(
-        parts.rank_A, parts.before_A, source_DA, entries_before(parts.rank_A, parts.item_l, stage_l)
+        parts.rank_A,
+        parts.before_A,
+        source_DA,
+        entries_before(parts.rank_A, parts.item_l, parts.stage_l),
     )
 
 
@@ -238,14 +212,12 @@ def _steady(parts: OrderParts, forward_A: Mask) -> Mask:
     A rank whose backwards come last may have one such turn, of its last forward: where the next
     rank, which warms up for two forwards less, has two forwards left.
     """
-    ranks = int(parts.ranks_P.sum())
     backwards_A = np.cumsum(~forward_A)
     starts = np.flatnonzero(parts.before_A < 0)
     before_R: Rows = backwards_A[starts] - ~forward_A[starts]
     late_A = forward_A & (backwards_A > before_R[parts.rank_A])
-    late_R = np.bincount(parts.rank_A[late_A], minlength=ranks)
-    last_R = np.isin(np.arange(ranks), np.cumsum(parts.ranks_P) - 1)
-    next_R = np.where(last_R, 0, np.append(late_R[1:], 0))
+    late_R = np.bincount(parts.rank_A[late_A], minlength=parts.num_ranks)
+    next_R = np.append(late_R[1:], 0)
     return np.asarray((late_R > 0) | (next_R == 2))
 
 
@@ -257,23 +229,20 @@ def _posted_after(parts: OrderParts, forward_A: Mask, start_T: Rows) -> Rows:
     p - 1 chunks after the sender's own count, and is kept until its turn: rounds of more than p
     microbatches take it later (`recv_tensor_from_previous_stage` in Megatron-LM's schedules.py).
     """
-    last_R = np.cumsum(parts.ranks_P) - 1
-    first_T, last_T = (
-        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (starts(parts.ranks_P), last_R)
-    )
+    last = parts.num_ranks - 1
     gives_T = forward_A[parts.sender_T]
     round_T = np.where(
         gives_T,
-        (parts.from_T == last_T) & (parts.to_T == first_T),
-        (parts.from_T == first_T) & (parts.to_T == last_T),
+        (parts.from_T == last) & (parts.to_T == 0),
+        (parts.from_T == 0) & (parts.to_T == last),
     )
     chunk_A = np.zeros(len(forward_A), dtype=np.int64)
     item_of = []
     for way_A in (forward_A, ~forward_A):
         items = np.flatnonzero(way_A)
-        counts = np.bincount(parts.rank_A[items], minlength=int(parts.ranks_P.sum()))
+        counts = np.bincount(parts.rank_A[items], minlength=parts.num_ranks)
         chunk_A[items] = np.arange(len(items)) - starts(counts)[parts.rank_A[items]]
-        place_T = starts(counts)[parts.to_T] + chunk_A[parts.sender_T] + last_T - first_T
+        place_T = starts(counts)[parts.to_T] + chunk_A[parts.sender_T] + last
         item_of.append(items[np.minimum(place_T, len(items) - 1)])
     return np.where(round_T, np.where(gives_T, *item_of), parts.before_A[start_T])
 
@@ -283,8 +252,7 @@ def _queues(parts: OrderParts, transport: Transport, round_A: Rows) -> Edges:
 
     On a link the sender's order counts, on a pair's stream the lowering order.
     """
-    from_T, to_T = parts.from_T, parts.to_T
-    ranks = int(parts.ranks_P.sum())
+    from_T, to_T, ranks = parts.from_T, parts.to_T, parts.num_ranks
     if transport.stream == "link":
         return [
             _one_by_one(

@@ -1,4 +1,4 @@
-"""Orders of compute as columns: items, their single actions, and the transfers between ranks.
+"""An order of compute as columns: items, their single actions, and the transfers between ranks.
 
 Letters as in `lowering`, which adds the waits.
 """
@@ -14,8 +14,7 @@ from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, ActionColum
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 RankColumns = Sequence[ActionColumns]
-"""The order of one pipeline, a rank an entry."""
-"""The order of one pipeline, a rank an entry."""
+"""The order of a pipeline, a rank an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,11 @@ class OrderParts:
     """Columns of the items (A), of their single actions (leaves) and of the transfers (T).
 
     Leaf arrays end in _l.
-    stage_l: in its pipeline; `first_stage_P` is added to number stages through all pipelines.
     first_l: whether the leaf begins an item.
     """
 
-    ranks_P: Rows
-    stages_P: Rows
-    pipeline_A: Rows
+    num_ranks: int
+    num_stages: int
     rank_A: Rows
     before_A: Rows
     after_A: Rows
@@ -43,14 +40,11 @@ class OrderParts:
     leaf_T: Rows
 
     @classmethod
-    def of(cls, orders: Sequence[RankColumns]) -> "OrderParts":
-        columns = [rank for order in orders for rank in order]
-        ranks_P = np.array([len(order) for order in orders])
-        lengths = np.array([len(rank.stage_A) for rank in columns])
+    def of(cls, order: RankColumns) -> "OrderParts":
         stage_l, kind_l, microbatch_l = (
             np.concatenate(column)
             for column in zip(
-                *((rank.stage_A, rank.kind_A, rank.microbatch_A) for rank in columns), strict=True
+                *((rank.stage_A, rank.kind_A, rank.microbatch_A) for rank in order), strict=True
             )
         )
         first_l = ~np.concatenate(
@@ -58,29 +52,19 @@ class OrderParts:
                 np.zeros(len(rank.stage_A), dtype=np.bool_)
                 if rank.joined_A is None
                 else rank.joined_A
-                for rank in columns
+                for rank in order
             ]
         )
         item_l = np.cumsum(first_l) - 1
-        rank_l = np.repeat(np.arange(len(columns)), lengths)
-        pipeline_l = np.repeat(np.arange(len(orders)), ranks_P)[rank_l]
-        stages_P = 1 + np.maximum.reduceat(
-            stage_l, np.searchsorted(pipeline_l, np.arange(len(orders)))
-        )
-        source_l = _sources(
-            item_l,
-            stage_l + starts(stages_P)[pipeline_l],
-            kind_l,
-            microbatch_l,
-            ends=(stage_l == 0, stage_l == stages_P[pipeline_l] - 1),
-        )
+        rank_l = np.repeat(np.arange(len(order)), [len(rank.stage_A) for rank in order])
+        num_stages = 1 + int(stage_l.max())
+        source_l = _sources(item_l, stage_l, kind_l, microbatch_l)
         rank_A, index = rank_l[first_l], np.arange(item_l[-1] + 1)
         first_A = np.diff(rank_A, prepend=-1) != 0
         leaf_T = np.flatnonzero((source_l >= 0) & (rank_A[source_l] != rank_l))
         return cls(
-            ranks_P=ranks_P,
-            stages_P=stages_P,
-            pipeline_A=pipeline_l[first_l],
+            num_ranks=len(order),
+            num_stages=num_stages,
             rank_A=rank_A,
             before_A=np.where(first_A, -1, index - 1),
             after_A=np.where(np.append(first_A[1:], True), -1, index + 1),
@@ -111,21 +95,14 @@ def starts(sizes: Rows) -> Rows:
     return np.cumsum(sizes) - sizes
 
 
-def _sources(
-    item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, ends: tuple[Mask, Mask]
-) -> Rows:
-    """Item whose output each action takes from another stage, -1 for none.
-
-    stage_l: numbered through all pipelines.
-    ends: whether the stage is its pipeline's first one, and last one.
-    """
-    first_l, last_l = ends
+def _sources(item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows) -> Rows:
+    """Item whose output each action takes from another stage, -1 for none."""
     shape = (2, int(stage_l.max()) + 3, int(microbatch_l.max()) + 1)
     where = np.full(shape, -1, dtype=np.int64)
     forward, backward = kind_l == FORWARD, (kind_l == INPUT_GRAD) | (kind_l == BACKWARD)
     where[0, stage_l[forward] + 1, microbatch_l[forward]] = item_l[forward]
     where[1, stage_l[backward] + 1, microbatch_l[backward]] = item_l[backward]
-    needs_input = (forward & ~first_l) | (backward & ~last_l)
+    needs_input = (forward & (stage_l > 0)) | (backward & (stage_l < stage_l.max()))
     found = np.where(forward, where[0, stage_l, microbatch_l], where[1, stage_l + 2, microbatch_l])
     if np.any(needs_input & (found < 0)):
         raise ValueError("an action waits for an input that no stage computes")

@@ -3,7 +3,6 @@
 Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -12,30 +11,18 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
-    OrderRun,
     Simulation,
     Timeline,
     compile_graph,
     replay,
-    replay_together,
 )
 from planner.cost.pipeline.lowering import lower
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
-from planner.schedules.actions import Order, as_columns
 from planner.schedules.base import Schedule
 from planner.trainers.transports import IDEAL, Transport
 
 Floats = NDArray[np.float64]
-
-
-def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedule:
-    """The compiled order under a transport.
-
-    Raises ValueError for an order that deadlocks or lacks an input (see `check_legal`).
-    """
-    columns = as_columns(order)
-    return compile_graph(lower([columns], transport), [columns])[0]
 
 
 class SimulatedPipeline(NamedTuple):
@@ -66,9 +53,6 @@ class SimulatedPipeline(NamedTuple):
         repeats = self.schedule.repeats_after(self.pp, self.virtual_stages, self.num_microbatches)
         return repeats if repeats > 1 else self.pp
 
-    def with_microbatches(self, count: int) -> "SimulatedPipeline":
-        return self._replace(num_microbatches=count)
-
 
 KEPT_NODES = 2**22
 """Nodes of compiled orders that are kept, some 300 MB (judgement)."""
@@ -82,44 +66,17 @@ def compiled(
     num_microbatches: int,
     transport: Transport = IDEAL,
 ) -> CompiledSchedule:
-    return compile_together(
-        [SimulatedPipeline(schedule, pp, virtual_stages, num_microbatches, transport)]
-    )[0]
+    """The compiled order of a pipeline, computed once.
 
-
-TOGETHER = 100_000
-"""Actions up to which orders are compiled together (judgement): 40 MB of columns."""
-
-
-def compile_together(pipelines: Sequence[SimulatedPipeline]) -> list[CompiledSchedule]:
-    """The compiled order of each pipeline, computed once.
-
-    Those under one transport are compiled together, which takes a fraction of the time.
+    Raises ValueError for an order that deadlocks or lacks an input.
     """
-    known = {pipeline: KEPT.get(pipeline) for pipeline in pipelines}
-    found = {pipeline: made for pipeline, made in known.items() if made is not None}
-    missing = [pipeline for pipeline in known if pipeline not in found]
-    for transport in {pipeline.transport for pipeline in missing}:
-        alike = [pipeline for pipeline in missing if pipeline.transport == transport]
-        for group in _pieces(alike):
-            orders = [p.schedule.columns(*p.shape) for p in group]
-            made = compile_graph(lower(orders, transport), orders)
-            found.update(zip(group, made, strict=True))
-    for pipeline in missing:
-        KEPT.put(pipeline, found[pipeline], len(found[pipeline].work_N))
-    return [found[pipeline] for pipeline in pipelines]
-
-
-def _pieces(pipelines: Sequence[SimulatedPipeline]) -> Iterator[list[SimulatedPipeline]]:
-    """The pipelines in groups of at most TOGETHER actions, or of one pipeline."""
-    group: list[SimulatedPipeline] = []
-    for pipeline in sorted(pipelines, key=lambda pipeline: pipeline.num_actions):
-        if group and sum(p.num_actions for p in (*group, pipeline)) > TOGETHER:
-            yield group
-            group = []
-        group.append(pipeline)
-    if group:
-        yield group
+    pipeline = SimulatedPipeline(schedule, pp, virtual_stages, num_microbatches, transport)
+    made = KEPT.get(pipeline)
+    if made is None:
+        order = schedule.columns(*pipeline.shape)
+        made = compile_graph(lower(order, transport), order)
+        KEPT.put(pipeline, made, len(made.work_N))
+    return made
 
 
 DIRECT_ACTIONS = 4000
@@ -160,54 +117,36 @@ def simulate(
     """
     pipeline = SimulatedPipeline(schedule, *shape, transport)
     if times:
-        whole = compile_together([pipeline])[0]
-        return replay(whole, costs, num_microbatches=shape[2], times=True)
-    return simulate_together([Asked(pipeline, costs)])[0]
+        return replay(compiled(*pipeline), costs, num_microbatches=shape[2], times=True)
+    return settled(pipeline, costs)
 
 
-class Asked(NamedTuple):
-    """A pipeline to simulate, with what its stages cost.
+def settled(
+    pipeline: SimulatedPipeline, costs: StageCosts, *, memory: bool = True, least: int = 0
+) -> Simulation:
+    """The simulation of a pipeline without times, as `simulate` explains it.
 
+    memory: whether peak bytes are wanted.
     least: microbatches to replay at least, where fewer did not settle.
     """
 
-    pipeline: SimulatedPipeline
-    costs: StageCosts
-    least: int = 0
+    def played(count: int) -> Simulation:
+        order = compiled(*pipeline._replace(num_microbatches=count))
+        return replay(order, costs, num_microbatches=count, memory=memory)
 
-
-def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Simulation]:
-    """The simulation of each pipeline, as `simulate` makes it, in a fraction of the time."""
-    counts = [_replayed(one.pipeline, one.least) for one in asked]
-    needed = [
-        (one, count)
-        for one, two in zip(asked, counts, strict=True)
-        for count in two or (one.pipeline.num_microbatches,)
-    ]
-    orders = compile_together([one.pipeline.with_microbatches(count) for one, count in needed])
-    pairs = zip(needed, orders, strict=True)
-    runs = [OrderRun(order, one.costs, count) for (one, count), order in pairs]
-    played = iter(replay_together(runs, memory=memory))
-    answers, again = [], []
-    for place, one in enumerate(asked):
-        if not counts[place]:
-            answers.append(next(played))
-            continue
-        short, long = next(played), next(played)
-        answer, gap_C = _continued(short, long, one.pipeline.num_microbatches)
-        answers.append(answer)
-        unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
-        if len(unsettled):
-            few = 4 * _fewest(one.pipeline, one.least)
-            again.append((place, unsettled, Asked(one.pipeline, one.costs.take(unsettled), few)))
-    if again:
-        more = simulate_together([one for *_, one in again], memory=memory)
-        for (place, unsettled, _), simulated in zip(again, more, strict=True):
-            if len(unsettled) == asked[place].costs.num_candidates:
-                answers[place] = simulated
-            else:
-                _put(answers[place], unsettled, simulated)
-    return answers
+    two = _replayed(pipeline, least)
+    if not two:
+        return played(pipeline.num_microbatches)
+    short, long = map(played, two)
+    answer, gap_C = _continued(short, long, pipeline.num_microbatches)
+    unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
+    if len(unsettled):
+        few = 4 * _fewest(pipeline, least)
+        more = settled(pipeline, costs.take(unsettled), memory=memory, least=few)
+        if len(unsettled) == costs.num_candidates:
+            return more
+        _put(answer, unsettled, more)
+    return answer
 
 
 def _fewest(pipeline: SimulatedPipeline, least: int) -> int:
@@ -263,7 +202,6 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 
 
 __all__ = [
-    "Asked", "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
-    "Timeline", "compile_order", "compile_together", "compiled", "replay", "simulate",
-    "simulate_together",
+    "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
+    "Timeline", "compiled", "replay", "settled", "simulate",
 ]  # fmt: skip

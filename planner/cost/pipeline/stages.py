@@ -23,8 +23,7 @@ class RankLayers:
     """What R ranks of each of U pipelines hold.
 
     units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding,
-    then
-        1 where it holds the head.
+        then 1 where it holds the head.
     rank (R, U): pipeline rank.
     mean_units (K + 2, U): units per rank, the mean over all ranks.
     """
@@ -87,8 +86,8 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = N
     """Units of each stage, (S, K + 2): layers by kind, embedding, head.
 
     The first stage holds the embedding, the last one the head.
-    blocks: the first layers of each stage that count apart, as K more kinds behind the K: (S, 2 K +
-        2).
+    blocks: the first layers of each stage that count apart, as K more kinds behind the K:
+        (S, 2 K + 2).
     """
     return _stage_units(sizes, _kinds(model), blocks)
 

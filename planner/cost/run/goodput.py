@@ -12,6 +12,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch, groups
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.memory.host_activations import host_bytes
+from planner.cost.memory.peak import SCALES_WITH_MASTER
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
@@ -49,7 +50,6 @@ HOST_MEMORY_SHARE = 0.8
 # Below this a run makes no useful progress; the limit keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
-SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
