@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 97_447,
-    "code lines": 68_743,
+    "lines": 97_434,
+    "code lines": 68_729,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
     "p95 of function lines": 32,
