@@ -94,7 +94,7 @@ def _log2(values: Column) -> FloatColumn:
 def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
     """Coordinates by mechanism.
 
-    Lengths are judgements; the likelihood of the published sweeps is flat around them.
+    Lengths are judgements, longer than the published sweeps ask for (`correlated.TIME`).
     """
     rounds = np.maximum(global_batch_size / (x.micro_batch_size * x.dp_replicate * x.dp_shard), 1.0)
     piped = x.pp > 1

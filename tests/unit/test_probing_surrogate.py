@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from planner.calibration import similarity as likeness
+from planner.calibration import similarity, student
 from planner.calibration.correlated import TIME, CorrelatedErrors
 from planner.study import normal
-from planner.study.surrogate import SCALE_SD, SCALES, Observation, condition
+from planner.study.surrogate import JITTER, Observation, condition
 from tests.unit.probing_cases import JOB, small
 
 GLOBAL_BATCH = JOB.training.global_batch_size
@@ -88,15 +88,15 @@ def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
     assert posterior.variance[rows] == pytest.approx(np.diag(expected), abs=1e-8)
 
 
-def test_scale_is_the_posterior_mean_over_the_grid(prior: CorrelatedErrors) -> None:
-    rows = np.arange(0, len(prior.sd), 53)[:4]
-    values = np.array([0.2, -0.1, 0.15, 0.3])
-    posterior, logs = condition(prior, seen(rows, values)), np.log(SCALES)
-    covariances = (scale**2 * dense(prior, rows) + 1e-4 * np.eye(4) for scale in SCALES)
-    likely = [stats.multivariate_normal(cov=one).logpdf(values) for one in covariances]
-    likely = likely + stats.norm(0, SCALE_SD).logpdf(logs)
-    weights = np.exp(np.array(likely) - max(likely))
-    assert np.log(posterior.scale) == pytest.approx(float(weights @ logs / weights.sum()), abs=1e-5)
+def test_scale_is_that_of_a_t_given_some_of_its_values(prior: CorrelatedErrors) -> None:
+    rows, values = np.arange(0, len(prior.sd), 53)[:5], np.array([0.2, -0.1, 0.15, 0.3])
+    posterior = condition(prior, seen(rows, values))
+    exact = dense(prior, rows) + np.diag([1e-4 + JITTER] * 4 + [0.0])
+    gain = np.linalg.solve(exact[:4, :4], exact[:4, 4])
+    sd = posterior.scale * np.sqrt(exact[4, 4] - gain @ exact[:4, 4])
+    joint = stats.multivariate_t(shape=exact, df=student.DEGREES)
+    at = joint.logpdf([[*values, gain @ values + off * sd] for off in (0.0, 1.0)])
+    assert np.diff(at) == pytest.approx(np.diff(stats.t(student.DEGREES + 4).logpdf([0.0, 1.0])))
     assert condition(prior, []).scale == 1.0
 
 
@@ -143,7 +143,7 @@ def test_groups_are_correlations(prior: CorrelatedErrors) -> None:
 def test_fields_that_never_differ_make_no_group() -> None:
     batch = small().batch
     rows = np.flatnonzero((batch.tp == 1) & (batch.pp == 1))
-    names = {group.name for group in likeness.groups(batch.take(rows), GLOBAL_BATCH)}
+    names = {group.name for group in similarity.groups(batch.take(rows), GLOBAL_BATCH)}
     assert names.isdisjoint({"tp", "pp", "bubble"})
     assert "checkpointing" in names
 
