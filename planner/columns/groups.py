@@ -59,8 +59,33 @@ def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
 
     Combinations are told apart by their hashes.
     """
-    _, first, inverse = np.unique(hashes(columns), return_index=True, return_inverse=True)
-    return first, inverse
+    same = _same_row(hashes(columns))
+    found = np.flatnonzero(same == np.arange(len(same)))
+    index = np.empty_like(same)
+    index[found] = np.arange(len(found))
+    return found, index[same]
+
+
+def _same_row(codes: NDArray[np.uint64]) -> IntColumn:
+    """For every hash the index of one that is equal, the same for all equal ones.
+
+    Hashes are put into a table by some of their bits; those that find another there are few and
+    are put into it again by other bits. np.unique, which sorts, takes 30% of all layouts a second.
+    """
+    bits = len(codes).bit_length() + 2
+    table = np.empty(1 << bits, dtype=np.int64)
+    same, rows = np.empty(len(codes), dtype=np.int64), np.arange(len(codes))
+    for shift in range(64 - bits, -1, -bits):
+        left = codes[rows]
+        slots = ((left >> np.uint64(shift)) & np.uint64(len(table) - 1)).astype(np.int64)
+        table[slots] = rows
+        same[rows] = table[slots]
+        rows = rows[codes[same[rows]] != left]
+        if not len(rows):
+            return same
+    _, first, inverse = np.unique(codes[rows], return_index=True, return_inverse=True)
+    same[rows] = rows[first[inverse]]
+    return same
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:
