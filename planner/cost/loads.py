@@ -185,7 +185,7 @@ class _Work:
         if differ:
             distinct, inverse = groups.unique_rows(differ)
             codes = codes * len(distinct) + inverse
-        _, first, at = np.unique(codes, return_index=True, return_inverse=True)
+        first, at = groups.unique_rows([codes])
         return cls(
             batch=batch,
             m=m,
@@ -206,8 +206,8 @@ class _Work:
         distinct, inverse = groups.unique_rows(list(units))
         codes = inverse[places].take(self.at_pipe, axis=-1)
         codes += self.at * len(distinct)
-        found, at = np.unique(codes, return_inverse=True)
-        way, what = np.divmod(found, len(distinct))
+        found, at = groups.unique_rows([codes.ravel()])
+        way, what = np.divmod(codes.ravel()[found], len(distinct))
         first = self.first.take(way)
         loads = Loads(
             batch=self.batch.take(first),
@@ -217,13 +217,13 @@ class _Work:
             at_shard=self.at_shard.take(first),
             spared=self.spared.take(first),
         )
-        return loads, at
+        return loads, at.reshape(codes.shape)
 
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
     counts, inverse = groups.unique_rows([work.m[work.first]])
     codes = at_pipe * len(counts) + inverse.take(work.at)
-    _, first, at = np.unique(codes, return_index=True, return_inverse=True)
+    first, at = groups.unique_rows([codes])
     pipe, rows = at_pipe[first], batch.take(first)
     return Pipelines(
         batch=rows,
