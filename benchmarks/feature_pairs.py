@@ -165,7 +165,7 @@ def refusals(run: str) -> Mapping[tuple[Feature, ...], dict[str, str]]:
         found.update({chosen: dict(whole) for chosen, _ in jobs})
         for rule, mask in broken_rules(LayoutBatch.from_layouts(layouts), context):
             for i in mask.nonzero()[0]:
-                found[jobs[i][0]][rule.key] = rule.rule(layouts[i], context)
+                found[jobs[i][0]][rule.key] = rule.words(layouts[i], context)[0]
     return found
 
 

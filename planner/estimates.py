@@ -467,7 +467,7 @@ class _Columns:
         reserved = self.prices.rank_reserved_bytes[ranks, row].tolist()
         here = {name: column[ranks, row].tolist() for name, column in self.memory_parts.items()}
         pairs = zip(reserved, here["allocated"], strict=True)
-        here["fragmentation"] = [held - allocated for held, allocated in pairs]
+        here["fragmentation"] = [total - allocated for total, allocated in pairs]
         stages = [
             StageMemory(
                 peak_allocated_bytes=here["allocated"][rank],

@@ -1,6 +1,6 @@
 """All forwards, then all backwards: GPipe, and LoopedBFS over several stages per rank.
 
-Simple, and every microbatch's activations are held.
+Simple, and every microbatch's activations are saved.
 """
 
 import numpy as np

@@ -63,9 +63,9 @@ class Pipeline:
         self._first = any(part.first for _, part, _ in parts)
         self._last = any(part.last for _, part, _ in parts)
         schedule = get_schedule_class(recipe.layout.pp_schedule)
-        held: Any = stages if issubclass(schedule, PipelineScheduleMulti) else stages[0]
+        scheduled: Any = stages if issubclass(schedule, PipelineScheduleMulti) else stages[0]
         self._schedule = schedule(
-            held, n_microbatches=microbatches, loss_fn=loss, scale_grads=False
+            scheduled, n_microbatches=microbatches, loss_fn=loss, scale_grads=False
         )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:

@@ -335,7 +335,7 @@ def test_every_illegal_layout_says_which_rule_and_what_would_pass(every: int) ->
         for rule, mask in broken_rules(job.batch, job.context):
             explained |= mask
             for row in np.flatnonzero(mask):
-                texts = [say(layouts[int(row)], job.context) for say in (rule.rule, rule.remedy)]
+                texts = rule.words(layouts[int(row)], job.context)
                 if min(map(len, texts)) < len("use bf16") or re.search(r"None|\bnan\b", str(texts)):
                     silent.append((job.name, rule.key, texts))
         assert (explained == ~job.legal).all()
@@ -348,7 +348,7 @@ def test_one_layout_alone_is_judged_like_its_row() -> None:
         row, c = int(draw.integers(ROWS)), job.context
         layout, masks = job.batch.row(row), broken_rules(job.batch, c)
         found = violations(layout, c.model, c.cluster, c.training)
-        expected = {(rule.field, rule.rule(layout, c)) for rule, mask in masks if mask[row]}
+        expected = {(rule.field, rule.words(layout, c)[0]) for rule, mask in masks if mask[row]}
         assert {(v.field, v.rule) for v in found} == expected
         assert bool(found) == (not job.legal[row])
 

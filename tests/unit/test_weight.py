@@ -4,16 +4,16 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 96_097,
-    "code lines": 67_860,
+    "lines": 92_520,
+    "code lines": 64_888,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
-    "p95 of function lines": 32,
+    "p95 of function lines": 31,
     "longest function": 145,
-    "public classes": 663,
-    "functions that import inside": 48,
+    "public classes": 656,
+    "functions that import inside": 47,
 }
-TEST_LINES = 49_408
+TEST_LINES = 49_271
 
 
 def test_the_code_weighs_no_more() -> None:

@@ -41,7 +41,7 @@ def with_etag(request: Request, body: str, media_type: str = JSON) -> Response:
     tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
     headers = {"etag": tag, "cache-control": "no-cache"}
     asked = request.headers.get("if-none-match", "")
-    held = {one.strip().removeprefix("W/") for one in asked.split(",")}
-    if tag in held or "*" in held:
+    cached = {one.strip().removeprefix("W/") for one in asked.split(",")}
+    if tag in cached or "*" in cached:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type=media_type, headers=headers)
