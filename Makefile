@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-TEST_PROCESSES ?= 2
+# On two cores: servers, Slurm and kills wait more than they compute.
+TEST_PROCESSES ?= 3
 JUDGES = $(VENV)/.titan $(VENV)/.titan03 $(VENV)/.megatron
 
 # One line says what is missing, before anything is made.
@@ -26,8 +27,6 @@ test: $(VENV)/.test
 	$(BIN)/python -m pip check
 	$(BIN)/mypy > $(VENV)/types & types=$$!; $(PYTEST); tests=$$?; wait $$types; types=$$?; cat $(VENV)/types; exit $$((tests | types))
 
-# Slurm, kills and a service under load wait more than they compute.
-test-slow: TEST_PROCESSES = 3
 test-slow: $(VENV)/.test $(JUDGES)
 	$(PYTEST) -m slow
 
