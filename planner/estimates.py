@@ -123,7 +123,7 @@ class Estimator:
 
 
 class _Parts:
-    """What the jobs of one group have in common, told apart by identity, which costs no look."""
+    """Parts shared by the jobs of a group, distinguished by identity, which costs no look."""
 
     def __init__(self, job: Job, calibration: Calibration | None) -> None:
         self.job, self.calibration = job, calibration
@@ -232,7 +232,7 @@ def _priced_together(batch: LayoutBatch, rows: IntColumn) -> Iterator[IntColumn]
 def simulated_columns(
     pricer: Pricer, layouts: Sequence[Layout]
 ) -> list[tuple[float, float, float]]:
-    """What the simulated steps of legal layouts give, one tuple per layout, in order.
+    """Columns of the simulated steps of legal layouts, one tuple per layout, in order.
 
     (step seconds, probability of running out of memory, device bytes / usable bytes - 1)
     """
@@ -265,7 +265,7 @@ def _refused(
 
 
 def _unpriced(model: ModelSpec) -> Iterator[str]:
-    """What the model's config has and the estimate leaves out."""
+    """Parts of the model's config that the estimate leaves out."""
     if model.left_out:
         yield (
             f"the language model alone is priced: {', '.join(model.left_out)} of its config left "
@@ -373,7 +373,7 @@ class _Columns:
         return float(self.busiest_load[row])
 
     def _predicted_load(self, load: float | None) -> Iterator[str]:
-        """What the numbers take for the busiest expert rank, where the job does not say."""
+        """Load of the busiest expert rank behind the numbers, where the job states none."""
         training = self.pricer.training
         if load is not None and training.moe_imbalance is training.moe_capacity_factor is None:
             yield (
@@ -414,7 +414,7 @@ class _Columns:
         return refine(shipped, self.batch, shipped.price(self.batch)).step_seconds
 
     def _learned(self, row: int) -> LearnedFactor | None:
-        """What one's own runs did to this row's seconds."""
+        """Effect of one's own runs on this row's seconds."""
         pricer = self.pricer
         seen, waiting = pricer.calibration.own_runs, pricer.calibration.waiting
         if not seen and not waiting:
@@ -446,7 +446,7 @@ class _Columns:
         )
 
     def _stale(self) -> str | None:
-        """What the calibration leaves out, and why."""
+        """Runs that the calibration leaves out, and why."""
         stale = self.pricer.calibration.stale
         if stale is None:
             return None

@@ -69,7 +69,7 @@ def estimate(
     training: Words | TrainingSpec | None = None,
     layout: Words | Layout | None = None,
 ) -> Estimate:
-    """What one layout reaches: step time, memory, intervals; an impossible layout is an answer with
+    """Predicts one layout: step time, memory, intervals; an impossible layout is an answer with
     `valid` false.
 
     Raises SpecError for a malformed request, or one without a layout.
@@ -202,7 +202,7 @@ class _Clock:
 
 
 class _Named:
-    """The same job has the same id."""
+    """Ids by job: equal jobs have equal ids."""
 
     def __init__(self, job: Job) -> None:
         text = json.dumps(job.request, sort_keys=True, default=str)

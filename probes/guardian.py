@@ -184,7 +184,7 @@ def ask_for_stacks(below: int) -> bool:
 
 
 class KernelLog:
-    """What the kernel logs from now on; empty if it may not be read.
+    """Lines that the kernel logs from now on; none if its log may not be read.
 
     Source: Documentation/ABI/testing/dev-kmsg.
     """

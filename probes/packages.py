@@ -33,7 +33,7 @@ print(json.dumps({name.lower(): version for name, version in found}))
 def told_by(
     command: Sequence[str], seconds: float, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command says and how it ends. Raises OSError, TimeoutExpired. more: `env`, `cwd`."""
+    """Runs a command; output and exit. Raises OSError, TimeoutExpired. more: `env`, `cwd`."""
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, **more
     )

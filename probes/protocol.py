@@ -175,7 +175,7 @@ class Environment(BaseModel):
 
 
 def found_by(folder: Path, gpu_name: str | None = None) -> Environment:
-    """What the interpreter of a probe's program found; no versions if it never started."""
+    """Versions in the interpreter of a probe's program; none if it never started."""
     with suppress(OSError, ValueError):
         found = Environment.model_validate_json((folder / FOUND).read_text(encoding="utf-8"))
         return found.model_copy(update={"gpu_name": gpu_name})

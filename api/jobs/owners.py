@@ -1,4 +1,4 @@
-"""Who owns a job: a process, named so that no other host, boot or container has the same name.
+"""Owner of a job: a process, named so that no other host, boot or container has the same name.
 
 An owner's name is "host:pid:boot:namespace:start:random:oom_kills". Two containers may share a
 host's name, and a process may get the number of one that ended; then another part differs.

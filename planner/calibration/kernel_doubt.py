@@ -42,7 +42,7 @@ def attention_sd(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
 
 
 def measured_gpu(gpu: GpuSpec) -> str:
-    """What `Calibration.seen` names where a run was measured on this product."""
+    """Name in `Calibration.seen` of a run measured on this product."""
     return f"gpu {gpu.name}"
 
 

@@ -42,7 +42,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
-    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P).
+    """Unknowns of the fit: keys (P), prior mean (P,) and prior precision (P, P).
 
     Knobs come first. The precision of fresh offsets is 0 here: `levels` says where they are, and
     their scale is estimated.

@@ -1,4 +1,4 @@
-"""What a run cannot have measured: limits of its hardware, and numbers that contradict each other.
+"""Limits of hardware that no run can pass, and numbers of a run that contradict each other.
 
 A row that breaks one of them is a mistake of who wrote it, never news about the cost model.
 """

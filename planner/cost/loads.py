@@ -1,4 +1,4 @@
-"""What pipeline ranks of N layouts run, each distinct one once.
+"""Loads of the pipeline ranks of N layouts, each distinct one once.
 
 Layouts that differ in schedule, stages or split alone have ranks that hold the same units and run
 them in the same way. What such a rank computes, communicates and keeps is found once: its load.
@@ -43,7 +43,7 @@ class Loads:
         return len(self.m)
 
     def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "Loads":
-        """The same loads on `count` machines, those of the first machine first."""
+        """These loads on `count` machines, the first machine's first."""
         return Loads(
             batch=self.batch.take(np.tile(np.arange(len(self)), count)),
             m=np.tile(self.m, count),
@@ -83,7 +83,7 @@ class Pipelines:
         return column.take(self.at, axis=-1)
 
     def side_by_side(self, count: int) -> "Pipelines":
-        """The same pipelines for layouts on `count` machines."""
+        """These pipelines for layouts on `count` machines."""
         return replace(self, at=np.tile(self.at, count))
 
 
@@ -136,7 +136,7 @@ class RankLoads:
         )
 
     def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "RankLoads":
-        """The same loads on `count` machines, those of the first machine first."""
+        """These loads on `count` machines, the first machine's first."""
         sizes = count, num_unit_rows, num_shard_rows
         return RankLoads(
             of_ranks=self.of_ranks.side_by_side(*sizes),

@@ -49,7 +49,7 @@ _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more
 
 @dataclass(frozen=True, slots=True)
 class Idle(Table):
-    """What the schedules of N cells hide and leave idle at the least, (N,).
+    """Time that schedules of N cells hide and leave idle at the least, (N,).
 
     overlaps: whether one of them overlaps pairs of microbatches.
     microbatches: how many microbatches' seconds a rank waits in a step with the best of them.
@@ -60,14 +60,14 @@ class Idle(Table):
 
     @classmethod
     def of_any(cls, batch: LayoutBatch) -> "Idle":
-        """That of cells whose schedules are not known."""
+        """Bounds for cells whose schedules are not known."""
         return cls(batch.pp > 1, np.zeros(len(batch)))
 
     @classmethod
     def of(
         cls, job: PreparedJob, cells: LayoutBatch, schedules: Iterable[tuple[int, IntColumn]]
     ) -> "Idle":
-        """That of cells with these schedules: (code, most stages a rank has, 0 for none, (N,))."""
+        """Bounds for cells with these schedules: (code, most stages a rank, 0 for none, (N,))."""
         overlaps, least = np.zeros(len(cells), dtype=np.bool_), np.full(len(cells), np.inf)
         m = num_microbatches(cells, job.training).astype(np.int64)
         for code, stages in schedules:
@@ -175,7 +175,7 @@ def time_lower_bounds(
 
 
 def compute_lower_bounds(job: PreparedJob, batch: LayoutBatch, idle: Idle) -> FloatColumn:
-    """Those seconds of `time_lower_bounds` that neither network nor optimizer takes, (N,)."""
+    """Seconds of `time_lower_bounds` that neither network nor optimizer takes, (N,)."""
     hidden, inverse, least = _least_seconds(job, batch)
     compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
     return np.asarray(compute + _bubble(job, batch, least[inverse], idle))
@@ -254,7 +254,7 @@ def _beyond_compute(
 def layout_lower_bounds(
     job: PreparedJob, batch: LayoutBatch, overlaps: BoolColumn | None = None
 ) -> FloatColumn:
-    """What a mean rank computes in a step of exactly these layouts, (N,).
+    """Compute seconds of a mean rank in a step of exactly these layouts, (N,).
 
     overlaps (N,): whether they may overlap pairs, which hides communication; unless given, what
         their own schedules do.
@@ -278,7 +278,7 @@ def _own_compute(
 
 
 def _hidden(job: PreparedJob, unit: UnitCosts) -> FloatColumn:
-    """What overlapped pairs hide of a microbatch on all units at the most, (U,)."""
+    """Seconds that overlapped pairs hide of a microbatch on all units at the most, (U,)."""
     return _of_all_units(job, pairs.shares_of_wires(unit, job.profile))
 
 
@@ -367,7 +367,7 @@ def _mean_seconds(
     least: FloatColumn,
     overlaps: BoolColumn,
 ) -> FloatColumn:
-    """What a mean rank computes in a step, (N,), less all that overlapped pairs can hide.
+    """Compute seconds of a mean rank in a step, (N,), less all that overlapped pairs can hide.
 
     Waits for stragglers are in proportion to it.
 

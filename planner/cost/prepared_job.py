@@ -29,7 +29,7 @@ from planner.work.quantised import quantised_model
 
 @dataclass(slots=True)
 class KnownJob:
-    """What a job has priced already. One thread's: a price may not use it beside another.
+    """Memory of priced parts of a job. One thread's: a price may not use it beside another.
 
     memos: its rows by their kind of table.
     open_columns, unit_key: see `cost_rows`; None until somebody asked.

@@ -73,7 +73,7 @@ def _makespans(
     together: list[IntColumn],
     send_scales: tuple[float, ...],
 ) -> list[FloatColumn]:
-    """Of each of these groups of rows: the pipeline's share of a step.
+    """Seconds of the pipeline in a step, for each of these groups of rows.
 
     send_scales: the layouts are simulated once for each factor on their sends, one after the other
         along C.

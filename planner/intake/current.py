@@ -66,7 +66,7 @@ class Current:
 
 
 def format_of(text: str, name: str) -> CurrentFormat | None:
-    """What kind of text this is, by its name and contents.
+    """Format of this text, by its name and contents.
 
     None for a text that is no trainer's, such as a job or a layout in YAML.
     Raises SpecError for a command of NeMo, whose defaults are in files of its own.
@@ -255,7 +255,7 @@ def _raise_missing(name: str, job: Mapping[str, object], model: StatedModel) -> 
 
 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
-    """What a stored job's `current` says, for comparison; None where the job has none.
+    """Reads a stored job's `current` again, for comparison; None where the job has none.
 
     `stated` and `run` are None where the layout came without a config, or where reading fails.
     """

@@ -115,7 +115,7 @@ def _unknown_name(field: str, name: str, also: str) -> SpecError:
 
 
 def _instead_of(name: str, allow_files: bool) -> str:
-    """What to do about a model that the catalogue does not have."""
+    """Remedy for a model that the catalogue does not have."""
     if not allow_files:
         return "send the keys of its config.json as a mapping"
     if HUB_ID.fullmatch(name):
@@ -303,7 +303,7 @@ def _pydantic_faults(error: ValidationError, field: str) -> list[Fault]:
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
-    """The same fault, under the name that the person used for the key."""
+    """Renames a fault to the name that the person used for the key."""
     key = fault.field.removeprefix(f"{field}.")
     return replace(fault, field=f"{field}.{keys.name_of(key)}")
 

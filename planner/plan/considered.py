@@ -1,4 +1,4 @@
-"""What the search looked at, kept with the plan: the study of a plan is made of it.
+"""Layouts that the search looked at, stored with the plan: the study of a plan is made of it.
 
 Of every size the ranked layouts, the front of time against memory, the best of the others, the
 fastest that do not fit, and what a sampler tried.

@@ -35,7 +35,7 @@ WITHOUT_CASTS: Mapping[str, Any] = {
 
 
 def next_bottleneck(estimate: Estimate) -> str:
-    """What would limit the step if the largest cost besides compute vanished.
+    """Limit of the step if the largest cost besides compute vanished.
 
     This is to first order: the other costs do not change. Empty if only compute takes time.
     """
@@ -111,7 +111,7 @@ def memory_sentence(together: Together, layout: Layout, estimate: Estimate) -> s
 
 
 def precision_sentences(together: Together, layout: Layout, estimate: Estimate) -> list[str]:
-    """What low precision leaves in 16 bits, and what it costs besides its products.
+    """Sentences on the parts low precision leaves in 16 bits, and its costs besides products.
 
     Empty for 16-bit layouts.
     """
@@ -212,7 +212,7 @@ def _noticeable(step: SensitivityStep, estimate: Estimate) -> bool:
 def difference(
     ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout
 ) -> list[str]:
-    """What the second layout gains and loses against the first.
+    """Gains and losses of the second layout against the first.
 
     Lists the fields that differ, then the costs that moved most.
     """

@@ -121,7 +121,7 @@ class CellBounds:
         return self.budgets[rows].astype(np.int64)
 
     def within(self, rows: IntColumn, limit_seconds: float) -> IntColumn:
-        """Those of these cells that compute no longer than the limit, recomputation included."""
+        """Cells that compute no longer than the limit, recomputation included."""
         computes = [
             self.pricer.compute_lower_bounds(self.cells.take(part), self.idle.take(part))
             for part in _parts(rows)

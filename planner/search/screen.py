@@ -33,7 +33,7 @@ PARETO_SLACK = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a screen looks for.
+    """Objective and limits of a screen.
 
     count: different layouts that must be certain, beside all within `slack` of the best.
     smallest: minimise device bytes instead of step seconds.
@@ -179,7 +179,7 @@ def near_layouts(
 
 
 def idle_of(pricer: Pricer, space: Space) -> Idle:
-    """What the schedules of each cell hide and leave idle."""
+    """Time that schedules of each cell hide and leave idle."""
     microbatches = num_microbatches(space.cells, pricer.training).astype(np.int64)
     kinds, one_each = space.kinds([space.cells.pp, microbatches], ("pp_schedule", "virtual_stages"))
     cells = one_each.cells.take(slice(None))

@@ -23,7 +23,7 @@ ENOUGH = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """What the screen found.
+    """Results of the screen.
 
     batch, step_seconds, device_bytes, oom: the layouts worth further work, best first by step among
         those that fit. When none fits, the layouts that came closest, smallest device_bytes first.
@@ -141,7 +141,7 @@ class Shortlist:
         self.unfit.append((part.take(rows), step_seconds[rows]))
 
     def _fastest_unfit(self, nothing: LayoutBatch) -> LayoutBatch:
-        """What was recorded, fastest first."""
+        """Recorded candidates, fastest first."""
         batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.unfit)])
         step = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.unfit)])
         return batch.take(np.argsort(step, kind="stable")[:UNFIT])

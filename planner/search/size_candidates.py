@@ -22,7 +22,7 @@ from planner.specs.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rated:
-    """What a plan weighs of N candidates.
+    """Figures of N candidates that a plan weighs.
 
     batch: their layouts as columns.
     runs: whole runs.
@@ -111,7 +111,7 @@ class PlanCandidate(NamedTuple):
 
     @property
     def score(self) -> float:
-        """What the objective minimises."""
+        """Value that the objective minimises."""
         return float(self.at_size.rated.scores[self.row])
 
     @property
@@ -175,7 +175,7 @@ def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
 def score_of(
     objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool
 ) -> FloatColumn:
-    """What the objective minimises, (N,).
+    """Values that the objective minimises, (N,).
 
     throughput: step time; between several sizes seconds per token of the whole job after goodput.
     time: of the whole run.

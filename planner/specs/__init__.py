@@ -1,1 +1,1 @@
-"""What a user states and what the planner answers, as frozen pydantic models."""
+"""Statements of a user and answers of the planner, as frozen pydantic models."""

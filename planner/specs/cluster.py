@@ -151,7 +151,7 @@ class ClusterSpec(Frozen):
         return self.gpu.memory_bytes - self.reserved_memory_bytes
 
     def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
-        """The same request with another number of GPUs.
+        """Request with another number of GPUs.
 
         Fabric, node size and defaults are resolved again. Raises SpecError where this many GPUs do
         not fill whole nodes or groups of the fabric.

@@ -75,7 +75,7 @@ class TimeBreakdown(Value):
 
     @property
     def host_seconds(self) -> float:
-        """What the host adds to the device's time."""
+        """Seconds that the host adds to the device's time."""
         return self.launch_seconds + self.host_wait_seconds
 
     def total(self) -> float:
@@ -114,7 +114,7 @@ class CommunicationRow(Value):
 
 
 class LearnedFactor(Value):
-    """What one's own runs of this stack taught.
+    """Factor learned from one's own runs of this stack.
 
     runs: own runs in this number format, dense or with experts as asked.
     runs_alike: own runs of the same trainer and GPU otherwise; they count by part.

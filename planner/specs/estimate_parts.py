@@ -1,4 +1,4 @@
-"""What an estimate's memory and time consist of, in the words of every table and chart."""
+"""Parts of an estimate's memory and time, in the words of every table and chart."""
 
 from planner.specs.estimate import Estimate
 

@@ -1,4 +1,4 @@
-"""What one GPU can do: peaks, memory, power, and the fabric it is usually sold with.
+"""Abilities of one GPU: peaks, memory, power, and the fabric it is usually sold with.
 
 Every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one direction: H100
 NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a program

@@ -33,7 +33,7 @@ STATIC_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silicon:
-    """What one family's chip draws: the reference product whose kernels were timed.
+    """Power of one family's chip: the reference product whose kernels were timed.
 
     peak_flops_per_second, clock_hz: its dense 16-bit peak, and the clock of that peak.
     timed_power_watts: the board limit of the product that was timed.
@@ -50,7 +50,7 @@ class Silicon:
     source: str
 
     def static_share(self, clock_hz: float) -> float:
-        """What a product draws whatever its clock, over its nominal power."""
+        """Power that a product draws whatever its clock, over its nominal power."""
         return STATIC_SHARE * self.timed_power_watts / self._unit_watts(clock_hz)
 
     def nominal_power_watts(self, peak_flops_per_second: float, clock_hz: float) -> float:

@@ -1,4 +1,4 @@
-"""What is trained: shapes of a decoder-only language model, and how many parameters each part has.
+"""Shapes of a decoder-only language model, and how many parameters each part has.
 
 `ModelSpec` holds the normalised shapes. `planner.intake.models.read_model` reads what a person
 writes (catalogue name, Hugging Face config.json, inline mapping); `planner.intake.models` describes

@@ -1,4 +1,4 @@
-"""What a config.json says about a network beyond its shapes: the numbers that change its outputs.
+"""Numbers of a config.json beyond a network's shapes that change its outputs.
 
 `Network` holds the fields, and `ModelSpec` inherits them. None changes the predicted time or
 memory. An export writes them into the trainer's model, or names those that the trainer has no

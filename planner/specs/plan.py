@@ -85,7 +85,7 @@ class RankedLayout(Labelled):
 
     @property
     def measured_step_seconds(self) -> float | None:
-        """Of the layout itself; None where only smaller runs or single ranks stood for it."""
+        """Seconds of the layout itself; None where only smaller runs or single ranks ran."""
         if self.measurement is None or self.source != "probed":
             return None
         seconds: float | None = self.measurement.get("step_seconds")

@@ -49,7 +49,7 @@ class SizeOption(Labelled):
 
 
 class SensitivityStep(Labelled):
-    """What one step in one field would change for layout number 1, all else equal.
+    """Effect of one step in one field on layout number 1, all else equal.
 
     dp_shard makes room for a degree.
     step_ratio: its step time over number 1's, both as the search prices them.

@@ -11,7 +11,7 @@ CheckpointMode = Literal["sync", "async", "async-pinned"]
 
 
 class CheckpointCost(Value):
-    """What one save costs, and how often it happens.
+    """Cost of one save, and how often it happens.
 
     given: whether the job stated mode and interval; else the mode is async and the interval the
         best.

@@ -35,10 +35,10 @@ class ResidualStreams(Network):
         return (2 + self.hc_mult * (self.hc_sinkhorn_iters > 0)) * self.hc_mult
 
     def stream_parameters(self, hidden: int, sites: int) -> int:
-        """Of `sites` mixes around branches, in fp32: projections, biases, a scale of each kind."""
+        """Parameters of `sites` mixes around branches, in fp32: projections, biases and scales."""
         each = self.num_mixes * (self.hc_mult * hidden + 1) + 2 + (self.hc_sinkhorn_iters > 0)
         return sites * each * (self.hc_mult > 0)
 
     def collapse_parameters(self, hidden: int) -> int:
-        """Of the mix of all streams into one, before a head."""
+        """Parameters of the mix of all streams into one, before a head."""
         return (self.hc_mult * (self.hc_mult * hidden + 1) + 1) * (self.hc_mult > 0)

@@ -17,7 +17,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class Measure(Value, extra="forbid"):
-    """What to measure of each job.
+    """Measurements to make of each job.
 
     top_k: the best layouts of the plan.
     anchors: fixed layouts, as a baseline.
@@ -30,7 +30,7 @@ class Measure(Value, extra="forbid"):
 
 
 class SweepBudget(Value, extra="forbid"):
-    """What one run of the sweep may spend, over all its jobs.
+    """Budget of one run of the sweep, over all its jobs.
 
     max_probes: runs of layouts, those tried again too.
     max_gpu_seconds: everything that is spent, failures too. A further probe starts while what is

@@ -1,4 +1,4 @@
-"""What a search never changes: sequence length, global batch, optimizer, trainer and release."""
+"""Terms that a search never changes: sequence length, global batch, optimizer, trainer, release."""
 
 from typing import Annotated, Literal, get_args
 

@@ -77,7 +77,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """What the study found.
+    """Result of a study.
 
     ranked: the winner (the fastest that ran, else the fastest expected), then the rest
         by expected seconds.

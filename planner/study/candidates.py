@@ -96,7 +96,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """What all candidates of a study have in common.
+    """Sizes that all candidates of a study have in common.
 
     usable_bytes: device memory that a plan may use.
     """

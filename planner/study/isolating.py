@@ -59,7 +59,7 @@ def isolating(pricer: Pricer, first: Layout, paper: Layout) -> Isolating | None:
 
 
 def measures(mechanisms: Sequence[Mechanism]) -> str:
-    """What a probe measures for the first time, as a clause; empty for nothing."""
+    """Mechanisms that a probe measures for the first time, as a clause; empty for none."""
     words = ", ".join(one.words for one in mechanisms)
     return f"measures {words}, which no run behind the calibration used" if words else ""
 

@@ -77,7 +77,7 @@ class StudyKernels:
         )
 
     def effect(self, name: str, shapes: Iterable[KernelShape]) -> KernelEffect:
-        """What timings of these shapes show together, each weighted by its share of a step.
+        """Effect of timings of these shapes together, each weighted by its share of a step.
 
         The last loadings, of offsets that all runs of a unit share, are 0. Errors of the knobs
         outside the directions are noise of the effect.
@@ -91,7 +91,7 @@ class StudyKernels:
         return KernelEffect(name=name, loading=(*loading.tolist(), *offsets), sd=sd)
 
     def observed(self, timings: Sequence[KernelTiming]) -> tuple[ObservedEffect, ...]:
-        """What these timings show, by kind of kernel; the newest of a shape counts.
+        """Effects observed in these timings, by kind of kernel; the newest of a shape counts.
 
         Shapes that no candidate runs are ignored. So is a kind that the calibration was fitted to:
         more shapes of it have the same error as the first ones.

@@ -137,7 +137,7 @@ def _in_rows(candidates: Candidates, isolated: Isolating | None) -> tuple[int, s
 def unsupported_candidates(
     candidates: Candidates, refuses: Callable[[Layout], str | None]
 ) -> tuple[BoolColumn, dict[str, int]]:
-    """What the program of the probes cannot run: (mask (N,), candidates by reason).
+    """Candidates that the probes' program cannot run: (mask (N,), candidates by reason).
 
     `refuses` is asked once for all candidates that differ only in their sizes.
     """
@@ -166,7 +166,7 @@ SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "v
 
 
 def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
-    """What a plan shows: the first top_k, and every other layout that itself ran.
+    """Candidates that a plan shows: the first top_k, and every other layout that itself ran.
 
     They are in the order of the outcome.
     """
@@ -234,7 +234,7 @@ def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLa
 
 
 def summary(outcome: StudyResult) -> dict[str, Any]:
-    """What the study did, JSON-safe.
+    """Summary of the study, JSON-safe.
 
     Trials with their reasons and results, spending, regret, and why it stopped.
     """

@@ -152,7 +152,7 @@ def _on_paper(plan: Plan, chosen: str) -> Iterator[Entry]:
 
 
 def _measurement(entry: RankedLayout | None) -> dict[str, Any]:
-    """What probes found of a ranked layout."""
+    """Measurement by probes of a ranked layout."""
     if entry is None or entry.measurement is None:
         return {}
     return {
@@ -194,7 +194,7 @@ def _of_older_plan(plan: Plan) -> Iterator[ConsideredLayout]:
 
 
 def _objective(plan: Plan, one: RankedLayout) -> float | None:
-    """What a plan that was stored without it minimises, of a ranked layout."""
+    """Value that a plan stored without it minimises, of a ranked layout."""
     asked, run = _asked_for(plan), one.run
     if asked == "memory":
         return one.estimate.device_bytes
@@ -278,7 +278,7 @@ def _values(plan: Plan, one: ConsideredLayout, chosen: str) -> tuple[float, ...]
 
 
 def _names(plan: Plan, chosen: str) -> list[str]:
-    """What the values are, with their unit."""
+    """Names of the values, with their unit."""
     if chosen == MEASURED:
         return ["step_seconds"]
     if chosen == TIME_MEMORY:

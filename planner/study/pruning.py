@@ -144,7 +144,7 @@ def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
 
 
 def _schedule(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
-    """The same schedule, or GPipe above 1F1B; without a pipeline all are the same."""
+    """Layout with its schedule, or GPipe above 1F1B; without a pipeline all are alike."""
     less, more = (ONE_F_ONE_B, GPIPE) if direction > 0 else (GPIPE, ONE_F_ONE_B)
     above = (batch.pp_schedule[row] == less) & (batch.pp_schedule == more)
     return np.asarray((batch.pp == 1) | (batch.pp_schedule == batch.pp_schedule[row]) | above)

@@ -35,7 +35,7 @@ LEAST_REPEAT_GAIN = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """What a sampler chose, and the reason as a sentence."""
+    """Choice of a sampler, and the reason as a sentence."""
 
     row: int
     reason: str

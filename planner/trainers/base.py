@@ -1,4 +1,4 @@
-"""What a trainer is: one value, in one file, that says everything the planner asks of it."""
+"""Trainer as one value, in one file, that answers everything the planner asks of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

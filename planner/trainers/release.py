@@ -54,7 +54,7 @@ UNRELEASED = Known(number="0", day="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRelease:
-    """What a text names; each part is "" or None where it names none.
+    """Release that a text names; each part is "" or None where it names none.
 
     number: a release. A part of the text that starts with another library's name has none.
     day: YYYY-MM-DD, often that of a commit; the trainer's own where there are several, else that of
@@ -116,7 +116,7 @@ class Release:
 
     @property
     def line(self) -> str:
-        """Its line of releases: "0.2"."""
+        """Line of releases that this one belongs to: "0.2"."""
         return ".".join(self.number.split(".")[:2])
 
     def since(self, number: str) -> bool:
@@ -143,7 +143,7 @@ class Release:
         return self.named.number is not None and _parsed(self.number) <= _parsed(number)
 
     def _place(self, number: str) -> int:
-        """Its index in order of time, where Megatron's 3.0 comes before its 0.2.
+        """Index in order of time, where Megatron's 3.0 comes before its 0.2.
 
         A line counts from its first release.
         """
@@ -228,7 +228,7 @@ def _within(release: Version, line: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def named(text: str | None) -> NamedRelease:
-    """What a `trainer_version` names; every part is empty for None."""
+    """Release that a `trainer_version` names; every part is empty for None."""
     text = (text or "").strip()
     distribution = NEMO if text.startswith(NEMO) else ""
     if re.search(r"graph[-_ ]?trainer", text, re.I):

@@ -9,7 +9,7 @@ from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, Transport, Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What the cost model, the rules and the search ask of one way of sharding.
+    """Properties of one way of sharding for the cost model, the rules and the search.
 
     stages: ZeRO stages that a search tries, the one that shards most first.
     degrees_decide: every group of dp_shard x cp > 1 ranks shards, so that stage 0 means one rank;

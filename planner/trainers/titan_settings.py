@@ -69,7 +69,7 @@ FORMER_NAMES: Mapping[str, str] = {
 
 
 def _made(local: int, seq_len: int, mode: str, **more: object) -> dict[str, object]:
-    """What most functions of 0.3's registries set.
+    """Settings by most functions of 0.3's registries.
 
     more: other settings by the short names below, such as tp=8.
     """

@@ -48,7 +48,7 @@ class Transport:
 
     @property
     def exposed(self) -> Exposed:
-        """What a schedule cannot hide of its sends.
+        """Part of the sends that a schedule cannot hide.
 
         "none": only chains of sends. "receive": receives that are posted late. "send": sends that a
         rank waits for. "turn": whole turns.

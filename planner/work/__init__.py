@@ -1,1 +1,1 @@
-"""What a layer computes: operations over named dimensions, and what axes and recipes do to them."""
+"""Work of a layer: operations over named dimensions, changed by axes and recipes."""

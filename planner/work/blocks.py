@@ -174,7 +174,7 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
 
 
 def _chunked_loss() -> tuple[Op, ...]:
-    """What a loss in chunks moves besides, none of it fused: hidden states and head gradients.
+    """Bytes that a loss in chunks moves besides, not fused: hidden states and head gradients.
 
     Hidden states are copied into chunks; their fp32 gradient is zeroed, filled from 16 bits and
     cast back: 2 + 2 + 4 + 6 + 6 bytes an element, of 2 bytes a move. The head's gradient is added
@@ -209,7 +209,7 @@ def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
 
 
 def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
-    """What norms behind attention and MLP (Gemma 2 and 3) save: the branch's sum."""
+    """Tensors saved by norms behind attention and MLP (Gemma 2 and 3): the branch's sum."""
     return (
         (branch, Tensor(name=f"{branch.name}_rstd", dims=branch.dims[:-1], width="fp32"))
         if model.norms_per_layer == 4
@@ -218,7 +218,7 @@ def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
 
 
 def _dropout_mask(name: str, model: ModelSpec, code: Code) -> tuple[Tensor, ...]:
-    """What dropout of a branch saves before the residual sum: a byte an element.
+    """Mask saved by dropout of a branch before the residual sum: a byte an element.
 
     Source: Korthikanti et al. 2022, section 4.1; torch's native_dropout saves a boolean mask.
     """

@@ -1,4 +1,4 @@
-"""What activation checkpointing saves and recomputes.
+"""Tensors that activation checkpointing saves, and work that it repeats.
 
 It is derived from the same list of operations that gives the time.
 Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
@@ -87,7 +87,7 @@ def choices_of(
     fused: BoolColumn,
     early_stop: bool,
 ) -> Choices:
-    """What the modes of a layer of these operations choose between.
+    """Choices between which the modes of a layer of these operations choose.
 
     bytes_of: bytes (U,) of a tensor.
     fused (U,): kernels are fused, so that eager-only tensors are not saved.
@@ -139,7 +139,7 @@ def shares_of(
     listed: Callable[[Listed], FloatColumn],
     early_stop: bool,
 ) -> Shares:
-    """What the modes of a layer of these operations repeat.
+    """Shares of a layer's operations that each mode repeats.
 
     TorchTitan's selective-op saves the outputs of some operations (`_kept_outputs`).
     bytes_of: bytes (U,) of a tensor.
@@ -184,7 +184,7 @@ def _where_repeated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What modes save of a layer; all have one shape.
+    """Tensors of a layer that modes save; all have one shape.
 
     saved: from forward to backward, the mean over layers for selective-layer-N.
     transient: needed besides while the last layer runs backward: what is recomputed, gradients,
@@ -243,7 +243,7 @@ class Mode:
         return np.select(cases, [1.0, 1.0 - 1.0 / self.period, self.budget], 0.0)
 
     def kept(self, of: Choices) -> Kept:
-        """What the modes save; `of` has their shape."""
+        """Tensors that the modes save; `of` has their shape."""
         kind, period, by_module = self.kind, self.period, np.isin(self.kind, BY_MODULE)
         every, layer_input = of.every_bytes, of.layer_input_bytes
         some_layers, blocks = kind == SELECTIVE_LAYER, kind == UNIFORM
@@ -282,7 +282,7 @@ class Mode:
         )
 
     def _by_place(self, of: Choices) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-        """What the last layer, the one before it and the first save under selective-layer-N.
+        """Tensors saved by the last layer, the one before it and the first, for selective-layer-N.
 
         selective-layer-N checkpoints every N-th layer.
         Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
@@ -338,7 +338,7 @@ def makers(ops: Sequence[Op]) -> list[tuple[int, Tensor]]:
 def saved_by_budget(
     sizes: FloatColumn, again: FloatColumn, least: FloatColumn, most: FloatColumn
 ) -> FloatColumn:
-    """What need not be repeated where `most` bytes are saved: a fractional knapsack, (Q, ...).
+    """Work not repeated where `most` bytes are saved: a fractional knapsack, (Q, ...).
 
     sizes (M, ...), again (M, Q, ...): bytes of results and what repeating them takes, those first
         that take most flops per byte.

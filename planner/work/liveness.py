@@ -1,4 +1,4 @@
-"""What is alive while one unit runs backward: saved tensors until they are used, and gradients.
+"""Tensors alive while one unit runs backward: saved ones until they are used, and gradients.
 
 The order is autograd's, the reverse of forward. A gradient lives from its first consumer's backward
 to its producer's. A saved tensor lives until the backward of the first operation that saves it.

@@ -58,7 +58,7 @@ LOSS_CHUNKS = 8  # torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper.Confi
 
 
 def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> tuple[Tensor, ...]:
-    """What one norm saves: its input and a reciprocal deviation per row, for LayerNorm also a mean.
+    """Bytes saved by one norm: input, a reciprocal deviation a row, for LayerNorm also a mean.
 
     Source: tools/autograd/derivatives.yaml (_fused_rms_norm, native_layer_norm);
     aten/src/ATen/native/layer_norm.cpp, rms_norm_composite: the fp32 copy of the input (for its

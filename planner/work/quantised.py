@@ -23,7 +23,7 @@ TP_DIMS = frozenset({*HEADS_CUT, "ffn", "wide_ffn", "shared_ffn", "hidden_cut"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedModel:
-    """What recipes quantise of one model; arrays are (recipes,) or (kinds of layer, recipes).
+    """Parts of one model that recipes quantise; (recipes,) or (kinds of layer, recipes).
 
     shares: by the GEMM's name, share of the layers in which it is quantised.
     dense, expert: shares of a layer's parameters outside routed experts and inside them.

@@ -25,7 +25,7 @@ _DISCARDING = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What a set of modules changes in one layer.
+    """Changes in one layer by a set of modules.
 
     repeats: whether the backward runs each operation again.
     saves: tensors that stay from forward to backward.

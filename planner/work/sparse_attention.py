@@ -47,7 +47,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
 
 
 def shared(model: ModelSpec, code: Code) -> tuple[Op, ...]:
-    """The same with the tokens that a layer before has chosen."""
+    """Attention to the tokens that a layer before has chosen."""
     return _absorbed(model, code, False) if code.own_mixers else _masked(model, code, False)
 
 

@@ -105,7 +105,7 @@ def survey(ask: Ask = ask_smi) -> Survey:
 
 
 def others_on(gpus: Iterable[Gpu], tolerated_bytes: float = 0.0) -> str:
-    """Who uses these GPUs, in one line; empty if nobody does."""
+    """Users of these GPUs, in one line; empty if there are none."""
     users = ((gpu.index, gpu.foreign(tolerated_bytes)) for gpu in gpus)
     return "; ".join(f"GPU {index} is used by {user}" for index, user in users if user)
 

@@ -189,7 +189,7 @@ def load_of(chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What an exchange of token copies moves.
+    """Sizes of an exchange of token copies.
 
     received: copies by source rank and own expert (P, L), on the device.
     rows_sent, rows_received: rows to and from each rank; empty without expert parallelism.

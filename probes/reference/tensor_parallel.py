@@ -153,5 +153,5 @@ def _attention_plan(attention: nn.Module, stream: Placement, styles: Styles) -> 
 
 
 def _held(module: nn.Module, *names: str) -> list[str]:
-    """Those parts of a module that it has."""
+    """Parts of these names that a module has."""
     return [name for name in names if getattr(module, name) is not None]

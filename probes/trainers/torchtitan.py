@@ -69,7 +69,7 @@ class TitanTrainer(ProbeTrainer):
             return {}
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """What is missing here, or what TorchTitan cannot do."""
+        """Packages that are missing here, or work that TorchTitan cannot do."""
         wrong = clash(self.versions())
         if wrong is not None:
             return _refusal(FailureKind.IMPORT, wrong)

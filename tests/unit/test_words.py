@@ -17,10 +17,10 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 102, "apart": 37, "bare": 7, "docstrings that begin with a pronoun": 148,
-    "doubt": 18, "floor": 20, "floors": 13, "held": 89, "holder": 9, "kept": 129, "moment": 11,
-    "place": 245, "rung": 19, "said": 56, "say": 40, "site": 7, "tell": 18,
-    "those of, that of, for who, to who": 116, "told": 54, "unfit": 10, "what": 911,
+    "alone": 102, "apart": 36, "bare": 7, "docstrings that begin with a pronoun": 0,
+    "doubt": 18, "floor": 20, "floors": 13, "held": 89, "holder": 9, "kept": 128, "moment": 11,
+    "place": 241, "rung": 19, "said": 55, "say": 39, "site": 7, "tell": 18,
+    "those of, that of, for who, to who": 110, "told": 53, "unfit": 10, "what": 786,
 }  # fmt: skip
 
 

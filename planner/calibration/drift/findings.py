@@ -1,4 +1,4 @@
-"""What a history of nights says, and a plain rule beside the scan: newest nights against old ones.
+"""Findings in a history of nights, and a plain rule beside the scan: newest nights against old.
 
 The scan needs a level to compare with. What becomes slower from the first nights on never has one,
 and a steady slope passes for noise.
@@ -83,7 +83,7 @@ class Creep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What a history says.
+    """Findings of a history.
 
     series: layouts, groups of them, and hosts that are watched.
     threshold: in standard deviations; None while nothing has enough nights.

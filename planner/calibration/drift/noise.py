@@ -88,7 +88,7 @@ class Noise:
     def at(
         cls, seconds: FloatColumn, steps: FloatColumn, starts: NDArray[np.int64], night: int
     ) -> "Noise | None":
-        """Of the nights up to this one; None where no layout has been measured often enough.
+        """Noise of the nights up to this one; None where no layout has been measured often enough.
 
         steps (A, T): differences to the night before on the same level, over sqrt(2).
         starts (A,): first nights of the levels.
@@ -106,7 +106,7 @@ class Noise:
         return as_normal((seconds - level[:, None]) / self.scale[rows, None], student.DEGREES)
 
     def series_of(self, members: BoolTable) -> Series:
-        """Of these families (F, A): their members' sums, by how much those scatter."""
+        """Series of these families (F, A): their members' sums, by how much those scatter."""
         total = _sums(self.scores, members)
         steps = normal_steps(total)
         carried = np.array([carried_share(row[None], self.carried, FAMILY_PAIRS) for row in steps])

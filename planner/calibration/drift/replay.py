@@ -152,7 +152,7 @@ class Replay:
         self.seconds[self.nights.on[host][:, night], night] = np.nan
 
     def _take_in_again(self, host: str, found: int, since: int, night: int) -> None:
-        """The host's readings count again once they are as those of others."""
+        """Counts the host's readings again once they agree with other hosts'."""
         on = self.nights.on[host]
         own = [one for one in range(found + 1, night + 1) if on[:, one].any()][-RECOVERED_NIGHTS:]
         if len(own) < RECOVERED_NIGHTS or own[-1] != night:
@@ -236,7 +236,7 @@ class _Changes:
     levels: list[Level]
 
     def found(self) -> list[StepChange]:
-        """What began within `TOGETHER` nights in the same direction is one change."""
+        """Joins changes that began within `TOGETHER` nights in the same direction into one."""
         for place, one in enumerate(self.levels):
             self.levels[place] = replace(one, since=self._first_night(one))
         groups: list[tuple[bool, Level]] = []

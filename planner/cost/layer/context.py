@@ -1,4 +1,4 @@
-"""What the costs of a layer's operations depend on, and the cost of one operation.
+"""Context of the costs of a layer's operations, and the cost of one operation.
 
 Letters: U distinct layouts.
 """
@@ -28,7 +28,7 @@ FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostContext:
-    """What the costs of a layer's operations depend on besides the operation itself.
+    """Inputs to the costs of a layer's operations besides the operation itself.
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
     overlaps_exchange (U,): see `rules.experts`.

@@ -46,14 +46,14 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relief:
-    """What one pair hides of TP and of EP communication, and the seconds it saves, (N,) each."""
+    """TP and EP communication that one pair hides, and the seconds it saves, (N,) each."""
 
     tp: FloatColumn
     ep: FloatColumn
     saved: FloatColumn
 
     def spread(self, rows: IntColumn, size: int) -> "Relief":
-        """The same at `rows` of `size` layouts, zeros elsewhere."""
+        """Relief at `rows` of `size` layouts, zeros elsewhere."""
         spread = np.zeros((3, size))
         spread[:, rows] = self.tp, self.ep, self.saved
         return Relief(tp=spread[0], ep=spread[1], saved=spread[2])
@@ -84,7 +84,7 @@ def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColum
 
 
 def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) -> Relief:
-    """What a mean pair of a rank hides; `units` (K + 2, N) are those that the rank holds.
+    """Relief by a mean pair of a rank; `units` (K + 2, N) are the units on that rank.
 
     The pair's forward is of one stage, its backward of another; both are means over the stages.
     hidden = min(wire of the forward, compute of the backward)

@@ -1,4 +1,4 @@
-"""What the host adds to the time of one unit: launches that the device waits for, and host waits.
+"""Time that the host adds to one unit: launches that the device waits for, and host waits.
 
 The host launches kernels ahead of the device. A unit whose launches take longer than its kernels
 and exposed communication leaves the device idle for the rest. Where the host must read a number
@@ -63,7 +63,7 @@ class Launches:
 def launches(
     context: CostContext, ops: Sequence[Op], costs: Sequence[OpCost], *, is_layer: bool
 ) -> Launches:
-    """What the host has to launch for one microbatch of a unit.
+    """Launches by the host for one microbatch of a unit.
 
     is_layer: not the embedding or the head, which `partial` leaves out.
     """

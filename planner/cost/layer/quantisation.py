@@ -1,4 +1,4 @@
-"""What precision recipes cost in a batch of layouts: bytes, launches and reductions of scales.
+"""Costs of precision recipes in a batch of layouts: bytes, launches, reductions of scales.
 
 Letters: U distinct layouts; every column is (U,).
 """

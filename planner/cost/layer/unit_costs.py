@@ -99,7 +99,7 @@ class UnitCosts(EndBytes):
 
     @cached_property
     def input_grad(self) -> FloatColumn:
-        """The same of the backward but for weight gradients; recomputation included."""
+        """Costs of the backward without weight gradients; recomputation included."""
         kernels = self.input_grad_seconds + self.recompute_seconds
         kernels = kernels + self.exposed_backward.sum(axis=0)
         return np.asarray(kernels + self.launch_input_grad_seconds + self.wait_backward_seconds)
@@ -184,7 +184,7 @@ def _mode(rows: LayoutBatch, shape: tuple[int, ...], num_layers: int) -> Mode:
 def _again(
     work: UnitWork, savings: Savings | None, rows: LayoutBatch, num_layers: int
 ) -> FloatColumn:
-    """What the backwards of units repeat, (Q, K + 2, U)."""
+    """Costs that the backwards of units repeat, (Q, K + 2, U)."""
     again = np.zeros((len(QUANTITIES), *work.forward_seconds.shape))
     layers, mode = again[:, :-2], Mode(rows.ac_kind, rows.ac_value, num_layers)
     for name, share in mode.repeats():
@@ -201,7 +201,7 @@ def _again(
 def _under_budget(
     work: UnitWork, savings: Savings, rows: IntColumn, budget: FloatColumn
 ) -> FloatColumn:
-    """What the backwards of layers repeat under these memory budgets of rows, (Q, K, their U)."""
+    """Costs that backwards of layers repeat under these memory budgets of rows, (Q, K, their U)."""
     least, every = work.layer_input_bytes[:-2, rows], work.every_bytes[:-2, rows]
     spared = saved_by_budget(savings.bytes, savings.again, least, room(least, every, budget))
     rest = np.maximum(work.again_needed[..., rows] - spared, 0.0)

@@ -1,4 +1,4 @@
-"""What one layer, the embedding or the head takes, before checkpointing is chosen.
+"""Work of one layer, the embedding or the head, before checkpointing is chosen.
 
 Layouts that differ in checkpointing alone share their operations. These are summed up once here, so
 that `unit_costs` needs only what a mode saves and repeats. Q quantities add up over the operations
@@ -114,7 +114,7 @@ class UnitWork(Choices, EndBytes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings(Table):
-    """What a memory budget can save of each layer, what takes most flops per byte first.
+    """Savings of a memory budget in each layer, most flops per byte first.
 
     bytes (M, K, U): of each operation's result; 0 behind the last.
     again (M, Q, K, U): what repeating it takes.
@@ -228,7 +228,7 @@ def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
 
 
 def _summed(unit: Unit) -> dict[str, FloatColumn]:
-    """What one unit's columns are made of, (U,), (3, U) or (Q, U)."""
+    """Parts of one unit's columns, (U,), (3, U) or (Q, U)."""
     context = unit.context
     if _saves(unit.ops):
         choices = choices_of(

@@ -301,7 +301,7 @@ class Calibration:
         )
 
     def at_one_place(self, scopes: Collection[tuple[str, str]]) -> "Calibration":
-        """The same posterior for one cluster.
+        """Posterior for one cluster.
 
         Its keys have every shift of these (trainer, GPU family). The variance between clusters
         becomes part of the shifts.
@@ -357,7 +357,7 @@ class Calibration:
         )
 
     def offsets(self, trainer: str, family: str, stack: str, units: Sequence[str]) -> "Offsets":
-        """What units of a stack have in common beyond the knobs."""
+        """Offsets that units of a stack have in common beyond the knobs."""
         centre = np.zeros((len(units), len(self.keys)))
         same = np.array([[float(one == two) for two in units] for one in units])
         unseen = self.unit_sd**2 * same

@@ -55,7 +55,7 @@ MOVING = ("gradients", "activations", "logits", "buffers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShapes:
-    """What memory depends on: sums over the units that a rank holds, unless said otherwise.
+    """Shapes behind memory: sums over the units of a rank, unless stated otherwise.
 
     Elements:
     local: parameters after TP and EP.
@@ -278,7 +278,7 @@ class Widths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNeeds:
-    """What the backward of a layer needs of its own, before gathers and reductions; (K, N).
+    """Memory for the backward of a layer itself, before gathers and reductions; (K, N).
 
     Bytes, fields of `checkpointing.Kept`:
     running: while it runs as the last layer (transient_bytes).
@@ -437,7 +437,7 @@ def _holes_and_gathers(
 def _by_place(
     shapes: RankShapes, widths: Widths, gradients: FloatColumn, waits: BoolColumn, place: OnRanks
 ) -> PlaceBytes:
-    """What a rank's place in its pipeline adds, by each two of PHASES.
+    """Bytes that a rank's index in its pipeline adds, by each two of PHASES.
 
     The microbatch that runs backward has passed its layers in the second layer and the embedding;
     those in flight have not. In the first reduction and the optimizer step none is in flight.

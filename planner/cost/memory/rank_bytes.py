@@ -23,7 +23,7 @@ NOWHERE = -1e300  # bytes of a layer that stands nowhere: less than any other's,
 
 
 def rank_shapes(inputs: CostInputs) -> RankShapes:
-    """What each rank holds of every kind: of each load (L,), and by its place (R, N)."""
+    """Bytes on each rank of every kind: of each load (L,), and by its index (R, N)."""
     load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
     batch, units, at_unit, at_shard = load.batch, load.units, load.at_unit, load.at_shard
     job = inputs.jobs.ranks
@@ -125,7 +125,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
 
 
 def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
-    """What ranks hold by their place in the pipeline, (R, N).
+    """Bytes of ranks by their index in the pipeline, (R, N).
 
     Counts depend on pipelines alone, and bytes of each on loads.
     saved (L,): of one microbatch.

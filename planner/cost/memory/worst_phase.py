@@ -54,7 +54,7 @@ class PhaseBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceBytes:
-    """What a rank's place in its pipeline adds, (R, N), in each two phases of a step in turn.
+    """Bytes that a rank's index in its pipeline adds, (R, N), in each two phases in turn.
 
     activations: saved.
     total: the same less gradients that are not there yet.
@@ -97,7 +97,7 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Of each phase's bytes, by load: those that another stream allocated, and holes (0 or more).
+    """Bytes of each phase, by load, allocated by another stream, and holes (0 or more).
 
     holes: freed by then, but smaller than what is asked for next; at the loss.
     """

@@ -1,4 +1,4 @@
-"""What one fabric level lets a group do: rates of chains, pairs, exchanges, rings; distances.
+"""Rates of a group on one fabric level: chains, pairs, exchanges, rings; distances.
 
 `cost.network.algorithms` builds on them.
 Letters: U groups as columns, L fabric levels, D dimensions of a grid. Bandwidth is of one GPU, one

@@ -317,7 +317,7 @@ class Lanes:
         return np.asarray(self.link_rate(bandwidth) * np.where(self.wrapped, 2.0, 1.0))
 
     def active_first(self) -> "Lanes":
-        """The same, with the dimensions that hold members before those that do not."""
+        """Topology with the dimensions that have members before the others."""
         order = np.argsort(self.extent <= 1, axis=0, kind="stable")
         return Lanes(
             extent=np.take_along_axis(self.extent, order, axis=0),

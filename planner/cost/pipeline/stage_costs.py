@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSeconds:
-    """What an overlapped forward and backward hide of each other's communication. Arrays (C, S).
+    """Communication of each other that an overlapped forward and backward hide. Arrays (C, S).
 
     forward_wire_CS, backward_wire_CS: seconds of communication of one microbatch that may hide
         under the partner's compute.
@@ -46,7 +46,7 @@ class PairSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """What one microbatch costs on each stage. Arrays (C, S).
+    """Costs of one microbatch on each stage. Arrays (C, S).
 
     send_seconds_CS: hop from stage s to s + 1 (the last column is unused), and the gradient's way
         back.

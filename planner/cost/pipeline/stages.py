@@ -20,7 +20,7 @@ KEY_OF_BLOCKS = (*KEY, "ac_kind", "ac_value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayers:
-    """What R ranks of each of U pipelines hold.
+    """Units on R ranks of each of U pipelines.
 
     units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding,
         then 1 where it holds the head.

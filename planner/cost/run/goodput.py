@@ -141,7 +141,7 @@ def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
 def save_costs(
     pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mode: CheckpointMode | None
 ) -> Saves:
-    """What one save costs. Without a mode async where the host has room for its copies, else sync.
+    """Costs of one save. Without a mode async where the host has room for its copies, else sync.
 
     write = bytes of the job / min(storage, nodes x GPUs a node x min(PCIe, writer))
     sync: blocks for prepare + write.

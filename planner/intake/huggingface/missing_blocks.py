@@ -110,7 +110,7 @@ BLOCK_KEYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def refusal(model_type: str, config: Mapping[str, object]) -> str:
-    """What a type has that we cannot price, and in how many layers; empty if nothing is known."""
+    """Blocks of a type that we cannot price, in how many layers; empty if nothing is known."""
     block = NO_OPERATIONS.get(model_type, "")
     return f"{block}{_share(config)}" if block else ""
 

@@ -1,4 +1,4 @@
-"""What the code of each family fixes in a network, and what its configuration class assumes.
+"""Numbers that each family's code fixes in a network, and its configuration class assumes.
 
 `FIXED_BY_CODE` holds what a family's modeling code does whatever its config says.
 `ASSUMED_BY_CLASS` holds what its configuration class assumes where a *published* config.json leaves

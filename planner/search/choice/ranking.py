@@ -175,7 +175,7 @@ def best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
 
 
 def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
-    """What the layout with the lowest score gains over the first, and what it needs.
+    """Gain of the layout with the lowest score over the first, and its needs.
 
     None if both are the same layout.
     """
@@ -252,7 +252,7 @@ def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
 
 
 def _nobody(choice: PlanCandidate, rests: Sequence[Mechanism]) -> str:
-    """Who did not use these mechanisms: nobody at all, or nobody whose runs would show them."""
+    """Subject of the sentence: nobody at all, or nobody whose runs would show these mechanisms."""
     pricer = choice.at_size.pricer
     seen, family = pricer.calibration.seen, pricer.cluster.gpu.family
     names = {one.name for one in rests}

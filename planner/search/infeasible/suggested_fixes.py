@@ -42,7 +42,7 @@ def fitting_changes(
 
 
 def _without(job: Job, *fields: str) -> Job:
-    """The same job with these fields of `search.fix` or `search.allow` left open."""
+    """Job with these fields of `search.fix` or `search.allow` left open."""
     left = {
         part: {name: one for name, one in getattr(job.search, part).items() if name not in fields}
         for part in ("fix", "allow")

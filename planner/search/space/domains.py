@@ -192,7 +192,7 @@ _FIRST_LEGAL = frozenset({"compile", "float8_all_gather"})
 def default_domains(
     context: Context, *, offload: bool = False, oversized: bool = False
 ) -> dict[str, Domain]:
-    """What a search tries when the user makes no request.
+    """Values that a search tries when the user makes no request.
 
     offload: cpu_offload on instead of off.
     oversized: also degrees whose model states by themselves exceed the device.

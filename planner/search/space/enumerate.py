@@ -264,7 +264,7 @@ class _Component:
         return tuple(domain.keep for domain in self.domains if domain.keep is not None)
 
     def of_cell(self, tie: Rule | Keep) -> frozenset[str]:
-        """What a rule or keep reads of a cell, and not of the table."""
+        """Columns that a rule or keep reads of a cell, and not of the table."""
         return tie.reads - self.table.keys() - self.known
 
     @property
@@ -283,7 +283,7 @@ class _Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verdict:
-    """What one rule or keep says of each cell's expansions.
+    """Verdict of one rule or keep on each cell's expansions.
 
     Cells that read the same to it are one case, and so are cells of which it says the same.
 
@@ -315,7 +315,7 @@ class _Verdict:
         return cls(cases=same[cases], holds=values[alike], parts=parts)
 
     def of(self, cells: IntColumn) -> BoolColumn:
-        """What it says of each table row, for these cells, (C, T)."""
+        """Verdict on each table row, for these cells, (C, T)."""
         return np.asarray(self.holds[self.cases[cells]][:, self.parts])
 
 

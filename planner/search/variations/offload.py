@@ -29,7 +29,7 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of the layers, with which shares of the sta
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """What is moved to the host, in so many steps.
+    """Share that is moved to the host, in so many steps.
 
     at: the layouts with these steps there; step 0 is nothing.
     takes: which layouts of a space it is for.

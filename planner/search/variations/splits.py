@@ -100,7 +100,7 @@ class SplitSearch:
         return found
 
     def polished(self, layouts: LayoutBatch) -> LayoutBatch:
-        """What single moves make of these layouts, each move simulated."""
+        """Best of these layouts after single moves, each move simulated."""
         budgets = (layouts.ac_kind == MEMORY_BUDGET) & self.budgets.any()
         return Climb(self.pricer, layouts, budgets).exactly()
 
