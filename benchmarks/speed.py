@@ -145,6 +145,7 @@ def run(
     watched: the peak is that of all its processes together; looking takes time of theirs.
     """
     python, compiled = installed(checkout)
+    module = "planner.api.cli" if (checkout / "planner" / "api").exists() else "api.cli"  # once
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PLANNER_DATABASE_URL": f"sqlite:///{folder}/plans.db",
@@ -156,13 +157,7 @@ def run(
         output = Path(folder) / "output"
         with output.open("w") as out:
             process = subprocess.Popen(
-                [
-                    python,
-                    "-P",
-                    "-m",
-                    "planner.api.cli",
-                    *command,
-                ],  # not what stands where we are called
+                [python, "-P", "-m", module, *command],  # -P: not what stands where we are called
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.DEVNULL,
