@@ -29,12 +29,13 @@ from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
 from planner.search.variations.neighbours import simpler_twins
 from planner.search.variations.offload import (
-    STATES,
+    STEPS,
     activations,
     best_of_both,
     best_offloaded,
     largest_share,
     least_offloaded,
+    states,
 )
 from planner.search.variations.splits import SplitSearch
 from planner.specs.cluster import ClusterSpec
@@ -186,15 +187,15 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
     """
     pricer, fixed = at_size.pricer, {*job.search.fix, *job.search.allow}
     limit, shares = NEAR * at_size.best_seconds, _takes_shares(job, pricer)
-    found = on_host.cells.take(np.arange(0))
+    found, share = on_host.cells.take(np.arange(0)), states(pricer)
     if shares:
         hosted = on_host
         if on_host.rejected.get(HOST_TOO_SMALL):  # a share may leave room
-            hosted = _space(job, pricer.cluster, offload=True, share=1.0 / STATES.steps)
+            hosted = _space(job, pricer.cluster, offload=True, share=1.0 / STEPS)
         whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
-        found = best_offloaded(pricer, hosted, STATES, limit, SIMULATED_OFFLOADED)
+        found = best_offloaded(pricer, hosted, share, limit, SIMULATED_OFFLOADED)
         if whole:
-            less, _ = least_offloaded(pricer, LayoutBatch.from_layouts(whole), STATES, limit)
+            less, _ = least_offloaded(pricer, LayoutBatch.from_layouts(whole), share, limit)
             found = LayoutBatch.concatenate([found, less])
     layers = pricer.rules_context.released.offloads_activations
     if layers and "activation_offload_layers" not in fixed:
@@ -214,12 +215,12 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
         classes = found.take(near)
         closed = np.zeros(len(near), dtype=np.bool_)
         search = SplitSearch(pricer, classes, closed, np.zeros(len(near)))
-        less, _ = least_offloaded(pricer, search.next(limit), STATES, limit)
+        less, _ = least_offloaded(pricer, search.next(limit), share, limit)
         step = at_size.consider(less)
         first = np.argsort(step, kind="stable")[:POLISHED]
         if len(first):
             polished = search.polished(less.take(first))
-            less, _ = least_offloaded(pricer, polished, STATES, limit)
+            less, _ = least_offloaded(pricer, polished, share, limit)
             at_size.consider(LayoutBatch.concatenate([polished, less]))
 
 

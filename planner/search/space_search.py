@@ -13,14 +13,8 @@ from planner.search.fit import priced_and_fitting
 from planner.search.screen import Goal, Screening
 from planner.search.shortlist import Screened
 from planner.search.space.enumerate import Space
-from planner.search.variations.budgets import (
-    Budgeted,
-    LargestBudgets,
-    budgeted,
-    dials,
-    split_classes,
-    with_safe,
-)
+from planner.search.variations.budgets import budgeted, dials, simple, split_classes, with_safe
+from planner.search.variations.dials import DialSearch, Turned
 
 
 def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
@@ -53,7 +47,7 @@ class KnownBudgets:
     """
 
     worth: float
-    kinds: list[list[LargestBudgets]]
+    kinds: list[list[Turned]]
 
     @property
     def least(self) -> float:
@@ -72,7 +66,7 @@ class SpaceSearch:
     def __init__(self, pricer: Pricer, space: Space, goal: Goal) -> None:
         self.pricer, self.space, self.goal = pricer, space, goal
         self.screening = Screening(pricer, space, goal)
-        self.bases: list[Budgeted] = []
+        self.bases: list[DialSearch] = []
         self.budgets: KnownBudgets | None = None
         self.screened = self._screen()
 
@@ -132,7 +126,7 @@ class SpaceSearch:
         batches = [self.nothing]
         for dial, kinds in zip(dials(self.pricer), known.kinds, strict=True):
             near = [found.take(found.seconds < worth_seconds) for found in kinds]
-            batches.append(with_safe(self.pricer, LargestBudgets.joined(near), dial))
+            batches.append(with_safe(self.pricer, Turned.joined(near), dial))
         return LayoutBatch.concatenate(batches)
 
     def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
@@ -140,10 +134,17 @@ class SpaceSearch:
         reach = [one for one in self.bases if one.worth >= limit] or self._bases(limit)
         return split_classes(self.pricer, reach[0], limit)
 
-    def _fastest_budgets(self, worth_seconds: float) -> list[list[LargestBudgets]]:
+    def _fastest_budgets(self, worth_seconds: float) -> list[list[Turned]]:
         """By dial: the fastest with a budget below what is worth it, and the simple ones."""
-        return [one.fastest(self.goal.budgets) for one in self._bases(worth_seconds)]
+        keep = self.goal.budgets
+        return [
+            [one.fastest(keep), one.fastest(keep, simple(one))]
+            for one in self._bases(worth_seconds)
+        ]
 
-    def _bases(self, worth_seconds: float) -> list[Budgeted]:
-        self.bases = budgeted(self.pricer, self.space, self.screening.cell_bounds, worth_seconds)
+    def _bases(self, worth_seconds: float) -> list[DialSearch]:
+        pricer, bounds = self.pricer, self.screening.cell_bounds
+        self.bases = [
+            budgeted(pricer, self.space, bounds, worth_seconds, dial) for dial in dials(pricer)
+        ]
         return self.bases

@@ -17,7 +17,7 @@ from planner.search.one_size import search_size
 from planner.search.size_candidates import OneSize
 from planner.search.space.enumerate import Space
 from planner.search.variations import offload
-from planner.search.variations.offload import STATES, STEPS, least_offloaded
+from planner.search.variations.offload import STEPS, least_offloaded, states
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.units import GIB
@@ -75,7 +75,7 @@ def test_bisection_finds_what_trying_every_share_finds() -> None:
         least = seconds[first, np.arange(len(batch))]
         wanted = np.flatnonzero(fits[STEPS] & (first > 0) & (least < limit))
         assert len(set(first[wanted])) > 3
-        found, their_seconds = least_offloaded(pricer, batch, STATES, limit)
+        found, their_seconds = least_offloaded(pricer, batch, states(pricer), limit)
         assert their_seconds.tolist() == least[wanted].tolist()
         assert found.optimizer_offload_fraction == pytest.approx(first[wanted] / STEPS)
         assert found.cpu_offload.all()
@@ -83,11 +83,11 @@ def test_bisection_finds_what_trying_every_share_finds() -> None:
 
 def test_the_best_of_the_space_are_those_of_all_its_layouts() -> None:
     pricer, space = offloaded()
-    _, seconds = least_offloaded(pricer, space.expand(slice(None)), STATES, np.inf)
-    best = offload.best_offloaded(pricer, space, STATES, np.inf, 20)
+    _, seconds = least_offloaded(pricer, space.expand(slice(None)), states(pricer), np.inf)
+    best = offload.best_offloaded(pricer, space, states(pricer), np.inf, 20)
     assert pricer.price(best).step_seconds == pytest.approx(np.sort(seconds)[:20])
     near = float(np.sort(seconds)[4])
-    assert len(offload.best_offloaded(pricer, space, STATES, near, 20)) < 20
+    assert len(offload.best_offloaded(pricer, space, states(pricer), near, 20)) < 20
 
 
 def test_a_share_wins_where_all_is_more_than_needed() -> None:

@@ -11,6 +11,7 @@ import pytest
 import planner
 from benchmarks.free_against_fixed import fastest
 from planner.calibration.intervals import oom_probability
+from planner.calibration.mechanisms import points
 from planner.columns import LayoutBatch
 from planner.cost.cost_rows import as_units_see
 from planner.cost.layer.unit_work import unit_work
@@ -25,8 +26,9 @@ from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import KnownBudgets, searched
-from planner.search.variations import budgets
-from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
+from planner.search.variations import dials
+from planner.search.variations.budgets import simple
+from planner.search.variations.dials import DialSearch, Turned, turned
 from planner.specs.layout import Layout, parse_ac
 from tests.conftest import fixed_ports, job_values, one_fast
 from tests.pricing import priced_space, pricer_of
@@ -162,16 +164,24 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
     assert len(whole)
 
 
+def test_simple_layouts_with_budgets_are_of_cells_with_few_mechanisms() -> None:
+    search = searched(*prepared("8B, short of memory"), Goal(count=10, budgets=20))
+    ((every, few),) = search._fastest_budgets(float(search.screened.step_seconds[9]))
+    of_every, of_few = (points(found.bases, search.pricer) for found in (every, few))
+    (one,) = search.bases
+    assert 0 < simple(one).sum() < len(one.cells)
+    assert len(of_few) > 5
+    assert of_few.max() < of_every.max()
+
+
 KEEP = 3
 
 
-def all_of(one: Budgeted) -> LargestBudgets:
-    """All of them that have a budget, none left out."""
-    rounds = list(one._rounds())
-    batch = LayoutBatch.concatenate([each.batch for each in rounds])
-    simple = np.concatenate([each.simple for each in rounds])
-    limits = StepLimits(every=one.worth, simple=one.worth)
-    return largest_budgets(one.pricer, batch, simple, limits, len(batch) + 1, one.dial)
+def all_of(one: DialSearch, among: np.ndarray) -> Turned:
+    """All of these cells that have a budget, none left out."""
+    rounds = list(one.rounds())
+    batch = LayoutBatch.concatenate([each.layouts.take(among[each.cell]) for each in rounds])
+    return turned(one.pricer, batch, one.dial, one.worth)
 
 
 @pytest.mark.parametrize("at_once", [2**13, 64])
@@ -179,21 +189,20 @@ def all_of(one: Budgeted) -> LargestBudgets:
 def test_the_fastest_are_sought_among_all(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both kinds together, a few at a time; all but the fastest eighth of cells are simple here."""
-    monkeypatch.setattr(budgets, "ROUND", 16 * at_once)
+    """Of all cells, a few at a time; then without the fastest eighth of cells."""
+    monkeypatch.setattr(dials, "ROUND", 16 * at_once)
     search = searched(*prepared(name), Goal(count=10, budgets=KEEP))
     (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))  # not sought yet
-    one.simple = np.arange(len(one.cells)) >= len(one.cells) // 8
-    every = all_of(one)
-    fastest, simple = one.fastest(KEEP)
-    few = every.take(every.simple)
-    for found, wanted in ((fastest, every.first(KEEP)), (simple, few.first(KEEP))):
-        assert len(found.layouts) == KEEP
+    late = np.arange(len(one.cells)) >= len(one.cells) // 8
+    slowest = []
+    for among in (np.ones(len(late), dtype=np.bool_), late):
+        found, wanted = one.fastest(KEEP, among), all_of(one, among).first(KEEP)
+        assert len(found.bases) == KEEP
         assert np.array_equal(found.seconds, wanted.seconds)
-        assert found.layouts.layouts() == wanted.layouts.layouts()
-        assert np.array_equal(found.hundredths, wanted.hundredths)
-    assert simple.seconds[-1] > fastest.seconds[-1]
-    assert simple.simple.all()
+        assert found.bases.layouts() == wanted.bases.layouts()
+        assert np.array_equal(found.number, wanted.number)
+        slowest.append(found.seconds[-1])
+    assert slowest[1] > slowest[0]
 
 
 FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
