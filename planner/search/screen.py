@@ -9,23 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import IntColumn, LayoutBatch
+from planner.columns import IntColumn
 from planner.cost.lower_bounds import Idle
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.bounds import BAND, CellBounds
-from planner.search.shortlist import Shortlist
 from planner.search.space.enumerate import Expanded, Space
 
-# layouts bounded at once; an eighth of it until a layout fits
-ROUND = 5 * 2**13
-EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
 FEW = 2**13
 # what `Pricer.layout_lower_bounds` reads of a layout besides the fields of its units
 COMPUTE_FIELDS = ("dp_replicate", "dp_shard", "pp", "micro_batch_size", "precision")
 WIDE = 2  # bands whose own bounds are computed at once when a limit is known
 KEEP = 400
-NEAREST = 64
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
 # the Pareto front.
 PARETO_SLACK = 1.1
@@ -111,59 +106,6 @@ class CellQueue:
         """The cells nearest to fitting, by their lower bound on memory."""
         cells = self.too_large()
         return cells[np.argsort(self.cell_bounds.device_bytes[cells], kind="stable")[:count]]
-
-
-class Screening:
-    """A screen of the cells of a space, round by round.
-
-    A cell is skipped when its lower bound on memory cannot fit, or when its lower bound on what is
-    minimised is above both limits.
-    without_room: layouts left out because their schedules hold more than there is room for.
-    """
-
-    def __init__(self, pricer: Pricer, space: Space, goal: Goal) -> None:
-        self.pricer, self.space, self.goal = pricer, space, goal
-        self.cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
-        self.queue = CellQueue(self.cell_bounds, by_memory=goal.smallest)
-        self.shortlist = Shortlist(goal.keep, goal.count, goal.smallest)
-        self.without_room = 0
-
-    def limit(self) -> float:
-        """The value beyond which a cell cannot matter."""
-        return min(self.shortlist.limit(self.goal.slack), self.goal.limit_seconds)
-
-    def round(self) -> bool:
-        """Prices the layouts of the next cells; False if none were left."""
-        room = ROUND if np.isfinite(self.limit()) else ROUND // 8
-        parts: list[LayoutBatch] = []
-        while sum(map(len, parts)) < room:
-            limit_seconds = np.inf if self.shortlist.smallest else self.limit()
-            expanded = EXPANDED * room if np.isfinite(limit_seconds) else room
-            cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
-            if not len(cells):
-                break
-            near = near_layouts(self.pricer, self.space, cells, self.cell_bounds, limit_seconds)
-            if not self.goal.everything:
-                roomy = self.cell_bounds.has_room(near)
-                self.without_room += int((~roomy).sum())
-                near = near.take(roomy)
-            parts.append(near.batch())
-            if self.shortlist.smallest:  # every cell priced can lower the limit for the next
-                break
-        if parts:
-            self.shortlist.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
-        return bool(parts)
-
-    @property
-    def too_large(self) -> int:
-        """Layouts known not to fit, though nothing was priced."""
-        cells = self.space.cell_sizes[self.queue.too_large()]
-        return self.without_room + int(cells.sum())
-
-    def price_nearest(self) -> None:
-        """Prices the layouts that come nearest to fitting, where nothing fits."""
-        nearest = self.space.expand(self.queue.smallest(NEAREST))
-        self.shortlist.add(self.pricer, nearest, lambda: np.inf)
 
 
 def near_layouts(

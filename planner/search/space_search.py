@@ -1,6 +1,6 @@
 """The search of one space: its screen, and what is asked of the same cells afterwards."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,13 +8,19 @@ from planner.columns import FloatColumn, LayoutBatch, taken
 from planner.columns.groups import hashes
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
+from planner.search.bounds import CellBounds
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
-from planner.search.screen import Goal, Screening
-from planner.search.shortlist import Screened
+from planner.search.screen import CellQueue, Goal, idle_of, near_layouts
+from planner.search.shortlist import Screened, Shortlist
 from planner.search.space.enumerate import Space
 from planner.search.variations.budgets import budgeted, dials, simple, split_classes, with_safe
 from planner.search.variations.dials import DialSearch, Turned
+
+# layouts bounded at once; an eighth of it until a layout fits
+ROUND = 5 * 2**13
+EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
+NEAREST = 64
 
 
 def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
@@ -33,64 +39,82 @@ def searched(pricer: Pricer, space: Space, goal: Goal) -> "SpaceSearch":
     for are priced after all, to see what comes closest.
     """
     found = SpaceSearch(pricer, space, goal)
-    left_out = found.screening.without_room and not found.screened.num_fitting
+    left_out = found.without_room and not found.screened.num_fitting
     if not left_out or goal.everything or np.isfinite(goal.limit_seconds):
         return found
     return SpaceSearch(pricer, space, replace(goal, everything=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownBudgets:
-    """The fastest layouts with a memory budget, of those that can take less than `worth` seconds.
-
-    kinds: by dial the fastest of all, and of the simple ones.
-    """
-
-    worth: float
-    kinds: list[list[Turned]]
-
-    @property
-    def least(self) -> float:
-        """The step of the fastest; infinite if there is none."""
-        found = [kind.seconds for kinds in self.kinds for kind in kinds]
-        return float(np.concatenate([np.zeros(0), *found]).min(initial=np.inf))
-
-
 class SpaceSearch:
-    """A space and what its screen found.
+    """A space, the cells that its screen prices round by round, and what it found.
 
+    A cell is skipped when its lower bound on memory cannot fit, or when its lower bound on what is
+    minimised is above both limits.
+    without_room: layouts left out because their schedules hold more than there is room for.
     bases: layouts that may be worth a budget, by dial, as they were last sought.
-    budgets: the fastest layouts with memory budgets, once they were sought.
+    budgets: by dial the fastest layouts with a budget and the fastest simple ones, of those that
+        can take less than `worth` seconds.
     """
 
     def __init__(self, pricer: Pricer, space: Space, goal: Goal) -> None:
         self.pricer, self.space, self.goal = pricer, space, goal
-        self.screening = Screening(pricer, space, goal)
+        self.cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
+        self.queue = CellQueue(self.cell_bounds, by_memory=goal.smallest)
+        self.shortlist = Shortlist(goal.keep, goal.count, goal.smallest)
+        self.without_room = 0
         self.bases: list[DialSearch] = []
-        self.budgets: KnownBudgets | None = None
+        self.budgets: list[list[Turned]] = []
+        self.worth = -np.inf
         self.screened = self._screen()
 
     @property
     def nothing(self) -> LayoutBatch:
         return self.space.cells.take(np.arange(0))
 
+    def limit(self) -> float:
+        """The value beyond which a cell cannot matter."""
+        return min(self.shortlist.limit(self.goal.slack), self.goal.limit_seconds)
+
     def _screen(self) -> Screened:
-        screening, shortlist, goal = self.screening, self.screening.shortlist, self.goal
-        while screening.round():
+        shortlist, goal = self.shortlist, self.goal
+        while self._round():
             fastest = shortlist.fastest()
             near = len(fastest) == goal.count and fastest[-1] <= goal.slack * shortlist.best
-            if goal.budgets and near and self.budgets is None:
+            if goal.budgets and near and not np.isfinite(self.worth):
                 # budgets are sought before the next round, because they lower its limit
-                worth = min(goal.limit_seconds, fastest[-1])
-                self.budgets = KnownBudgets(worth=worth, kinds=self._fastest_budgets(worth))
-                shortlist.ahead = self.budgets.least
-        too_large = screening.too_large
+                self._seek_budgets(min(goal.limit_seconds, fastest[-1]))
+                seconds = [found.seconds for kinds in self.budgets for found in kinds]
+                shortlist.ahead = float(np.concatenate([np.zeros(0), *seconds]).min(initial=np.inf))
+        too_large = self.without_room + int(self.space.cell_sizes[self.queue.too_large()].sum())
         bounded_out = self.space.num_layouts - shortlist.num_priced - too_large
         if not shortlist.num_fitting and too_large and np.isinf(goal.limit_seconds):
-            screening.price_nearest()
+            nearest = self.space.expand(self.queue.smallest(NEAREST))
+            shortlist.add(self.pricer, nearest, lambda: np.inf)
         return shortlist.result(
             self.pricer, self.nothing, bounded_out=bounded_out, too_large=too_large
         )
+
+    def _round(self) -> bool:
+        """Prices the layouts of the next cells; False if none were left."""
+        room = ROUND if np.isfinite(self.limit()) else ROUND // 8
+        parts: list[LayoutBatch] = []
+        while sum(map(len, parts)) < room:
+            limit_seconds = np.inf if self.goal.smallest else self.limit()
+            expanded = EXPANDED * room if np.isfinite(limit_seconds) else room
+            cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
+            if not len(cells):
+                break
+            near = near_layouts(self.pricer, self.space, cells, self.cell_bounds, limit_seconds)
+            if not self.goal.everything:
+                roomy = self.cell_bounds.has_room(near)
+                self.without_room += int((~roomy).sum())
+                near = near.take(roomy)
+            parts.append(near.batch())
+            if self.goal.smallest:  # every cell priced can lower the limit for the next
+                break
+        if parts:
+            self.shortlist.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
+        return bool(parts)
 
     def measured(self, keep: int) -> LayoutBatch:
         """The `keep` fastest that fit and use nothing unmeasured, of the cells of those screened.
@@ -101,7 +125,7 @@ class SpaceSearch:
         space, pricer = self.space, self.pricer
         free = {name for expansion in space.expansions for name in expansion.table}
         names = [name for name, _ in space.cells.columns() if name not in free]
-        bounded = np.flatnonzero(~np.isnan(self.screening.cell_bounds.seconds))
+        bounded = np.flatnonzero(~np.isnan(self.cell_bounds.seconds))
         of_cells = hashes([taken(getattr(space.cells, name), bounded) for name in names])
         asked = hashes([getattr(self.screened.batch, name) for name in names])
         batch = space.expand(bounded[np.isin(of_cells, asked)])
@@ -120,11 +144,10 @@ class SpaceSearch:
         As many simple ones are added; the batch may be empty. Each layout comes with the largest
         budget that fits at all and with the largest that is safe.
         """
-        known = self.budgets
-        if known is None or known.worth < worth_seconds:
-            known = KnownBudgets(worth=worth_seconds, kinds=self._fastest_budgets(worth_seconds))
+        if self.worth < worth_seconds:
+            self._seek_budgets(worth_seconds)
         batches = [self.nothing]
-        for dial, kinds in zip(dials(self.pricer), known.kinds, strict=True):
+        for dial, kinds in zip(dials(self.pricer), self.budgets, strict=True):
             near = [found.take(found.seconds < worth_seconds) for found in kinds]
             batches.append(with_safe(self.pricer, Turned.joined(near), dial))
         return LayoutBatch.concatenate(batches)
@@ -134,16 +157,15 @@ class SpaceSearch:
         reach = [one for one in self.bases if one.worth >= limit] or self._bases(limit)
         return split_classes(self.pricer, reach[0], limit)
 
-    def _fastest_budgets(self, worth_seconds: float) -> list[list[Turned]]:
-        """By dial: the fastest with a budget below what is worth it, and the simple ones."""
-        keep = self.goal.budgets
-        return [
+    def _seek_budgets(self, worth_seconds: float) -> None:
+        keep, self.worth = self.goal.budgets, worth_seconds
+        self.budgets = [
             [one.fastest(keep), one.fastest(keep, simple(one))]
             for one in self._bases(worth_seconds)
         ]
 
     def _bases(self, worth_seconds: float) -> list[DialSearch]:
-        pricer, bounds = self.pricer, self.screening.cell_bounds
+        pricer, bounds = self.pricer, self.cell_bounds
         self.bases = [
             budgeted(pricer, self.space, bounds, worth_seconds, dial) for dial in dials(pricer)
         ]

@@ -114,7 +114,7 @@ def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], fl
 @pytest.mark.parametrize("seed", [*range(5), *slow(*range(5, NUM_JOBS))])
 def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small rounds, so that bounds prune nearly everything."""
-    monkeypatch.setattr(screen, "ROUND", 512)
+    monkeypatch.setattr(space_search, "ROUND", 512)
     pricer, space = random_job(seed)
     found, brute = space_search.screen(pricer, space, Goal(count=TOP)), whole(seed)
     assert found.num_priced <= len(brute.batch)
@@ -136,9 +136,9 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
-@pytest.mark.parametrize("at_once", one_fast(screen.ROUND, 512))
+@pytest.mark.parametrize("at_once", one_fast(space_search.ROUND, 512))
 def test_the_best_structures_survive(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "ROUND", at_once)
+    monkeypatch.setattr(space_search, "ROUND", at_once)
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
@@ -154,7 +154,7 @@ def test_bounds_by_band_give_the_same(smallest: bool, monkeypatch: pytest.Monkey
             by_band = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
         assert found == pytest.approx(expected, rel=1e-12)
-        assert by_band.num_priced <= at_once.num_priced + screen.ROUND
+        assert by_band.num_priced <= at_once.num_priced + space_search.ROUND
         not_fitting = by_band.out_of_memory + by_band.num_fitting
         assert by_band.bounded_out + not_fitting == space.num_layouts
 
@@ -197,7 +197,7 @@ def test_layout_floors_are_below_their_very_layouts() -> None:
 
 def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the two tests above would compare brute force with itself."""
-    monkeypatch.setattr(screen, "ROUND", 512)
+    monkeypatch.setattr(space_search, "ROUND", 512)
     pruned = 0
     for seed in range(5):
         pricer, space = random_job(seed)

@@ -19,13 +19,13 @@ from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.search import bounds
+from planner.search import bounds, space_search
 from planner.search import screen as screen_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import Space, build_space
-from planner.search.space_search import KnownBudgets, searched
+from planner.search.space_search import searched
 from planner.search.variations import dials
 from planner.search.variations.budgets import simple
 from planner.search.variations.dials import DialSearch, Turned, turned
@@ -128,19 +128,19 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     pricer, space = prepared(name)
     for module in (bounds, screen_module):
         monkeypatch.setattr(module, "BAND", 32)
-    monkeypatch.setattr(screen_module, "ROUND", 64)
+    monkeypatch.setattr(space_search, "ROUND", 64)
     plain = searched(pricer, space, Goal(count=3))
     screened = plain.screened
-    assert plain.budgets is None
+    assert not plain.budgets
     search = searched(pricer, space, Goal(count=3, budgets=20))
-    known = search.budgets
+    least = search.shortlist.ahead
     worth = float(screened.step_seconds[2])
     found = search.best_budgets(worth)
-    search.budgets = None
+    search.worth = -np.inf
     late = search.best_budgets(worth)
-    assert known.least < np.inf
+    assert least < np.inf
     assert search.screened.num_priced <= screened.num_priced
-    reach = 0.99 * PARETO_SLACK * min(float(screened.step_seconds[0]), known.least)
+    reach = 0.99 * PARETO_SLACK * min(float(screened.step_seconds[0]), least)
     near = [
         one.step_seconds[(one.step_seconds <= reach) & (one.oom <= OOM_LIMIT)]
         for one in (screened, search.screened)
@@ -155,18 +155,17 @@ def test_budgets_sought_for_less_are_sought_again() -> None:
     search = searched(*prepared("experts"), Goal(count=10, budgets=20))
     worth = float(search.screened.step_seconds[9])
     whole = search.best_budgets(worth)
-    found = search._fastest_budgets(worth)
-    kinds = [[kind.take(np.arange(0)) for kind in of_dial] for of_dial in found]
-    search.budgets = KnownBudgets(worth=0.9 * worth, kinds=kinds)
+    nothing = [[kind.take(np.arange(0)) for kind in of_dial] for of_dial in search.budgets]
+    search.budgets, search.worth = nothing, 0.9 * worth
     assert search.best_budgets(worth).layouts() == whole.layouts()
-    search.budgets = KnownBudgets(worth=worth, kinds=kinds)
+    search.budgets, search.worth = nothing, worth
     assert not len(search.best_budgets(worth))
     assert len(whole)
 
 
 def test_simple_layouts_with_budgets_are_of_cells_with_few_mechanisms() -> None:
     search = searched(*prepared("8B, short of memory"), Goal(count=10, budgets=20))
-    ((every, few),) = search._fastest_budgets(float(search.screened.step_seconds[9]))
+    ((every, few),) = search.budgets
     of_every, of_few = (points(found.bases, search.pricer) for found in (every, few))
     (one,) = search.bases
     assert 0 < simple(one).sum() < len(one.cells)
