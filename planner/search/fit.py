@@ -3,12 +3,11 @@
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns.bisect import bisected
 from planner.cost.chunks import slices
 from planner.cost.price import Pricer
 from planner.specs.estimate import OOM_LIMIT as OOM_LIMIT
-
-BISECTIONS = 30
 
 
 def fitting(pricer: Pricer, device_bytes: FloatColumn, risk: float = OOM_LIMIT) -> BoolColumn:
@@ -39,17 +38,12 @@ def fits_at_all(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
 
 def most_device_bytes(pricer: Pricer) -> float:
     """The most device bytes that fit, worked out once for a job."""
+
+    def fits(rows: IntColumn, middle: IntColumn) -> tuple[BoolColumn, BoolColumn]:
+        return fitting(pricer, middle.astype(np.float64)), np.ones(len(rows), dtype=np.bool_)
+
     if pricer.known.most_device_bytes is None:
-        pricer.known.most_device_bytes = _most_device_bytes(pricer)
+        beyond = np.array([2 * int(pricer.cluster.usable_memory_bytes)])
+        _, most, _ = bisected(np.zeros_like(beyond), beyond, fits)
+        pricer.known.most_device_bytes = float(most[0])
     return pricer.known.most_device_bytes
-
-
-def _most_device_bytes(pricer: Pricer) -> float:
-    low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2.0
-        if fitting(pricer, np.array([middle]))[0]:
-            low = middle
-        else:
-            high = middle
-    return low
