@@ -4,7 +4,7 @@ Defaults of what is left out:
 head_dim: hidden_size / num_attention_heads.
 num_key_value_heads: num_attention_heads.
 tie_word_embeddings: false.
-The rest comes from `model_type` (families.FAMILIES). In an inline mapping without model_type it
+The rest comes from `model_type` (`families`). In an inline mapping without model_type it
 comes from the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with LayerNorm
 and biases).
 """
@@ -24,11 +24,10 @@ from planner.catalog.models import model_keys, model_names
 from planner.errors import Fault, SpecError, UnknownNameError
 from planner.intake.huggingface.dialects import translated
 from planner.intake.huggingface.families import (
-    CLASS_DEFAULTS,
-    FAMILIES,
-    SAME_NETWORK,
     TEXT_PARTS,
     Family,
+    families,
+    family_of,
     generic_family,
 )
 from planner.intake.huggingface.missing_blocks import NAMED, REMEDY, refusal
@@ -145,7 +144,7 @@ def _from_file(text: str, field: str) -> ModelSpec:
 def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
     config = _language_part(config, field)
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or _network(model_type) not in FAMILIES:
+    if family_of(model_type) is None:
         rule = (
             "model_type is missing"
             if model_type is None
@@ -153,11 +152,6 @@ def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
         )
         raise SpecError(_unsupported(model_type, config, rule, field))
     return build_model(config, field=field, name=name, ignore_unknown=True)
-
-
-def _network(model_type: str) -> str:
-    """The family that has the same network as this model type."""
-    return SAME_NETWORK.get(model_type, model_type)
 
 
 def _unsupported(model_type: object, config: Mapping[str, object], rule: str, field: str) -> Fault:
@@ -170,12 +164,12 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
         rule = f"{rule}: it has {block}; our operations have no such block"
         return Fault(f"{field}.model_type", model_type, rule, REMEDY)
     stem = _stem(str(model_type))
-    kin = sorted(name for name in FAMILIES if stem and _stem(name) == stem)
+    kin = sorted(name for name in families() if stem and _stem(name) == stem)
     close = difflib.get_close_matches(str(model_type)[:80].lower(), kin, n=1, cutoff=0.0)
     nearest = f"the nearest type we read is {close[0]}; " if close else ""
     remedy = (
         f"{nearest}give model_type: TYPE where the layers are those of a type we read "
-        f"({len(FAMILIES)}, such as llama, qwen3_moe)"
+        f"({len(families())}, such as llama, qwen3_moe)"
     )
     remedy = f"{remedy}, or give the shapes inline without model_type"
     return Fault(f"{field}.model_type", model_type, rule, remedy)
@@ -248,7 +242,7 @@ def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
     return {
         **beside,
         **shared,
-        **CLASS_DEFAULTS.get(_network(str(inner_type)), {}),
+        **(family_of(inner_type) or Family()).part,
         **text,
         **(shared if outer_decides else {}),
         "model_type": inner_type,
@@ -275,7 +269,7 @@ def build_model(
     keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field)
     family = _family(values, keys, field)
-    whole = complete(values, family.defaults, published=ignore_unknown)
+    whole = complete(values, family, published=ignore_unknown)
     values = {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
     clashing = [*_missing_and_clashing(values, family, keys, field, ignore_unknown)]
     keys.faults.extend([*clashing, *rope_faults(whole, field)])
@@ -348,9 +342,10 @@ def _with_base(keys: Keys, field: str) -> Values:
 
 def _family(values: Values, keys: Keys, field: str) -> Family:
     model_type = values.get("model_type")
+    known = family_of(model_type)
+    if known is not None:
+        return known
     if isinstance(model_type, str):
-        if _network(model_type) in FAMILIES:
-            return FAMILIES[_network(model_type)]
         keys.faults.append(_unsupported(model_type, values, "is not a supported model type", field))
     return generic_family(_mlp_kind(values, gated=False))
 

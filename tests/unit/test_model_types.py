@@ -11,8 +11,8 @@ import pytest
 from planner.catalog.models import is_model_name, model_entry, model_names
 from planner.errors import SpecError
 from planner.estimates import estimate_job
-from planner.intake.huggingface.dialects import DIALECTS
-from planner.intake.huggingface.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
+from planner.intake.huggingface.dialects import READERS
+from planner.intake.huggingface.families import SAME_NETWORK, TEXT_PARTS, families
 from planner.intake.huggingface.missing_blocks import NAMED, NO_OPERATIONS
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
@@ -174,10 +174,11 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
 
 
 def test_every_type_is_either_read_or_refused():
-    assert not FAMILIES.keys() & NO_OPERATIONS.keys()
-    others = DIALECTS.keys() | CLASS_DEFAULTS.keys()
-    assert others | {*SAME_NETWORK.values(), *TEXT_PARTS.values()} <= FAMILIES.keys()
-    assert not SAME_NETWORK.keys() & (FAMILIES.keys() | NO_OPERATIONS.keys())
+    read = families()
+    assert not read.keys() & NO_OPERATIONS.keys()
+    assert {*SAME_NETWORK.values(), *TEXT_PARTS.values()} <= read.keys()
+    assert not SAME_NETWORK.keys() & (read.keys() | NO_OPERATIONS.keys())
+    assert {one.prepare for one in read.values()} - {""} <= READERS.keys()
 
 
 GRANITE_MICRO = {

@@ -1,33 +1,9 @@
-"""How one family writes its config.json, as one value; and how its keys are read."""
+"""What readers of a config.json share: how a key is taken, and the block that they lack."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
 Values = dict[str, object]
-Prepare = Callable[[Values], Values]
-Switch = tuple[bool, Mapping[str, object], Mapping[str, object]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """How one family writes its keys.
-
-    renames: its name of a key -> the common one.
-    parts: nested mappings whose keys belong to the model itself.
-    inert: keys that do not affect work or memory, or that repeat another key.
-    fixed: keys that hold whatever the config says.
-    switches: a switch -> its default, and the keys that it stands for where it is on and off; a
-        later one overrides an earlier one.
-    prepare: translates the rest, on renamed keys; it may take keys out of its argument.
-    """
-
-    renames: Mapping[str, str] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    inert: frozenset[str] = frozenset()
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    switches: Mapping[str, Switch] = field(default_factory=dict)
-    prepare: Prepare | None = None
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -37,19 +13,6 @@ def pairs(text: str) -> dict[str, str]:
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
-
-
-def switch(default: bool, *names: str) -> Switch:
-    """A switch that is another name of these."""
-    return default, dict.fromkeys(names, True), dict.fromkeys(names, False)
-
-
-def switched(values: Values, switches: Mapping[str, Switch]) -> Values:
-    """The config with each switch replaced by its keys."""
-    found = without(values, *switches)
-    for key, (default, on, off) in switches.items():
-        found |= on if flag(values, key, default) else off
-    return found
 
 
 class MissingBlock(Exception):

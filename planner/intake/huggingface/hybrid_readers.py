@@ -13,7 +13,6 @@ from planner.intake.huggingface.dialect import (
     Values,
     count_of,
     list_of,
-    pairs,
     take_count,
     without,
 )
@@ -25,9 +24,6 @@ _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention"})
 # letters of `hybrid_override_pattern`
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval")
-MAMBA_KEYS: Mapping[str, str] = pairs(
-    "mamba_n_heads=mamba_num_heads mamba_d_head=mamba_head_dim mamba_d_state=ssm_state_size"
-)
 
 
 def delta(values: Values) -> Values:
@@ -242,6 +238,11 @@ def indexed(values: Values, every: int = 1) -> Values:
         **without(values, *inert, *_LISTS),
         "mixers": ["dsa" if kind == "full" else "dsa-shared" for kind in kinds],
     }
+
+
+def indexed_every_fourth(values: Values) -> Values:
+    """Hy-V4: `indexed`, where the config does not say which layers share."""
+    return indexed(values, every=4)
 
 
 def _layers(values: Values) -> int:

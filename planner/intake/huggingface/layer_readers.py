@@ -10,12 +10,10 @@ from collections.abc import Mapping
 
 from planner.intake.huggingface.dialect import (
     MAX_LAYERS,
-    Dialect,
     MissingBlock,
     Values,
     count_of,
     list_of,
-    pairs,
     without,
     words,
 )
@@ -333,53 +331,3 @@ _MIMO_KEYS = frozenset({
     "hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_head_dim",
     "swa_num_attention_heads", "swa_num_key_value_heads", "swa_rope_theta", "swa_v_head_dim",
 })  # fmt: skip
-_STEP_INERT = frozenset({
-    "att_impl_type", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config",
-    "query_pre_attn_scalar", "sink", "swiglu_limits_shared", "use_moe", "use_moe_router_bias",
-    "use_qk_norm", "use_rope_layers", "yarn_only_types", "zero_centered", "moe_every_n_layer",
-})  # fmt: skip
-BY_LAYER: Mapping[str, Dialect] = {
-    "step3p5": Dialect(
-        renames=pairs(
-            "num_attention_groups=num_key_value_heads moe_num_experts=num_experts "
-            "moe_top_k=num_experts_per_tok share_expert_dim=shared_expert_intermediate_size "
-            "share_expert_dims=shared_expert_intermediate_size "
-            "moe_router_scaling_factor=routed_scaling_factor moe_router_activation=scoring_func "
-            "norm_expert_weight=norm_topk_prob use_head_wise_attn_gate=attention_head_gate"
-        ),
-        inert=_STEP_INERT,
-        prepare=step,
-    ),
-    "exaone_moe": Dialect(
-        inert=frozenset({"mtp_layer_types", "mtp_share_layers"}), prepare=exaone_moe
-    ),
-    "mimo_v2_flash": Dialect(prepare=mimo),
-    "dots3_note_text": Dialect(
-        renames={
-            "moe_shared_expert_intermediate_size": "shared_experts_intermediate_size",
-            "sliding_window_size": "sliding_window",
-        },
-        inert=frozenset({"head_dim"}),
-        prepare=dots3,
-    ),
-    "deepseek_v4": Dialect(inert=frozenset({"expert_dtype"}), prepare=deepseek_v4),
-    **dict.fromkeys(
-        ("gemma4_text", "gemma4_unified_text"),
-        Dialect(renames={"top_k_experts": "num_experts_per_tok"}, prepare=gemma4),
-    ),
-    "longcat_flash": Dialect(
-        renames={
-            "ffn_hidden_size": "intermediate_size",
-            "expert_ffn_hidden_size": "moe_intermediate_size",
-        },
-        inert=frozenset({"attention_method", "head_dim", "mla_scale_q_lora", "mla_scale_kv_lora"}),
-        prepare=longcat,
-    ),
-    "minimax_m3_vl_text": Dialect(
-        renames=pairs(
-            "intermediate_size=moe_intermediate_size dense_intermediate_size=intermediate_size "
-            "shared_intermediate_size=shared_expert_intermediate_size"
-        ),
-        prepare=minimax_m3,
-    ),
-}

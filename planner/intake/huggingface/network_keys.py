@@ -1,6 +1,6 @@
 """Turns keys of a config.json into fields of `Network`: rotary positions, router, multipliers.
 
-They are completed by what each family fixes or assumes (`network_families`).
+They are completed by what each family's code fixes or its class assumes (`families`).
 """
 
 import math
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from planner.errors import Fault
 from planner.intake.huggingface.dialect import pairs, words
-from planner.intake.huggingface.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
+from planner.intake.huggingface.families import Family
 from planner.specs.network import NETWORK_FIELDS, RopeScaling
 
 Values = Mapping[str, object]
@@ -34,30 +34,24 @@ _MOE_ONLY = words(
 )
 
 
-def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
+def complete(given: Values, family: Family, *, published: bool) -> dict[str, object]:
     """The keys, completed by what the family's code fixes and its configuration class assumes.
 
     given: canonical keys as written.
-    family_defaults: `Family.defaults`.
     published: whether this is a published config; the configuration class counts only for those.
     A key given as null overrides the configuration class, as in transformers. It does not override
     what the code fixes.
     """
-    model_type = str(given.get("model_type"))
     stated = dict(given)
     if "rope_parameters" in stated:
         stated.setdefault("rope_scaling", None)
-    if model_type == "llama4_text" and stated.get("use_qk_norm") is not None:
+    if given.get("model_type") == "llama4_text" and stated.get("use_qk_norm") is not None:
         stated.setdefault("qk_l2_norm", stated["use_qk_norm"])
-    defaults = ASSUMED_BY_CLASS.get(model_type, {}) if published else {}
+    assumed = family.assumed if published else {}
     if any(key in stated for key in _DROPOUTS):
-        defaults = {key: value for key, value in defaults.items() if key != "dropout"}
-    fixed = {
-        key: value
-        for key, value in FIXED_BY_CODE.get(model_type, {}).items()
-        if stated.get(key) is None
-    }
-    return {**family_defaults, **defaults, **stated, **fixed}
+        assumed = {key: value for key, value in assumed.items() if key != "dropout"}
+    fixed = {key: value for key, value in family.code.items() if stated.get(key) is None}
+    return {**family.defaults, **assumed, **stated, **fixed}
 
 
 def _rates(values: Values, keys: Iterable[str]) -> list[float]:
