@@ -2,17 +2,13 @@
 
 NeMo and Megatron-Bridge run them by default. They differ by release, machine and number format. A
 recipe is of a model with these experts: how many, the hidden size, and theirs.
-Source: Megatron-Bridge 0.2 to 0.5 scripts/performance/configs (moe_flex_dispatcher_backend,
-cuda_graph_impl, moe_a2a_overlap; of several variants the last), 0.6
-src/megatron/bridge/perf_recipes. Until NeMo 25.09 recipes dropped tokens: NeMo 2.0 to 2.4
-nemo/collections/llm/recipes and scripts/performance (MegatronTokenDropCallback, cuda_graphs of
-recommended_model_configs), Megatron-Bridge 0.1 scripts/performance (apply_moe_token_drop); those
-from 25.11 on are "token-dropless" (docs/performance-summary.md).
+Source: planner/catalog/expert_recipes.tsv, whose head says where its rows come from.
 """
 
 import re
 from dataclasses import dataclass
 
+from planner.catalog.files import rows_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import CudaGraphs, TrainingSpec
@@ -21,6 +17,7 @@ from planner.trainers.registry import TRAINERS, training_release
 from planner.trainers.release import named
 
 DROPLESS_SINCE = "2025-11"
+RECIPES = tuple(map(tuple, rows_of("expert_recipes")))
 _PATCH = re.compile(r"\d\d\.\d\d(\.\d\d)")
 MODELS = {
     (8, 4096, 14336): "mixtral-8x7b",
@@ -51,94 +48,6 @@ class ExpertRecipe:
     graphs: CudaGraphs
     overlap: bool
     drops: bool
-
-
-# model, machines (rack: GB200 and GB300; node: B200 and B300; hopper; or one of these alone),
-# formats ("-": all), since, dispatcher, graphs, whether the exchange is overlapped ("drops": tokens
-# are dropped instead, which no recipe does from 25.11 on); a later row outranks an earlier one
-_ROWS = """
-mixtral-8x7b      hopper  -      2024-09     alltoall  none     drops
-mixtral-8x7b      rack    -      2025-04     alltoall  partial  drops
-mixtral-8x7b      node    -      2025-04     alltoall  partial  drops
-mixtral-8x22b     hopper  -      2024-09     alltoall  none     drops
-mixtral-8x22b     node    -      2025-04     alltoall  none     drops
-llama4-scout      rack    -      2025-04     alltoall  none     drops
-llama4-scout      rack    -      2025-07     alltoall  partial  drops
-llama4-scout      node    -      2025-04     alltoall  none     drops
-llama4-scout      hopper  -      2025-04     alltoall  partial  drops
-llama4-maverick   rack    -      2025-04     alltoall  none     drops
-llama4-maverick   node    -      2025-04     alltoall  none     drops
-llama4-maverick   hopper  -      2025-04     alltoall  partial  drops
-deepseek-v3       rack    -      2025-04     alltoall  none     drops
-deepseek-v3       rack    -      2025-07     alltoall  partial  drops
-deepseek-v3       rack    -      2025-09     alltoall  none     drops
-deepseek-v3       node    -      2025-04     alltoall  none     drops
-deepseek-v3       hopper  -      2025-04     alltoall  none     drops
-deepseek-v3       hopper  -      2025-07     deepep    none     no
-deepseek-v3       hopper  -      2025-09     deepep    none     yes
-qwen3-235b        rack    -      2025-07     alltoall  partial  drops
-qwen3-235b        node    -      2025-07     alltoall  none     drops
-qwen3-235b        hopper  -      2025-07     alltoall  none     drops
-qwen3-30b         rack    -      2025-07     alltoall  partial  drops
-qwen3-30b         node    -      2025-07     alltoall  partial  drops
-qwen3-30b         hopper  -      2025-07     alltoall  none     drops
-deepseek-v3       rack    -      2025-11     hybridep  partial  no
-deepseek-v3       rack    mxfp8  2026-06     hybridep  full     yes
-deepseek-v3       node    -      2026-02     hybridep  none     no
-deepseek-v3       node    mxfp8  2026-04.01  deepep    partial  yes
-deepseek-v3       node    nvfp4  2026-04.01  deepep    none     yes
-deepseek-v3       hopper  -      2025-11     deepep    none     yes
-deepseek-v3       hopper  -      2026-02     hybridep  none     no
-qwen3-235b        rack    -      2025-11     hybridep  partial  no
-qwen3-235b        rack    mxfp8  2026-06     hybridep  full     yes
-qwen3-235b        node    -      2025-11     alltoall  none     yes
-qwen3-235b        node    -      2026-02     alltoall  none     no
-qwen3-235b        node    mxfp8  2026-06.01  hybridep  full     yes
-qwen3-235b        hopper  -      2025-11     alltoall  none     yes
-qwen3-30b         rack    -      2025-11     hybridep  partial  no
-qwen3-30b         rack    mxfp8  2026-06     hybridep  full     yes
-qwen3-30b         node    -      2025-11     alltoall  partial  no
-qwen3-30b         node    -      2026-02.01  hybridep  partial  no
-qwen3-30b         node    mxfp8  2026-06.01  hybridep  full     yes
-qwen3-30b         hopper  -      2025-11     alltoall  none     yes
-qwen3-30b         hopper  bf16   2025-11     alltoall  partial  yes
-qwen3-30b         hopper  -      2026-02     deepep    none     yes
-qwen3-30b         hopper  bf16   2026-02     deepep    partial  yes
-qwen3-30b         hopper  -      2026-02.01  hybridep  none     no
-qwen3-30b         hopper  bf16   2026-02.01  hybridep  partial  no
-qwen3-next        rack    -      2026-04     hybridep  partial  no
-qwen3-next        node    -      2026-04     deepep    none     no
-kimi-k2           rack    -      2026-02.01  hybridep  partial  no
-gpt-oss-120b      rack    -      2026-04     hybridep  none     yes
-gpt-oss-120b      rack    -      2026-04.01  alltoall  none     yes
-gpt-oss-120b      rack    mxfp8  2026-06     hybridep  full     yes
-gpt-oss-120b      node    -      2026-04     hybridep  none     no
-gpt-oss-120b      node    -      2026-04.01  alltoall  none     no
-nemotron-3-nano   rack    -      2026-02.01  hybridep  partial  no
-nemotron-3-nano   node    -      2026-02.01  hybridep  partial  no
-nemotron-3-nano   hopper  -      2026-02.01  hybridep  partial  no
-nemotron-3-super  rack    -      2026-04     hybridep  partial  no
-nemotron-3-super  node    -      2026-04     hybridep  none     no
-nemotron-3-super  node    nvfp4  2026-04     hybridep  partial  no
-deepseek-v3       gb300   -      2026-02     hybridep  none     no
-deepseek-v3       gb300   bf16   2026-02     hybridep  partial  no
-deepseek-v3       gb300   mxfp8  2026-06     hybridep  full     yes
-deepseek-v3       b300    -      2026-04.01  hybridep  partial  no
-deepseek-v3       b300    mxfp8  2026-06.01  hybridep  full     yes
-qwen3-235b        b300    -      2026-02     alltoall  none     yes
-qwen3-235b        b300    -      2026-02.01  alltoall  none     no
-qwen3-235b        b300    -      2026-04.01  hybridep  none     no
-qwen3-235b        b300    mxfp8  2026-06.01  hybridep  full     yes
-qwen3-30b         b300    -      2026-02     hybridep  partial  no
-qwen3-30b         b300    mxfp8  2026-06     hybridep  full     yes
-kimi-k2           gb300   -      2026-02.01  hybridep  none     no
-gpt-oss-120b      gb300   -      2025-11     alltoall  partial  no
-gpt-oss-120b      gb300   mxfp8  2026-06     hybridep  full     yes
-gpt-oss-120b      b300    -      2026-02     alltoall  partial  no
-gpt-oss-120b      b300    -      2026-04     hybridep  partial  no
-nemotron-3-super  b300    -      2026-04     hybridep  partial  no
-"""
-RECIPES = tuple(tuple(line.split()) for line in _ROWS.strip().splitlines())
 
 
 def expert_recipe(

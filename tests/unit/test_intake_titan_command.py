@@ -62,7 +62,7 @@ def test_one_line_of_0_3_takes_what_its_config_sets() -> None:
 
 @pytest.mark.parametrize("config", sorted(CONFIGS_03))
 def test_every_config_of_0_3_that_is_listed_has_a_model(config: str) -> None:
-    module = CONFIGS_03[config][0]
+    module = CONFIGS_03[config].module
     text = f"NGPU=8 MODULE={module} CONFIG={config} ./run_train.sh"
     stated = read(CurrentSpec(name="run.sh", text=text))
     assert stated.model.value is not None

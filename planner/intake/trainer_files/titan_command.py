@@ -28,7 +28,7 @@ _SETTING = re.compile(
     r"\.\w|--module\b"
 )
 MODULE = "config_registry"
-SHIPPED = frozenset(config[0] for config in CONFIGS_03.values())
+SHIPPED = frozenset(config.module for config in CONFIGS_03.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def _check_shipped(module: str, config: str) -> None:
     known = [
         f"{GRAPH_TRAINER}_{name}" if graph else name
         for name, one in CONFIGS_03.items()
-        if one[0] == family
+        if one.module == family
     ]
     if config not in known:
         rule = (

@@ -224,9 +224,9 @@ def _called(
     if name in module.functions and not node.args and not node.keywords:
         return _call(module.functions[name], module, outer)
     if name.rpartition(".")[2] in CONFIGS_03 and not node.args and not node.keywords:
-        _, flavor, precision, settings = CONFIGS_03[name.rpartition(".")[2]]
-        converter = PRECISIONS[precision].titan_converters.get("0.3", "")
-        return {**settings, "model_spec": f'model_registry("{flavor}", {converter})'}
+        config = CONFIGS_03[name.rpartition(".")[2]]
+        converter = PRECISIONS[config.precision].titan_converters.get("0.3", "")
+        return {**config.sets, "model_spec": f'model_registry("{config.flavor}", {converter})'}
     if name.endswith("deepcopy") and node.args:
         return _value(node.args[0], scope, module, outer)
     if name.endswith("default_adamw"):  # its arguments are AdamW's numbers

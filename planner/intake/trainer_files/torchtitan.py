@@ -26,7 +26,6 @@ from planner.trainers.titan_settings import (
     BY_TOKENS,
     CONFIGS_03,
     DEFAULTS,
-    DISPATCHERS_03,
     FORMER_NAMES,
     KEYS,
     P,
@@ -86,7 +85,7 @@ class StatedTitan:
         """Every setting: the given ones, then 0.3's --config, then the release's defaults."""
         config = self.registered or {}
         if self.line == "0.3" and self.registered is None and self._config in CONFIGS_03:
-            config = CONFIGS_03[self._config][3]
+            config = CONFIGS_03[self._config].sets
         return _in_sequences(
             {**DEFAULTS[self.line], **config, **self.given}, {*config, *self.given}
         )
@@ -113,8 +112,8 @@ class StatedTitan:
             )
         module, config = str(self.given.get("module", "")), self._config
         if self.registered is None and config in CONFIGS_03:
-            family, flavor, *_ = CONFIGS_03[config]
-            return model_of(family, flavor, str(self.given.get("hf_assets_path", "")))
+            asked = CONFIGS_03[config]
+            return model_of(asked.module, asked.flavor, str(self.given.get("hf_assets_path", "")))
         asks = str((self.registered or {}).get("model_spec", ""))
         return read_module(self.modules[module], asks, module.rpartition(".")[2])
 
@@ -187,16 +186,16 @@ class StatedTitan:
             return read_precision_02(settings)
         config = CONFIGS_03.get(self._config)
         if config is not None and self.registered is None:
-            return {"precision": config[2], "float8_all_gather": False}
+            return {"precision": config.precision, "float8_all_gather": False}
         return read_precision_03(self._asks)
 
     def _dispatcher(self, settings: Mapping[str, object]) -> dict[str, object]:
         """How 0.3 sends tokens to experts, which its model's module says; 0.2 has a setting."""
         if self.line == "0.2":
             return {}
-        own = DISPATCHERS_03.get(self._config)
-        if own is not None and self.registered is None:
-            return {"moe_dispatcher": own}
+        config = CONFIGS_03.get(self._config)
+        if config is not None and config.dispatcher and self.registered is None:
+            return {"moe_dispatcher": config.dispatcher}
         return read_dispatcher_03(self._asks)
 
     def _loss_in_chunks(self, settings: Mapping[str, object]) -> bool | None:
