@@ -8,31 +8,8 @@ from planner.catalog.files import document
 
 Keys = Mapping[str, object]
 
-# Model types that have the same language model as another type.
-SAME_NETWORK: Mapping[str, str] = {
-    "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
-    "phi3_v": "phi3", "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
-    "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
-    "minimax_text_01": "minimax", "minimax_m1": "minimax", "dots3_note": "dots3_note_text",
-    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
-}  # fmt: skip
-
-# A multimodal config has its language model under `text_config`. This is the type to assume where
-# that part names none.
-TEXT_PARTS = {
-    "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
-    "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
-    "llava_onevision": "qwen2", "paligemma": "gemma", "aya_vision": "cohere2",
-    "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2",
-    "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus", "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
-    "dots3_note": "dots3_note_text", "glm4v": "glm4", "glm4v_moe": "glm4_moe", "step3p7": "step3p5",
-    "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
-    "minimax_m3_vl": "minimax_m3_vl_text", "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-}  # fmt: skip
+_TYPES: Mapping[str, Mapping[str, str]] = document("huggingface", "types")
+SAME_NETWORK, TEXT_PARTS = _TYPES["same_network"], _TYPES["text_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
