@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed, as BLOOM was trained with."""
+"""Megatron-DeepSpeed, as BLOOM was trained with; and what it shares with InternEvo."""
 
 from dataclasses import replace
 
@@ -18,11 +18,9 @@ _SENDS = Transport(
     "p2p.py: blocking sends, even ranks first",
 )
 
-MEGATRON_DEEPSPEED = replace(
+# Megatron-LM's layers before Megatron Core, on flash-attn; users run the repository.
+EARLY_MEGATRON = replace(
     MEGATRON,
-    name="megatron-deepspeed",
-    title="Megatron-DeepSpeed",
-    vendors={"nvidia": "", "amd": "ROCm/Megatron-DeepSpeed"},
     history=(),
     default_release="",
     changes=(),
@@ -30,20 +28,32 @@ MEGATRON_DEEPSPEED = replace(
     offered=(),
     lacks=lacks_mixers,
     optimizers=(),
-    ac="full",
-    layout_defaults={**COMMON, "sequence_parallel": False},
-    precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ac_kinds=AC_KINDS,
     fuses_cross_entropy=False,
     replicates_kv_heads=False,
     sp_with_experts=False,
+    # DeepSpeed engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism; InternEvo
+    # internlm/core/parallel/comm/zero.py
+    zero_2_under_pp=False,
+    # DeepSpeed pipe/module.py partition_layers; partition_uniform of InternEvo's pipeline
+    split="uneven",
+    attention=FLASH_ATTN,
+    attention_kernels=frozenset({"flash2", "unfused"}),
+    fused_sums=False,
+    tf32=False,  # torch.nn.functional.linear, in 16 bits
+    placeholders_since="",
+)
+MEGATRON_DEEPSPEED = replace(
+    EARLY_MEGATRON,
+    name="megatron-deepspeed",
+    title="Megatron-DeepSpeed",
+    vendors={"nvidia": "", "amd": "ROCm/Megatron-DeepSpeed"},
+    ac="full",
+    layout_defaults={**COMMON, "sequence_parallel": False},
+    precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     # DeepSpeed runtime/zero/offload_config.py: `ratio` is of ZeRO-3 alone
     offloads_partly=False,
     offloads_activations=False,
-    # DeepSpeed engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism
-    zero_2_under_pp=False,
-    # DeepSpeed pipe/module.py partition_layers
-    split="uneven",
     # deepspeed moe/layer.py: enable_expert_tensor_parallelism, on or off
     etp_one_or_tp=True,
     ep_over_replicas=False,
@@ -55,11 +65,6 @@ MEGATRON_DEEPSPEED = replace(
     ),
     # bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py (F.linear, all-reduces block)
     tp_overlaps=(),
-    attention=FLASH_ATTN,
-    attention_kernels=frozenset({"flash2", "unfused"}),
-    fused_sums=False,
-    tf32=False,
-    placeholders_since="",
     # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
     gradients_apart=True,
     # judgement: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than
