@@ -242,13 +242,9 @@ def write_toml(settings: Mapping[str, Value], header: Sequence[str] = ()) -> str
 
 
 def _toml_value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return repr(value)
+    if isinstance(value, float):
+        return repr(value)  # with inf, which JSON has not
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def imports_for(source: str, modules: Mapping[str, str]) -> str:

@@ -24,14 +24,12 @@ from planner.intake.huggingface.dialect import (
 ALIBI: Values = {"position_embedding": "none", "alibi": True}
 
 
-def _full_without_rope(values: Values, interval: int) -> Values:
-    """Layers with a window rotate, full ones do not.
-
-    interval: every how many layers one is full, where no key says it.
-    """
+def full_without_rope(values: Values) -> Values:
+    """Layers with a window rotate, full ones do not: every fourth, where no key says which."""
     if kinds := list_of(values.get("layer_types")):
-        return {"no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
-    return {"no_rope_layer_interval": count_of(values, "sliding_window_pattern") or interval}
+        return {**values, "no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
+    interval = count_of(values, "sliding_window_pattern") or 4
+    return {**values, "no_rope_layer_interval": interval}
 
 
 def cohere2_moe(values: Values) -> Values:
@@ -47,11 +45,6 @@ def cohere2_moe(values: Values) -> Values:
     if values.get("rms_norm_eps") is not None:
         found |= {"norm": "rmsnorm"}
     return found
-
-
-def full_without_rope(values: Values) -> Values:
-    """Layers with a window rotate, full ones do not."""
-    return {**values, **_full_without_rope(values, 4)}
 
 
 def laguna(values: Values) -> Values:
@@ -93,13 +86,18 @@ def minicpm3(values: Values) -> Values:
     return values
 
 
-def from_second_row(values: Values) -> Values:
-    """A learned table whose first two rows stand for padding, and embeddings scaled by width."""
+def two_rows_more(values: Values) -> Values:
+    """A learned table whose first two rows stand for padding."""
     rows = count_of(values, "max_position_embeddings")
+    return {**values, **({"max_position_embeddings": rows + 2} if rows else {})}
+
+
+def from_second_row(values: Values) -> Values:
+    """`two_rows_more`, and embeddings scaled by width."""
     hidden = count_of(values, "hidden_size") or count_of(values, "d_model")
     if take_flag(values, "scale_embedding", True) and hidden > 0:
         values["embedding_multiplier"] = hidden**0.5
-    return {**values, **({"max_position_embeddings": rows + 2} if rows else {})}
+    return two_rows_more(values)
 
 
 def sinusoidal(values: Values) -> Values:
@@ -208,8 +206,7 @@ def opt(values: Values) -> Values:
         raise MissingBlock("do_layer_norm_before", "a network without a final norm")
     if not take_flag(values, "layer_norm_elementwise_affine", True):
         raise MissingBlock("layer_norm_elementwise_affine", "norms without weights")
-    rows = count_of(values, "max_position_embeddings")
-    return {**values, **({"max_position_embeddings": rows + 2} if rows else {})}
+    return two_rows_more(values)
 
 
 def exaone4(values: Values) -> Values:
@@ -223,7 +220,7 @@ def exaone4(values: Values) -> Values:
         if not pattern.endswith("G") or "G" in pattern[:-1]:
             raise MissingBlock("sliding_window_pattern", f"windows in the order {pattern}")
         found["sliding_window_pattern"] = len(pattern)
-    return {**found, **(_full_without_rope(found, 4) if found.get("sliding_window") else {})}
+    return full_without_rope(found) if found.get("sliding_window") else found
 
 
 def hunyuan_dense(values: Values) -> Values:
