@@ -1,24 +1,29 @@
 """Which of TorchTitan's own models a ModelSpec is, found by shape and not by name.
 
 A `line` of its releases is "0.2" or "0.3".
-Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py (the `*_args`
-    tables and `pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and
-    models/*/config_registry.py (functions for --config).
+Sources: planner/catalog/torchtitan/flavors.yaml, and where its head says its rows come from;
+    torchtitan 0.2.2 models/*/__init__.py (`pipelining_fn`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
+from planner.catalog.files import document
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 from planner.trainers.release import Release
 from planner.trainers.titan_networks import OWN_WAY, lacks
 
-# (hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
-# experts per token, expert width, shared width, first dense layers, n where every n-th layer is
-# MoE, query-key norm)
-Shape = tuple[int, int, int, int, int, bool, int, int, int, int, int, int, int, int, str]
+# Fields by which a shipped model is found -> the value where its row leaves one out
+SHAPE: Mapping[str, object] = {
+    "hidden_size": 0, "num_hidden_layers": 0, "num_attention_heads": 0, "num_key_value_heads": 0,
+    "head_dim": 0, "tie_word_embeddings": False, "vocab_size": 0, "intermediate_size": 0,
+    "num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0,
+    "shared_expert_intermediate_size": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1,
+    "qk_norm": "none",
+}  # fmt: skip
+Shape = tuple[object, ...]
 Facts = Mapping[str, object]
 
 
@@ -38,119 +43,26 @@ class Flavor:
     module: str
     flavor: str
     facts: Facts
-    versions: tuple[str, ...] = ("0.2", "0.3")
+    versions: Collection[str] = ("0.2", "0.3")
     config: str | None = None
     flex: bool = False
     long_context: str | None = None
     num_layers: int | None = None
 
 
-def _yarn(mscale: float) -> RopeScaling:
-    return RopeScaling(
-        rope_type="yarn",
-        factor=40.0,
-        original_max_position_embeddings=4096,
-        mscale=mscale,
-        mscale_all_dim=mscale,
+def _shipped(name: str, row: Mapping[str, Any]) -> tuple[Shape, Flavor]:
+    module, flavor = name.split("/")
+    scaling = row["facts"].get("rope_scaling")
+    facts = {**row["facts"], **({"rope_scaling": RopeScaling(**scaling)} if scaling else {})}
+    own = {key: value for key, value in row.items() if key not in ("shape", "facts")}
+    return tuple({**SHAPE, **row["shape"]}.values()), Flavor(
+        module=module, flavor=flavor, facts=facts, **own
     )
 
 
-def _stretched(factor: float, high: float) -> RopeScaling:
-    return RopeScaling(
-        rope_type="llama3",
-        factor=factor,
-        low_freq_factor=1.0,
-        high_freq_factor=high,
-        original_max_position_embeddings=8192,
-    )
-
-
-_OSS = RopeScaling(
-    rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
+FLAVORS: Mapping[Shape, Flavor] = dict(
+    _shipped(name, row) for name, row in document("torchtitan", "flavors").items()
 )
-_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _stretched(8.0, 4.0), "norm_eps": 1e-5}
-_QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
-_QWEN3_MOE: Facts = {
-    **_QWEN3, "scoring_func": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "n_group": 0,
-}  # fmt: skip
-_DEEPSEEK: Facts = {
-    "rope_theta": 1e4, "rope_scaling": _yarn(1.0), "norm_eps": 1e-5, "scoring_func": "softmax",
-    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 0, "topk_group": 0,
-}  # fmt: skip
-_DEEPSEEK_671B: Facts = {
-    **_DEEPSEEK, "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8, "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-}  # fmt: skip
-_LLAMA4: Facts = {
-    "rope_theta": 5e5, "norm_eps": 1e-5, "scoring_func": "sigmoid", "norm_topk_prob": False,
-    "routed_scaling_factor": 1.0, "n_group": 0, "moe_apply_router_weight_on_input": True,
-}  # fmt: skip
-_GPT_OSS: Facts = {
-    "rope_theta": 150_000.0, "rope_scaling": _OSS, "norm_eps": 1e-5, "scoring_func": "softmax",
-    "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-}  # fmt: skip
-_llama3 = partial(Flavor, module="llama3", facts=_LLAMA3)
-_qwen3 = partial(Flavor, module="qwen3", facts=_QWEN3)
-_deepseek = partial(Flavor, module="deepseek_v3", facts=_DEEPSEEK, flex=True)
-_llama4 = partial(Flavor, module="llama4", versions=("0.2",))
-_gpt_oss = partial(Flavor, module="gpt_oss", facts=_GPT_OSS)
-
-
-def _llama(
-    hidden: int, layers: int, heads: int, width: int, *, head_dim: int = 128, tied: bool = False
-) -> Shape:
-    return (hidden, layers, heads, 8, head_dim, tied, 128256, width, 0, 0, 0, 0, 0, 1, "none")
-
-
-def _qwen(hidden: int, layers: int, heads: int, width: int, *, tied: bool = False) -> Shape:
-    return (hidden, layers, heads, 8, 128, tied, 151936, width, 0, 0, 0, 0, 0, 1, "head")
-
-
-FLAVORS: Mapping[Shape, Flavor] = {
-    _llama(2048, 16, 32, 8192, head_dim=64, tied=True): _llama3(flavor="1B", versions=("0.3",)),
-    _llama(3072, 28, 24, 8192, tied=True): _llama3(flavor="3B", versions=("0.3",)),
-    _llama(4096, 32, 32, 14336): _llama3(flavor="8B", config="llama3_8b"),
-    _llama(8192, 80, 64, 28672): _llama3(flavor="70B", config="llama3_70b"),
-    _llama(16384, 126, 128, 53248): _llama3(flavor="405B"),
-    _qwen(1024, 28, 16, 3072, tied=True): _qwen3(flavor="0.6B", config="qwen3_0_6b"),
-    _qwen(2048, 28, 16, 6144, tied=True): _qwen3(flavor="1.7B", config="qwen3_1_7b"),
-    _qwen(2560, 36, 32, 9728, tied=True): _qwen3(flavor="4B"),
-    _qwen(4096, 36, 32, 12288): _qwen3(flavor="8B"),
-    _qwen(5120, 40, 40, 17408): _qwen3(flavor="14B", config="qwen3_14b"),
-    _qwen(5120, 64, 64, 25600): _qwen3(flavor="32B", config="qwen3_32b"),
-    (2048, 48, 32, 4, 128, False, 151936, 0, 128, 8, 768, 0, 0, 1, "head"): _qwen3(
-        flavor="30B-A3B", config="qwen3_30b_a3b", facts=_QWEN3_MOE
-    ),
-    (4096, 94, 64, 4, 128, False, 151936, 0, 128, 8, 1536, 0, 0, 1, "head"): _qwen3(
-        flavor="235B-A22B", facts={**_QWEN3_MOE, "rope_theta": 5e6}
-    ),
-    (2048, 27, 16, 0, 192, False, 102400, 10944, 64, 6, 1408, 2816, 1, 1, "none"): _deepseek(
-        flavor="16B", config="deepseek_v3_16b", facts={**_DEEPSEEK, "rope_scaling": _yarn(0.70)}
-    ),
-    (5120, 60, 128, 0, 192, False, 102400, 12288, 160, 6, 1536, 3072, 1, 1, "none"): _deepseek(
-        flavor="236B",
-        facts={**_DEEPSEEK, "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0},
-    ),
-    (7168, 61, 128, 0, 192, False, 129280, 18432, 256, 8, 2048, 2048, 3, 1, "none"): _deepseek(
-        flavor="671B", config="deepseek_v3_671b", facts=_DEEPSEEK_671B
-    ),
-    (5120, 48, 40, 8, 128, False, 202048, 0, 16, 1, 8192, 8192, 0, 1, "none"): _llama4(
-        flavor="17bx16e",
-        facts={**_LLAMA4, "rope_scaling": _stretched(16.0, 1.0)},
-        long_context="17bx16e_irope",
-    ),
-    (5120, 48, 40, 8, 128, False, 202048, 16384, 128, 1, 8192, 8192, 0, 2, "none"): _llama4(
-        flavor="17bx128e", facts={**_LLAMA4, "rope_scaling": None}, long_context="17bx128e_irope"
-    ),
-    (2880, 24, 64, 8, 64, False, 201088, 0, 32, 4, 2880, 0, 0, 1, "none"): _gpt_oss(
-        flavor="20b", config="gpt_oss_20b"
-    ),
-    (2880, 36, 64, 8, 64, False, 201088, 0, 128, 4, 2880, 0, 0, 1, "none"): _gpt_oss(
-        flavor="120b", config="gpt_oss_120b"
-    ),
-}
-
 # Classes that no model is registered with from its shapes alone (`class_for`). A copy of a shipped
 # flavor still takes another n_layers (0.2.2 models/{llama4,gpt_oss}/model/args.py), as in the runs
 # of Llama 4 Scout cut to 2 layers in torchao's prototype/moe_training/README.md.
@@ -178,24 +90,14 @@ def line_of(release: Release) -> str:
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    has_dense = model.num_dense_layers > 0
-    return (
-        model.hidden_size,
-        model.num_hidden_layers,
-        model.num_attention_heads,
-        0 if model.uses_mla else model.num_key_value_heads,
-        model.qk_head_dim,
-        model.tie_word_embeddings,
-        model.vocab_size,
-        model.intermediate_size if has_dense else 0,
-        model.num_experts,
-        model.num_experts_per_tok,
-        model.moe_intermediate_size,
-        model.shared_expert_intermediate_size,
-        model.first_k_dense_replace,
-        model.moe_layer_freq if model.is_moe else 1,
-        model.qk_norm,
-    )
+    """Values of the fields in SHAPE, in its order."""
+    own = {
+        "num_key_value_heads": 0 if model.uses_mla else model.num_key_value_heads,
+        "head_dim": model.qk_head_dim,
+        "intermediate_size": model.intermediate_size if model.num_dense_layers > 0 else 0,
+        "moe_layer_freq": model.moe_layer_freq if model.is_moe else 1,
+    }
+    return tuple(own.get(name, getattr(model, name)) for name in SHAPE)
 
 
 def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
