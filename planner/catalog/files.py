@@ -34,7 +34,12 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 @cache
 def document(kind: str, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.load(text_of(f"{kind}/{name}.yaml"), Loader=_LOADER)
+    return parsed(text_of(f"{kind}/{name}.yaml"))
+
+
+def parsed(text: str) -> Mapping[str, Any]:
+    """The mapping in a text of YAML."""
+    found: Mapping[str, Any] = yaml.load(text, Loader=_LOADER)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What Megatron-LM's arguments set, and Megatron-Bridge's overrides of the same meaning.
+"""Megatron-LM's arguments by the fields that they set, and Megatron-Bridge's overrides of them.
 
 Source: planner/catalog/megatron_settings.tsv, one row an argument.
 """

@@ -26,7 +26,7 @@ from planner.intake.huggingface.dialects import translated
 from planner.intake.huggingface.families import (
     TEXT_PARTS,
     Family,
-    families,
+    family_names,
     family_of,
     generic_family,
 )
@@ -164,12 +164,12 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
         rule = f"{rule}: it has {block}; our operations have no such block"
         return Fault(f"{field}.model_type", model_type, rule, REMEDY)
     stem = _stem(str(model_type))
-    kin = sorted(name for name in families() if stem and _stem(name) == stem)
+    kin = sorted(name for name in family_names() if stem and _stem(name) == stem)
     close = difflib.get_close_matches(str(model_type)[:80].lower(), kin, n=1, cutoff=0.0)
     nearest = f"the nearest type we read is {close[0]}; " if close else ""
     remedy = (
         f"{nearest}give model_type: TYPE where the layers are those of a type we read "
-        f"({len(families())}, such as llama, qwen3_moe)"
+        f"({len(family_names())}, such as llama, qwen3_moe)"
     )
     remedy = f"{remedy}, or give the shapes inline without model_type"
     return Fault(f"{field}.model_type", model_type, rule, remedy)

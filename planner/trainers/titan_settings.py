@@ -8,6 +8,7 @@ Sources: planner/catalog/torchtitan_settings.tsv, whose head says where its rows
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from planner.catalog.files import document, rows_of
@@ -52,9 +53,12 @@ class Config03(NamedTuple):
     dispatcher: str = ""
 
 
-CONFIGS_03: Mapping[str, Config03] = {
-    name: Config03(**row) for name, row in document("torchtitan", "configs").items()
-}
+@cache
+def configs_03() -> Mapping[str, Config03]:
+    """Functions of 0.3's registries, by name."""
+    return {name: Config03(**row) for name, row in document("torchtitan", "configs").items()}
+
+
 # parts of a 0.3 configuration whose settings depend on the class that its function chose
 _CHOSEN_03 = re.compile(
     r"(?:dataloader|tokenizer|validator|loss|override|optimizer\.(?:param_groups|"

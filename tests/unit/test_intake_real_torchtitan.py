@@ -14,7 +14,7 @@ from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_registry import read_registry
 from planner.specs.current import CurrentSpec
-from planner.trainers.titan_settings import CONFIGS_03, DEFAULTS, KEYS, unknown
+from planner.trainers.titan_settings import DEFAULTS, KEYS, configs_03, unknown
 
 pytestmark = needs_torchtitan
 FLAT = """
@@ -59,7 +59,7 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
         "    answers[name] = {**flat(config), 'kind': kind, 'flavor': config.model_spec.flavor}\n"
         "print(json.dumps(answers, default=str))"
     )
-    names = {name: config.module for name, config in CONFIGS_03.items()}
+    names = {name: config.module for name, config in configs_03().items()}
     stated: Any = run_python(code, tmp_path, json.dumps(names))
     # a class of its own; of each group of parameters
     elsewhere = ("activation_checkpoint.", "optimizer.name")
@@ -67,12 +67,12 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
     found = {key: stated[""].get(key) for key in base}
     assert {key: one for key, one in found.items() if not same(base[key], one)} == {}
     kinds = {"selective": "Selective", "full": "Full"}
-    for name, (_, flavor, _, sets, _) in CONFIGS_03.items():
+    for name, (_, flavor, _, sets, _) in configs_03().items():
         own = {key: value for key, value in sets.items() if not key.startswith(elsewhere)}
         wanted = {**base, **own}
         found = stated.get(name)
         if found is None:
-            assert CONFIGS_03[name].precision != "bf16"
+            assert configs_03()[name].precision != "bf16"
             continue
         other = {key: one for key, one in wanted.items() if not same(one, found.get(key))}
         assert other == {}, name
@@ -137,9 +137,9 @@ def test_its_settings_and_registries_are_read(tmp_path: Path) -> None:
         "texts = {m: file.read_text() for m, file in files.items()}\n"
         "print(json.dumps({'keys': list(flat(Trainer.Config())), 'texts': texts}))"
     )
-    modules = sorted({config.module for config in CONFIGS_03.values()})
+    modules = sorted({config.module for config in configs_03().values()})
     theirs: Any = run_python(code, tmp_path, json.dumps(modules))
     assert unknown(theirs["keys"], "0.3") == []
-    for name, (module, _, _, sets, _) in CONFIGS_03.items():
+    for name, (module, _, _, sets, _) in configs_03().items():
         ours = {**DEFAULTS["0.3"], **read_registry(theirs["texts"][module], name)}
         assert {key: ours.get(key) for key in sets} == dict(sets), name

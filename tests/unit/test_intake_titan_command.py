@@ -12,7 +12,7 @@ from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
-from planner.trainers.titan_settings import CONFIGS_03
+from planner.trainers.titan_settings import configs_03
 from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
@@ -60,9 +60,9 @@ def test_one_line_of_0_3_takes_what_its_config_sets() -> None:
     assert training.trainer_version == "0.3.0"
 
 
-@pytest.mark.parametrize("config", sorted(CONFIGS_03))
+@pytest.mark.parametrize("config", sorted(configs_03()))
 def test_every_config_of_0_3_that_is_listed_has_a_model(config: str) -> None:
-    module = CONFIGS_03[config].module
+    module = configs_03()[config].module
     text = f"NGPU=8 MODULE={module} CONFIG={config} ./run_train.sh"
     stated = read(CurrentSpec(name="run.sh", text=text))
     assert stated.model.value is not None

@@ -1,4 +1,4 @@
-"""What readers of a config.json share: how a key is taken, and the block that they lack."""
+"""Helpers of the readers of a config.json: how a key is taken, and the block that they lack."""
 
 from collections.abc import Mapping, Sequence
 

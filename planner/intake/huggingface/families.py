@@ -1,10 +1,11 @@
 """Model families by `model_type`, one row each of planner/catalog/huggingface/families.yaml."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from planner.catalog.files import document
+from planner.catalog.files import document, parsed, text_of
 
 Keys = Mapping[str, object]
 
@@ -27,8 +28,7 @@ class Family:
     assumed: numbers of the network that its configuration class assumes where a *published* config
         leaves them out. They do not complete an inline mapping: a key that a person did not write
         is unknown.
-    part: defaults of its configuration class that a `text_config` leaves out, and a config.json of
-        the language model alone writes.
+    part: defaults of its configuration class, which a `text_config` leaves out.
 
     How it writes its keys:
     renames: its name of a key -> the common one.
@@ -58,15 +58,27 @@ class Family:
 
 
 @cache
-def families() -> Mapping[str, Family]:
-    return {name: Family(**row) for name, row in document("huggingface", "families").items()}
+def _rows() -> Mapping[str, str]:
+    """Text of each family's row; reading all as YAML would take longer than most commands."""
+    rows = re.split(r"^(?=\w)", text_of("huggingface/families.yaml"), flags=re.MULTILINE)
+    return {row.partition(":")[0]: row for row in rows[1:]}
+
+
+@cache
+def _family(name: str) -> Family:
+    return Family(**parsed(_rows()[name])[name])
+
+
+def family_names() -> Collection[str]:
+    return _rows().keys()
 
 
 def family_of(model_type: object) -> Family | None:
     """The family of this type, or of another with the same network; None where none is known."""
     if not isinstance(model_type, str):
         return None
-    return families().get(SAME_NETWORK.get(model_type, model_type))
+    name = SAME_NETWORK.get(model_type, model_type)
+    return _family(name) if name in _rows() else None
 
 
 def generic_family(mlp: str) -> Family:

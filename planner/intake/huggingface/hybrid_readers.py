@@ -241,7 +241,7 @@ def indexed(values: Values, every: int = 1) -> Values:
 
 
 def indexed_every_fourth(values: Values) -> Values:
-    """Hy-V4: `indexed`, where the config does not say which layers share."""
+    """Hy-V4: an indexer in every fourth layer, unless the config has another number."""
     return indexed(values, every=4)
 
 

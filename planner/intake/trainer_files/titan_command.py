@@ -20,7 +20,7 @@ from planner.intake.trainer_files.titan_registry import config_names, only, read
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
-from planner.trainers.titan_settings import AC, CONFIGS_03
+from planner.trainers.titan_settings import AC, configs_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(
@@ -28,7 +28,6 @@ _SETTING = re.compile(
     r"\.\w|--module\b"
 )
 MODULE = "config_registry"
-SHIPPED = frozenset(config.module for config in CONFIGS_03.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,8 @@ def say(spec: CurrentSpec) -> StatedTitan:
     registered = None
     if line == "0.3":
         module, config = (str(given.get(key, "")) for key in ("module", "config"))
-        shipped = module in SHIPPED or module.startswith(f"{GRAPH_TRAINER}.")
+        own = {one.module for one in configs_03().values()}
+        shipped = module in own or module.startswith(f"{GRAPH_TRAINER}.")
         if module in modules and not shipped:  # TorchTitan looks among its own first
             registered = read_registry(modules[module], config)
             modules[module] = only(modules[module], config)
@@ -172,7 +172,7 @@ def _check_shipped(module: str, config: str) -> None:
     graph = module.startswith(f"{GRAPH_TRAINER}.")
     known = [
         f"{GRAPH_TRAINER}_{name}" if graph else name
-        for name, one in CONFIGS_03.items()
+        for name, one in configs_03().items()
         if one.module == family
     ]
     if config not in known:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from planner.errors import Fault, SpecError, fault
 from planner.intake.trainer_files.titan_module import flavor_of
 from planner.precision import PRECISIONS
-from planner.trainers.titan_settings import CONFIGS_03, DEFAULTS, KEYS
+from planner.trainers.titan_settings import DEFAULTS, KEYS, configs_03
 
 PRICED = frozenset(
     {"training", "parallelism", "activation_checkpoint", "compile", "checkpoint", "optimizer"}
@@ -223,8 +223,8 @@ def _called(
     name = ast.unparse(node.func)
     if name in module.functions and not node.args and not node.keywords:
         return _call(module.functions[name], module, outer)
-    if name.rpartition(".")[2] in CONFIGS_03 and not node.args and not node.keywords:
-        config = CONFIGS_03[name.rpartition(".")[2]]
+    if name.rpartition(".")[2] in configs_03() and not node.args and not node.keywords:
+        config = configs_03()[name.rpartition(".")[2]]
         converter = PRECISIONS[config.precision].titan_converters.get("0.3", "")
         return {**config.sets, "model_spec": f'model_registry("{config.flavor}", {converter})'}
     if name.endswith("deepcopy") and node.args:

@@ -24,12 +24,12 @@ from planner.trainers.release import GRAPH_TRAINER
 from planner.trainers.titan_settings import (
     BEFORE_02,
     BY_TOKENS,
-    CONFIGS_03,
     DEFAULTS,
     FORMER_NAMES,
     KEYS,
     P,
     T,
+    configs_03,
     unknown,
 )
 
@@ -84,8 +84,8 @@ class StatedTitan:
     def settings(self) -> dict[str, object]:
         """Every setting: the given ones, then 0.3's --config, then the release's defaults."""
         config = self.registered or {}
-        if self.line == "0.3" and self.registered is None and self._config in CONFIGS_03:
-            config = CONFIGS_03[self._config].sets
+        if self.line == "0.3" and self.registered is None and self._config in configs_03():
+            config = configs_03()[self._config].sets
         return _in_sequences(
             {**DEFAULTS[self.line], **config, **self.given}, {*config, *self.given}
         )
@@ -111,8 +111,8 @@ class StatedTitan:
                 str(settings.get("model.hf_assets_path", "")),
             )
         module, config = str(self.given.get("module", "")), self._config
-        if self.registered is None and config in CONFIGS_03:
-            asked = CONFIGS_03[config]
+        if self.registered is None and config in configs_03():
+            asked = configs_03()[config]
             return model_of(asked.module, asked.flavor, str(self.given.get("hf_assets_path", "")))
         asks = str((self.registered or {}).get("model_spec", ""))
         return read_module(self.modules[module], asks, module.rpartition(".")[2])
@@ -184,7 +184,7 @@ class StatedTitan:
     def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
         if self.line == "0.2":
             return read_precision_02(settings)
-        config = CONFIGS_03.get(self._config)
+        config = configs_03().get(self._config)
         if config is not None and self.registered is None:
             return {"precision": config.precision, "float8_all_gather": False}
         return read_precision_03(self._asks)
@@ -193,7 +193,7 @@ class StatedTitan:
         """How 0.3 sends tokens to experts, which its model's module says; 0.2 has a setting."""
         if self.line == "0.2":
             return {}
-        config = CONFIGS_03.get(self._config)
+        config = configs_03().get(self._config)
         if config is not None and config.dispatcher and self.registered is None:
             return {"moe_dispatcher": config.dispatcher}
         return read_dispatcher_03(self._asks)
