@@ -8,6 +8,7 @@ where two sets are crossed.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 import numpy as np
 
@@ -99,23 +100,33 @@ class Rule:
 
     key: the reason under which rejected layouts are counted.
     field: the layout's field to change.
-    reads: columns of `LayoutBatch` that `broken` uses; the field itself unless given.
+    reads: columns of `LayoutBatch` that `broken` uses: its parameters. Where it takes a whole batch
+        x, they are given, or just the field.
     applies: False where the rule can never break in this job (another trainer, no experts), so that
         a search need not evaluate it.
-    broken: True where the layout is illegal.
+    broken: True where the layout is illegal. It is written as a function of columns and of c, the
+        job, or of x and c, and is called with x and c.
     rule, remedy: what is wrong with one layout, and what would pass.
     """
 
     key: str
     field: str
     reads: frozenset[str] = frozenset()
-    broken: Callable[[LayoutBatch, Context], BoolColumn]
+    broken: Callable[..., BoolColumn]
     rule: Text
     remedy: Text
     applies: Callable[[Context], bool] = always
 
     def __post_init__(self) -> None:
-        if not self.reads:
+        broken, names = self.broken, tuple(signature(self.broken).parameters)
+
+        def of_batch(x: LayoutBatch, c: Context) -> BoolColumn:
+            return broken(*(c if name == "c" else getattr(x, name) for name in names))
+
+        if "x" not in names:
+            object.__setattr__(self, "broken", of_batch)
+            object.__setattr__(self, "reads", frozenset(names) - {"c"})
+        elif not self.reads:
             object.__setattr__(self, "reads", frozenset({self.field}))
 
     def words(self, layout: Layout, context: Context) -> tuple[str, str]:

@@ -75,10 +75,10 @@ def _capturing(
     return lambda c: c.training.cuda_graphs in graphs and runs(c)
 
 
-def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
+def _eager_dispatch(ep: IntColumn, moe_dispatcher: IntColumn, c: Context) -> BoolColumn:
     """Whether the host waits; under Megatron-LM it does for the counts of one rank as well."""
-    waits = np.asarray(x.moe_dispatcher != HYBRIDEP)
-    eager = (x.ep == 1) | waits if c.released.fused_kernels else (x.ep > 1) & waits
+    waits = np.asarray(moe_dispatcher != HYBRIDEP)
+    eager = (ep == 1) | waits if c.released.fused_kernels else (ep > 1) & waits
     return np.asarray(eager & (c.training.moe_capacity_factor is None))
 
 
@@ -86,13 +86,12 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
     Rule(
         key="CUDA graphs exclude recomputation",
         field="ac",
-        reads=frozenset({"ac_kind"}),
         # core 0.10 to 0.15 transformer_config.py: "CUDA graphs not supported with activation
         # recomputation." NeMo 25.11 ships the dev branch behind 0.15 (Megatron-Bridge
         # docs/releases/software-versions.md: "dev:0.15.0"), whose recipes capture routers beside
         # recomputed modules (0.2.0 scripts/performance/configs/deepseek)
         applies=_capturing("megatron", "partial", "full", before="0.16", before_day=DEV_0_15),
-        broken=lambda x, c: x.ac_kind != NO_AC,
+        broken=lambda ac_kind: ac_kind != NO_AC,
         rule="{c.trainer.title} {c.release.number} has no CUDA graphs under activation "
         "recomputation",
         remedy=f"set ac to none, or {OFF}",
@@ -100,11 +99,10 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
     Rule(
         key="CUDA graphs of layers exclude their recomputation",
         field="ac",
-        reads=frozenset({"ac_kind"}),
         # core 0.16 transformer_config.py: "full recompute is only supported with full iteration
         # CUDA graph."
         applies=_capturing("megatron", "partial", since="0.16"),
-        broken=lambda x, c: np.isin(x.ac_kind, WHOLE_LAYERS),
+        broken=lambda ac_kind: np.isin(ac_kind, WHOLE_LAYERS),
         rule="{c.trainer.title} {c.release.number} recomputes whole layers only in CUDA graphs of "
         "a whole step",
         remedy=f"set ac to none or selective-attention, or {OFF}",
@@ -114,7 +112,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         field="pp",
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs
         applies=_capturing("torchtitan", "full"),
-        broken=lambda x, c: x.pp > 1,
+        broken=lambda pp: pp > 1,
         rule="{c.trainer.title} {c.release.number} has no CUDA graphs under pipeline parallelism; "
         "pp is {x.pp}",
         remedy=f"{OFF}, or pp to 1",
@@ -122,7 +120,6 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
     Rule(
         key="CUDA graphs need a dispatcher that the host does not wait for",
         field="moe_dispatcher",
-        reads=frozenset({"ep", "moe_dispatcher"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs: HybridEP with
         # non_blocking_capacity_factor; Megatron-LM core 0.18 docs/user-guide/features/
         # cuda_graph.md and paged_stash.md: HybridEP with moe_expert_rank_capacity_factor
@@ -143,7 +140,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         field="activation_offload_layers",
         # core 0.15 transformer_config.py: "CUDA graphs not supported with CPU offloading."
         applies=_capturing("megatron", "partial", "full"),
-        broken=lambda x, c: x.activation_offload_layers > 0,
+        broken=lambda activation_offload_layers: activation_offload_layers > 0,
         rule="{c.trainer.title} {c.release.number} has no CUDA graphs with activations on the host",
         remedy=f"{OFF}, or activation_offload_layers to 0",
     ),
@@ -153,7 +150,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         # torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: the backward waits on the host
         # for gradients that are copied there, which a capture forbids
         applies=_capturing("torchtitan", "full"),
-        broken=lambda x, c: np.asarray(x.cpu_offload),
+        broken=lambda cpu_offload: np.asarray(cpu_offload),
         rule="CUDA graphs cannot hold the host's waits for offloaded gradients",
         remedy=f"{OFF}, or cpu_offload to false",
     ),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, IntColumn
 from planner.rules.base import Context, Rule, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS, Layout
 from planner.trainers.titan_models import cuts_sequences, lacking, line_of
@@ -33,11 +33,11 @@ def _product_remedy(x: Layout, c: Context) -> str:
     return f"choose degrees that divide {c.cluster.num_gpus}"
 
 
-def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    broken = np.zeros(x.tp.shape, dtype=np.bool_)
+def _kv_broken(tp: IntColumn, c: Context) -> BoolColumn:
+    broken = np.zeros(tp.shape, dtype=np.bool_)
     for heads in c.kv_heads:
-        replicated = np.asarray(x.tp % heads == 0) & c.released.replicates_kv_heads
-        broken |= ~divides(heads, x.tp) & ~replicated
+        replicated = np.asarray(tp % heads == 0) & c.released.replicates_kv_heads
+        broken |= ~divides(heads, tp) & ~replicated
     return broken
 
 
@@ -60,10 +60,10 @@ def _mlp_widths(c: Context) -> tuple[tuple[str, int], ...]:
     return tuple((name, width) for name, width in widths if width)
 
 
-def _width_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    result = np.zeros(x.tp.shape, dtype=np.bool_)
+def _width_broken(tp: IntColumn, c: Context) -> BoolColumn:
+    result = np.zeros(tp.shape, dtype=np.bool_)
     for _, width in _mlp_widths(c):
-        result |= ~divides(width, x.tp)
+        result |= ~divides(width, tp)
     return result
 
 
@@ -76,15 +76,15 @@ def _width_divisor(c: Context) -> int:
     return math.gcd(*(width for _, width in _mlp_widths(c)), c.num_heads)
 
 
-def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
+def _cp_chunks(cp: IntColumn, c: Context) -> BoolColumn:
     return np.asarray(
-        ((x.cp > 1) | c.trainer.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp)
+        ((cp > 1) | c.trainer.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * cp)
     )
 
 
-def _tp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
-    chunks = HEAD_TAIL * x.cp
-    return divides(c.training.seq_len, chunks) & ~divides(c.training.seq_len, chunks * x.tp)
+def _tp_chunks(cp: IntColumn, tp: IntColumn, c: Context) -> BoolColumn:
+    chunks = HEAD_TAIL * cp
+    return divides(c.training.seq_len, chunks) & ~divides(c.training.seq_len, chunks * tp)
 
 
 def _next_multiple(number: int, divisor: int) -> int:
@@ -114,19 +114,6 @@ def _tp_remedy(x: Layout, c: Context) -> str:
     )
 
 
-def _sp_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(
-        x.sequence_parallel
-        & ((c.training.seq_len // x.cp) % x.tp != 0)
-        & (c.training.seq_len % x.cp == 0)
-    )
-
-
-def _ulysses(x: LayoutBatch, heads: int) -> BoolColumn:
-    is_ulysses = (x.cp_method == CP_METHODS.index("ulysses")) & (x.cp > 1)
-    return np.asarray(is_ulysses & (np.maximum(heads // x.tp, 1) % x.cp != 0))
-
-
 def _ulysses_heads(c: Context) -> int:
     return math.gcd(c.num_heads, c.num_kv_heads)
 
@@ -142,8 +129,9 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key=PRODUCT_KEY,
         field="dp_shard",
-        reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "pp"}),
-        broken=lambda x, c: x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus,
+        broken=lambda dp_replicate, dp_shard, cp, tp, pp, c: (
+            dp_replicate * dp_shard * cp * tp * pp != c.cluster.num_gpus
+        ),
         rule=lambda x, c: (
             f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x "
             f"pp {x.pp} = {x.num_gpus} "
@@ -154,7 +142,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp does not divide the attention heads",
         field="tp",
-        broken=lambda x, c: ~divides(c.num_heads, x.tp),
+        broken=lambda tp, c: ~divides(c.num_heads, tp),
         rule="tp={x.tp} does not divide {c.num_heads} attention heads of {c.model.name}",
         remedy=lambda x, c: f"try tp {_fitting(math.gcd(c.num_heads, c.num_kv_heads))}",
     ),
@@ -187,7 +175,6 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp does not cut the sequence evenly",
         field="tp",
-        reads=frozenset({"cp", "tp"}),
         applies=lambda c: c.trainer.seq_divisor_always,
         broken=_tp_chunks,
         rule=lambda x, c: (
@@ -200,9 +187,12 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp does not cut the sequence evenly",
         field="sequence_parallel",
-        reads=frozenset({"cp", "tp", "sequence_parallel"}),
         applies=lambda c: not c.trainer.seq_divisor_always,
-        broken=_sp_broken,
+        broken=lambda sequence_parallel, cp, tp, c: (
+            sequence_parallel
+            & ((c.training.seq_len // cp) % tp != 0)
+            & (c.training.seq_len % cp == 0)
+        ),
         rule=lambda x, c: (
             f"{counted(c.training.seq_len // x.cp, 'token')} of a sequence on a rank are not "
             f"divisible by tp={x.tp}"
@@ -214,9 +204,12 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="ulysses needs cp to divide the heads of a TP rank",
         field="cp_method",
-        reads=frozenset({"cp", "tp", "cp_method"}),
         applies=lambda c: "ulysses" in c.trainer.cp_methods,
-        broken=lambda x, c: _ulysses(x, _ulysses_heads(c)),
+        broken=lambda cp, tp, cp_method, c: (
+            (cp_method == CP_METHODS.index("ulysses"))
+            & (cp > 1)
+            & (np.maximum(_ulysses_heads(c) // tp, 1) % cp != 0)
+        ),
         rule=lambda x, c: (
             f"ulysses: cp={x.cp} does not divide {max(_ulysses_heads(c) // x.tp, 1)} KV heads of "
             f"a TP rank of {c.model.name}"
@@ -229,7 +222,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="context parallelism needs flash attention",
         field="cp",
         applies=lambda c: c.unfused,
-        broken=lambda x, c: x.cp > 1,
+        broken=lambda cp: cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a "
             f"flash kernel{'' if c.training.attention_kernel == 'unfused' else WIDE}"
@@ -240,7 +233,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="TorchTitan's model lacks context parallelism",
         field="cp",
         applies=lambda c: _TITAN(c) and _titan_without_cp(c),
-        broken=lambda x, c: x.cp > 1,
+        broken=lambda cp: cp > 1,
         rule=lambda x, c: (
             f"cp={x.cp}: TorchTitan {line_of(c.release)}'s model for {c.model.name} refuses "
             "context parallelism"
@@ -250,8 +243,9 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="data-parallel ranks do not divide the global batch",
         field="dp_shard",
-        reads=frozenset({"dp_replicate", "dp_shard"}),
-        broken=lambda x, c: ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard),
+        broken=lambda dp_replicate, dp_shard, c: (
+            ~divides(c.training.global_batch_size, dp_replicate * dp_shard)
+        ),
         rule="{x.dp_degree} data-parallel ranks do not divide global_batch_size "
         "{c.training.global_batch_size}",
         remedy=lambda x, c: (
@@ -262,12 +256,9 @@ DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key="microbatch does not divide the local batch",
         field="micro_batch_size",
-        reads=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}),
-        broken=lambda x, c: (
-            divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard)
-            & ~divides(
-                c.training.global_batch_size, x.dp_replicate * x.dp_shard * x.micro_batch_size
-            )
+        broken=lambda dp_replicate, dp_shard, micro_batch_size, c: (
+            divides(c.training.global_batch_size, dp_replicate * dp_shard)
+            & ~divides(c.training.global_batch_size, dp_replicate * dp_shard * micro_batch_size)
         ),
         rule=lambda x, c: (
             f"micro_batch_size={x.micro_batch_size} does not divide the "

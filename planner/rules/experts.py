@@ -6,16 +6,7 @@ Experts regroup the ranks of one pipeline stage: ep x etp of them hold one set o
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
-from planner.rules.base import (
-    Context,
-    Rule,
-    choices,
-    divides,
-    divisors,
-    in_set,
-    sharding_degree,
-    under,
-)
+from planner.rules.base import Context, Rule, choices, divides, divisors, in_set, under
 from planner.rules.expert_recipes import recipes, runs_as
 from planner.rules.recomputed_modules import recomputes
 from planner.schedules import SCHEDULES
@@ -38,13 +29,13 @@ def _pool(x: Layout, c: Context) -> int:
     return int(expert_ranks(LayoutBatch.from_layouts([x]), c)[0])
 
 
-def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
+def _etp_width(ep: IntColumn, etp: IntColumn, tp: IntColumn, c: Context) -> BoolColumn:
     """Where the width of an expert does not divide by its TP degree. (N,).
 
     TorchTitan cuts experts by tp while ep = 1, whatever etp is.
     Source: torchtitan expert_parallel.py, apply_moe_ep_tp.
     """
-    cut = np.where(x.ep > 1, x.etp, x.tp) if c.trainer.etp_one_or_tp else x.etp
+    cut = np.where(ep > 1, etp, tp) if c.trainer.etp_one_or_tp else etp
     return ~divides(c.model.moe_intermediate_size, cut)
 
 
@@ -113,13 +104,13 @@ def _predicts(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.pp > 1) | (not (c.model.mtp_num_layers and _MTP_BEHIND(c))))
 
 
-def _one_copy(x: LayoutBatch) -> BoolColumn:
-    return in_set(x.moe_dispatcher, MOE_DISPATCHERS, ONE_COPY)
+def _one_copy(moe_dispatcher: IntColumn) -> BoolColumn:
+    return in_set(moe_dispatcher, MOE_DISPATCHERS, ONE_COPY)
 
 
-def _cannot_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
+def _cannot_dispatch(moe_dispatcher: IntColumn, c: Context) -> BoolColumn:
     lacks = [bool(_needs(c, name)) if name in ONE_COPY else False for name in MOE_DISPATCHERS]
-    return np.asarray(np.array(lacks)[x.moe_dispatcher])
+    return np.asarray(np.array(lacks)[moe_dispatcher])
 
 
 # deep_ep/buffer.py, get_dispatch_config: it asserts that the group is of one of these sizes, and
@@ -135,9 +126,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism without experts",
         field="ep",
-        reads=frozenset({"ep", "etp"}),
         applies=lambda c: not c.model.is_moe,
-        broken=lambda x, c: (x.ep > 1) | (x.etp > 1),
+        broken=lambda ep, etp: (ep > 1) | (etp > 1),
         rule="ep={x.ep} x etp={x.etp}: {c.model.name} has no experts",
         remedy="set ep and etp to 1",
     ),
@@ -145,7 +135,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="ep does not divide the experts",
         field="ep",
         applies=lambda c: c.model.is_moe,
-        broken=lambda x, c: ~divides(c.model.num_experts, x.ep),
+        broken=lambda ep, c: ~divides(c.model.num_experts, ep),
         rule=lambda x, c: (
             f"ep={x.ep} does not divide {counted(c.model.num_experts, 'expert')} of {c.model.name}"
         ),
@@ -154,20 +144,18 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="etp is neither 1 nor tp",
         field="etp",
-        reads=frozenset({"etp", "tp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
-        broken=lambda x, c: (x.etp != 1) & (x.etp != x.tp),
+        broken=lambda etp, tp: (etp != 1) & (etp != tp),
         rule="etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
         remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
     ),
     Rule(
         key="experts are cut over more ranks than tp",
         field="etp",
-        reads=frozenset({"etp", "tp"}),
         applies=lambda c: c.model.is_moe and not c.trainer.etp_one_or_tp,
         # core/transformer/moe/token_dispatcher.py gathers over expert-tensor ranks; those that are
         # no TP ranks of each other hold different tokens
-        broken=lambda x, c: x.tp % x.etp != 0,
+        broken=lambda tp, etp: tp % etp != 0,
         rule="etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
         "gathering those is not priced",
         remedy=lambda x, c: f"set etp to {choices(sorted({1, x.tp}))}",
@@ -177,16 +165,15 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="experts with biases are not cut",
         field="etp",
         applies=lambda c: c.model.expert_bias and under("megatron")(c),
-        broken=lambda x, c: x.etp > 1,
+        broken=lambda etp: etp > 1,
         rule="{c.trainer.title} does not cut experts with biases over etp={x.etp}",
         remedy="set etp to 1",
     ),
     Rule(
         key="TorchTitan 0.3 never splits experts over TP",
         field="etp",
-        reads=frozenset({"ep", "etp"}),
         applies=lambda c: c.model.is_moe and _TITAN_03(c),
-        broken=lambda x, c: (x.ep > 1) & (x.etp != 1),
+        broken=lambda ep, etp: (ep > 1) & (etp != 1),
         rule="TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} "
         "experts are whole",
         remedy="set etp to 1, or training.trainer_version to 0.2.2",
@@ -194,7 +181,6 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="etp does not divide the expert width",
         field="etp",
-        reads=frozenset({"ep", "etp", "tp"}),
         applies=lambda c: c.model.is_moe,
         broken=_etp_width,
         rule="etp={x.etp} (tp={x.tp}) does not divide {c.model.name}'s moe_intermediate_size "
@@ -227,9 +213,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="the dispatcher needs expert parallelism",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher", "ep"}),
         applies=lambda c: c.model.is_moe,
-        broken=lambda x, c: _one_copy(x) & (x.ep == 1),
+        broken=lambda moe_dispatcher, ep: _one_copy(moe_dispatcher) & (ep == 1),
         rule="{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
         remedy="set moe_dispatcher to alltoall, or ep above 1",
     ),
@@ -239,7 +224,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="the dispatcher pads no experts",
         field="moe_dispatcher",
         applies=lambda c: c.model.is_moe and c.training.moe_capacity_factor is not None,
-        broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, PADDING),
+        broken=lambda moe_dispatcher: ~in_set(moe_dispatcher, MOE_DISPATCHERS, PADDING),
         rule="{x.moe_dispatcher} does not fill each expert to its capacity "
         "(training.moe_capacity_factor)",
         remedy="set moe_dispatcher to alltoall, or leave moe_capacity_factor out",
@@ -247,12 +232,11 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="DeepEP has no configuration for the group",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher", "ep"}),
         applies=lambda c: c.model.is_moe,
-        broken=lambda x, c: (
-            (x.moe_dispatcher == MOE_DISPATCHERS.index("deepep"))
-            & (x.ep > 1)
-            & ~np.isin(x.ep, DEEPEP_SIZES)
+        broken=lambda moe_dispatcher, ep: (
+            (moe_dispatcher == MOE_DISPATCHERS.index("deepep"))
+            & (ep > 1)
+            & ~np.isin(ep, DEEPEP_SIZES)
         ),
         rule="deepep has no configuration for groups of ep={x.ep} ranks",
         remedy=lambda x, c: f"make ep one of {choices(DEEPEP_SIZES)}, or use alltoall",
@@ -262,9 +246,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="the dispatcher does not serve cut experts",
         field="moe_dispatcher",
-        reads=frozenset({"moe_dispatcher", "ep", "etp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
-        broken=lambda x, c: _one_copy(x) & (x.ep > 1) & (x.etp > 1),
+        broken=lambda moe_dispatcher, ep, etp: _one_copy(moe_dispatcher) & (ep > 1) & (etp > 1),
         rule="{c.trainer.name} has no {x.moe_dispatcher} for experts cut by TP (etp={x.etp})",
         remedy="set etp to 1, or moe_dispatcher to alltoall",
     ),
@@ -273,7 +256,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="TorchTitan 0.2 has DeepEP for DeepSeek alone",
         field="moe_dispatcher",
         applies=lambda c: c.model.is_moe and _TITAN_02(c) and not c.model.uses_mla,
-        broken=lambda x, c: _one_copy(x),
+        broken=_one_copy,
         rule="TorchTitan {c.release.number} has {x.moe_dispatcher} for DeepSeek models alone, not "
         "{c.model.name}",
         remedy="set moe_dispatcher to alltoall, or training.trainer_version to 0.3.0",
@@ -296,11 +279,10 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism needs FSDP beside it",
         field="ep",
-        reads=frozenset({"ep", "dp_shard", "cp"}),
         applies=lambda c: (
             c.model.is_moe and _TITAN_021(c) and module_of(c.model, line_of(c.release)) != "qwen3"
         ),
-        broken=lambda x, c: (x.ep > 1) & (sharding_degree(x, c) == 1),
+        broken=lambda ep, dp_shard, cp: (ep > 1) & (dp_shard * cp == 1),
         rule="TorchTitan {c.release.number} asks for the mesh of FSDP where ep={x.ep}, and "
         "dp_shard x cp is 1",
         remedy="set dp_shard or cp to 2 or more, or ep to 1",
@@ -310,13 +292,12 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="DualPipeV's exchange excludes recomputation",
         field="ac",
-        reads=frozenset({"ep", "pp", "pp_schedule", "ac_kind"}),
         applies=lambda c: c.model.is_moe and _TITAN_021(c),
-        broken=lambda x, c: (
-            (x.ep > 1)
-            & (x.pp > 1)
-            & (x.pp_schedule == SCHEDULES.names.index("DualPipeV"))
-            & (x.ac_kind != AC_KINDS.index("none"))
+        broken=lambda ep, pp, pp_schedule, ac_kind: (
+            (ep > 1)
+            & (pp > 1)
+            & (pp_schedule == SCHEDULES.names.index("DualPipeV"))
+            & (ac_kind != AC_KINDS.index("none"))
         ),
         rule="TorchTitan {c.release.number} refuses ac {x.ac} where DualPipeV overlaps the "
         "exchange of ep={x.ep}",
@@ -325,9 +306,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp with ep needs sequence parallelism",
         field="sequence_parallel",
-        reads=frozenset({"tp", "ep", "sequence_parallel"}),
         applies=lambda c: c.model.is_moe and c.trainer.sp_with_experts,
-        broken=lambda x, c: (x.ep > 1) & (x.tp > 1) & ~x.sequence_parallel,
+        broken=lambda ep, tp, sequence_parallel: (ep > 1) & (tp > 1) & ~sequence_parallel,
         rule="{c.trainer.name} refuses ep={x.ep} with tp={x.tp} without sequence parallelism",
         remedy="set sequence_parallel to true",
     ),

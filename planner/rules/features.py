@@ -8,16 +8,7 @@ import math
 import numpy as np
 
 from planner.columns import IntColumn, LayoutBatch
-from planner.rules.base import (
-    Context,
-    Rule,
-    by_split,
-    choices,
-    in_set,
-    num_microbatches,
-    sharding_degree,
-    under,
-)
+from planner.rules.base import Context, Rule, by_split, choices, in_set, num_microbatches, under
 from planner.rules.sharding import splits_backward
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 
@@ -60,8 +51,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the activation checkpointing",
         field="ac",
-        reads=frozenset({"ac_kind"}),
-        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, c.released.ac_kinds),
+        broken=lambda ac_kind, c: ~in_set(ac_kind, AC_KINDS, c.released.ac_kinds),
         rule="{c.release_name} has no activation checkpointing {x.ac}",
         remedy=lambda x, c: (
             f"use {choices(kind for kind in AC_KINDS if kind in c.released.ac_kinds)}"
@@ -92,27 +82,25 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="trainer always compiles",
         field="compile",
         applies=lambda c: c.released.always_compiles,
-        broken=lambda x, c: ~np.asarray(x.compile),
+        broken=lambda compile: ~np.asarray(compile),
         rule="{c.trainer.title}'s graph trainer compiles the whole step",
         remedy="set compile to true",
     ),
     Rule(
         key="memory-budget checkpointing needs compile",
         field="ac",
-        reads=frozenset({"ac_kind", "compile"}),
-        broken=lambda x, c: (x.ac_kind == MEMORY_BUDGET) & ~x.compile,
+        broken=lambda ac_kind, compile: (ac_kind == MEMORY_BUDGET) & ~compile,
         rule="{x.ac} is a pass of torch.compile, which is off",
         remedy="set compile to true, or ac to selective-op",
     ),
     Rule(
         key="selective checkpointing excludes schedules that split the backward",
         field="ac",
-        reads=frozenset({"ac_kind", "pp", "pp_schedule"}),
         applies=lambda c: c.trainer.framework.splits_backward_by_group,
         # torch/utils/checkpoint.py recomputes a selectively checkpointed region only once, and W
         # asks for it again for each weight.
-        broken=lambda x, c: (
-            (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & splits_backward(x.pp_schedule)
+        broken=lambda ac_kind, pp, pp_schedule: (
+            (ac_kind == SELECTIVE_OP) & (pp > 1) & splits_backward(pp_schedule)
         ),
         rule="{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}",
         remedy="set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
@@ -120,17 +108,17 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="TorchTitan 0.2 always shards sequences over TP",
         field="sequence_parallel",
-        reads=frozenset({"tp", "sequence_parallel"}),
         applies=under("torchtitan", since="0.2", before="0.3"),
-        broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
+        broken=lambda tp, sequence_parallel: (tp > 1) & ~sequence_parallel,
         rule="TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism",
         remedy="set sequence_parallel to true, or training.trainer_version to 0.3.0",
     ),
     Rule(
         key="trainer lacks the CP method",
         field="cp_method",
-        reads=frozenset({"cp", "cp_method"}),
-        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, c.released.cp_methods),
+        broken=lambda cp, cp_method, c: (
+            (cp > 1) & ~in_set(cp_method, CP_METHODS, c.released.cp_methods)
+        ),
         rule="{c.release_name} has no cp_method {x.cp_method}",
         remedy=lambda x, c: (
             f"use {choices(name for name in CP_METHODS if name in c.released.cp_methods)}"
@@ -140,7 +128,9 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="trainer lacks the dispatcher",
         field="moe_dispatcher",
         applies=lambda c: c.model.is_moe,
-        broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, c.released.moe_dispatchers),
+        broken=lambda moe_dispatcher, c: (
+            ~in_set(moe_dispatcher, MOE_DISPATCHERS, c.released.moe_dispatchers)
+        ),
         rule="{c.release_name} has no moe_dispatcher {x.moe_dispatcher}",
         remedy=lambda x, c: (
             f"use {choices(n for n in MOE_DISPATCHERS if n in c.released.moe_dispatchers)}"
@@ -150,7 +140,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="a dispatcher without experts",
         field="moe_dispatcher",
         applies=lambda c: not c.model.is_moe,
-        broken=lambda x, c: x.moe_dispatcher != MOE_DISPATCHERS.index("alltoall"),
+        broken=lambda moe_dispatcher: moe_dispatcher != MOE_DISPATCHERS.index("alltoall"),
         rule="{c.model.name} has no experts to dispatch tokens to",
         remedy="leave moe_dispatcher out",
     ),
@@ -158,26 +148,24 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="trainer does not compile",
         field="compile",
         applies=lambda c: not c.trainer.compiles,
-        broken=lambda x, c: np.asarray(x.compile),
+        broken=lambda compile: np.asarray(compile),
         rule="{c.trainer.name} runs fused kernels and does not use torch.compile",
         remedy="set compile to false",
     ),
     Rule(
         key="compile excludes schedules that split the backward",
         field="compile",
-        reads=frozenset({"compile", "pp", "pp_schedule"}),
         applies=lambda c: c.trainer.compiles,
         # pytorch issue 161904, check added by pull request 162511
-        broken=lambda x, c: x.compile & (x.pp > 1) & splits_backward(x.pp_schedule),
+        broken=lambda compile, pp, pp_schedule: compile & (pp > 1) & splits_backward(pp_schedule),
         rule="{x.pp_schedule} splits the backward, which torch refuses for compiled stages",
         remedy="set compile to false, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
         key="async TP needs compile",
         field="async_tp",
-        reads=frozenset({"async_tp", "compile"}),
         applies=lambda c: c.trainer.compiles,
-        broken=lambda x, c: x.async_tp & ~x.compile,
+        broken=lambda async_tp, compile: async_tp & ~compile,
         rule="async_tp is a pass of torch.compile, which is off",
         remedy="set compile to true, or async_tp to false",
     ),
@@ -185,7 +173,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="trainer lacks async TP",
         field="async_tp",
         applies=lambda c: not any(row.asked for row in c.trainer.tp_overlaps_at(c.release)),
-        broken=lambda x, c: np.asarray(x.async_tp),
+        broken=lambda async_tp: np.asarray(async_tp),
         rule="{c.trainer.name} has nothing that async_tp would switch on",
         remedy="set async_tp to false",
     ),
@@ -193,7 +181,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="async TP is off for MLA",
         field="async_tp",
         applies=lambda c: _MEGATRON(c) and c.model.uses_mla,
-        broken=lambda x, c: np.asarray(x.async_tp),
+        broken=lambda async_tp: np.asarray(async_tp),
         rule="{c.trainer.title} switches --tp-comm-overlap off for multi-latent attention "
         "({c.model.name})",
         remedy="set async_tp to false",
@@ -201,8 +189,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="async TP needs sequence-parallel TP",
         field="async_tp",
-        reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
-        broken=lambda x, c: x.async_tp & ((x.tp == 1) | ~x.sequence_parallel),
+        broken=lambda async_tp, tp, sequence_parallel: async_tp & ((tp == 1) | ~sequence_parallel),
         rule="async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, "
         "sequence_parallel={x.sequence_parallel}",
         remedy="set async_tp to false, or tp to 2 or more with sequence_parallel true",
@@ -210,8 +197,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="async TP needs NVLink between all TP ranks",
         field="async_tp",
-        reads=frozenset({"async_tp", "tp"}),
-        broken=lambda x, c: x.async_tp & (x.tp > _joined_gpus(c)),
+        broken=lambda async_tp, tp, c: async_tp & (tp > _joined_gpus(c)),
         rule=lambda x, c: (
             f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}"
         ),
@@ -224,7 +210,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="trainer lacks optimizer-in-backward",
         field="optimizer_in_backward",
         applies=lambda c: not c.released.steps_in_backward,
-        broken=lambda x, c: np.asarray(x.optimizer_in_backward),
+        broken=lambda optimizer_in_backward: np.asarray(optimizer_in_backward),
         rule="{c.release_name} steps the optimizer after the backward only",
         remedy="set optimizer_in_backward to false",
     ),
@@ -232,7 +218,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
         key="optimizer-in-backward excludes gradient clipping",
         field="optimizer_in_backward",
         applies=lambda c: c.training.max_grad_norm is not None,
-        broken=lambda x, c: np.asarray(x.optimizer_in_backward),
+        broken=lambda optimizer_in_backward: np.asarray(optimizer_in_backward),
         rule="optimizer_in_backward steps before the norm is known, and max_grad_norm is "
         "{c.training.max_grad_norm:g}",
         remedy="set optimizer_in_backward to false, or training.max_grad_norm to null",
@@ -240,8 +226,7 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="optimizer-in-backward excludes pipelines and experts",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward", "pp", "ep"}),
-        broken=lambda x, c: x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1)),
+        broken=lambda optimizer_in_backward, pp, ep: optimizer_in_backward & ((pp > 1) | (ep > 1)),
         rule="optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1",
         remedy="set optimizer_in_backward to false, or pp and ep to 1",
     ),
@@ -266,15 +251,11 @@ FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="optimizer-in-backward excludes DDP",
         field="optimizer_in_backward",
-        reads=frozenset({"optimizer_in_backward", "dp_replicate", "tp", "pp", "dp_shard", "cp"}),
         # torch/nn/parallel/distributed.py: the reducer's own hook follows those of a parameter's
         # gradient, so that each replica steps by its own
         applies=lambda c: c.trainer.framework.runtime == "torch",
-        broken=lambda x, c: (
-            x.optimizer_in_backward
-            & (x.dp_replicate > 1)
-            & (sharding_degree(x, c) == 1)
-            & (x.tp * x.pp == 1)
+        broken=lambda optimizer_in_backward, dp_replicate, tp, pp, dp_shard, cp: (
+            optimizer_in_backward & (dp_replicate > 1) & (dp_shard * cp == 1) & (tp * pp == 1)
         ),
         rule="dp_replicate={x.dp_replicate} without sharding is DDP, which reduces a gradient "
         "after optimizer_in_backward has used it: replicas would differ",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import Context, Rule, by_split, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS
 from planner.specs.mixers import LEAST_HEADS, SHARING
@@ -24,17 +24,13 @@ def _recurrent(c: Context) -> bool:
     return not {"attention", "attention-shared", "none"}.issuperset(c.model.mixers)
 
 
-def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
-    return ~divides(_heads(c), x.tp * x.cp)
-
-
 def _absorbs(c: Context) -> bool:
     """Whether sparse attention runs in Megatron-LM's kernels."""
     return c.model.indexed and c.trainer.fused_kernels
 
 
-def _padded(x: LayoutBatch, c: Context) -> BoolColumn:
-    heads = np.maximum(c.model.num_attention_heads // x.tp, 1)
+def _padded(tp: IntColumn, c: Context) -> BoolColumn:
+    heads = np.maximum(c.model.num_attention_heads // tp, 1)
     return np.asarray((heads % LEAST_HEADS != 0) & (LEAST_HEADS % heads != 0))
 
 
@@ -93,7 +89,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         key="layers read what no stage hands on",
         field="pp",
         applies=lambda c: _reaches_across(c) != "",
-        broken=lambda x, c: x.pp > 1,
+        broken=lambda pp: pp > 1,
         rule=lambda x, c: (
             f"layers of {c.model.name} read {_reaches_across(c)}, which no trainer hands from one "
             f"stage of pp={x.pp} to the next"
@@ -105,9 +101,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="tp x cp does not divide the heads of a recurrent mixer",
         field="tp",
-        reads=frozenset({"tp", "cp"}),
         applies=_recurrent,
-        broken=_uneven,
+        broken=lambda tp, cp, c: ~divides(_heads(c), tp * cp),
         rule=lambda x, c: (
             f"tp={x.tp} x cp={x.cp} does not divide the {_heads(c)} groups of heads that recurrent "
             f"layers of {c.model.name} have"
@@ -118,11 +113,10 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="the trainer does not cut recurrent mixers",
         field="tp",
-        reads=frozenset({"tp", "cp"}),
         applies=lambda c: (
             _recurrent(c) and c.training.trainer not in _CUTTERS and not c.model.compresses
         ),
-        broken=lambda x, c: x.tp * x.cp > 1,
+        broken=lambda tp, cp: tp * cp > 1,
         rule="tp={x.tp}, cp={x.cp}: under {c.trainer.title} every rank runs recurrent layers whole",
         remedy="set tp and cp to 1, or training.trainer to megatron",
     ),
@@ -131,9 +125,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="compressed attention is not cut",
         field="tp",
-        reads=frozenset({"tp", "cp"}),
         applies=lambda c: c.model.compresses,
-        broken=lambda x, c: x.tp * x.cp > 1,
+        broken=lambda tp, cp: tp * cp > 1,
         rule="tp={x.tp}, cp={x.cp}: every rank runs {c.model.name}'s compressed attention whole",
         remedy="set tp and cp to 1",
     ),
@@ -153,9 +146,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="Megatron-Bridge cuts no hybrid model into chunks",
         field="virtual_stages",
-        reads=frozenset({"pp", "virtual_stages"}),
         applies=lambda c: is_hybrid(c.model) and builds_itself(c.release),
-        broken=lambda x, c: (x.pp > 1) & (x.virtual_stages > 1),
+        broken=lambda pp, virtual_stages: (pp > 1) & (virtual_stages > 1),
         rule="Megatron-Bridge gives each rank of hybrid models such as {c.model.name} one chunk, "
         "not {x.virtual_stages}",
         remedy="set virtual_stages to 1, or training.trainer to megatron",
@@ -164,9 +156,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="MiMo-V2-Flash under Megatron-Bridge",
         field="cp",
-        reads=frozenset({"tp", "cp"}),
         applies=lambda c: c.model.sliding_sinks and builds_itself(c.release),
-        broken=lambda x, c: (x.cp > 1) | (x.tp > min(c.kv_heads)),
+        broken=lambda cp, tp, c: (cp > 1) | (tp > min(c.kv_heads)),
         rule=lambda x, c: (
             f"tp={x.tp}, cp={x.cp}: Megatron-Bridge runs {c.model.name} without CP, on as many TP "
             f"ranks as it has groups of heads, {min(c.kv_heads)}"
@@ -178,7 +169,7 @@ MIXER_RULES: tuple[Rule, ...] = (
         key="gated DeltaNet under context parallelism came with a release",
         field="cp",
         applies=lambda c: "gated-delta" in c.model.mixers and under("megatron", before="0.18")(c),
-        broken=lambda x, c: x.cp > 1,
+        broken=lambda cp: cp > 1,
         rule="{c.trainer.title} {c.release.number} has no gated DeltaNet with cp={x.cp}",
         remedy="set cp to 1, or training.trainer_version to 0.18 or later",
     ),
@@ -186,9 +177,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="sparse attention over TP needs sequence parallelism",
         field="sequence_parallel",
-        reads=frozenset({"tp", "sequence_parallel"}),
         applies=_absorbs,
-        broken=lambda x, c: (x.tp > 1) & ~x.sequence_parallel,
+        broken=lambda tp, sequence_parallel: (tp > 1) & ~sequence_parallel,
         rule="{c.trainer.title} has sparse attention with tp={x.tp} only beside it",
         remedy="set sequence_parallel to true",
     ),
@@ -208,9 +198,8 @@ MIXER_RULES: tuple[Rule, ...] = (
     Rule(
         key="sparse attention gathers keys over CP",
         field="cp_method",
-        reads=frozenset({"cp", "cp_method"}),
         applies=_absorbs,
-        broken=lambda x, c: (x.cp > 1) & (x.cp_method != CP_METHODS.index("allgather")),
+        broken=lambda cp, cp_method: (cp > 1) & (cp_method != CP_METHODS.index("allgather")),
         rule="{c.trainer.title} has no sparse attention with cp_method {x.cp_method}",
         remedy="set cp_method to allgather, or cp to 1",
     ),

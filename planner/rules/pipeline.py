@@ -111,7 +111,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="more pipeline ranks than layers",
         field="pp",
-        broken=lambda x, c: x.pp > _most_stages(c),
+        broken=lambda pp, c: pp > _most_stages(c),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
     ),
@@ -132,7 +132,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="TorchTitan cannot pipeline the model",
         field="pp",
         applies=_cannot_pipeline,
-        broken=lambda x, c: x.pp > 1,
+        broken=lambda pp: pp > 1,
         rule=lambda x, c: (
             f"TorchTitan {line_of(c.release)}'s model for {c.model.name} has no pipelining_fn"
         ),
@@ -192,10 +192,9 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the schedule",
         field="pp_schedule",
-        reads=frozenset({"pp", "pp_schedule"}),
-        broken=lambda x, c: (
-            (x.pp > 1)
-            & ~schedule_is(x.pp_schedule, lambda schedule: schedule.name in c.trainer.schedules)
+        broken=lambda pp, pp_schedule, c: (
+            (pp > 1)
+            & ~schedule_is(pp_schedule, lambda schedule: schedule.name in c.trainer.schedules)
         ),
         rule="{c.trainer.name} has no schedule {x.pp_schedule}",
         remedy=lambda x, c: (
@@ -205,11 +204,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="interleaving over two ranks needs overlapped sends",
         field="virtual_stages",
-        reads=frozenset({"pp", "virtual_stages"}),
         # megatron/training/arguments.py: "to avoid having multiple p2p sends and recvs between same
         # 2 ranks per communication batch"
         applies=lambda c: _MEGATRON(c) and not c.training.overlap.pp,
-        broken=lambda x, c: (x.pp == 2) & (x.virtual_stages > 1),
+        broken=lambda pp, virtual_stages: (pp == 2) & (virtual_stages > 1),
         rule="{c.trainer.title} interleaves stages over pp=2 ranks only with overlapped sends "
         "(training.overlap.pp)",
         remedy="set virtual_stages to 1, pp above 2, or training.overlap.pp to true (without "
@@ -218,10 +216,9 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="zero bubble is a fork's",
         field="pp_schedule",
-        reads=frozenset({"pp", "pp_schedule"}),
         # an exact release is NVIDIA's own; a date or a free text may mean the fork
         applies=lambda c: _MEGATRON(c) and c.release.exact,
-        broken=lambda x, c: (x.pp > 1) & of_fork(x.pp_schedule),
+        broken=lambda pp, pp_schedule: (pp > 1) & of_fork(pp_schedule),
         rule=lambda x, c: (
             f"{x.pp_schedule} is in the fork {SCHEDULES[x.pp_schedule].fork}, not in "
             f"Megatron-LM {c.release.number}"
@@ -231,10 +228,11 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="zero bubble takes the trainer's own split",
         field="layers_per_stage",
-        reads=frozenset({"pp", "pp_schedule", "split"}),
         # Megatron got its layout string after the fork had branched off
         applies=_MEGATRON,
-        broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & of_fork(x.pp_schedule),
+        broken=lambda pp, split, pp_schedule: (
+            (pp > 1) & (split != TRAINER_SPLIT) & of_fork(pp_schedule)
+        ),
         rule="the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout",
         remedy="leave layers_per_stage out, or use 1F1B",
     ),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, IntColumn
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import Context, Rule, choices, in_set, under
 from planner.specs.kernel_families import kernel_family
@@ -75,29 +75,32 @@ def _quantised(c: Context) -> list[tuple[int, Recipe]]:
     return [(code, recipe) for code, recipe in recipes if recipe.low and recipe.name in usable]
 
 
-def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
-    tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
-    broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
-    present = set(np.unique(x.precision).tolist())
+def _unaligned_weights(
+    tp: IntColumn, etp: IntColumn, precision: IntColumn, c: Context
+) -> BoolColumn:
+    broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, precision.shape), dtype=np.bool_)
+    present = set(np.unique(precision).tolist())
     for code, recipe in _quantised(c):
         if code not in present:
             continue
         for kind, _ in c.model.distinct_layers():
             for op in products(c.model, kind):
                 if low_share(recipe, op, c.model) > 0:
-                    sides = local_shape(op, c.model, tp, etp)
+                    sides = local_shape(op, c.model, tp.astype(np.float64), etp.astype(np.float64))
                     off = [
                         (side == np.floor(side)) & (side % recipe.multiple != 0) for side in sides
                     ]
-                    broken |= (x.precision == code) & (off[0] | off[1])
+                    broken |= (precision == code) & (off[0] | off[1])
     return broken
 
 
-def _unaligned_tokens(x: LayoutBatch, c: Context) -> BoolColumn:
-    tokens = x.micro_batch_size * c.training.seq_len // x.cp
-    broken = np.zeros(np.broadcast_shapes(tokens.shape, x.precision.shape), dtype=np.bool_)
+def _unaligned_tokens(
+    precision: IntColumn, cp: IntColumn, micro_batch_size: IntColumn, c: Context
+) -> BoolColumn:
+    tokens = micro_batch_size * c.training.seq_len // cp
+    broken = np.zeros(np.broadcast_shapes(tokens.shape, precision.shape), dtype=np.bool_)
     for code, recipe in _quantised(c):
-        broken |= (x.precision == code) & (tokens % recipe.rows_multiple != 0)
+        broken |= (precision == code) & (tokens % recipe.rows_multiple != 0)
     return broken
 
 
@@ -125,22 +128,22 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the precision",
         field="precision",
-        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
+        broken=lambda precision, c: ~in_set(precision, PRECISIONS, trainer_precisions(c)),
         rule="{c.release_name} does not train {c.model.name} in {x.precision}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
         key="GPU lacks the precision",
         field="precision",
-        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
+        broken=lambda precision, c: ~in_set(precision, PRECISIONS, gpu_precisions(c)),
         rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
         key="GPU lacks fp32 matmuls",
         field="param_dtype",
-        broken=lambda x, c: (
-            (x.param_dtype == DTYPES.index("float32"))
+        broken=lambda param_dtype, c: (
+            (param_dtype == DTYPES.index("float32"))
             & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second))
         ),
         rule="{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 "
@@ -150,12 +153,10 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="fp32 parameters exclude low precision",
         field="precision",
-        reads=frozenset({"precision", "param_dtype"}),
         # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
         applies=_MEGATRON,
-        broken=lambda x, c: (
-            (x.param_dtype == DTYPES.index("float32"))
-            & (x.precision != PRECISIONS.names.index("bf16"))
+        broken=lambda param_dtype, precision: (
+            (param_dtype == DTYPES.index("float32")) & (precision != PRECISIONS.names.index("bf16"))
         ),
         rule="{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
         "do not",
@@ -165,14 +166,13 @@ PRECISION_RULES: tuple[Rule, ...] = (
         key="trainer keeps fp32 masters",
         field="master_dtype",
         applies=_MEGATRON,  # --main-params-dtype takes fp32 and fp16
-        broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
+        broken=lambda master_dtype: master_dtype != DTYPES.index("float32"),
         rule="{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}",
         remedy="set master_dtype to float32",
     ),
     Rule(
         key="low precision needs aligned weights",
         field="precision",
-        reads=frozenset({"precision", "tp", "etp"}),
         # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx,
         # nvfp4_mm_triton
         broken=_unaligned_weights,
@@ -185,7 +185,6 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="low precision needs aligned tokens",
         field="precision",
-        reads=frozenset({"precision", "cp", "micro_batch_size"}),
         broken=_unaligned_tokens,
         rule=lambda x, c: (
             f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}: "
@@ -197,10 +196,9 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="float8 tensorwise with TP lacks MLA",
         field="precision",
-        reads=frozenset({"precision", "tp"}),
         # torchtitan models/deepseek_v3/infra/parallelize.py
         applies=lambda c: _TITAN(c) and c.model.uses_mla,
-        broken=lambda x, c: (x.precision == TENSORWISE) & (x.tp > 1),
+        broken=lambda precision, tp: (precision == TENSORWISE) & (tp > 1),
         rule="{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
         "({c.model.name})",
         remedy="use float8-rowwise or bf16, or set tp to 1",
@@ -208,22 +206,18 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="mxfp8 with TP excludes compile",
         field="compile",
-        reads=frozenset({"precision", "tp", "compile"}),
         # torchtitan 0.2.2 components/quantization/mx.py; 0.3.0's has no such check
         applies=under("torchtitan", before="0.3"),
-        broken=lambda x, c: (x.precision == MXFP8) & (x.tp > 1) & x.compile,
+        broken=lambda precision, tp, compile: (precision == MXFP8) & (tp > 1) & compile,
         rule="{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
         remedy="set compile to false, tp to 1, or precision to float8-rowwise",
     ),
     Rule(
         key="float8 all-gather is tensorwise only",
         field="float8_all_gather",
-        reads=frozenset({"float8_all_gather", "precision"}),
         # megatron/training/arguments.py takes --fp8-param-gather with delayed scaling too
-        broken=lambda x, c: (
-            x.float8_all_gather
-            & (x.precision != TENSORWISE)
-            & ~((x.precision == DELAYED) & _MEGATRON(c))
+        broken=lambda float8_all_gather, precision, c: (
+            float8_all_gather & (precision != TENSORWISE) & ~((precision == DELAYED) & _MEGATRON(c))
         ),
         rule="float8_all_gather needs one scale a tensor, precision is {x.precision}",
         remedy="set precision to float8-tensorwise, or float8_all_gather to false",
@@ -231,32 +225,31 @@ PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="float8 all-gather needs dp_shard",
         field="float8_all_gather",
-        reads=frozenset({"float8_all_gather", "dp_shard"}),
         # torchtitan components/quantization/float8.py; Megatron's optimizer is cut over CP, too
         applies=lambda c: not _MEGATRON(c),
-        broken=lambda x, c: x.float8_all_gather & (x.dp_shard == 1),
+        broken=lambda float8_all_gather, dp_shard: float8_all_gather & (dp_shard == 1),
         rule="float8_all_gather gathers FSDP's shards, and dp_shard is 1",
         remedy="set float8_all_gather to false, or dp_shard to 2 or more",
     ),
     Rule(
         key="float8 all-gather needs the distributed optimizer",
         field="float8_all_gather",
-        reads=frozenset({"float8_all_gather", "zero_stage"}),
         # megatron/training/arguments.py: "--fp8-param-gather only supported with distributed
         # optimizer"
         applies=_MEGATRON,
-        broken=lambda x, c: x.float8_all_gather & (x.zero_stage == 0),
+        broken=lambda float8_all_gather, zero_stage: float8_all_gather & (zero_stage == 0),
         rule="float8_all_gather is the distributed optimizer's, which zero_stage=0 does without",
         remedy="set zero_stage to 1, or float8_all_gather to false",
     ),
     Rule(
         key="float8 all-gather beside offload is of delayed scaling",
         field="float8_all_gather",
-        reads=frozenset({"float8_all_gather", "cpu_offload", "precision"}),
         # megatron/training/arguments.py, core 0.14 to 0.20: "the optimizer cpu offload must be used
         # in conjunction with --fp8-recipe delayed"
         applies=_MEGATRON,
-        broken=lambda x, c: x.float8_all_gather & x.cpu_offload & (x.precision != DELAYED),
+        broken=lambda float8_all_gather, cpu_offload, precision: (
+            float8_all_gather & cpu_offload & (precision != DELAYED)
+        ),
         rule="{c.trainer.name} refuses float8_all_gather of {x.precision} with offload",
         remedy="set float8_all_gather or cpu_offload to false",
     ),

@@ -317,8 +317,8 @@ def test_precision_is_refused_on_a_gpu_without_kernels(
 def test_trainer_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row for the releases of one trainer, which a search obeys and an estimate explains."""
     rule = Rule(
-        key="TorchTitan 0.3 compiles", field="compile", reads=frozenset({"compile"}),
-        applies=under("torchtitan", since="0.3"), broken=lambda x, c: ~x.compile,
+        key="TorchTitan 0.3 compiles", field="compile", broken=lambda compile: ~compile,
+        applies=under("torchtitan", since="0.3"),
         rule=lambda x, c: "is off", remedy=lambda x, c: "switch it on",
     )  # fmt: skip
     monkeypatch.setattr(rules, "FEATURE_RULES", (*rules.FEATURE_RULES, rule))
