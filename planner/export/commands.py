@@ -179,3 +179,17 @@ def written_flags(settings: Mapping[str, object]) -> tuple[str, ...]:
             values = value if isinstance(value, list) else [] if value is True else [value]
             words += [spelled(name), *map(str, values)]
     return tuple(words)
+
+
+def plain_value(word: str) -> object:
+    """A word of a command line as the value it stands for."""
+    if word in ("True", "true", "False", "false"):
+        return word in ("True", "true")
+    if word in ("None", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word

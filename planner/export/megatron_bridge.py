@@ -14,7 +14,7 @@ from planner.columns import LayoutBatch
 from planner.cost.layer.quantisation import stored_low
 from planner.export.base import Draft, Export
 from planner.export.bridge_precision import MixedPrecision, mixed_precision
-from planner.export.commands import Launch
+from planner.export.commands import Launch, plain_value
 from planner.export.megatron import MUON
 from planner.export.megatron import write as write_core
 from planner.export.megatron_read import Words, exported_words
@@ -256,17 +256,8 @@ def arguments_of(given: Overrides) -> dict[str, list[str]]:
 def _value(words: object) -> object:
     """True for a flag, a number or a text for one value, else the list of them."""
     assert isinstance(words, list | tuple)
-    values = [_number(str(one)) for one in words]
+    values = [plain_value(str(one)) for one in words]
     return True if not values else values[0] if len(values) == 1 else values
-
-
-def _number(text: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _spelled(value: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, write_toml
-from planner.export.commands import EXPANDABLE, Launch
+from planner.export.commands import EXPANDABLE, Launch, plain_value
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -324,19 +324,3 @@ def titan_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
         elif name is not None:
             flags[name].append(word)
     return flags
-
-
-def plain_value(word: str) -> object:
-    """A word of a command line as the value it stands for."""
-    if word in ("True", "true", "False", "false"):
-        return word in ("True", "true")
-    if word in ("None", "null"):
-        return None
-    try:
-        return int(word)
-    except ValueError:
-        pass
-    try:
-        return float(word)
-    except ValueError:
-        return word

@@ -6,11 +6,6 @@ MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
 Values = dict[str, object]
 
 
-def pairs(text: str) -> dict[str, str]:
-    """Names of a text of words such as "theirs=ours"."""
-    return dict(word.split("=") for word in text.split())
-
-
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 

@@ -8,9 +8,9 @@ from functools import cache
 from planner.catalog.files import document, parsed, text_of
 
 Keys = Mapping[str, object]
-
-_TYPES: Mapping[str, Mapping[str, str]] = document("huggingface", "types")
-SAME_NETWORK, TEXT_PARTS = _TYPES["same_network"], _TYPES["text_parts"]
+NAMES = document("huggingface", "names")  # types without a row, and keys; its comments say how
+SAME_NETWORK: Mapping[str, str] = NAMES["same_network"]
+TEXT_PARTS: Mapping[str, str] = NAMES["text_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

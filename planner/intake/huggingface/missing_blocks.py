@@ -1,21 +1,20 @@
 """Blocks of published models that we have no operations for; a message refuses them by name.
 
-Source: planner/catalog/huggingface/types.yaml.
+Source: planner/catalog/huggingface/names.yaml.
 """
 
 from collections.abc import Mapping, Sequence
 
-from planner.catalog.files import document
 from planner.errors import SpecError, fault
+from planner.intake.huggingface.families import NAMES
 
 REMEDY = (
     "give the shapes of a transformer of softmax attention and MLP or expert layers inline, "
     "without model_type, where a rough bound will do"
 )
 
-_TYPES = document("huggingface", "types")
 NO_OPERATIONS, NAMED = (
-    {name: block for block, names in _TYPES[section].items() for name in names}
+    {name: block for block, names in NAMES[section].items() for name in names}
     for section in ("refused", "named")
 )
 """Model type, or name of a published model, -> the block that we have no operations for."""
@@ -59,7 +58,7 @@ def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
     if "mixers" in raw:
         return
     model_type = raw.get("model_type")
-    for key, (block, types) in _TYPES["keys"].items():
+    for key, (block, types) in NAMES["blocks"].items():
         if raw.get(key) and model_type not in types:
             raise missing(prefix, key, raw[key], f"{block}{_share(raw)}")
 

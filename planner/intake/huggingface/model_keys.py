@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import StrictBool
 
 from planner.errors import Fault
-from planner.intake.huggingface.dialect import pairs, words
+from planner.intake.huggingface.families import NAMES
 from planner.specs.model import ModelSpec, Size
 from planner.specs.network import Count, Number, Weight
 from planner.specs.validation import Name
@@ -82,40 +82,8 @@ LAYER_LISTS = frozenset({
     *(name for name, hint in _HINTS.items() if get_origin(hint) is tuple), "layer_types",
     "mlp_only_layers", "no_rope_layers",
 }) - {"sliding_mask"}  # fmt: skip
-ALIASES = pairs(
-    "n_embd=hidden_size n_embed=hidden_size d_model=hidden_size n_layer=num_hidden_layers "
-    "n_layers=num_hidden_layers n_head=num_attention_heads n_heads=num_attention_heads "
-    "n_inner=intermediate_size ffn_dim=intermediate_size n_positions=max_position_embeddings "
-    "n_ctx=max_position_embeddings max_seq_len=max_position_embeddings "
-    "n_routed_experts=num_experts num_local_experts=num_experts "
-    "num_shared_experts=n_shared_experts experts_per_token=num_experts_per_tok "
-    "moe_topk=num_experts_per_tok activation_function=hidden_act hidden_activation=hidden_act "
-    "use_parallel_residual=parallel_residual rms_norm_eps=norm_eps layer_norm_eps=norm_eps "
-    "layer_norm_epsilon=norm_eps norm_epsilon=norm_eps layernorm_epsilon=norm_eps "
-    "rotary_emb_base=rope_theta rotary_pct=partial_rotary_factor "
-    "aux_loss_alpha=router_aux_loss_coef logit_scale=logits_multiplier "
-    "_sliding_window_pattern=sliding_window_pattern"
-)
-# Keys of config.json that change nothing in the network; an inline mapping may have them too.
-WITHOUT_BEARING = words(
-    "_name_or_path architectures auto_map bos_token_id cache_implementation dtype eos_token_id "
-    "ep_size initializer_range output_router_logits pad_token_id pretraining_tp qk_head_dim "
-    "quantization_config rope_interleave torch_dtype transformers_version use_cache"
-)
-# The same, but only a config.json may have them. `unread_keys` lists every other unknown key of a
-# config.json.
-_OF_A_FILE = words(
-    "_attn_implementation attention_softmax_in_fp32 attn_config.attn_impl attn_implementation "
-    "chunk_size_feed_forward embedding_fraction for_llm_compressor gradient_checkpointing "
-    "id2label init_config init_device initial_context_length initializer_factor is_decoder "
-    "label2id language learned_pos_emb masked_softmax_fusion mlp_type model_name norm_type "
-    "num_labels offset_alibi output_attentions output_hidden_states problem_type return_dict "
-    "sep_token_id seq_length skip_bias_add skip_bias_add_qkv sliding_window_size slow_but_exact "
-    "summary_activation summary_first_dropout summary_proj_to_logits summary_type "
-    "summary_use_proj task_specific_params text_config tokenizer_class tokenizer_name torchscript "
-    "unk_token_id verbose vision_config"
-)
-
+ALIASES: Mapping[str, str] = NAMES["aliases"]
+WITHOUT_BEARING, _OF_A_FILE = (frozenset(NAMES[one]) for one in ("without_bearing", "of_a_file"))
 _OF_ATTENTION = frozenset({"alibi", "clip_qkv", "rope_theta"})
 
 CANONICAL = frozenset({

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pydantic import ValidationError
 
 from planner.errors import Fault
-from planner.intake.huggingface.dialect import pairs, words
-from planner.intake.huggingface.families import Family
+from planner.intake.huggingface.dialect import words
+from planner.intake.huggingface.families import NAMES, Family
 from planner.specs.network import NETWORK_FIELDS, RopeScaling
 
 Values = Mapping[str, object]
@@ -23,11 +23,7 @@ _DROPOUTS = (
     "embedding_dropout",
 )
 
-ACTIVATIONS: Mapping[str, str] = pairs(
-    "silu=silu swish=silu swiglu=silu gelu=gelu geglu=gelu gelu_tanh=gelu_tanh gelu_new=gelu_tanh "
-    "gelu_fast=gelu_tanh gelu_pytorch_tanh=gelu_tanh relu=relu relu2=relu2 xielu=xielu "
-    "squared-relu=relu2 squared_relu=relu2"
-)
+ACTIVATIONS: Mapping[str, str] = NAMES["activations"]
 _MOE_ONLY = words(
     "scoring_func norm_topk_prob routed_scaling_factor topk_method router_aux_loss_coef "
     "router_z_loss_coef seq_aux router_jitter_noise moe_apply_router_weight_on_input"
