@@ -4,8 +4,8 @@ from benchmarks.weight import ROOMS, weigh
 
 # Lower a ceiling in the commit that makes room. A feature that needs more takes lines out first.
 CEILINGS = {
-    "lines": 92_520,
-    "code lines": 64_888,
+    "lines": 90_951,
+    "code lines": 63_406,
     "files over 400 lines": 8,
     "classes over 250 lines": 0,
     "p95 of function lines": 31,
